@@ -1,0 +1,1 @@
+"""kvsm: an event-sourced state machine for KV-cache offload, with formal checking."""

@@ -1,0 +1,65 @@
+"""Every error that kvsm raises on purpose. All of them derive from `KvsmError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class KvsmError(Exception):
+    """Base of all errors of this package."""
+
+
+class IllegalTransition(KvsmError):
+    """A trigger that the machine's table does not allow where it arrived. Nothing has changed.
+
+    Attributes: `machine` (its name), `ids` (those concerned), `state` (of the first of them, with its
+    counters), `trigger`, `seq` (number of the event that carried it).
+    """
+
+    def __init__(self, machine: str, ids: Sequence[int | str], state: str, trigger: str, seq: int) -> None:
+        self.machine, self.ids, self.state, self.trigger, self.seq = machine, tuple(ids), state, trigger, seq
+        named = ", ".join(str(one) for one in self.ids[:8]) + (", ..." if len(self.ids) > 8 else "")
+        super().__init__(f"event {seq}: {machine} {named}: {trigger} is illegal in {state}")
+
+
+class InvalidEvent(KvsmError):
+    """An event that contradicts the ledger it is applied to. Nothing has changed."""
+
+    def __init__(self, seq: int, reason: str) -> None:
+        self.seq, self.reason = seq, reason
+        super().__init__(f"event {seq}: {reason}")
+
+
+class ConfigError(KvsmError, ValueError):
+    """A configuration that cannot work; the message names the field, the value and the bound."""
+
+
+class LimitReached(KvsmError):
+    """A named limit (live transfers, pins of a block, ...) refuses one more. Nothing has changed."""
+
+
+class LogError(KvsmError):
+    """A log that cannot be read or written; the message names file, offset and event where it can."""
+
+
+class LogDamaged(LogError):
+    """Bytes of a log are not what was written: names file, byte offset and the first event lost.
+
+    Attributes: `path` (str), `offset` (bytes from the start of the file), `seq` (first event not readable).
+    """
+
+    def __init__(self, path: str, offset: int, seq: int, reason: str) -> None:
+        self.path, self.offset, self.seq, self.reason = path, offset, seq, reason
+        super().__init__(f"{path}: damaged at byte {offset}, event {seq}: {reason}")
+
+
+class LogWriteFailed(LogError):
+    """The log could not be written (disk full, I/O error), and the embedder chose to stop."""
+
+
+class Poisoned(KvsmError):
+    """An earlier failure left this offloader without a trustworthy log; make a new one."""
+
+
+class TransferFailed(KvsmError):
+    """A copy engine refuses a transfer before anything ran: an id out of range, or used twice."""

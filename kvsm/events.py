@@ -1,0 +1,287 @@
+"""The events: every way in which the state of the offload core can change, as typed records.
+
+An `OffloadingEvent` is one record of the log: its number (`seq`, from 1, without gaps), the engine step
+and the wall time at which it was decided (`wall_ns`, data only: nothing decides by it), and the fields of
+its kind. Each kind is a class below. `Ledger.apply` gives it its meaning; `TRIGGERS` says which trigger
+it pulls on which machine.
+
+On disk an event is a msgpack array `[tag, seq, step, wall_ns, *fields]`. Fields are only ever added at
+the end, with a default, so that an older record of the same `SCHEMA_VERSION` always reads.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import msgspec
+
+from kvsm.errors import ConfigError
+from kvsm.ids import Id, Ids
+from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrigger
+from kvsm.states.block import BLOCK
+from kvsm.states.transfer import TRANSFER
+
+SCHEMA_VERSION = 1
+
+
+class Direction(IntEnum):
+    """Which way a transfer copies. STORE: device to host. LOAD: host to device."""
+
+    STORE = 0
+    LOAD = 1
+
+
+class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What the core must know before its first event; written into the log.
+
+    host_blocks: slots of the host pool. device_blocks: blocks of the device pool, so that a lease has a
+    place. block_bytes: bytes of one block on one worker (for accounting). workers: ranks that must report
+    each transfer. policy: `lru`, `arc`, `s3fifo`, `slru`, or `package.module:Class`. max_live_transfers:
+    planned or in flight at once. defer_ticks: how long a match may wait for a block in flight; 0 never
+    waits, and the block is computed again.
+    """
+
+    host_blocks: int
+    device_blocks: int
+    block_bytes: int = 0
+    workers: int = 1
+    policy: str = "lru"
+    max_live_transfers: int = 1024
+    defer_ticks: int = 64
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("host_blocks", 1, 1 << 31),
+            ("device_blocks", 1, 1 << 31),
+            ("block_bytes", 0, 1 << 40),
+            ("workers", 1, TRANSFER.counters[0].limit),
+            ("max_live_transfers", 1, BLOCK.counters[0].limit),
+            ("defer_ticks", 0, 1 << 31),
+        ):
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Base of all kinds. seq: event number. step: engine step. wall_ns: Unix time in nanoseconds."""
+
+    seq: Id
+    step: Id
+    wall_ns: Id
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+
+class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
+    """First event of a life of the core: an empty pool under this configuration."""
+
+    config: OffloadConfig
+    machines: str
+    """Digest of the machine tables that wrote the log."""
+    schema: int = SCHEMA_VERSION
+
+
+class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):
+    request: str
+
+
+class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=3):
+    """The engine took its device blocks. Its pins are released; its copies in flight keep their leases."""
+
+    request: str
+
+
+class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=4):
+    """Finished or aborted. It is RELEASED in this very event, or by the end of its last live transfer."""
+
+    request: str
+    aborted: bool = False
+
+
+class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
+    """The host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
+
+    missed: the first key that was not readable (None: all were).
+    """
+
+    request: str
+    slots: Ids
+    missed: bytes | None = None
+
+
+class HitReleased(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=6):
+    """The request gives back all its hit pins without loading."""
+
+    request: str
+
+
+class RequestDeferred(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=7):
+    """The next block it needs is touched by `transfer`; it waits for its end, or until tick `until`."""
+
+    request: str
+    transfer: Id
+    until: Id
+
+
+class KeysRecalled(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=8):
+    """Keys offered for a store that the eviction policy remembers evicting (ghost hits)."""
+
+    keys: tuple[bytes, ...]
+
+
+class BlocksEvicted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=9):
+    """The policy's choice: `slots` go, to make room for the store `transfer` (which is the next event that
+    plans one); `moved` only change place in the eviction order."""
+
+    slots: Ids
+    moved: Ids
+    transfer: Id
+
+
+class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=10):
+    """A transfer will copy device_blocks[i] to slots[i], which will then hold keys[i].
+
+    A plan's event number is the transfer's id and the generation of the blocks that it allocates: one
+    number, never reused, names all three.
+    """
+
+    request: str
+    keys: tuple[bytes, ...]
+    slots: Ids
+    device_blocks: Ids
+
+
+class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=11):
+    """Offered blocks that were not stored, and why (`SkipReason`); the engine may offer them again."""
+
+    request: str
+    keys: tuple[bytes, ...]
+    reason: str
+
+
+class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=12):
+    """A transfer will copy slots[i] to device_blocks[i]: the first pins of the request's match.
+
+    The event number is the transfer's id. Pins beyond those loaded are released. A pinned block that was
+    invalidated since the match is not readable any more: the plan is then empty, `voided` is true, and
+    the request is told that its load failed.
+    """
+
+    request: str
+    slots: Ids
+    device_blocks: Ids
+    voided: bool = False
+
+
+class TransfersSubmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=13):
+    """These plans leave for the workers; from here on their memory may be touched at any time."""
+
+    transfers: tuple[Id, ...]
+
+
+class TransferCancelled(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=14):
+    """The plan never left for the workers."""
+
+    transfer: Id
+
+
+class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=15):
+    """Worker `worker` is done with its shard. The last worker's report ends the transfer in this event:
+    a good store is published, a failed one gives its slots back, a failed load voids what it read."""
+
+    transfer: Id
+    worker: Id
+    good: bool
+
+
+class ReportRejected(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=16):
+    """A report that changes nothing, and why (`RejectReason`)."""
+
+    transfer: int
+    worker: int
+    good: bool
+    reason: str
+
+
+class TransferLost(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=17):
+    """A worker will never report. The memory it may still touch is retired."""
+
+    transfer: Id
+
+
+class BlocksTouched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=18):
+    """Used again without a load (the device had them too): they move in the eviction order."""
+
+    slots: Ids
+
+
+class FlushRequested(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=19):
+    """The engine is about to reuse memory, or to stop stepping: workers wait for these transfers."""
+
+    transfers: tuple[Id, ...]
+
+
+class CacheReset(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=20):
+    """Nothing stored before this event may match after it. Plans are cancelled, copies abandoned."""
+
+    epoch: Id
+
+
+class StepEnded(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=21):
+    """An engine step in which something was decided is over."""
+
+
+class Ticked(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=22):
+    """The host's count of time, for the bounds of waits; `tick` counts from 1 without gaps."""
+
+    tick: Id
+
+
+class SkipReason:
+    """Why an offered block was not stored."""
+
+    POOL_FULL = "pool full"
+    KEY_IN_FLIGHT = "key in flight"
+    DEVICE_BLOCK_IN_FLIGHT = "device block in flight"
+    TOO_MANY_TRANSFERS = "too many live transfers"
+
+
+class RejectReason:
+    """Why a report changed nothing."""
+
+    UNKNOWN = "no such transfer was planned"
+    STALE = "no live transfer has this id"
+    NOT_SUBMITTED = "transfer was not submitted"
+    DUPLICATE = "worker has reported before"
+    WORKER = "no such worker"
+    DIRECTION = "transfer goes the other way"
+
+
+KINDS: tuple[type[OffloadingEvent], ...] = (
+    LogOpened,
+    RequestArrived,
+    RequestPreempted,
+    RequestFinished,
+    HitMatched,
+    HitReleased,
+    RequestDeferred,
+    KeysRecalled,
+    BlocksEvicted,
+    StorePlanned,
+    StoreSkipped,
+    LoadPlanned,
+    TransfersSubmitted,
+    TransferCancelled,
+    WorkerReported,
+    ReportRejected,
+    TransferLost,
+    BlocksTouched,
+    FlushRequested,
+    CacheReset,
+    StepEnded,
+    Ticked,
+)

@@ -1,0 +1,570 @@
+"""The ledger: all state of the offload core, and the one function that changes it.
+
+`Ledger.apply(event)` is a fold. It checks the whole event first and raises, with nothing changed, if the
+event is illegal; then it changes everything that the event means. No other code writes to a ledger, no
+decision is made here, and no clock is read: so `fold(log) == live state` by construction (S10).
+
+The life of one block, from allocate to evict, reads from top to bottom:
+
+1. `_store_planned`   a free slot is ALLOCATED, its key enters the index (not yet readable), and the
+                      device block is leased for reading;
+2. `_submitted`       STORING: from here on a copy may touch the slot;
+3. `_reported`        the last worker's report ends the transfer: STORED and readable, in the eviction
+                      order, the lease returned;
+4. `_matched`         a match pins it; it leaves the eviction order;
+5. `_load_planned`    the pin becomes a reader: LOADING, the target device block leased for writing;
+6. `_reported`        the last reader leaves: STORED again, youngest in the eviction order;
+7. `_evicted`         the policy chose it: its key leaves the index, its slot is free again.
+
+What holds a block: the index (key -> slot) names every block that is ALLOCATED, STORING, STORED or
+LOADING, and the block's state says whether it can be read. An idle slot stands in exactly one list: the
+free queue (FREE, EVICTED) or the policy's order (STORED without pin or copy).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm import events as ev
+from kvsm.errors import InvalidEvent
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.ids import NO_IDS, IdArray, unpack
+from kvsm.policies import Choice, make_policy
+from kvsm.policies.slot_queue import SlotQueue
+from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState, BlockTrigger
+from kvsm.states.lease import LEASE_WORDS, LeaseTrigger
+from kvsm.states.request import REQUEST_WORDS, RequestState, RequestTrigger
+from kvsm.states.transfer import TRANSFER_WORDS, TransferState, TransferTrigger
+from kvsm.states.words import STATE_MASK, StateWords, Words
+
+_FIRST_INDEXED, _LAST_INDEXED = int(BlockState.ALLOCATED), int(BlockState.LOADING)
+_FIRST_READABLE, _LAST_READABLE = int(BlockState.STORED), int(BlockState.LOADING)
+_EVICTED_WORD = int(BlockState.EVICTED)
+_Item = TypeVar("_Item")
+
+
+class Transfer:
+    """A live transfer. What it binds (direction, slots, device blocks, keys) never changes."""
+
+    __slots__ = ("device_blocks", "direction", "epoch", "flush", "id", "keys", "reported", "request", "slots", "word")
+
+    def __init__(
+        self,
+        id: int,
+        direction: Direction,
+        request: str,
+        slots: IdArray,
+        device_blocks: IdArray,
+        keys: tuple[bytes, ...],
+        word: int,
+        epoch: int,
+    ) -> None:
+        self.id, self.direction, self.request = id, direction, request
+        self.slots, self.device_blocks, self.keys = slots, device_blocks, keys
+        self.word, self.epoch = word, epoch
+        self.reported = 0
+        """Bit w is set when worker w has reported."""
+        self.flush = False
+
+    @property
+    def state(self) -> TransferState:
+        return TransferState(self.word & STATE_MASK)
+
+
+class Request:
+    """What the ledger knows of a request until its last transfer has ended."""
+
+    __slots__ = ("awaits", "name", "patience", "pinned_at", "pins", "word")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.word = name, 0
+        self.pins: IdArray = NO_IDS
+        """Slots that its match pinned, in prefix order; those invalidated since are void."""
+        self.pinned_at = 0
+        """Number of the event that pinned them: a slot allocated later is another block."""
+        self.awaits = 0
+        """Transfer that it is DEFERRED for."""
+        self.patience = -1
+        """Tick after which it waits no more; -1 until it first waits."""
+
+    @property
+    def state(self) -> RequestState:
+        return RequestState(self.word & STATE_MASK)
+
+
+class CacheListener(Protocol):
+    """Hears, in order, how the set of readable keys changes. It must not touch the ledger."""
+
+    def stored(self, keys: Sequence[bytes]) -> None: ...
+
+    def removed(self, keys: Sequence[bytes]) -> None: ...
+
+    def cleared(self) -> None: ...
+
+
+class Ledger:
+    """State under one configuration, empty at first. Read anything; change it by `apply` alone."""
+
+    def __init__(self, config: OffloadConfig, listener: CacheListener | None = None) -> None:
+        self.config, self.listener = config, listener
+        self.seq = self.step = self.tick = self.epoch = 0
+        slots = config.host_blocks
+        self.blocks = StateWords(BLOCK_WORDS, slots)
+        self.leases = StateWords(LEASE_WORDS, config.device_blocks)
+        self.generation = array("q", bytes(8 * slots))
+        self.generation_view: NDArray[np.int64] = np.frombuffer(self.generation, dtype=np.int64)
+        self.key_of: list[bytes] = [b""] * slots
+        """Key of the last life of each slot; current while the index names the slot."""
+        self.index: dict[bytes, int] = {}
+        self.free = SlotQueue(slots)
+        self.free.append(np.arange(slots))
+        self.policy = make_policy(config.policy, slots)
+        self.transfers: dict[int, Transfer] = {}
+        self.requests: dict[str, Request] = {}
+        self.deferred: dict[str, Request] = {}
+        self._handlers: dict[type[OffloadingEvent], Callable[[Any], Transfer | None]] = {
+            ev.LogOpened: self._opened,
+            ev.RequestArrived: self._arrived,
+            ev.RequestPreempted: self._preempted,
+            ev.RequestFinished: self._finished,
+            ev.HitMatched: self._matched,
+            ev.HitReleased: self._released,
+            ev.RequestDeferred: self._deferred,
+            ev.KeysRecalled: self._recalled,
+            ev.BlocksEvicted: self._evicted,
+            ev.StorePlanned: self._store_planned,
+            ev.StoreSkipped: self._noted,
+            ev.LoadPlanned: self._load_planned,
+            ev.TransfersSubmitted: self._submitted,
+            ev.TransferCancelled: self._cancelled,
+            ev.WorkerReported: self._reported,
+            ev.ReportRejected: self._noted,
+            ev.TransferLost: self._lost,
+            ev.BlocksTouched: self._touched,
+            ev.FlushRequested: self._flush_requested,
+            ev.CacheReset: self._reset,
+            ev.StepEnded: self._noted,
+            ev.Ticked: self._ticked,
+        }
+
+    def apply(self, event: OffloadingEvent) -> Transfer | None:
+        """Fold one event. Returns the transfer that it ended, if it did.
+
+        Raises `IllegalTransition` or `InvalidEvent`, with nothing changed, if the event cannot follow.
+        """
+        if event.seq != self.seq + 1:
+            raise InvalidEvent(event.seq, f"expected event {self.seq + 1}")
+        ended = self._handlers[type(event)](event)
+        self.seq = event.seq
+        self.step = event.step
+        return ended
+
+    # Questions.
+
+    def readable(self, slot: int) -> bool:
+        return _FIRST_READABLE <= self.blocks.words[slot] & STATE_MASK <= _LAST_READABLE
+
+    def live_pins(self, request: Request) -> IdArray:
+        """The pins that still hold: same life of the slot, and not invalidated since."""
+        pins, since = request.pins, request.pinned_at
+        if type(pins) is tuple:
+            words, generation = self.blocks.words, self.generation
+            return tuple(
+                [
+                    slot
+                    for slot in pins
+                    if generation[slot] <= since
+                    and _FIRST_READABLE <= words[slot] & STATE_MASK <= _LAST_READABLE
+                ]
+            )
+        states = self.blocks.view[pins] & STATE_MASK
+        live = (states >= _FIRST_READABLE) & (states <= _LAST_READABLE)
+        live &= self.generation_view[pins] <= since
+        return pins if live.all() else cast(NDArray[np.int64], pins)[live]
+
+    def draining(self) -> bool:
+        """Whether copies that a reset abandoned are still under way."""
+        return any(transfer.state is TransferState.ABANDONED for transfer in self.transfers.values())
+
+    # Requests.
+
+    def _opened(self, event: ev.LogOpened) -> None:
+        if self.seq != 0 or event.config != self.config:
+            raise InvalidEvent(event.seq, "the log opens once, and with this ledger's configuration")
+
+    def _arrived(self, event: ev.RequestArrived) -> None:
+        if event.request in self.requests:
+            raise InvalidEvent(event.seq, f"request {event.request} has arrived before")
+        self.requests[event.request] = Request(event.request)
+
+    def _preempted(self, event: ev.RequestPreempted) -> None:
+        self._leave(self._request(event.seq, event.request), RequestTrigger.PREEMPT, event.seq)
+
+    def _finished(self, event: ev.RequestFinished) -> None:
+        self._leave(self._request(event.seq, event.request), RequestTrigger.FINISH, event.seq)
+
+    def _leave(self, request: Request, trigger: RequestTrigger, seq: int) -> None:
+        word = REQUEST_WORDS.step(request.word, trigger, request.name, seq)
+        self._unpin(request, self.live_pins(request), seq)
+        request.patience = -1
+        self._settle(request, word)
+
+    def _matched(self, event: ev.HitMatched) -> None:
+        request = self._request(event.seq, event.request)
+        slots = unpack(event.slots)
+        trigger = RequestTrigger.HIT if len(slots) else RequestTrigger.MISS
+        word = REQUEST_WORDS.step(request.word, trigger, request.name, event.seq)
+        if len(slots):
+            old, new = self.blocks.check(slots, BlockTrigger.PIN, event.seq)
+            self.blocks.commit(slots, new)
+            self._busy(slots, old)
+            request.pins, request.pinned_at = slots, event.seq
+        request.word = word
+
+    def _released(self, event: ev.HitReleased) -> None:
+        request = self._request(event.seq, event.request)
+        word = REQUEST_WORDS.step(request.word, RequestTrigger.UNMATCH, request.name, event.seq)
+        self._unpin(request, self.live_pins(request), event.seq)
+        request.word = word
+
+    def _deferred(self, event: ev.RequestDeferred) -> None:
+        request = self._request(event.seq, event.request)
+        self._transfer(event.seq, event.transfer)
+        request.word = REQUEST_WORDS.step(request.word, RequestTrigger.DEFER, request.name, event.seq)
+        request.awaits, request.patience = event.transfer, event.until
+        self.deferred[request.name] = request
+
+    def _ticked(self, event: ev.Ticked) -> None:
+        if event.tick != self.tick + 1:
+            raise InvalidEvent(event.seq, f"tick {event.tick} cannot follow tick {self.tick}")
+        self.tick = event.tick
+        self._wake(event.seq, [request for request in self.deferred.values() if request.patience <= event.tick])
+
+    # Stores.
+
+    def _recalled(self, event: ev.KeysRecalled) -> None:
+        self.policy.recalled(event.keys)
+
+    def _evicted(self, event: ev.BlocksEvicted) -> None:
+        victims = unpack(event.slots)
+        _, new = self.blocks.check(victims, BlockTrigger.EVICT, event.seq)
+        self.blocks.commit(victims, new)
+        keys = self._unindex(victims)
+        self.policy.evicted(Choice(victims, unpack(event.moved)), keys)
+        self.free.append(victims)
+        if self.listener is not None:
+            self.listener.removed(keys)
+
+    def _store_planned(self, event: ev.StorePlanned) -> None:
+        seq, slots, device_blocks, keys = event.seq, unpack(event.slots), unpack(event.device_blocks), event.keys
+        request = self._request(seq, event.request)
+        self._paired(seq, len(keys), slots, device_blocks)
+        word = REQUEST_WORDS.step(request.word, RequestTrigger.BEGIN_STORE, request.name, seq)
+        _, new = self.blocks.check(slots, BlockTrigger.ALLOCATE, seq)
+        _, leased = self.leases.check(device_blocks, LeaseTrigger.BEGIN_READ, seq)
+        index = self.index
+        if not index.keys().isdisjoint(keys) or (len(keys) > 1 and len(set(keys)) != len(keys)):
+            raise InvalidEvent(seq, "a planned key has a block already, or stands twice in the plan")
+        self.blocks.commit(slots, new)
+        self.leases.commit(device_blocks, leased)
+        self.free.remove(slots)
+        key_of = self.key_of
+        if type(slots) is tuple:
+            for slot, key in zip(slots, keys, strict=True):
+                self.generation[slot] = seq
+                key_of[slot] = key
+                index[key] = slot
+        else:
+            self.generation_view[slots] = seq
+            numbers = cast(NDArray[np.int64], slots).tolist()
+            for slot, key in zip(numbers, keys, strict=True):
+                key_of[slot] = key
+            index.update(zip(keys, numbers, strict=True))
+        request.word = word
+        self._plan(seq, Direction.STORE, request, slots, device_blocks, keys)
+
+    # Loads.
+
+    def _load_planned(self, event: ev.LoadPlanned) -> None:
+        seq, slots, device_blocks = event.seq, unpack(event.slots), unpack(event.device_blocks)
+        request = self._request(seq, event.request)
+        word = REQUEST_WORDS.step(request.word, RequestTrigger.BEGIN_LOAD, request.name, seq)
+        live = self.live_pins(request)
+        if event.voided:
+            if len(live) == len(request.pins) or len(slots):
+                raise InvalidEvent(seq, "no pin of this request was voided")
+            self._unpin(request, live, seq)
+            request.word = REQUEST_WORDS.step(word, RequestTrigger.END_LOAD, request.name, seq)
+            return
+        loaded = len(slots)
+        if not _same(slots, request.pins[:loaded]) or not _same(slots, live[:loaded]):
+            raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
+        self._paired(seq, loaded, slots, device_blocks)
+        _, new = self.blocks.check(slots, BlockTrigger.BEGIN_LOAD, seq)
+        _, leased = self.leases.check(device_blocks, LeaseTrigger.BEGIN_WRITE, seq)
+        self.blocks.commit(slots, new)
+        self.leases.commit(device_blocks, leased)
+        self._unpin(request, live[loaded:], seq)
+        request.word = word
+        self._plan(seq, Direction.LOAD, request, slots, device_blocks, ())
+
+    # Transfers.
+
+    def _plan(
+        self,
+        seq: int,
+        direction: Direction,
+        request: Request,
+        slots: IdArray,
+        device_blocks: IdArray,
+        keys: tuple[bytes, ...],
+    ) -> None:
+        word = TRANSFER_WORDS.encode(TransferState.PLANNED, (self.config.workers,))
+        self.transfers[seq] = Transfer(
+            seq, direction, request.name, slots, device_blocks, keys, word, self.epoch
+        )
+
+    def _submitted(self, event: ev.TransfersSubmitted) -> None:
+        seq = event.seq
+        transfers = self._distinct_transfers(seq, event.transfers)
+        words = [TRANSFER_WORDS.step(one.word, TransferTrigger.SUBMIT, one.id, seq) for one in transfers]
+        # A planned store's slots are ALLOCATED and its own, so that the next step cannot be refused.
+        for transfer, word in zip(transfers, words, strict=True):
+            transfer.word = word
+            if transfer.direction is Direction.STORE:
+                _, new = self.blocks.check(transfer.slots, BlockTrigger.SUBMIT_STORE, seq)
+                self.blocks.commit(transfer.slots, new)
+
+    def _reported(self, event: ev.WorkerReported) -> Transfer | None:
+        seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
+        bit = 1 << event.worker
+        if event.worker >= self.config.workers or transfer.reported & bit:
+            raise InvalidEvent(seq, f"worker {event.worker} cannot report transfer {transfer.id} (again)")
+        trigger = TransferTrigger.REPORT_GOOD if event.good else TransferTrigger.REPORT_BAD
+        transfer.word = TRANSFER_WORDS.step(transfer.word, trigger, transfer.id, seq)
+        transfer.reported |= bit
+        state = transfer.word & STATE_MASK
+        if state == TransferState.SUBMITTED or state == TransferState.ABANDONED:
+            return None
+        self._end_copies(transfer, state == TransferState.COMPLETED, seq)
+        if state == TransferState.FAILED and transfer.direction is Direction.LOAD:
+            self._invalidate(transfer.slots, seq)
+        self._end(transfer, seq)
+        return transfer
+
+    def _end_copies(self, transfer: Transfer, good: bool, seq: int) -> None:
+        """The transfer touches its slots no more. The table decides what each of them becomes."""
+        slots = transfer.slots
+        trigger = BlockTrigger.END_COPY_GOOD if good else BlockTrigger.END_COPY_BAD
+        old, new = self.blocks.check(slots, trigger, seq)
+        self.blocks.commit(slots, new)
+        if transfer.direction is Direction.LOAD:
+            self.policy.idle(_pick(slots, new, IDLE))
+        elif good:
+            self.policy.admitted(slots, transfer.keys)
+            if self.listener is not None:
+                self.listener.stored(transfer.keys)
+        elif transfer.word & STATE_MASK == TransferState.FAILED:
+            self._unindex(slots)
+        freed = _pick(slots, new, _EVICTED_WORD)
+        if len(freed):
+            self.free.append(freed)
+
+    def _end(self, transfer: Transfer, seq: int) -> None:
+        """The transfer is over: its leases, its request's count of it, and who waited for it."""
+        store = transfer.direction is Direction.STORE
+        lease = LeaseTrigger.END_READ if store else LeaseTrigger.END_WRITE
+        _, returned = self.leases.check(transfer.device_blocks, lease, seq)
+        self.leases.commit(transfer.device_blocks, returned)
+        self._close(transfer, seq)
+
+    def _close(self, transfer: Transfer, seq: int) -> None:
+        del self.transfers[transfer.id]
+        request = self.requests[transfer.request]
+        store = transfer.direction is Direction.STORE
+        trigger = RequestTrigger.END_STORE if store else RequestTrigger.END_LOAD
+        self._settle(request, REQUEST_WORDS.step(request.word, trigger, request.name, seq))
+        if self.deferred:
+            self._wake(seq, [one for one in self.deferred.values() if one.awaits == transfer.id])
+
+    def _cancelled(self, event: ev.TransferCancelled) -> Transfer | None:
+        transfer = self._transfer(event.seq, event.transfer)
+        transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.CANCEL, transfer.id, event.seq)
+        self._undo(transfer, event.seq)
+        return transfer
+
+    def _undo(self, transfer: Transfer, seq: int) -> None:
+        """A plan that no worker has seen ends: no byte was touched."""
+        if transfer.direction is Direction.LOAD:
+            self._end_copies(transfer, good=False, seq=seq)
+        else:
+            _, new = self.blocks.check(transfer.slots, BlockTrigger.CANCEL, seq)
+            self.blocks.commit(transfer.slots, new)
+            self._unindex(transfer.slots)
+            self.free.append(transfer.slots)
+        self._end(transfer, seq)
+
+    def _lost(self, event: ev.TransferLost) -> Transfer | None:
+        seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
+        transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.LOSE, transfer.id, seq)
+        slots = transfer.slots
+        old, new = self.blocks.check(slots, BlockTrigger.LOSE, seq)
+        self.blocks.commit(slots, new)
+        self._withdraw(slots, old)
+        _, retired = self.leases.check(transfer.device_blocks, LeaseTrigger.LOSE, seq)
+        self.leases.commit(transfer.device_blocks, retired)
+        self._close(transfer, seq)
+        return transfer
+
+    def _flush_requested(self, event: ev.FlushRequested) -> None:
+        for transfer in self._distinct_transfers(event.seq, event.transfers):
+            transfer.flush = True
+
+    # The cache as a whole.
+
+    def _touched(self, event: ev.BlocksTouched) -> None:
+        slots = unpack(event.slots)
+        words = self.blocks.look(slots)
+        states = np.asarray(words) & STATE_MASK
+        if not ((states >= _FIRST_READABLE) & (states <= _LAST_READABLE)).all():
+            raise InvalidEvent(event.seq, "only blocks that can be read can be touched")
+        self.policy.touched(_pick(slots, words, IDLE))
+
+    def _reset(self, event: ev.CacheReset) -> None:
+        if event.epoch != self.epoch + 1:
+            raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {self.epoch}")
+        seq, self.epoch = event.seq, event.epoch
+        for transfer in list(self.transfers.values()):
+            if transfer.state is TransferState.PLANNED:
+                transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.CANCEL, transfer.id, seq)
+                self._undo(transfer, seq)
+            else:
+                transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.ABANDON, transfer.id, seq)
+        states = self.blocks.view & STATE_MASK
+        named = np.flatnonzero((states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED))
+        if len(named):
+            self._invalidate(named, seq)
+        self.policy = make_policy(self.config.policy, self.config.host_blocks)
+        if self.listener is not None:
+            self.listener.cleared()
+
+    def _noted(self, event: OffloadingEvent) -> None:
+        """Recorded for the reader of the log; nothing changes."""
+
+    # Shared parts.
+
+    def _invalidate(self, slots: IdArray, seq: int) -> None:
+        """Void these blocks, whatever state each is in. Total, so that it can end any event."""
+        old, new = self.blocks.check(slots, BlockTrigger.INVALIDATE, seq)
+        self.blocks.commit(slots, new)
+        gone = self._withdraw(slots, old)
+        freed = _pick(gone, self.blocks.view[np.asarray(gone, dtype=np.int64)], _EVICTED_WORD)
+        if len(freed):
+            self.free.append(freed)
+
+    def _withdraw(self, slots: IdArray, old: Words) -> IdArray:
+        """Take those that the index named out of it, and those that were readable from the policy."""
+        states = np.asarray(_spread(old, len(slots))) & STATE_MASK
+        numbers = np.asarray(slots, dtype=np.int64)
+        named = numbers[(states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED)]
+        readable = numbers[(states >= _FIRST_READABLE) & (states <= _LAST_READABLE)]
+        self._unindex(named)
+        if len(readable):
+            self.policy.removed(readable)
+            if self.listener is not None:
+                self.listener.removed([self.key_of[slot] for slot in readable.tolist()])
+        return named
+
+    def _unindex(self, slots: IdArray) -> Sequence[bytes]:
+        """Forget the keys of these slots; returns them."""
+        keys = _gather(self.key_of, _listed(slots))
+        index = self.index
+        for key in keys:
+            del index[key]
+        return keys
+
+    def _busy(self, slots: IdArray, old: Words) -> None:
+        idle = _pick(slots, old, IDLE)
+        if len(idle):
+            self.policy.busy(idle)
+
+    def _unpin(self, request: Request, slots: IdArray, seq: int) -> None:
+        """End the request's match: `slots` are the live pins to give back; void ones need nothing."""
+        request.pins = NO_IDS
+        if len(slots):
+            _, new = self.blocks.check(slots, BlockTrigger.UNPIN, seq)
+            self.blocks.commit(slots, new)
+            idle = _pick(slots, new, IDLE)
+            if len(idle):
+                self.policy.idle(idle)
+
+    def _settle(self, request: Request, word: int) -> None:
+        """Give a request its new word, and forget it if that means RELEASED."""
+        request.word = word
+        state = word & STATE_MASK
+        if self.deferred and state != RequestState.DEFERRED:
+            self.deferred.pop(request.name, None)
+        if state == RequestState.RELEASED:
+            del self.requests[request.name]
+
+    def _wake(self, seq: int, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._settle(request, REQUEST_WORDS.step(request.word, RequestTrigger.WAKE, request.name, seq))
+
+    def _request(self, seq: int, name: str) -> Request:
+        request = self.requests.get(name)
+        if request is None:
+            raise InvalidEvent(seq, f"request {name} has not arrived, or was released")
+        return request
+
+    def _transfer(self, seq: int, id: int) -> Transfer:
+        transfer = self.transfers.get(id)
+        if transfer is None:
+            raise InvalidEvent(seq, f"transfer {id} is not live")
+        return transfer
+
+    def _distinct_transfers(self, seq: int, ids: Sequence[int]) -> list[Transfer]:
+        if len(ids) > 1 and len(set(ids)) != len(ids):
+            raise InvalidEvent(seq, "a transfer is named twice")
+        return [self._transfer(seq, id) for id in ids]
+
+    @staticmethod
+    def _paired(seq: int, count: int, slots: IdArray, device_blocks: IdArray) -> None:
+        if not 0 < count == len(slots) == len(device_blocks):
+            raise InvalidEvent(seq, "a plan names as many slots as device blocks (and keys), at least one")
+
+
+def _same(first: IdArray, second: IdArray) -> bool:
+    if type(first) is tuple and type(second) is tuple:
+        return first == second
+    return bool(np.array_equal(first, second))
+
+
+def _listed(ids: IdArray) -> Sequence[int]:
+    return ids if type(ids) is tuple else cast(NDArray[np.int64], ids).tolist()
+
+
+def _gather(items: Sequence[_Item], positions: Sequence[int]) -> Sequence[_Item]:
+    if len(positions) < 2:
+        return [items[position] for position in positions]
+    return cast(Sequence[_Item], itemgetter(*positions)(items))
+
+
+def _spread(words: Words, count: int) -> Words:
+    return np.full(count, words, dtype=np.int32) if isinstance(words, int) else words
+
+
+def _pick(slots: IdArray, words: Words, wanted: int) -> IdArray:
+    """Those of `slots` whose word is `wanted`."""
+    if type(words) is list:
+        return tuple(compress(slots, [word == wanted for word in words]))
+    if type(words) is int:
+        return slots if words == wanted else NO_IDS
+    return cast(NDArray[np.int64], slots)[words == wanted]

@@ -1,0 +1,25 @@
+"""The append-only log of events: written by `LogWriter`, read by `LogReader`.
+
+    with LogWriter("log", config=config, snapshot=ledger.snapshot) as log:
+        log.append(event)
+
+    for batch in LogReader("log").batches():
+        ...
+
+`frames.py` says what the bytes are, and what they mean when some are missing.
+"""
+
+from kvsm.log.frames import SegmentHead, Torn
+from kvsm.log.reader import LogGap, LogReader, Segment
+from kvsm.log.writer import Durability, LogWriter, OnFailure
+
+__all__ = [
+    "Durability",
+    "LogGap",
+    "LogReader",
+    "LogWriter",
+    "OnFailure",
+    "Segment",
+    "SegmentHead",
+    "Torn",
+]

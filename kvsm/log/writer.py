@@ -1,0 +1,348 @@
+"""Writing the log: batched, rotated, synced as chosen, and never failing in silence.
+
+`LogWriter.append` puts an event on a list; a flush encodes the list as one frame and writes it with one
+system call. What happens when that call fails is the embedder's choice:
+
+- `stop`: what is there stays whole, `LogWriteFailed` is raised now and by every later call.
+- `continue`: the segment is marked, in place, as broken from the first lost event on. Events are counted
+  and dropped until a new segment can be opened; it starts with a snapshot, so that readers can go on
+  there, and they report the events between as a gap.
+
+The mark overwrites bytes that were reserved when the segment was made, because a full disk has no room for
+new ones. (A file system that copies on write may refuse even that: then the writer stops.)
+
+One thread owns a writer. A log is one life of the core: a writer never opens a log again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NoReturn
+
+from kvsm.errors import ConfigError, LogError, LogWriteFailed
+from kvsm.events import SCHEMA_VERSION, OffloadConfig, OffloadingEvent
+from kvsm.log.frames import MARK_OFFSET, FrameEncoder, SegmentHead, encode_mark, encode_preamble, segment_path
+from kvsm.states import machines_digest
+
+Durability = Literal["none", "interval", "every"]
+OnFailure = Literal["stop", "continue"]
+
+FRAME_EVENTS = 512
+"""Most events of one frame: beyond it the cost per event does not fall any more."""
+
+FRAME_BYTES = 1 << 20
+"""About how long a frame may get. The size of the frame before tells how many events that is."""
+
+
+class LogWriter:
+    """Appends events to a new log in `directory`, which is made if absent and must be empty.
+
+    snapshot: gives the ledger's state right after the event that was appended last; called when a segment
+    opens. durability: `none` leaves syncing to the kernel; `interval` syncs at the first flush after
+    `sync_interval_ms`, and at the end; `every` syncs at each flush. segment_bytes: bytes of events after
+    which a new segment opens. max_bytes: while all segments together take more, the oldest go (None: keep
+    all). compress: with zstd. clock: Unix time in nanoseconds, recorded as data.
+
+    Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
+
+    Attributes: `events` (written), `dropped` (lost, `continue` only), `bytes_written` (dropped segments too),
+    `broken_from` (the first event that was lost, or None), `directory`.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        config: OffloadConfig,
+        snapshot: Callable[[], bytes],
+        durability: Durability = "interval",
+        sync_interval_ms: int = 100,
+        segment_bytes: int = 64 << 20,
+        max_bytes: int | None = None,
+        compress: bool = False,
+        on_failure: OnFailure = "stop",
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure)
+        self.directory = Path(directory)
+        self.events = self.dropped = self.bytes_written = 0
+        self.broken_from: int | None = None
+        self._config, self._snapshot, self._clock = config, snapshot, clock
+        self._syncs, self._continues = durability != "none", on_failure == "continue"
+        self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
+        self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
+        self._encoder = FrameEncoder(compress)
+        self._pending: list[OffloadingEvent] = []
+        self._next, self._flush_at, self._frame_events = 1, FRAME_EVENTS, FRAME_EVENTS
+        self._lost, self._resume_at = False, 0
+        self._refusal: LogError | None = None
+        self._closed: deque[tuple[Path, int]] = deque()
+        _claim(self.directory)
+        try:
+            self._segment = self._open_segment(lambda: b"")
+        except FileExistsError as error:
+            raise LogError(f"{self.directory}: another writer has just started a log here") from error
+        except OSError as error:
+            raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
+
+    def append(self, event: OffloadingEvent) -> None:
+        """Add the next event; it is on its way to the disk after the next flush. Takes about 0.1 us.
+
+        Raises `LogError` if its number is not the next one, `LogWriteFailed` as `flush` does.
+        """
+        seq = event.seq
+        if seq != self._next:
+            raise self._refusal or LogError(
+                f"{self.directory}: event {seq} was appended where {self._next} is next"
+            )
+        self._next = seq + 1
+        self._pending.append(event)
+        if seq >= self._flush_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was appended, as one frame; sync and start a new segment if that is due.
+
+        Raises `LogWriteFailed` if that fails and the embedder chose to stop.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        if self._lost:
+            self.dropped += len(self._pending)
+        elif self._pending:
+            self._write(self._pending)
+        self._pending = []
+        self._flush_at = self._next - 1 + self._frame_events
+        if self._lost:
+            if self.dropped >= self._resume_at:
+                self._start_next_segment()
+        elif self._segment.size >= self._rotate_at and self._sync():
+            self._start_next_segment()
+
+    def close(self) -> None:
+        """Flush, sync and close; a second call does nothing. Raises `LogWriteFailed` as `flush` does."""
+        if self._segment.closed:
+            return
+        try:
+            self.flush()
+            if not self._lost:
+                self._sync()
+        finally:
+            self._segment.close()
+            self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+
+    def __enter__(self) -> LogWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, events: list[OffloadingEvent]) -> None:
+        try:
+            frame = self._encoder.events(events)
+            self._segment.write(frame)
+        except OSError as error:
+            self._lose(events[0].seq, self._segment.size, error)
+            return
+        except Exception as error:  # Not the disk's fault, so going on would lose the next events too.
+            self._stop(f"events from {events[0].seq} on cannot be encoded", error)
+        self.events += len(events)
+        self.bytes_written += len(frame)
+        self._frame_events = max(1, min(FRAME_EVENTS, FRAME_BYTES * len(events) // len(frame)))
+        if self._syncs and time.monotonic_ns() - self._synced_ns >= self._sync_interval_ns:
+            self._sync()
+
+    def _sync(self) -> bool:
+        """Make the segment durable, if that was chosen. False if events were lost instead.
+
+        After a failed sync nobody knows which pages reached the disk, so all since the last good one count
+        as lost.
+        """
+        if not self._syncs or self._segment.size == self._synced_size:
+            return True
+        try:
+            self._segment.sync()
+        except OSError as error:
+            self.events -= self._next - 1 - self._synced_seq
+            self.bytes_written -= self._segment.size - self._synced_size
+            self._lose(self._synced_seq + 1, self._synced_size, error)
+            return False
+        self._note_synced(self._segment)
+        return True
+
+    def _note_synced(self, segment: SegmentFile) -> None:
+        self._synced_seq, self._synced_size = self._next - 1, segment.size
+        self._synced_ns = time.monotonic_ns()
+
+    def _lose(self, first: int, size: int, cause: OSError) -> None:
+        """Events from `first` on are lost: cut the segment to `size`, then mark it or stop."""
+        last = self._next - 1
+        which = f"event {first}" if first == last else f"events {first} to {last}"
+        failure = f"{which} could not be written"
+        if not self._continues:
+            with suppress(OSError):  # The torn tail that is left otherwise is no loss: readers cut it.
+                self._segment.cut(size)
+            self._stop(failure, cause)
+        try:
+            self._segment.cut(size)
+            self._segment.mark_broken(first)
+            if self._syncs:
+                self._segment.sync()
+        except OSError as error:
+            self._stop(f"{failure} ({cause}), nor can the log be marked as broken", error)
+        self.dropped += last - first + 1
+        if self.broken_from is None:
+            self.broken_from = first
+        self._lost, self._resume_at = True, 0
+
+    def _start_next_segment(self) -> None:
+        """Go on in a new segment, and drop the oldest ones that retention does not keep.
+
+        If that fails and the embedder chose to go on, nothing is lost by it: a segment that could not be
+        followed by another just grows, and a lost one waits for the next attempt.
+        """
+        try:
+            segment = self._open_segment(self._snapshot)
+            self._segment.close()
+            self._closed.append((self._segment.path, self._segment.size))
+            self._segment, self._lost = segment, False
+            self._drop_oldest()
+        except OSError as error:
+            if not self._continues:
+                self._stop(f"no segment can follow event {self._next - 1}, the last one written", error)
+            self._rotate_at = self._segment.size + self._segment_bytes
+            self._resume_at = self.dropped + FRAME_EVENTS
+
+    def _open_segment(self, snapshot: Callable[[], bytes]) -> SegmentFile:
+        """A new segment after the last event appended, with its head; none at all if that fails."""
+        segment = SegmentFile(segment_path(self.directory, self._next))
+        try:
+            segment.write(
+                encode_preamble()
+            )  # Before the snapshot is made: a full disk costs little this way.
+            head = SegmentHead(
+                SCHEMA_VERSION, machines_digest(), self._config, self._next - 1, self._clock(), snapshot()
+            )
+            segment.write(self._encoder.head(head))
+            if self._syncs:
+                segment.sync()
+            segment.publish()
+            if self._syncs:
+                _sync_directory(self.directory)
+        except BaseException:
+            segment.discard()
+            raise
+        self.bytes_written += segment.size
+        self._rotate_at = segment.size + self._segment_bytes
+        self._note_synced(segment)
+        return segment
+
+    def _drop_oldest(self) -> None:
+        if self._max_bytes is None:
+            return
+        total = self._segment.size + sum(size for _, size in self._closed)
+        while self._closed and total > self._max_bytes:
+            path, size = self._closed[0]
+            path.unlink(missing_ok=True)
+            self._closed.popleft()
+            total -= size
+
+    def _stop(self, failure: str, cause: Exception) -> NoReturn:
+        error = LogWriteFailed(f"{self._segment.path}: {failure}: {cause}")
+        self._refuse(error)
+        raise error from cause
+
+    def _refuse(self, refusal: LogError) -> None:
+        """Answer every later call with `refusal`. No event has number -1, so `append` needs no check more."""
+        self._refusal, self._next = refusal, -1
+
+
+class SegmentFile:
+    """A segment under the pen. A write that fails leaves `size` as it was: `cut` gets rid of the rest.
+
+    It is made under another name, which also keeps a second writer out, and gets its own with `publish`:
+    readers never meet a segment without a head.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size, self.closed = path, 0, False
+        self._name = path.with_suffix(".new")
+        self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def publish(self) -> None:
+        if self.path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+        self._name = self._name.rename(self.path)
+
+    def discard(self) -> None:
+        """Leave nothing of it on the disk."""
+        self.close()
+        self._name.unlink(missing_ok=True)
+
+    def write(self, data: bytes) -> None:
+        done = os.pwrite(self._descriptor, data, self.size)
+        while done < len(data):
+            done += os.pwrite(self._descriptor, data[done:], self.size + done)
+        self.size += len(data)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def cut(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def mark_broken(self, seq: int) -> None:
+        os.pwrite(self._descriptor, encode_mark(seq), MARK_OFFSET)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._descriptor)
+
+
+def _check_options(
+    durability: str, sync_interval_ms: int, segment_bytes: int, max_bytes: int | None, on_failure: str
+) -> None:
+    if durability not in ("none", "interval", "every"):
+        raise ConfigError(f"durability is {durability!r}; it must be none, interval or every")
+    if on_failure not in ("stop", "continue"):
+        raise ConfigError(f"on_failure is {on_failure!r}; it must be stop or continue")
+    if sync_interval_ms < 0:
+        raise ConfigError(f"sync_interval_ms is {sync_interval_ms}; it must be 0 or more")
+    if segment_bytes < 1:
+        raise ConfigError(f"segment_bytes is {segment_bytes}; it must be 1 or more")
+    if max_bytes is not None and max_bytes < segment_bytes:
+        raise ConfigError(f"max_bytes is {max_bytes}; it must hold one segment ({segment_bytes} bytes)")
+
+
+def _claim(directory: Path) -> None:
+    """Make the directory, and see that it is empty: two lives of the core never share one."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        found = next(iter(sorted(directory.iterdir())), None)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise LogError(f"{directory}: a log is a directory, and a file stands here: {error}") from error
+    except OSError as error:
+        raise LogError(f"{directory}: no log can be started: {error}") from error
+    if found is not None:
+        what = "holds a log already" if found.suffix == ".kvsm" else f"is not empty (it holds {found.name})"
+        raise LogError(f"{directory}: {what}; each run writes to a new directory of its own")
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the names in it durable; a synced file whose name is lost is lost."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,56 @@
+"""Least recently used: one queue, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from kvsm.ids import NO_IDS, IdArray
+from kvsm.policies.base import Choice
+from kvsm.policies.slot_queue import SlotQueue
+
+
+class LRUPolicy:
+    """Evicts the block whose last use is longest ago; of one prefix, its last block first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._queue = SlotQueue(capacity)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._queue
+
+    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        self._queue.append(slots[::-1])
+
+    def busy(self, slots: IdArray) -> None:
+        self._queue.remove(slots)
+
+    def idle(self, slots: IdArray) -> None:
+        self._queue.append(slots[::-1])
+
+    def touched(self, slots: IdArray) -> None:
+        self._queue.append(slots[::-1])
+
+    def removed(self, slots: IdArray) -> None:
+        self._queue.remove(slots)
+
+    def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
+        self._queue.remove(choice.victims)
+
+    def choose(self, count: int, protected: Collection[int]) -> Choice | None:
+        victims = self._queue.first(count, protected)
+        return Choice(victims, NO_IDS) if len(victims) == count else None
+
+    def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        return ()
+
+    def recalled(self, keys: Sequence[bytes]) -> None:
+        """LRU keeps no ghosts."""
+
+    def snapshot(self) -> bytes:
+        return self._queue.snapshot()
+
+    def restore(self, state: bytes) -> None:
+        self._queue.restore(state)

@@ -1,0 +1,186 @@
+"""A first-in-first-out queue of slots: batched, with removal and re-entry anywhere at constant cost.
+
+The queue is a log of entries, and `place[slot]` is the position of the one entry that counts. Moving a
+slot to the tail writes a new entry and lets the old one die; removing it only forgets its place. Dead
+entries are skipped at the head and swept out when the log is full, so each costs a constant share.
+
+A linked list would do the same for single slots, but not for eight thousand at once: here every batch
+operation is a few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Iterator, Sequence
+from itertools import compress
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.ids import NO_IDS, SMALL, IdArray
+
+_ABSENT = -1
+
+
+def join(*parts: IdArray) -> IdArray:
+    """One batch out of several, in the form that its length asks for (see `kvsm.ids`)."""
+    if sum(map(len, parts)) <= SMALL:
+        return tuple(int(slot) for part in parts for slot in part)
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
+    """The slots for which `inside` holds, and the others; both in the order given."""
+    if type(slots) is tuple:
+        outside = [not one for one in inside]
+        return tuple(compress(slots, inside)), tuple(compress(slots, outside))
+    mask = np.array(inside, dtype=np.bool_)
+    return slots[mask], slots[~mask]  # type: ignore[index, return-value]
+
+
+class SlotQueue:
+    """Distinct slots from 0 to `capacity` - 1, oldest first."""
+
+    __slots__ = ("_head", "_place", "_place_view", "_ring", "_ring_view", "_size", "_tail")
+
+    def __init__(self, capacity: int) -> None:
+        self._ring = array("q", bytes(8 * (4 * capacity + 64)))
+        self._ring_view: NDArray[np.int64] = np.frombuffer(self._ring, dtype=np.int64)
+        self._place = array("q", b"\xff" * (8 * capacity))
+        self._place_view: NDArray[np.int64] = np.frombuffer(self._place, dtype=np.int64)
+        self._head = self._tail = self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __contains__(self, slot: int) -> bool:
+        return self._place[slot] != _ABSENT
+
+    def __iter__(self) -> Iterator[int]:
+        """Slots, oldest first. The queue must not change meanwhile."""
+        ring, place = self._ring, self._place
+        for position in range(self._head, self._tail):
+            slot = ring[position]
+            if place[slot] == position:
+                yield slot
+
+    def which(self, slots: IdArray) -> list[bool]:
+        """For each of `slots`, whether it is in the queue."""
+        if type(slots) is tuple:
+            place = self._place
+            return [place[slot] != _ABSENT for slot in slots]
+        inside: list[bool] = (self._place_view[slots] != _ABSENT).tolist()
+        return inside
+
+    def append(self, slots: IdArray) -> None:
+        """Put distinct slots at the tail, in the order given; those that are in the queue move there."""
+        tail = self._tail
+        if tail + len(slots) > len(self._ring):
+            self._sweep()
+            tail = self._tail
+        if type(slots) is tuple:
+            ring, place = self._ring, self._place
+            for slot in slots:
+                if place[slot] == _ABSENT:
+                    self._size += 1
+                ring[tail] = slot
+                place[slot] = tail
+                tail += 1
+            self._tail = tail
+        else:
+            self._size += int(np.count_nonzero(self._place_view[slots] == _ABSENT))
+            self._tail = tail + len(slots)
+            self._ring_view[tail : self._tail] = slots
+            self._place_view[slots] = np.arange(tail, self._tail)
+
+    def remove(self, slots: IdArray) -> None:
+        """Take out those of `slots` that are in the queue."""
+        before = self._size
+        if type(slots) is tuple:
+            place = self._place
+            for slot in slots:
+                if place[slot] != _ABSENT:
+                    place[slot] = _ABSENT
+                    self._size -= 1
+        else:
+            self._size -= int(np.count_nonzero(self._place_view[slots] != _ABSENT))
+            self._place_view[slots] = _ABSENT
+        if self._size != before:
+            self._skip_dead(len(slots))
+
+    def first(self, count: int, protected: Collection[int] = ()) -> IdArray:
+        """Up to `count` slots from the head that are not `protected`; changes nothing."""
+        if count > SMALL:
+            return self._first_array(count, protected)
+        found: list[int] = []
+        ring, place, position, tail = self._ring, self._place, self._head, self._tail
+        while len(found) < count and position < tail:
+            slot = ring[position]
+            if place[slot] == position and slot not in protected:
+                found.append(slot)
+            position += 1
+        return tuple(found)
+
+    def order(self) -> NDArray[np.int64]:
+        """All slots, oldest first."""
+        return self._live(self._head, self._tail)
+
+    def windows(self, size: int) -> Iterator[NDArray[np.int64]]:
+        """Slots, oldest first, in arrays of at most `size`. The queue must not change meanwhile."""
+        for start in range(self._head, self._tail, size):
+            yield self._live(start, min(self._tail, start + size))
+
+    def snapshot(self) -> bytes:
+        """The slots in order, four bytes each: equal for equal queues."""
+        return self.order().astype("<u4").tobytes()
+
+    def restore(self, state: bytes) -> None:
+        """Fill an empty queue with what `snapshot` saved."""
+        self.append(np.frombuffer(state, "<u4").astype(np.int64))
+
+    def mask(self, capacity: int) -> NDArray[np.bool_]:
+        """Which of the slots below `capacity` are in the queue."""
+        return self._place_view[:capacity] != _ABSENT
+
+    def _live(self, start: int, stop: int) -> NDArray[np.int64]:
+        window = self._ring_view[start:stop]
+        return window[self._place_view[window] == np.arange(start, stop)]
+
+    def _first_array(self, count: int, protected: Collection[int]) -> IdArray:
+        parts: list[NDArray[np.int64]] = []
+        missing = count
+        barred = np.fromiter(protected, np.int64, len(protected)) if protected else None
+        for live in self.windows(2 * count + SMALL):
+            if barred is not None:
+                live = live[~np.isin(live, barred)]
+            parts.append(live[:missing])
+            missing -= len(parts[-1])
+            if not missing:
+                break
+        return np.concatenate(parts) if parts else NO_IDS
+
+    def _skip_dead(self, removed: int) -> None:
+        """Move the head past dead entries, so that no later `first` meets them again."""
+        if self._size == 0:
+            self._head = self._tail = 0
+            return
+        ring, place, head = self._ring, self._place, self._head
+        if removed > SMALL:
+            while True:
+                stop = min(self._tail, head + 2 * removed)
+                window = self._ring_view[head:stop]
+                alive = self._place_view[window] == np.arange(head, stop)
+                step = int(alive.argmax())
+                if alive[step]:
+                    self._head = head + step
+                    return
+                head = stop
+        while place[ring[head]] != head:
+            head += 1
+        self._head = head
+
+    def _sweep(self) -> None:
+        live = self.order()
+        self._head, self._tail = 0, len(live)
+        self._ring_view[: self._tail] = live
+        self._place_view[live] = np.arange(self._tail)

@@ -1,0 +1,111 @@
+"""The block: what a host slot holds during one life, from allocate to evict.
+
+Two counters ride on the state. `copies` counts the transfers that touch the slot's bytes at this moment
+(one store, or any number of loads). `pins` counts the matches that promised this block to a request and
+have not yet turned into a load.
+
+Why these rows and no others:
+
+- FREE was never used, EVICTED was: a reader of a log can tell them apart. Both can be allocated.
+- A store's block becomes STORED only on END_COPY_GOOD, which a transfer reports when *every* worker
+  succeeded (S2). Any failure ends in EVICTED: a failure is never readable (S6).
+- EVICT needs pins = 0, and exists in STORED alone: what a match counted (S7) or a copy reads (S3) stays.
+- INVALIDATE is total. A block that no copy touches is gone at once; one that a copy touches is
+  QUARANTINED, and its slot is not handed out until the last copy has ended (free is not reuse). It voids
+  pins: whoever held one is told at its load that the promise failed.
+- END_COPY is one trigger for one transfer's end, whatever became of its blocks in between: the table
+  decides for each.
+- RETIRED is for a worker that will never report: its copy may still write, so the slot is lost for good.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from kvsm.states.machine import VOID, Counter, Machine, Row
+from kvsm.states.words import Codec
+
+
+class BlockState(IntEnum):
+    FREE = 0
+    ALLOCATED = 1
+    STORING = 2
+    STORED = 3
+    LOADING = 4
+    EVICTED = 5
+    QUARANTINED = 6
+    RETIRED = 7
+
+
+class BlockTrigger(IntEnum):
+    ALLOCATE = 0
+    SUBMIT_STORE = 1
+    CANCEL = 2
+    PIN = 3
+    UNPIN = 4
+    BEGIN_LOAD = 5
+    END_COPY_GOOD = 6
+    END_COPY_BAD = 7
+    EVICT = 8
+    INVALIDATE = 9
+    LOSE = 10
+
+
+_S, _T = BlockState, BlockTrigger
+_MANY = 1 << 12
+_LAST = {"copies": (1, 1)}
+_NOT_LAST = {"copies": (2, _MANY)}
+_READABLE = (_S.STORED, _S.LOADING)
+_GONE = (_S.FREE, _S.EVICTED, _S.QUARANTINED, _S.RETIRED)
+_ENDS = (_T.END_COPY_GOOD, _T.END_COPY_BAD)
+
+
+def _rows() -> tuple[Row, ...]:
+    rows = [
+        Row((_S.FREE, _S.EVICTED), _T.ALLOCATE, _S.ALLOCATED, "a store is planned"),
+        Row((_S.ALLOCATED,), _T.SUBMIT_STORE, _S.STORING, "the plan left for the workers", then={"copies": 1}),
+        Row((_S.ALLOCATED,), _T.CANCEL, _S.EVICTED, "the plan never left the scheduler"),
+        Row((_S.STORING,), _T.END_COPY_GOOD, _S.STORED, "every worker stored its shard", _LAST, {"copies": -1}),
+        Row((_S.STORING,), _T.END_COPY_BAD, _S.EVICTED, "some worker failed", _LAST, {"copies": -1}),
+        Row(_READABLE, _T.PIN, None, "a match counts on it", then={"pins": 1}),
+        Row(_READABLE, _T.UNPIN, None, "the match was released", then={"pins": -1}),
+        Row(_READABLE, _T.BEGIN_LOAD, _S.LOADING, "the pin becomes a reader", then={"copies": 1, "pins": -1}),
+        Row((_S.STORED,), _T.EVICT, _S.EVICTED, "its slot is wanted", {"pins": (0, 0)}),
+        Row(_GONE, _T.INVALIDATE, None, "nothing readable to void"),
+        Row(
+            (_S.ALLOCATED, _S.STORED), _T.INVALIDATE, _S.EVICTED, "no copy touches it", then={"pins": VOID}
+        ),
+        Row(
+            (_S.STORING, _S.LOADING),
+            _T.INVALIDATE,
+            _S.QUARANTINED,
+            "a copy still touches it",
+            then={"pins": VOID},
+        ),
+        Row(
+            (_S.STORING, _S.LOADING, _S.QUARANTINED),
+            _T.LOSE,
+            _S.RETIRED,
+            "a worker will never report",
+            then={"copies": VOID, "pins": VOID},
+        ),
+        Row((_S.RETIRED,), _T.LOSE, None, "already given up"),
+    ]
+    for end in _ENDS:
+        rows += [
+            Row((_S.LOADING,), end, _S.LOADING, "other loads still read it", _NOT_LAST, {"copies": -1}),
+            Row((_S.LOADING,), end, _S.STORED, "the last reader left", _LAST, {"copies": -1}),
+            Row((_S.QUARANTINED,), end, _S.QUARANTINED, "other copies go on", _NOT_LAST, {"copies": -1}),
+            Row((_S.QUARANTINED,), end, _S.EVICTED, "the last copy ended", _LAST, {"copies": -1}),
+            Row((_S.RETIRED,), end, None, "another copy of a lost slot ended"),
+        ]
+    return tuple(rows)
+
+
+BLOCK = Machine(
+    "block", BlockState, BlockTrigger, (Counter("copies", bits=12), Counter("pins", bits=15)), _rows()
+)
+BLOCK_WORDS = Codec(BLOCK)
+
+IDLE = BLOCK_WORDS.encode(BlockState.STORED)
+"""The word of a block that may be evicted: stored, no pin, no copy."""

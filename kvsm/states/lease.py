@@ -1,0 +1,52 @@
+"""The lease: a copy's hold on a device block. Reading is shared, writing is exclusive.
+
+A store reads a device block, a load writes it. The two exclude each other, and two loads exclude each
+other: no order between them would make the bytes right (S12). A lease is granted when the transfer is
+planned and returned when the transfer ends, so that the engine's block pool can ask at any time whether
+a copy may still touch a block (S3).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from kvsm.states.machine import VOID, Counter, Machine, Row
+from kvsm.states.words import Codec
+
+
+class LeaseState(IntEnum):
+    NONE = 0
+    READING = 1
+    WRITING = 2
+    RETIRED = 3
+
+
+class LeaseTrigger(IntEnum):
+    BEGIN_READ = 0
+    END_READ = 1
+    BEGIN_WRITE = 2
+    END_WRITE = 3
+    LOSE = 4
+
+
+_S, _T = LeaseState, LeaseTrigger
+_LAST = {"readers": (1, 1)}
+_NOT_LAST = {"readers": (2, 1 << 12)}
+
+LEASE = Machine(
+    "lease",
+    LeaseState,
+    LeaseTrigger,
+    (Counter("readers", bits=12),),
+    (
+        Row((_S.NONE, _S.READING), _T.BEGIN_READ, _S.READING, "a store is planned", then={"readers": 1}),
+        Row((_S.READING,), _T.END_READ, _S.READING, "other stores still read it", _NOT_LAST, {"readers": -1}),
+        Row((_S.READING,), _T.END_READ, _S.NONE, "the last store ended", _LAST, {"readers": -1}),
+        Row((_S.NONE,), _T.BEGIN_WRITE, _S.WRITING, "a load is planned"),
+        Row((_S.WRITING,), _T.END_WRITE, _S.NONE, "the load ended"),
+        Row((_S.READING, _S.WRITING), _T.LOSE, _S.RETIRED, "a worker will never report", then={"readers": VOID}),
+        Row((_S.RETIRED,), _T.LOSE, None, "already given up"),
+        Row((_S.RETIRED,), _T.END_READ, None, "another copy of a lost block ended"),
+    ),
+)
+LEASE_WORDS = Codec(LEASE)

@@ -1,0 +1,145 @@
+"""What a machine is: one table, as data, and the step that follows from it.
+
+A machine has states, triggers, counters with limits, and rows. A row says: in one of `sources`, on
+`trigger`, when the counters are within `when`, go to `target` and change the counters by `then`.
+Everything else in this package is derived from the rows: the words and memos that the hot path runs
+(`words.py`), the `transitions` machine that says the same in another voice (`reference.py`), and the
+diagrams (`diagram.py`).
+
+Two things hold for every machine, checked when it is declared:
+
+- a (state, trigger, counters) triple is matched by at most one row;
+- an effect never leaves a counter's range: a row whose effect would is no match, so that a limit is a
+  named refusal and never an overflow into the neighbouring field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from itertools import product
+
+from kvsm.errors import ConfigError
+
+VOID = "void"
+"""Effect on a counter: back to zero, whatever it was."""
+
+
+class UndefinedStep(Exception):
+    """No row matches. Internal: `StateWords` and the ledger turn it into `IllegalTransition`."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A count that a state carries: holders of something, from 0 to `limit` inclusive."""
+
+    name: str
+    bits: int
+
+    @property
+    def limit(self) -> int:
+        return (1 << self.bits) - 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table. `when` maps a counter to its (least, most) admitted value before the step."""
+
+    sources: tuple[IntEnum, ...]
+    trigger: IntEnum
+    target: IntEnum | None
+    """None: the state stays what it is."""
+    why: str
+    when: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    then: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arc:
+    """A row for one source, resolved: what the dense table holds. Ranges include the effects' limits."""
+
+    target: int
+    ranges: tuple[tuple[int, int], ...]
+    deltas: tuple[int | None, ...]
+    row: int
+
+    def admits(self, counts: tuple[int, ...]) -> bool:
+        return all(low <= count <= high for count, (low, high) in zip(counts, self.ranges, strict=True))
+
+
+class Machine:
+    """States, triggers, counters and rows; `dense[trigger][state]` lists the arcs that may apply."""
+
+    def __init__(
+        self,
+        name: str,
+        states: type[IntEnum],
+        triggers: type[IntEnum],
+        counters: tuple[Counter, ...],
+        rows: tuple[Row, ...],
+    ) -> None:
+        self.name, self.states, self.triggers, self.counters, self.rows = name, states, triggers, counters, rows
+        self.initial: IntEnum = next(iter(states))
+        self.dense: tuple[tuple[tuple[Arc, ...], ...], ...] = tuple(
+            tuple(tuple(self._arcs(state, trigger)) for state in states) for trigger in triggers
+        )
+        self._check()
+
+    def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
+        """The machine's whole meaning: the one arc that applies, taken. Raises `UndefinedStep` if none does."""
+        for arc in self.dense[trigger][state]:
+            if arc.admits(counts):
+                after = tuple(
+                    0 if delta is None else count + delta
+                    for count, delta in zip(counts, arc.deltas, strict=True)
+                )
+                return arc.target, after
+        raise UndefinedStep
+
+    def signature(self) -> str:
+        """The table as text, the same for equal tables: what a log's digest of the machines is made of."""
+        lines = [f"machine {self.name}"]
+        lines += [f"state {state.value} {state.name}" for state in self.states]
+        lines += [f"counter {counter.name} {counter.bits}" for counter in self.counters]
+        for trigger in self.triggers:
+            for state in self.states:
+                for arc in self.dense[trigger][state]:
+                    lines.append(f"{trigger.name} {state.name} {arc.target} {arc.ranges} {arc.deltas}")
+        return "\n".join(lines)
+
+    def _arcs(self, state: IntEnum, trigger: IntEnum) -> list[Arc]:
+        arcs = []
+        for number, row in enumerate(self.rows):
+            if row.trigger != trigger or state not in row.sources:
+                continue
+            ranges, deltas = [], []
+            for counter in self.counters:
+                low, high = row.when.get(counter.name, (0, counter.limit))
+                effect = row.then.get(counter.name, 0)
+                delta = None if isinstance(effect, str) else effect
+                if delta is not None:
+                    low, high = max(low, -delta), min(high, counter.limit - delta)
+                ranges.append((low, high))
+                deltas.append(delta)
+            target = state if row.target is None else row.target
+            arcs.append(Arc(int(target), tuple(ranges), tuple(deltas), number))
+        return arcs
+
+    def _check(self) -> None:
+        names = {counter.name for counter in self.counters}
+        for row in self.rows:
+            unknown = (set(row.when) | set(row.then)) - names
+            if unknown or any(effect != VOID for effect in row.then.values() if isinstance(effect, str)):
+                raise ConfigError(f"machine {self.name}: row {row} names an unknown counter or effect")
+        for trigger, state in product(self.triggers, self.states):
+            arcs = self.dense[trigger][state]
+            for index, first in enumerate(arcs):
+                for second in arcs[index + 1 :]:
+                    if all(
+                        max(a[0], b[0]) <= min(a[1], b[1])
+                        for a, b in zip(first.ranges, second.ranges, strict=True)
+                    ):
+                        raise ConfigError(
+                            f"machine {self.name}: two rows match {state.name} on {trigger.name}"
+                        )

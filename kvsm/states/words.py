@@ -1,0 +1,173 @@
+"""States in words: a state and its counters in one int, and a memo that steps words.
+
+A word is `state | counter << 4 | counter << ...`. The memo of a trigger maps a word to the next one; it
+is filled from `Machine.step` the first time a word is met, so that the hot path is a dict lookup while
+the meaning stays in the table.
+
+`StateWords` keeps the words of many like things (host slots, device blocks) in one `array`, shared with
+numpy. A batch is checked whole before anything changes: `check` gives the words before and after, or
+raises; `commit` writes the latter.
+"""
+
+from __future__ import annotations
+
+from array import array
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.errors import IllegalTransition
+from kvsm.ids import IdArray
+from kvsm.states.machine import Machine, UndefinedStep
+
+STATE_BITS = 4
+STATE_MASK = (1 << STATE_BITS) - 1
+
+Words = list[int] | int | NDArray[np.int32]
+"""Words of a batch: a list for a tuple of ids; else one int when all are equal, or an array."""
+
+
+class _Memo(dict[int, int]):
+    """word -> next word for one trigger of one machine."""
+
+    __slots__ = ("_codec", "_trigger")
+
+    def __init__(self, codec: Codec, trigger: int) -> None:
+        super().__init__()
+        self._codec, self._trigger = codec, trigger
+
+    def __missing__(self, word: int) -> int:
+        state, counts = self._codec.decode(word)
+        after = self._codec.encode(*self._codec.machine.step(state, counts, self._trigger))
+        self[word] = after
+        return after
+
+
+class Codec:
+    """Words of one machine: encode, decode, and `next[trigger][word]`."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        shifts, shift = [], STATE_BITS
+        for counter in machine.counters:
+            shifts.append(shift)
+            shift += counter.bits
+        if shift > 31 or len(machine.states) > 1 << STATE_BITS:
+            raise ValueError(f"machine {machine.name} does not fit in 31 bits")
+        self.shifts = tuple(shifts)
+        self.limits = tuple(counter.limit for counter in machine.counters)
+        self.next = tuple(_Memo(self, trigger) for trigger in machine.triggers)
+
+    def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
+        word = int(state)
+        for count, shift in zip(counts, self.shifts, strict=False):
+            word |= count << shift
+        return word
+
+    def decode(self, word: int) -> tuple[int, tuple[int, ...]]:
+        counts = tuple((word >> shift) & limit for shift, limit in zip(self.shifts, self.limits, strict=True))
+        return word & STATE_MASK, counts
+
+    def describe(self, word: int) -> str:
+        """`LOADING(copies=1, pins=0)`."""
+        state, counts = self.decode(word)
+        named = ", ".join(
+            f"{counter.name}={n}" for counter, n in zip(self.machine.counters, counts, strict=True)
+        )
+        return f"{self.machine.states(state).name}({named})" if named else self.machine.states(state).name
+
+    def step(self, word: int, trigger: IntEnum, name: int | str, seq: int) -> int:
+        """Next word of one thing. Raises `IllegalTransition`."""
+        try:
+            return self.next[trigger][word]
+        except UndefinedStep:
+            raise self.illegal(word, trigger, (name,), seq) from None
+
+    def illegal(
+        self, word: int, trigger: IntEnum, names: tuple[int | str, ...], seq: int
+    ) -> IllegalTransition:
+        return IllegalTransition(self.machine.name, names, self.describe(word), trigger.name, seq)
+
+
+class StateWords:
+    """The states of `size` like things, numbered from 0, all in the machine's initial state at first."""
+
+    __slots__ = ("_mark", "codec", "size", "view", "words")
+
+    def __init__(self, codec: Codec, size: int) -> None:
+        self.codec, self.size = codec, size
+        self.words = array("i", bytes(4 * size))
+        self.view: NDArray[np.int32] = np.frombuffer(self.words, dtype=np.int32)
+        self._mark = np.zeros(size, dtype=np.int64)
+
+    def state(self, index: int) -> IntEnum:
+        return self.codec.machine.states(self.words[index] & STATE_MASK)
+
+    def look(self, ids: IdArray) -> Words:
+        """The words of a batch as they are."""
+        if type(ids) is tuple:
+            return [self.words[one] for one in ids]
+        return self.view[ids]
+
+    def check(self, ids: IdArray, trigger: IntEnum, seq: int) -> tuple[Words, Words]:
+        """(words now, words after `trigger`) of distinct ids; nothing is changed.
+
+        Raises `IllegalTransition` naming every id that may not take the trigger, or that is not distinct,
+        or that does not exist.
+        """
+        memo = self.codec.next[trigger]
+        if type(ids) is tuple:
+            words = self.words
+            try:
+                old = [words[one] for one in ids]
+                new = [memo[word] for word in old]
+            except (UndefinedStep, IndexError):
+                raise self._refusal(ids, trigger, seq) from None
+            if len(ids) > 1 and len(set(ids)) != len(ids):
+                raise self._refusal(ids, trigger, seq)
+            return old, new
+        return self._check_array(ids, trigger, seq)  # type: ignore[arg-type]
+
+    def commit(self, ids: IdArray, new: Words) -> None:
+        if type(ids) is tuple:
+            words = self.words
+            for one, word in zip(ids, new, strict=True):  # type: ignore[arg-type]
+                words[one] = word
+        else:
+            self.view[ids] = new
+
+    def _check_array(self, ids: NDArray[np.int64], trigger: IntEnum, seq: int) -> tuple[Words, Words]:
+        memo = self.codec.next[trigger]
+        try:
+            old = self.view[ids]
+            numbers = np.arange(len(ids))
+            self._mark[ids] = numbers
+            if not (self._mark[ids] == numbers).all():
+                raise self._refusal(tuple(ids.tolist()), trigger, seq)
+            first = int(old[0])
+            if (old == first).all():
+                return first, memo[first]
+            values, inverse = np.unique(old, return_inverse=True)
+            return old, np.array([memo[word] for word in values.tolist()], dtype=np.int32)[inverse]
+        except (UndefinedStep, IndexError):
+            raise self._refusal(tuple(ids.tolist()), trigger, seq) from None
+
+    def _refusal(self, ids: tuple[int, ...], trigger: IntEnum, seq: int) -> IllegalTransition:
+        """Name what is wrong with a batch that was refused: absent, doubled, or in the wrong state."""
+        name = self.codec.machine.name
+        absent = tuple(one for one in ids if not 0 <= one < self.size)
+        if absent:
+            return IllegalTransition(name, absent, f"none of the {self.size}", trigger.name, seq)
+        doubled = tuple(sorted({one for one in ids if ids.count(one) > 1}))
+        if doubled:
+            return IllegalTransition(name, doubled, "named twice in one batch", trigger.name, seq)
+        wrong = [one for one in ids if not self._allows(self.words[one], trigger)]
+        return self.codec.illegal(self.words[wrong[0]], trigger, tuple(wrong), seq)
+
+    def _allows(self, word: int, trigger: IntEnum) -> bool:
+        try:
+            self.codec.next[trigger][word]
+        except UndefinedStep:
+            return False
+        return True
