@@ -63,3 +63,22 @@ class Poisoned(KvsmError):
 
 class TransferFailed(KvsmError):
     """A copy engine refuses a transfer before anything ran: an id out of range, or used twice."""
+
+
+class TraceError(KvsmError):
+    """A workload trace that cannot be used; the message names file, line and what is wrong with it.
+
+    Attributes: `path` (str), `line` (from 1; 0 where the file as a whole is meant).
+    """
+
+    def __init__(self, path: str, line: int, reason: str) -> None:
+        self.path, self.line = path, line
+        super().__init__(f"{path}: line {line}: {reason}" if line else f"{path}: {reason}")
+
+
+class PropertyBroken(KvsmError):
+    """A property of the design does not hold in a running engine. Attributes: `property_id` (`S3`)."""
+
+    def __init__(self, property_id: str, message: str) -> None:
+        self.property_id = property_id
+        super().__init__(f"{property_id}: {message}")

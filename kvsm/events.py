@@ -12,7 +12,6 @@ the end, with a default, so that an older record of the same `SCHEMA_VERSION` al
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, ClassVar
 
 import msgspec
 
@@ -261,27 +260,36 @@ class RejectReason:
     DIRECTION = "transfer goes the other way"
 
 
-KINDS: tuple[type[OffloadingEvent], ...] = (
-    LogOpened,
-    RequestArrived,
-    RequestPreempted,
-    RequestFinished,
-    HitMatched,
-    HitReleased,
-    RequestDeferred,
-    KeysRecalled,
-    BlocksEvicted,
-    StorePlanned,
-    StoreSkipped,
-    LoadPlanned,
-    TransfersSubmitted,
-    TransferCancelled,
-    WorkerReported,
-    ReportRejected,
-    TransferLost,
-    BlocksTouched,
-    FlushRequested,
-    CacheReset,
-    StepEnded,
-    Ticked,
-)
+_B, _T, _L, _R = BlockTrigger, TransferTrigger, LeaseTrigger, RequestTrigger
+_BLOCK_ENDS = (_B.END_COPY_GOOD, _B.END_COPY_BAD)
+_ENDS = (_L.END_READ, _L.END_WRITE, _R.END_STORE, _R.END_LOAD, _R.WAKE)
+
+TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
+    LogOpened: (),
+    RequestArrived: (),
+    RequestPreempted: (_R.PREEMPT, _B.UNPIN),
+    RequestFinished: (_R.FINISH, _B.UNPIN),
+    HitMatched: (_R.HIT, _R.MISS, _B.PIN),
+    HitReleased: (_R.UNMATCH, _B.UNPIN),
+    RequestDeferred: (_R.DEFER,),
+    KeysRecalled: (),
+    BlocksEvicted: (_B.EVICT,),
+    StorePlanned: (_R.BEGIN_STORE, _B.ALLOCATE, _L.BEGIN_READ),
+    StoreSkipped: (),
+    LoadPlanned: (_R.BEGIN_LOAD, _B.BEGIN_LOAD, _B.UNPIN, _L.BEGIN_WRITE, _R.END_LOAD),
+    TransfersSubmitted: (_T.SUBMIT, _B.SUBMIT_STORE),
+    TransferCancelled: (_T.CANCEL, _B.CANCEL, _B.END_COPY_BAD, *_ENDS),
+    WorkerReported: (_T.REPORT_GOOD, _T.REPORT_BAD, *_BLOCK_ENDS, _B.INVALIDATE, *_ENDS),
+    ReportRejected: (),
+    TransferLost: (_T.LOSE, _B.LOSE, _L.LOSE, _R.END_STORE, _R.END_LOAD, _R.WAKE),
+    BlocksTouched: (_B.TOUCH,),
+    FlushRequested: (),
+    CacheReset: (_T.CANCEL, _T.ABANDON, _B.CANCEL, _B.END_COPY_BAD, _B.INVALIDATE, *_ENDS),
+    StepEnded: (),
+    Ticked: (_R.WAKE,),
+}
+"""Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several
+for one machine, its fields or the transfer that it names decide: good or bad, store or load."""
+
+KINDS = tuple(TRIGGERS)
+"""Every kind of event, in the order of its tag."""

@@ -37,16 +37,17 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
     """Give a batch the form that an event carries.
 
     Packed bytes start with one byte, the width of an id (2, 3 or 4 bytes: the least that holds the
-    largest id), followed by the ids, little endian. Raises `OverflowError` for an id of 2**32 or more.
+    largest id), followed by the ids, little endian. Raises `OverflowError` for one that is negative, or 2**32 or more.
     """
     if len(ids) <= SMALL:
-        return tuple(ids) if not isinstance(ids, np.ndarray) else tuple(ids.tolist())
+        return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)
     array = np.asarray(ids, dtype=np.int64)
-    largest = int(array.max())
+    # Seen as unsigned, a negative id is a huge one.
+    largest = int(array.view(np.uint64).max())
     if largest < 1 << 16:
         return b"\x02" + array.astype("<u2").tobytes()
     if largest >= 1 << 32:
-        raise OverflowError(f"id {largest} does not fit in 32 bits")
+        raise OverflowError(f"ids must be from 0 to 2**32 - 1; found {largest}")
     wide = array.astype("<u4")
     if largest < 1 << 24:
         return b"\x03" + wide.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
@@ -55,9 +56,12 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
 
 def unpack(ids: Ids) -> IdArray:
     """Inverse of `pack`: a tuple up to `SMALL`, an int64 array above. Raises `ValueError` if malformed."""
-    if type(ids) is tuple:
+    if isinstance(ids, tuple):
         return ids
-    return _unpack_bytes(ids)  # type: ignore[arg-type]
+    array = _unpack_bytes(ids)
+    if len(array) <= SMALL:
+        raise ValueError(f"{len(array)} ids are packed; up to {SMALL} stay a tuple")
+    return array
 
 
 def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
@@ -76,9 +80,9 @@ def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
 
 def count(ids: Ids) -> int:
     """How many ids a batch holds, without unpacking it."""
-    if type(ids) is tuple:
+    if isinstance(ids, tuple):
         return len(ids)
-    return (len(ids) - 1) // ids[0]  # type: ignore[operator]
+    return (len(ids) - 1) // ids[0]
 
 
 def to_list(ids: Ids | IdArray) -> list[int]:

@@ -88,7 +88,9 @@ class Publisher:
         """All changes since the last take, as vLLM's offloading events. A reset names no keys there:
         its keys were announced as removed just before."""
         changes, self._changes = self._changes, []
-        return [OffloadingEvent(change[1], MEDIUM_CPU, change[0]) for change in changes if change and change[1]]
+        return [
+            OffloadingEvent(change[1], MEDIUM_CPU, change[0]) for change in changes if change and change[1]
+        ]
 
     def take_kv_events(self) -> list[KVCacheEvent]:
         """All changes since the last take, as events of the wire."""
@@ -99,7 +101,9 @@ class Publisher:
                 taken.append(AllBlocksCleared())
                 continue
             removed, keys = change
-            for group, members in groupby(keys, key=lambda key: int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")):
+            for group, members in groupby(
+                keys, key=lambda key: int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")
+            ):
                 hashes = [key[:-GROUP_INDEX_BYTES] for key in members]
                 if removed:
                     taken.append(BlockRemoved(hashes, MEDIUM_CPU, group))

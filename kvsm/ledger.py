@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import compress
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +37,7 @@ from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.ids import NO_IDS, IdArray, unpack
 from kvsm.policies import Choice, make_policy
 from kvsm.policies.slot_queue import SlotQueue
-from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState, BlockTrigger
+from kvsm.states.block import BLOCK_WORDS, IDLE, PINNED_ONCE, BlockState, BlockTrigger
 from kvsm.states.lease import LEASE_WORDS, LeaseTrigger
 from kvsm.states.request import REQUEST_WORDS, RequestState, RequestTrigger
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState, TransferTrigger
@@ -47,13 +46,64 @@ from kvsm.states.words import STATE_MASK, StateWords, Words
 _FIRST_INDEXED, _LAST_INDEXED = int(BlockState.ALLOCATED), int(BlockState.LOADING)
 _FIRST_READABLE, _LAST_READABLE = int(BlockState.STORED), int(BlockState.LOADING)
 _EVICTED_WORD = int(BlockState.EVICTED)
-_Item = TypeVar("_Item")
+
+# Bound once: to look a member up in its class costs more than to take the step.
+_BLOCK_ALLOCATE = BlockTrigger.ALLOCATE
+_BLOCK_BEGIN_LOAD = BlockTrigger.BEGIN_LOAD
+_BLOCK_CANCEL = BlockTrigger.CANCEL
+_BLOCK_END_COPY_BAD = BlockTrigger.END_COPY_BAD
+_BLOCK_END_COPY_GOOD = BlockTrigger.END_COPY_GOOD
+_BLOCK_EVICT = BlockTrigger.EVICT
+_BLOCK_INVALIDATE = BlockTrigger.INVALIDATE
+_BLOCK_LOSE = BlockTrigger.LOSE
+_BLOCK_PIN = BlockTrigger.PIN
+_BLOCK_SUBMIT_STORE = BlockTrigger.SUBMIT_STORE
+_BLOCK_TOUCH = BlockTrigger.TOUCH
+_BLOCK_UNPIN = BlockTrigger.UNPIN
+_TRANSFER_ABANDON = TransferTrigger.ABANDON
+_TRANSFER_CANCEL = TransferTrigger.CANCEL
+_TRANSFER_LOSE = TransferTrigger.LOSE
+_TRANSFER_REPORT_BAD = TransferTrigger.REPORT_BAD
+_TRANSFER_REPORT_GOOD = TransferTrigger.REPORT_GOOD
+_TRANSFER_SUBMIT = TransferTrigger.SUBMIT
+_LEASE_BEGIN_READ = LeaseTrigger.BEGIN_READ
+_LEASE_BEGIN_WRITE = LeaseTrigger.BEGIN_WRITE
+_LEASE_END_READ = LeaseTrigger.END_READ
+_LEASE_END_WRITE = LeaseTrigger.END_WRITE
+_LEASE_LOSE = LeaseTrigger.LOSE
+_REQUEST_BEGIN_LOAD = RequestTrigger.BEGIN_LOAD
+_REQUEST_BEGIN_STORE = RequestTrigger.BEGIN_STORE
+_REQUEST_DEFER = RequestTrigger.DEFER
+_REQUEST_END_LOAD = RequestTrigger.END_LOAD
+_REQUEST_END_STORE = RequestTrigger.END_STORE
+_REQUEST_FINISH = RequestTrigger.FINISH
+_REQUEST_HIT = RequestTrigger.HIT
+_REQUEST_MISS = RequestTrigger.MISS
+_REQUEST_PREEMPT = RequestTrigger.PREEMPT
+_REQUEST_UNMATCH = RequestTrigger.UNMATCH
+_REQUEST_WAKE = RequestTrigger.WAKE
+_ABANDONED = TransferState.ABANDONED
+_COMPLETED = TransferState.COMPLETED
+_FAILED = TransferState.FAILED
+_PLANNED = TransferState.PLANNED
+_SUBMITTED = TransferState.SUBMITTED
 
 
 class Transfer:
     """A live transfer. What it binds (direction, slots, device blocks, keys) never changes."""
 
-    __slots__ = ("device_blocks", "direction", "epoch", "flush", "id", "keys", "reported", "request", "slots", "word")
+    __slots__ = (
+        "device_blocks",
+        "direction",
+        "epoch",
+        "flush",
+        "id",
+        "keys",
+        "reported",
+        "request",
+        "slots",
+        "word",
+    )
 
     def __init__(
         self,
@@ -115,6 +165,8 @@ class Ledger:
     def __init__(self, config: OffloadConfig, listener: CacheListener | None = None) -> None:
         self.config, self.listener = config, listener
         self.seq = self.step = self.tick = self.epoch = 0
+        self.voided_at = 0
+        """Number of the last event that invalidated a block: pins taken after it all hold."""
         slots = config.host_blocks
         self.blocks = StateWords(BLOCK_WORDS, slots)
         self.leases = StateWords(LEASE_WORDS, config.device_blocks)
@@ -171,9 +223,17 @@ class Ledger:
     def readable(self, slot: int) -> bool:
         return _FIRST_READABLE <= self.blocks.words[slot] & STATE_MASK <= _LAST_READABLE
 
+    def keys_of(self, slots: IdArray) -> Sequence[bytes]:
+        """The keys of these slots' latest lives."""
+        if len(slots) < 2:
+            return [self.key_of[slot] for slot in slots]
+        return cast(Sequence[bytes], itemgetter(*_listed(slots))(self.key_of))
+
     def live_pins(self, request: Request) -> IdArray:
         """The pins that still hold: same life of the slot, and not invalidated since."""
         pins, since = request.pins, request.pinned_at
+        if self.voided_at < since:
+            return pins
         if type(pins) is tuple:
             words, generation = self.blocks.words, self.generation
             return tuple(
@@ -191,7 +251,7 @@ class Ledger:
 
     def draining(self) -> bool:
         """Whether copies that a reset abandoned are still under way."""
-        return any(transfer.state is TransferState.ABANDONED for transfer in self.transfers.values())
+        return any(transfer.state is _ABANDONED for transfer in self.transfers.values())
 
     # Requests.
 
@@ -205,10 +265,10 @@ class Ledger:
         self.requests[event.request] = Request(event.request)
 
     def _preempted(self, event: ev.RequestPreempted) -> None:
-        self._leave(self._request(event.seq, event.request), RequestTrigger.PREEMPT, event.seq)
+        self._leave(self._request(event.seq, event.request), _REQUEST_PREEMPT, event.seq)
 
     def _finished(self, event: ev.RequestFinished) -> None:
-        self._leave(self._request(event.seq, event.request), RequestTrigger.FINISH, event.seq)
+        self._leave(self._request(event.seq, event.request), _REQUEST_FINISH, event.seq)
 
     def _leave(self, request: Request, trigger: RequestTrigger, seq: int) -> None:
         word = REQUEST_WORDS.step(request.word, trigger, request.name, seq)
@@ -217,35 +277,40 @@ class Ledger:
         self._settle(request, word)
 
     def _matched(self, event: ev.HitMatched) -> None:
-        request = self._request(event.seq, event.request)
+        request = self.requests.get(event.request) or Request(event.request)
         slots = unpack(event.slots)
-        trigger = RequestTrigger.HIT if len(slots) else RequestTrigger.MISS
+        trigger = _REQUEST_HIT if len(slots) else _REQUEST_MISS
         word = REQUEST_WORDS.step(request.word, trigger, request.name, event.seq)
         if len(slots):
-            old, new = self.blocks.check(slots, BlockTrigger.PIN, event.seq)
+            new = self.blocks.check(slots, _BLOCK_PIN, event.seq)
             self.blocks.commit(slots, new)
-            self._busy(slots, old)
+            busy = _pick(slots, new, PINNED_ONCE)
+            if len(busy):
+                self.policy.busy(busy)
             request.pins, request.pinned_at = slots, event.seq
         request.word = word
+        self.requests[request.name] = request
 
     def _released(self, event: ev.HitReleased) -> None:
         request = self._request(event.seq, event.request)
-        word = REQUEST_WORDS.step(request.word, RequestTrigger.UNMATCH, request.name, event.seq)
+        word = REQUEST_WORDS.step(request.word, _REQUEST_UNMATCH, request.name, event.seq)
         self._unpin(request, self.live_pins(request), event.seq)
         request.word = word
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
-        request = self._request(event.seq, event.request)
+        request = self.requests.get(event.request) or Request(event.request)
         self._transfer(event.seq, event.transfer)
-        request.word = REQUEST_WORDS.step(request.word, RequestTrigger.DEFER, request.name, event.seq)
+        request.word = REQUEST_WORDS.step(request.word, _REQUEST_DEFER, request.name, event.seq)
         request.awaits, request.patience = event.transfer, event.until
-        self.deferred[request.name] = request
+        self.deferred[request.name] = self.requests[request.name] = request
 
     def _ticked(self, event: ev.Ticked) -> None:
         if event.tick != self.tick + 1:
             raise InvalidEvent(event.seq, f"tick {event.tick} cannot follow tick {self.tick}")
         self.tick = event.tick
-        self._wake(event.seq, [request for request in self.deferred.values() if request.patience <= event.tick])
+        self._wake(
+            event.seq, [request for request in self.deferred.values() if request.patience <= event.tick]
+        )
 
     # Stores.
 
@@ -254,7 +319,7 @@ class Ledger:
 
     def _evicted(self, event: ev.BlocksEvicted) -> None:
         victims = unpack(event.slots)
-        _, new = self.blocks.check(victims, BlockTrigger.EVICT, event.seq)
+        new = self.blocks.check(victims, _BLOCK_EVICT, event.seq)
         self.blocks.commit(victims, new)
         keys = self._unindex(victims)
         self.policy.evicted(Choice(victims, unpack(event.moved)), keys)
@@ -263,52 +328,64 @@ class Ledger:
             self.listener.removed(keys)
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
-        seq, slots, device_blocks, keys = event.seq, unpack(event.slots), unpack(event.device_blocks), event.keys
-        request = self._request(seq, event.request)
+        seq, slots, device_blocks, keys = (
+            event.seq,
+            unpack(event.slots),
+            unpack(event.device_blocks),
+            event.keys,
+        )
+        request = self.requests.get(event.request) or Request(event.request)
         self._paired(seq, len(keys), slots, device_blocks)
-        word = REQUEST_WORDS.step(request.word, RequestTrigger.BEGIN_STORE, request.name, seq)
-        _, new = self.blocks.check(slots, BlockTrigger.ALLOCATE, seq)
-        _, leased = self.leases.check(device_blocks, LeaseTrigger.BEGIN_READ, seq)
-        index = self.index
-        if not index.keys().isdisjoint(keys) or (len(keys) > 1 and len(set(keys)) != len(keys)):
-            raise InvalidEvent(seq, "a planned key has a block already, or stands twice in the plan")
+        word = REQUEST_WORDS.step(request.word, _REQUEST_BEGIN_STORE, request.name, seq)
+        new = self.blocks.check(slots, _BLOCK_ALLOCATE, seq)
+        leased = self.leases.check(device_blocks, _LEASE_BEGIN_READ, seq)
+        self._enter(seq, keys, slots)
         self.blocks.commit(slots, new)
         self.leases.commit(device_blocks, leased)
         self.free.remove(slots)
-        key_of = self.key_of
         if type(slots) is tuple:
-            for slot, key in zip(slots, keys, strict=True):
+            for slot in slots:
                 self.generation[slot] = seq
-                key_of[slot] = key
-                index[key] = slot
         else:
             self.generation_view[slots] = seq
-            numbers = cast(NDArray[np.int64], slots).tolist()
-            for slot, key in zip(numbers, keys, strict=True):
-                key_of[slot] = key
-            index.update(zip(keys, numbers, strict=True))
         request.word = word
+        self.requests[request.name] = request
         self._plan(seq, Direction.STORE, request, slots, device_blocks, keys)
+
+    def _enter(self, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
+        """Let the index name these slots by these keys. Refuses a key that stands in it, or twice here.
+
+        The index grows by one a key exactly if all keys are new: that is cheaper to see afterwards, and
+        a refusal, which only a wrong event earns, puts back what it was.
+        """
+        numbers, index, key_of = _listed(slots), self.index, self.key_of
+        size = len(index) + len(keys)
+        index.update(zip(keys, numbers))
+        if len(index) != size:
+            self.index = {key_of[slot]: slot for slot in indexed_slots(self)}
+            raise InvalidEvent(seq, "a planned key has a block already, or stands twice in the plan")
+        for slot, key in zip(numbers, keys):
+            key_of[slot] = key
 
     # Loads.
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         seq, slots, device_blocks = event.seq, unpack(event.slots), unpack(event.device_blocks)
         request = self._request(seq, event.request)
-        word = REQUEST_WORDS.step(request.word, RequestTrigger.BEGIN_LOAD, request.name, seq)
+        word = REQUEST_WORDS.step(request.word, _REQUEST_BEGIN_LOAD, request.name, seq)
         live = self.live_pins(request)
         if event.voided:
             if len(live) == len(request.pins) or len(slots):
                 raise InvalidEvent(seq, "no pin of this request was voided")
             self._unpin(request, live, seq)
-            request.word = REQUEST_WORDS.step(word, RequestTrigger.END_LOAD, request.name, seq)
+            request.word = REQUEST_WORDS.step(word, _REQUEST_END_LOAD, request.name, seq)
             return
         loaded = len(slots)
         if not _same(slots, request.pins[:loaded]) or not _same(slots, live[:loaded]):
             raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
         self._paired(seq, loaded, slots, device_blocks)
-        _, new = self.blocks.check(slots, BlockTrigger.BEGIN_LOAD, seq)
-        _, leased = self.leases.check(device_blocks, LeaseTrigger.BEGIN_WRITE, seq)
+        new = self.blocks.check(slots, _BLOCK_BEGIN_LOAD, seq)
+        leased = self.leases.check(device_blocks, _LEASE_BEGIN_WRITE, seq)
         self.blocks.commit(slots, new)
         self.leases.commit(device_blocks, leased)
         self._unpin(request, live[loaded:], seq)
@@ -326,7 +403,7 @@ class Ledger:
         device_blocks: IdArray,
         keys: tuple[bytes, ...],
     ) -> None:
-        word = TRANSFER_WORDS.encode(TransferState.PLANNED, (self.config.workers,))
+        word = TRANSFER_WORDS.encode(_PLANNED, (self.config.workers,))
         self.transfers[seq] = Transfer(
             seq, direction, request.name, slots, device_blocks, keys, word, self.epoch
         )
@@ -334,12 +411,12 @@ class Ledger:
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         seq = event.seq
         transfers = self._distinct_transfers(seq, event.transfers)
-        words = [TRANSFER_WORDS.step(one.word, TransferTrigger.SUBMIT, one.id, seq) for one in transfers]
+        words = [TRANSFER_WORDS.step(one.word, _TRANSFER_SUBMIT, one.id, seq) for one in transfers]
         # A planned store's slots are ALLOCATED and its own, so that the next step cannot be refused.
-        for transfer, word in zip(transfers, words, strict=True):
+        for transfer, word in zip(transfers, words):
             transfer.word = word
             if transfer.direction is Direction.STORE:
-                _, new = self.blocks.check(transfer.slots, BlockTrigger.SUBMIT_STORE, seq)
+                new = self.blocks.check(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
                 self.blocks.commit(transfer.slots, new)
 
     def _reported(self, event: ev.WorkerReported) -> Transfer | None:
@@ -347,14 +424,14 @@ class Ledger:
         bit = 1 << event.worker
         if event.worker >= self.config.workers or transfer.reported & bit:
             raise InvalidEvent(seq, f"worker {event.worker} cannot report transfer {transfer.id} (again)")
-        trigger = TransferTrigger.REPORT_GOOD if event.good else TransferTrigger.REPORT_BAD
+        trigger = _TRANSFER_REPORT_GOOD if event.good else _TRANSFER_REPORT_BAD
         transfer.word = TRANSFER_WORDS.step(transfer.word, trigger, transfer.id, seq)
         transfer.reported |= bit
         state = transfer.word & STATE_MASK
-        if state == TransferState.SUBMITTED or state == TransferState.ABANDONED:
+        if state == _SUBMITTED or state == _ABANDONED:
             return None
-        self._end_copies(transfer, state == TransferState.COMPLETED, seq)
-        if state == TransferState.FAILED and transfer.direction is Direction.LOAD:
+        self._end_copies(transfer, state == _COMPLETED, seq)
+        if state == _FAILED and transfer.direction is Direction.LOAD:
             self._invalidate(transfer.slots, seq)
         self._end(transfer, seq)
         return transfer
@@ -362,8 +439,8 @@ class Ledger:
     def _end_copies(self, transfer: Transfer, good: bool, seq: int) -> None:
         """The transfer touches its slots no more. The table decides what each of them becomes."""
         slots = transfer.slots
-        trigger = BlockTrigger.END_COPY_GOOD if good else BlockTrigger.END_COPY_BAD
-        old, new = self.blocks.check(slots, trigger, seq)
+        trigger = _BLOCK_END_COPY_GOOD if good else _BLOCK_END_COPY_BAD
+        new = self.blocks.check(slots, trigger, seq)
         self.blocks.commit(slots, new)
         if transfer.direction is Direction.LOAD:
             self.policy.idle(_pick(slots, new, IDLE))
@@ -371,7 +448,7 @@ class Ledger:
             self.policy.admitted(slots, transfer.keys)
             if self.listener is not None:
                 self.listener.stored(transfer.keys)
-        elif transfer.word & STATE_MASK == TransferState.FAILED:
+        elif transfer.word & STATE_MASK == _FAILED:
             self._unindex(slots)
         freed = _pick(slots, new, _EVICTED_WORD)
         if len(freed):
@@ -380,8 +457,8 @@ class Ledger:
     def _end(self, transfer: Transfer, seq: int) -> None:
         """The transfer is over: its leases, its request's count of it, and who waited for it."""
         store = transfer.direction is Direction.STORE
-        lease = LeaseTrigger.END_READ if store else LeaseTrigger.END_WRITE
-        _, returned = self.leases.check(transfer.device_blocks, lease, seq)
+        lease = _LEASE_END_READ if store else _LEASE_END_WRITE
+        returned = self.leases.check(transfer.device_blocks, lease, seq)
         self.leases.commit(transfer.device_blocks, returned)
         self._close(transfer, seq)
 
@@ -389,14 +466,14 @@ class Ledger:
         del self.transfers[transfer.id]
         request = self.requests[transfer.request]
         store = transfer.direction is Direction.STORE
-        trigger = RequestTrigger.END_STORE if store else RequestTrigger.END_LOAD
+        trigger = _REQUEST_END_STORE if store else _REQUEST_END_LOAD
         self._settle(request, REQUEST_WORDS.step(request.word, trigger, request.name, seq))
         if self.deferred:
             self._wake(seq, [one for one in self.deferred.values() if one.awaits == transfer.id])
 
     def _cancelled(self, event: ev.TransferCancelled) -> Transfer | None:
         transfer = self._transfer(event.seq, event.transfer)
-        transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.CANCEL, transfer.id, event.seq)
+        transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_CANCEL, transfer.id, event.seq)
         self._undo(transfer, event.seq)
         return transfer
 
@@ -405,7 +482,7 @@ class Ledger:
         if transfer.direction is Direction.LOAD:
             self._end_copies(transfer, good=False, seq=seq)
         else:
-            _, new = self.blocks.check(transfer.slots, BlockTrigger.CANCEL, seq)
+            new = self.blocks.check(transfer.slots, _BLOCK_CANCEL, seq)
             self.blocks.commit(transfer.slots, new)
             self._unindex(transfer.slots)
             self.free.append(transfer.slots)
@@ -413,12 +490,13 @@ class Ledger:
 
     def _lost(self, event: ev.TransferLost) -> Transfer | None:
         seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
-        transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.LOSE, transfer.id, seq)
+        transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_LOSE, transfer.id, seq)
         slots = transfer.slots
-        old, new = self.blocks.check(slots, BlockTrigger.LOSE, seq)
+        new = self.blocks.check(slots, _BLOCK_LOSE, seq)
+        self._withdraw(slots)
         self.blocks.commit(slots, new)
-        self._withdraw(slots, old)
-        _, retired = self.leases.check(transfer.device_blocks, LeaseTrigger.LOSE, seq)
+        self.voided_at = seq
+        retired = self.leases.check(transfer.device_blocks, _LEASE_LOSE, seq)
         self.leases.commit(transfer.device_blocks, retired)
         self._close(transfer, seq)
         return transfer
@@ -431,10 +509,7 @@ class Ledger:
 
     def _touched(self, event: ev.BlocksTouched) -> None:
         slots = unpack(event.slots)
-        words = self.blocks.look(slots)
-        states = np.asarray(words) & STATE_MASK
-        if not ((states >= _FIRST_READABLE) & (states <= _LAST_READABLE)).all():
-            raise InvalidEvent(event.seq, "only blocks that can be read can be touched")
+        words = self.blocks.check(slots, _BLOCK_TOUCH, event.seq)
         self.policy.touched(_pick(slots, words, IDLE))
 
     def _reset(self, event: ev.CacheReset) -> None:
@@ -442,11 +517,11 @@ class Ledger:
             raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {self.epoch}")
         seq, self.epoch = event.seq, event.epoch
         for transfer in list(self.transfers.values()):
-            if transfer.state is TransferState.PLANNED:
-                transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.CANCEL, transfer.id, seq)
+            if transfer.state is _PLANNED:
+                transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_CANCEL, transfer.id, seq)
                 self._undo(transfer, seq)
             else:
-                transfer.word = TRANSFER_WORDS.step(transfer.word, TransferTrigger.ABANDON, transfer.id, seq)
+                transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_ABANDON, transfer.id, seq)
         states = self.blocks.view & STATE_MASK
         named = np.flatnonzero((states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED))
         if len(named):
@@ -462,16 +537,17 @@ class Ledger:
 
     def _invalidate(self, slots: IdArray, seq: int) -> None:
         """Void these blocks, whatever state each is in. Total, so that it can end any event."""
-        old, new = self.blocks.check(slots, BlockTrigger.INVALIDATE, seq)
+        new = self.blocks.check(slots, _BLOCK_INVALIDATE, seq)
+        gone = self._withdraw(slots)
         self.blocks.commit(slots, new)
-        gone = self._withdraw(slots, old)
-        freed = _pick(gone, self.blocks.view[np.asarray(gone, dtype=np.int64)], _EVICTED_WORD)
+        self.voided_at = seq
+        freed = gone[self.blocks.view[gone] == _EVICTED_WORD]
         if len(freed):
             self.free.append(freed)
 
-    def _withdraw(self, slots: IdArray, old: Words) -> IdArray:
-        """Take those that the index named out of it, and those that were readable from the policy."""
-        states = np.asarray(_spread(old, len(slots))) & STATE_MASK
+    def _withdraw(self, slots: IdArray) -> NDArray[np.int64]:
+        """Take those that the index names out of it, and those that can be read from the policy."""
+        states = np.asarray(self.blocks.look(slots)) & STATE_MASK
         numbers = np.asarray(slots, dtype=np.int64)
         named = numbers[(states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED)]
         readable = numbers[(states >= _FIRST_READABLE) & (states <= _LAST_READABLE)]
@@ -484,22 +560,17 @@ class Ledger:
 
     def _unindex(self, slots: IdArray) -> Sequence[bytes]:
         """Forget the keys of these slots; returns them."""
-        keys = _gather(self.key_of, _listed(slots))
+        keys = self.keys_of(slots)
         index = self.index
         for key in keys:
             del index[key]
         return keys
 
-    def _busy(self, slots: IdArray, old: Words) -> None:
-        idle = _pick(slots, old, IDLE)
-        if len(idle):
-            self.policy.busy(idle)
-
     def _unpin(self, request: Request, slots: IdArray, seq: int) -> None:
         """End the request's match: `slots` are the live pins to give back; void ones need nothing."""
         request.pins = NO_IDS
         if len(slots):
-            _, new = self.blocks.check(slots, BlockTrigger.UNPIN, seq)
+            new = self.blocks.check(slots, _BLOCK_UNPIN, seq)
             self.blocks.commit(slots, new)
             idle = _pick(slots, new, IDLE)
             if len(idle):
@@ -516,7 +587,7 @@ class Ledger:
 
     def _wake(self, seq: int, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._settle(request, REQUEST_WORDS.step(request.word, RequestTrigger.WAKE, request.name, seq))
+            self._settle(request, REQUEST_WORDS.step(request.word, _REQUEST_WAKE, request.name, seq))
 
     def _request(self, seq: int, name: str) -> Request:
         request = self.requests.get(name)
@@ -541,6 +612,12 @@ class Ledger:
             raise InvalidEvent(seq, "a plan names as many slots as device blocks (and keys), at least one")
 
 
+def indexed_slots(ledger: Ledger) -> list[int]:
+    """Slots whose block has a key that the index names: ALLOCATED to LOADING, by slot number."""
+    states = ledger.blocks.view & STATE_MASK
+    return np.flatnonzero((states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED)).tolist()
+
+
 def _same(first: IdArray, second: IdArray) -> bool:
     if type(first) is tuple and type(second) is tuple:
         return first == second
@@ -551,20 +628,13 @@ def _listed(ids: IdArray) -> Sequence[int]:
     return ids if type(ids) is tuple else cast(NDArray[np.int64], ids).tolist()
 
 
-def _gather(items: Sequence[_Item], positions: Sequence[int]) -> Sequence[_Item]:
-    if len(positions) < 2:
-        return [items[position] for position in positions]
-    return cast(Sequence[_Item], itemgetter(*positions)(items))
-
-
-def _spread(words: Words, count: int) -> Words:
-    return np.full(count, words, dtype=np.int32) if isinstance(words, int) else words
-
-
 def _pick(slots: IdArray, words: Words, wanted: int) -> IdArray:
     """Those of `slots` whose word is `wanted`."""
     if type(words) is list:
-        return tuple(compress(slots, [word == wanted for word in words]))
+        wanting = words.count(wanted)
+        if wanting == len(words):
+            return slots
+        return tuple([slot for slot, word in zip(slots, words) if word == wanted]) if wanting else ()
     if type(words) is int:
         return slots if words == wanted else NO_IDS
-    return cast(NDArray[np.int64], slots)[words == wanted]
+    return cast(NDArray[np.int64], cast(NDArray[np.int64], slots)[words == wanted])

@@ -15,23 +15,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from enum import Enum
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, Poisoned
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason, SkipReason
-from kvsm.ids import NO_IDS, SMALL, IdArray, pack
+from kvsm.ids import NO_IDS, SMALL, IdArray, pack, to_list
 from kvsm.ledger import CacheListener, Ledger, Request, Transfer
 from kvsm.plan import TransferPlan
 from kvsm.states import machines_digest
+from kvsm.states.block import BlockState
 from kvsm.states.lease import LeaseState
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
-
-_Event = TypeVar("_Event", bound=OffloadingEvent)
 
 
 class EventSink(Protocol):
@@ -51,7 +51,7 @@ class LookupResult(Enum):
     """Its store is in flight."""
 
 
-class Match(NamedTuple):
+class Match(msgspec.Struct, frozen=True, gc=False):
     """What the host serves of a prompt: `hits` blocks from its start, pinned for the request.
 
     waits_for: the transfer that is storing the next block; the request is DEFERRED: ask again later.
@@ -61,7 +61,7 @@ class Match(NamedTuple):
     waits_for: int | None = None
 
 
-class PreparedStore(NamedTuple):
+class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     """plan: what to copy, None if nothing. keys: what will be stored, in the plan's order.
 
     resident: how many offered keys are on the host already. deferred: keys to offer again, because
@@ -75,7 +75,7 @@ class PreparedStore(NamedTuple):
     evicted: Sequence[bytes] = ()
 
 
-class Ended(NamedTuple):
+class Ended(msgspec.Struct, frozen=True, gc=False):
     """A transfer that is over, and whether its bytes are right; its device blocks are free of leases."""
 
     transfer: int
@@ -103,7 +103,7 @@ class Offloader:
         self.step = 0
         self._clock_ns = clock_ns
         self._poisoned: str | None = None
-        self._emit(ev.LogOpened(1, 0, clock_ns(), config, machines_digest()))
+        self._emit(ev.LogOpened, config, machines_digest())
 
     # Matching.
 
@@ -115,9 +115,9 @@ class Offloader:
         return LookupResult.HIT if self.ledger.readable(slot) else LookupResult.HIT_PENDING
 
     def arrive(self, request: str) -> None:
-        """Make the request known. `match` and `prepare_store` do it by themselves."""
+        """Make the request known before its first match or offer, which do so by themselves."""
         if request not in self.ledger.requests:
-            self._emit(ev.RequestArrived(*self._head(), request))
+            self._emit(ev.RequestArrived, request)
 
     def match(self, request: str, keys: Sequence[bytes]) -> Match:
         """Longest prefix of `keys` that can be read, pinned until loaded or released (S7).
@@ -125,29 +125,28 @@ class Offloader:
         keys: those beyond what the device has, in prefix order. A second question replaces the first;
         the same answer is no event. A request that is loading or finished has no match.
         """
-        self.arrive(request)
-        entry = self.ledger.requests[request]
-        state = entry.state
-        if state is RequestState.LOADING or state is RequestState.FINISHED:
+        entry = self.ledger.requests.get(request) or Request(request)
+        state = entry.word & STATE_MASK
+        if state == RequestState.LOADING or state == RequestState.FINISHED:
             return Match(0)
-        if state is RequestState.DEFERRED:
+        if state == RequestState.DEFERRED:
             return Match(0, entry.awaits)
         slots, pending = self._readable_prefix(keys)
         if pending is not None and self._may_wait(entry):
-            if state is RequestState.MATCHED:
-                self._emit(ev.HitReleased(*self._head(), request))
+            if state == RequestState.MATCHED:
+                self._emit(ev.HitReleased, request)
             patience = entry.patience if entry.patience >= 0 else self.ledger.tick + self.config.defer_ticks
-            self._emit(ev.RequestDeferred(*self._head(), request, pending, patience))
+            self._emit(ev.RequestDeferred, request, pending, patience)
             return Match(0, pending)
-        if state is RequestState.MATCHED:
-            if list(entry.pins) == slots and len(self.ledger.live_pins(entry)) == len(slots):
+        if state == RequestState.MATCHED:
+            if to_list(entry.pins) == slots and len(self.ledger.live_pins(entry)) == len(slots):
                 return Match(len(slots))
-            self._emit(ev.HitReleased(*self._head(), request))
-        elif state is RequestState.RUNNING and not slots:
+            self._emit(ev.HitReleased, request)
+        elif state == RequestState.RUNNING and not slots:
             return Match(0)
         missed = keys[len(slots)] if len(slots) < len(keys) else None
         try:
-            self._emit(ev.HitMatched(*self._head(), request, pack(slots), missed))
+            self._emit(ev.HitMatched, request, pack(slots), missed)
         except IllegalTransition as refusal:
             raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
         return Match(len(slots))
@@ -156,7 +155,7 @@ class Offloader:
         """Give back the request's match without loading it."""
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.state is RequestState.MATCHED:
-            self._emit(ev.HitReleased(*self._head(), request))
+            self._emit(ev.HitReleased, request)
 
     def _readable_prefix(self, keys: Sequence[bytes]) -> tuple[list[int], int | None]:
         """(slots of the readable prefix, the store in flight of the first key that is not readable)."""
@@ -166,10 +165,10 @@ class Offloader:
             if slot is None:
                 break
             slots.append(slot)
-        # The index holds ALLOCATED to LOADING, and only the first two of them cannot be read.
+        # The index names ALLOCATED to LOADING blocks; those before STORED cannot be read yet.
         words = ledger.blocks.words
         for count, slot in enumerate(slots):
-            if words[slot] & STATE_MASK < 3:
+            if words[slot] & STATE_MASK < BlockState.STORED:
                 return slots[:count], ledger.generation[slot]
         return slots, None
 
@@ -186,26 +185,26 @@ class Offloader:
         promise was voided since (a reset, bytes found bad): the engine computes these blocks (S6).
         """
         entry = self.ledger.requests.get(request)
-        if entry is None or entry.state is not RequestState.MATCHED:
+        if entry is None or entry.word & STATE_MASK != RequestState.MATCHED:
             return None
         targets = self._device_ids(device_blocks)
         wanted = len(targets)
         if wanted == 0:
-            self._emit(ev.HitReleased(*self._head(), request))
+            self._emit(ev.HitReleased, request)
             return None
         if wanted > len(entry.pins):
             raise InvalidEvent(
                 self.ledger.seq + 1, f"request {request} matched {len(entry.pins)} blocks, not {wanted}"
             )
         if len(self.ledger.live_pins(entry)) < len(entry.pins):
-            self._emit(ev.LoadPlanned(*self._head(), request, NO_IDS, NO_IDS, voided=True))
+            self._emit(ev.LoadPlanned, request, NO_IDS, NO_IDS, True)
             return None
         if len(self.ledger.transfers) >= self.config.max_live_transfers:
             raise LimitReached(f"{self.config.max_live_transfers} transfers are live (max_live_transfers)")
         slots = pack(entry.pins[:wanted])
-        event = ev.LoadPlanned(*self._head(), request, slots, pack(targets))
-        self._emit(event)
-        return TransferPlan(event.seq, Direction.LOAD, event.device_blocks, slots)
+        blocks = pack(targets)
+        self._emit(ev.LoadPlanned, request, slots, blocks)
+        return TransferPlan(self.ledger.seq, Direction.LOAD, blocks, slots)
 
     def complete_load(self, transfer: int, worker: int = 0) -> Ended | None:
         """Worker `worker` has its shard of the load. Same as `report(transfer, worker, True)`."""
@@ -217,7 +216,9 @@ class Offloader:
 
     # Storing.
 
-    def prepare_store(self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]) -> PreparedStore:
+    def prepare_store(
+        self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]
+    ) -> PreparedStore:
         """Offer computed blocks: device_blocks[i] holds the content of keys[i].
 
         Stores those that are new, all or none of them: if the pool cannot make room for all, the offer
@@ -227,7 +228,6 @@ class Offloader:
         if len(keys) != len(device_blocks):
             raise ValueError(f"{len(keys)} keys for {len(device_blocks)} device blocks")
         sources = self._device_ids(device_blocks)
-        self.arrive(request)
         ledger = self.ledger
         found = list(map(ledger.index.get, keys))
         resident: list[int] = []
@@ -239,12 +239,12 @@ class Offloader:
             return PreparedStore(None, (), len(resident), deferred)
         refusal, evicted = self._make_room(keys, resident)
         if refusal:
-            self._emit(ev.StoreSkipped(*self._head(), request, keys, refusal))
+            self._emit(ev.StoreSkipped, request, keys, refusal)
             return PreparedStore(None, (), len(resident), deferred + keys)
         slots = pack(ledger.free.first(len(keys)))
-        event = ev.StorePlanned(*self._head(), request, keys, slots, pack(sources))
-        self._emit(event)
-        plan = TransferPlan(event.seq, Direction.STORE, event.device_blocks, slots)
+        blocks = pack(sources)
+        self._emit(ev.StorePlanned, request, keys, slots, blocks)
+        plan = TransferPlan(ledger.seq, Direction.STORE, blocks, slots)
         return PreparedStore(plan, keys, len(resident), deferred, evicted)
 
     def complete_store(self, transfer: int, worker: int = 0) -> Ended | None:
@@ -271,9 +271,10 @@ class Offloader:
 
     def _all_new(self, keys: Sequence[bytes], device_blocks: IdArray) -> bool:
         """The common case of an offer: distinct keys, on distinct device blocks that no copy touches."""
-        if len(keys) > 1 and not len(set(keys)) == len(keys) == len(set(device_blocks)):
+        if len(keys) > 1 and (len(set(keys)) != len(keys) or not self.ledger.leases.distinct(device_blocks)):
             return False
-        return not np.asarray(self.ledger.leases.look(device_blocks)).any()
+        leases = self.ledger.leases.look(device_blocks)
+        return not any(leases) if type(leases) is list else not np.any(leases)
 
     def _partition(
         self,
@@ -287,7 +288,10 @@ class Offloader:
         new: dict[bytes, int] = {}
         taken: set[int] = set()
         resident: list[int] = []
-        skipped: dict[str, list[bytes]] = {SkipReason.KEY_IN_FLIGHT: [], SkipReason.DEVICE_BLOCK_IN_FLIGHT: []}
+        skipped: dict[str, list[bytes]] = {
+            SkipReason.KEY_IN_FLIGHT: [],
+            SkipReason.DEVICE_BLOCK_IN_FLIGHT: [],
+        }
         for key, block, slot in zip(keys, device_blocks, found, strict=True):
             if slot is not None:
                 if ledger.readable(slot):
@@ -303,8 +307,13 @@ class Offloader:
                 taken.add(block)
         for reason, which in skipped.items():
             if which:
-                self._emit(ev.StoreSkipped(*self._head(), request, tuple(which), reason))
-        return list(new), tuple(new.values()), resident, tuple(key for which in skipped.values() for key in which)
+                self._emit(ev.StoreSkipped, request, tuple(which), reason)
+        return (
+            list(new),
+            tuple(new.values()),
+            resident,
+            tuple(key for which in skipped.values() for key in which),
+        )
 
     def _make_room(self, keys: tuple[bytes, ...], protected: Collection[int]) -> tuple[str, Sequence[bytes]]:
         """(why there is no room, or "", and the keys that were evicted)."""
@@ -316,17 +325,15 @@ class Offloader:
             return SkipReason.POOL_FULL, ()
         recalled = ledger.policy.recall(keys)
         if recalled:
-            self._emit(ev.KeysRecalled(*self._head(), recalled))
+            self._emit(ev.KeysRecalled, recalled)
         if lacking <= 0:
             return "", ()
         choice = ledger.policy.choose(lacking, frozenset(protected))
         if choice is None:
             return SkipReason.POOL_FULL, ()
-        victims = choice.victims
-        key_of = ledger.key_of
-        evicted = [key_of[slot] for slot in (victims if type(victims) is tuple else victims.tolist())]  # type: ignore[union-attr]
-        transfer = ledger.seq + 2
-        self._emit(ev.BlocksEvicted(*self._head(), pack(victims), pack(choice.moved), transfer))
+        evicted = ledger.keys_of(choice.victims)
+        # The plan is the event after the eviction, and its number names the transfer.
+        self._emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), ledger.seq + 2)
         return "", evicted
 
     # Transfers.
@@ -334,7 +341,7 @@ class Offloader:
     def submit(self, transfers: Sequence[int]) -> None:
         """These plans leave for the workers: call it just before they do. Flushes the log first."""
         if transfers:
-            self._emit(ev.TransfersSubmitted(*self._head(), tuple(transfers)))
+            self._emit(ev.TransfersSubmitted, tuple(transfers))
         self._flush()
 
     def report(self, transfer: int, worker: int, good: bool) -> Ended | None:
@@ -347,9 +354,9 @@ class Offloader:
     def _report(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> Ended | None:
         reason = self._why_reject(transfer, worker, direction)
         if reason:
-            self._emit(ev.ReportRejected(*self._head(), transfer, worker, good, reason))
+            self._emit(ev.ReportRejected, transfer, worker, good, reason)
             return None
-        ended = self._emit(ev.WorkerReported(*self._head(), transfer, worker, good))
+        ended = self._emit(ev.WorkerReported, transfer, worker, good)
         return None if ended is None else _ended(ended)
 
     def _why_reject(self, transfer: int, worker: int, direction: Direction | None) -> str:
@@ -362,14 +369,15 @@ class Offloader:
             return RejectReason.WORKER
         if entry.reported >> worker & 1:
             return RejectReason.DUPLICATE
-        return RejectReason.NOT_SUBMITTED if entry.state is TransferState.PLANNED else ""
+        planned = entry.word & STATE_MASK == TransferState.PLANNED
+        return RejectReason.NOT_SUBMITTED if planned else ""
 
     def cancel(self, transfer: int) -> Ended | None:
         """Take back a plan that was not submitted; None if there is nothing to take back."""
         entry = self.ledger.transfers.get(transfer)
         if entry is None or entry.state is not TransferState.PLANNED:
             return None
-        self._emit(ev.TransferCancelled(*self._head(), transfer))
+        self._emit(ev.TransferCancelled, transfer)
         return _ended(entry)
 
     def lose(self, transfer: int) -> Ended | None:
@@ -377,7 +385,7 @@ class Offloader:
         entry = self.ledger.transfers.get(transfer)
         if entry is None or entry.state is TransferState.PLANNED:
             return None
-        self._emit(ev.TransferLost(*self._head(), transfer))
+        self._emit(ev.TransferLost, transfer)
         return _ended(entry)
 
     def flush(self, transfers: Sequence[int] | None = None) -> tuple[int, ...]:
@@ -388,7 +396,7 @@ class Offloader:
         named = tuple(one for one in wanted if live[one].state is not TransferState.PLANNED)
         fresh = tuple(one for one in named if not live[one].flush)
         if fresh:
-            self._emit(ev.FlushRequested(*self._head(), fresh))
+            self._emit(ev.FlushRequested, fresh)
         return named
 
     # Requests and time.
@@ -397,13 +405,13 @@ class Offloader:
         """The engine took the request's device blocks. Copies in flight keep what they touch."""
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.state not in _NOT_PREEMPTABLE:
-            self._emit(ev.RequestPreempted(*self._head(), request))
+            self._emit(ev.RequestPreempted, request)
 
     def finish(self, request: str, *, aborted: bool = False) -> bool:
         """The request is over, at any time. Returns whether no copy of it is left in flight."""
         entry = self.ledger.requests.get(request)
-        if entry is not None and entry.state is not RequestState.FINISHED:
-            self._emit(ev.RequestFinished(*self._head(), request, aborted))
+        if entry is not None and entry.word & STATE_MASK != RequestState.FINISHED:
+            self._emit(ev.RequestFinished, request, aborted)
         return request not in self.ledger.requests
 
     def touch(self, keys: Sequence[bytes]) -> None:
@@ -411,17 +419,17 @@ class Offloader:
         ledger = self.ledger
         slots = [slot for slot in map(ledger.index.get, keys) if slot is not None and ledger.readable(slot)]
         if slots:
-            self._emit(ev.BlocksTouched(*self._head(), pack(list(dict.fromkeys(slots)))))
+            self._emit(ev.BlocksTouched, pack(list(dict.fromkeys(slots))))
 
     def tick(self) -> None:
         """Let the waits grow older; the host calls it once a step. No event if nobody waits."""
         if self.ledger.deferred:
-            self._emit(ev.Ticked(*self._head(), self.ledger.tick + 1))
+            self._emit(ev.Ticked, self.ledger.tick + 1)
 
     def end_step(self) -> None:
         """The engine's step is over. Flushes the log."""
         if self.ledger.seq and self.ledger.step == self.step:
-            self._emit(ev.StepEnded(*self._head()))
+            self._emit(ev.StepEnded)
         self._flush()
         self.step += 1
 
@@ -431,20 +439,23 @@ class Offloader:
         Copies in flight go on; their memory stays quarantined until every worker has reported, and
         `draining()` of the ledger says whether any is left. A load that was under way fails.
         """
-        self._emit(ev.CacheReset(*self._head(), self.ledger.epoch + 1))
+        self._emit(ev.CacheReset, self.ledger.epoch + 1)
         return not self.ledger.draining()
 
     # The one way to change state.
 
-    def _head(self) -> tuple[int, int, int]:
-        return self.ledger.seq + 1, self.step, self._clock_ns()
+    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> Transfer | None:
+        """Make the next event, check it, apply it and hand it to the log, in one call.
 
-    def _emit(self, event: OffloadingEvent) -> Transfer | None:
-        """Check, apply and hand to the log, in one call. Any failure between the two poisons the core."""
+        Returns the transfer that it ended. A refused event leaves no trace; any other failure between
+        the fold and the log poisons the core.
+        """
         if self._poisoned is not None:
             raise Poisoned(f"this offloader stopped at event {self.ledger.seq}: {self._poisoned}")
+        ledger = self.ledger
+        event = kind(ledger.seq + 1, self.step, self._clock_ns(), *fields)
         try:
-            ended = self.ledger.apply(event)
+            ended = ledger.apply(event)
             if self.log is not None:
                 self.log.append(event)
             return ended
@@ -468,5 +479,5 @@ _NOT_PREEMPTABLE = (RequestState.NEW, RequestState.PREEMPTED, RequestState.FINIS
 
 
 def _ended(transfer: Transfer) -> Ended:
-    good = transfer.state is TransferState.COMPLETED
+    good = transfer.word & STATE_MASK == TransferState.COMPLETED
     return Ended(transfer.id, transfer.direction, transfer.request, good, transfer.device_blocks)

@@ -14,8 +14,7 @@ import numpy as np
 
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import Ids, pack, unpack
-from kvsm.ledger import Ledger, Request, Transfer
-from kvsm.states.block import BlockState
+from kvsm.ledger import Ledger, Request, Transfer, indexed_slots
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 
@@ -48,6 +47,7 @@ class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
     step: int
     tick: int
     epoch: int
+    voided_at: int
     blocks: bytes
     leases: bytes
     generations: bytes
@@ -72,10 +72,11 @@ def snapshot(ledger: Ledger) -> bytes:
             step=ledger.step,
             tick=ledger.tick,
             epoch=ledger.epoch,
+            voided_at=ledger.voided_at,
             blocks=ledger.blocks.view.tobytes(),
             leases=ledger.leases.view.tobytes(),
             generations=ledger.generation_view.tobytes(),
-            keys=tuple([ledger.key_of[slot] for slot in _indexed(ledger)]),
+            keys=tuple([ledger.key_of[slot] for slot in indexed_slots(ledger)]),
             free=ledger.free.order().astype("<u4").tobytes(),
             policy=ledger.policy.snapshot(),
             transfers=tuple([_save_transfer(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
@@ -88,11 +89,12 @@ def restore(saved: bytes) -> Ledger:
     """A ledger equal to the one that was saved. Raises `msgspec.DecodeError` if these are other bytes."""
     state = _DECODER.decode(saved)
     ledger = Ledger(state.config)
-    ledger.seq, ledger.step, ledger.tick, ledger.epoch = state.seq, state.step, state.tick, state.epoch
+    ledger.seq, ledger.step, ledger.tick = state.seq, state.step, state.tick
+    ledger.epoch, ledger.voided_at = state.epoch, state.voided_at
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
     ledger.generation_view[:] = np.frombuffer(state.generations, dtype=np.int64)
-    for slot, key in zip(_indexed(ledger), state.keys, strict=True):
+    for slot, key in zip(indexed_slots(ledger), state.keys, strict=True):
         ledger.key_of[slot] = key
         ledger.index[key] = slot
     ledger.free.remove(np.arange(state.config.host_blocks))
@@ -111,11 +113,6 @@ def restore(saved: bytes) -> Ledger:
 def digest(ledger: Ledger) -> str:
     """32 hex digits; equal for equal states, the orders of the free queue and of eviction included."""
     return blake2b(snapshot(ledger), digest_size=16).hexdigest()
-
-
-def _indexed(ledger: Ledger) -> list[int]:
-    states = ledger.blocks.view & STATE_MASK
-    return np.flatnonzero((states >= int(BlockState.ALLOCATED)) & (states <= int(BlockState.LOADING))).tolist()
 
 
 def _save_transfer(one: Transfer) -> _TransferState:

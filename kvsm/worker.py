@@ -61,11 +61,7 @@ class Worker:
             named.add(plan.transfer)
         self._live |= named
         for plan in plans:
-            try:
-                self._engine.submit(plan)
-            except TransferFailed as refusal:
-                self._refused.append(WorkerReport(plan.transfer, self.rank, False, str(refusal)))
-                self._count(plan.direction, False, 0, 0.0)
+            self._start(plan)
 
     def poll(self) -> list[WorkerReport]:
         """The transfers that ended since the last call: those refused, then the others as they ended."""
@@ -86,6 +82,13 @@ class Worker:
 
     def statistics(self) -> WorkerStatistics:
         return WorkerStatistics(self.rank, self._totals[Direction.STORE], self._totals[Direction.LOAD])
+
+    def _start(self, plan: TransferPlan) -> None:
+        try:
+            self._engine.submit(plan)
+        except TransferFailed as refusal:
+            self._refused.append(WorkerReport(plan.transfer, self.rank, False, str(refusal)))
+            self._count(plan.direction, False, 0, 0.0)
 
     def _count(self, direction: Direction, good: bool, copied_bytes: int, seconds: float) -> None:
         total = self._totals[direction]

@@ -151,14 +151,16 @@ class LogReader:
     ) -> Iterator[OffloadingEvent]:
         """All events, then those that a live writer appends, across segments.
 
-        Looks again every `poll_seconds`, and ends when there is nothing new and `stop()` is true. What is
-        unfinished is waited for. Raises `LogGap` at a gap; go on with `holding=gap.last + 1`.
+        Looks again every `poll_seconds`. Once `stop()` is true it ends after what was written before. What
+        is unfinished is waited for. Raises `LogGap` at a gap; go on with `holding=gap.last + 1`.
         """
         self._reset()
         path = self._paths(holding)[0]
         opened: Segment | Torn | None = None
         while True:
-            # In this order: a segment that has a successor is complete, so nothing of it is missed.
+            # Asked before the segment is read: what was there by then is read, and a segment that has a
+            # successor is complete.
+            stopping = stop()
             successor = next((later for later in self._paths() if later > path), None)
             if not isinstance(opened, Segment):
                 opened = _open_segment(path, None)
@@ -171,7 +173,7 @@ class LogReader:
                 if gap is not None:
                     raise LogGap(self.directory, *gap)
                 path, opened = successor, None
-            elif stop():
+            elif stopping:
                 self.torn = opened if isinstance(opened, Torn) else opened.torn
                 return
             else:

@@ -47,8 +47,9 @@ class LogWriter:
     snapshot: gives the ledger's state right after the event that was appended last; called when a segment
     opens. durability: `none` leaves syncing to the kernel; `interval` syncs at the first flush after
     `sync_interval_ms`, and at the end; `every` syncs at each flush. segment_bytes: bytes of events after
-    which a new segment opens. max_bytes: while all segments together take more, the oldest go (None: keep
-    all). compress: with zstd. clock: Unix time in nanoseconds, recorded as data.
+    which a new segment opens. max_bytes: of all segments together; when a new one opens, the oldest go until
+    it has room to fill up (None: keep all). compress: with zstd. clock: Unix time in nanoseconds, recorded as
+    data.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
@@ -212,9 +213,9 @@ class LogWriter:
         """
         try:
             segment = self._open_segment(self._snapshot)
-            self._segment.close()
-            self._closed.append((self._segment.path, self._segment.size))
-            self._segment, self._lost = segment, False
+            complete, self._segment, self._lost = self._segment, segment, False
+            self._closed.append((complete.path, complete.size))
+            complete.close()
             self._drop_oldest()
         except OSError as error:
             if not self._continues:
@@ -226,9 +227,8 @@ class LogWriter:
         """A new segment after the last event appended, with its head; none at all if that fails."""
         segment = SegmentFile(segment_path(self.directory, self._next))
         try:
-            segment.write(
-                encode_preamble()
-            )  # Before the snapshot is made: a full disk costs little this way.
+            # Before the snapshot is made: the attempt costs little while the disk is full.
+            segment.write(encode_preamble())
             head = SegmentHead(
                 SCHEMA_VERSION, machines_digest(), self._config, self._next - 1, self._clock(), snapshot()
             )
@@ -249,7 +249,7 @@ class LogWriter:
     def _drop_oldest(self) -> None:
         if self._max_bytes is None:
             return
-        total = self._segment.size + sum(size for _, size in self._closed)
+        total = self._rotate_at + sum(size for _, size in self._closed)
         while self._closed and total > self._max_bytes:
             path, size = self._closed[0]
             path.unlink(missing_ok=True)
@@ -321,8 +321,8 @@ def _check_options(
         raise ConfigError(f"sync_interval_ms is {sync_interval_ms}; it must be 0 or more")
     if segment_bytes < 1:
         raise ConfigError(f"segment_bytes is {segment_bytes}; it must be 1 or more")
-    if max_bytes is not None and max_bytes < segment_bytes:
-        raise ConfigError(f"max_bytes is {max_bytes}; it must hold one segment ({segment_bytes} bytes)")
+    if max_bytes is not None and max_bytes < 2 * segment_bytes:
+        raise ConfigError(f"max_bytes is {max_bytes}; it must hold two segments of {segment_bytes} bytes")
 
 
 def _claim(directory: Path) -> None:

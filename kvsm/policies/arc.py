@@ -33,7 +33,7 @@ import msgspec
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice
 from kvsm.policies.ghosts import KeyQueue
-from kvsm.policies.slot_queue import SlotQueue, join, split
+from kvsm.policies.slot_queue import SlotQueue, join
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -68,9 +68,7 @@ class ARCPolicy:
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
         if self._b1.holds_any(keys) or self._b2.holds_any(keys):
             self.recalled(keys)
-        fresh, back = slots, NO_IDS
-        if self._returning.holds_any(keys):
-            back, fresh = split(slots, self._returning.take(keys))
+        back, fresh = self._returning.part(slots, keys)
         self._t1.append(fresh[::-1])
         self._t2.append(back[::-1])
         self._b1.trim(self._capacity - len(self._t1))
@@ -105,6 +103,8 @@ class ARCPolicy:
         return Choice(join(t1, t2), NO_IDS) if len(t1) + len(t2) == count else None
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+        if not (self._b1.holds_any(keys) or self._b2.holds_any(keys)):
+            return ()
         return tuple(key for key in keys if key in self._b1 or key in self._b2)
 
     def recalled(self, keys: Sequence[bytes]) -> None:

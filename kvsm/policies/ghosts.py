@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import compress
+
+from kvsm.ids import NO_IDS, IdArray
+from kvsm.policies.slot_queue import split
 
 
 class KeyQueue(OrderedDict[bytes, None]):
@@ -21,16 +25,17 @@ class KeyQueue(OrderedDict[bytes, None]):
 
     def trim(self, limit: int) -> None:
         """Forget the oldest keys until no more than `limit` are left."""
-        for _ in range(len(self) - limit):
+        while len(self) > limit:
             self.popitem(last=False)
 
     def holds_any(self, keys: Sequence[bytes]) -> bool:
         return bool(self) and not self.keys().isdisjoint(keys)
 
-    def take(self, keys: Sequence[bytes]) -> list[bool]:
-        """For each of `keys`, whether it was in the queue; those that were leave it."""
+    def part(self, slots: IdArray, keys: Sequence[bytes]) -> tuple[IdArray, IdArray]:
+        """The slots whose keys (keys[i] for slots[i]) are in the queue, and the others. Those keys leave."""
+        if not self.holds_any(keys):
+            return NO_IDS, slots
         found = [key in self for key in keys]
-        for key, inside in zip(keys, found, strict=True):
-            if inside:
-                del self[key]
-        return found
+        for key in compress(keys, found):
+            del self[key]
+        return split(slots, found)

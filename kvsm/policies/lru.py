@@ -1,5 +1,7 @@
 """Least recently used: one queue, and nothing else."""
 
+# ruff: noqa: ARG002 (the protocol names arguments that this policy has no use for)
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

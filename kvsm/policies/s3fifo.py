@@ -108,9 +108,7 @@ class S3FIFOPolicy:
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
         if self._ghosts.holds_any(keys):
             self.recalled(keys)
-        fresh, back = slots, NO_IDS
-        if self._returning.holds_any(keys):
-            back, fresh = split(slots, self._returning.take(keys))
+        back, fresh = self._returning.part(slots, keys)
         self._small.append(fresh[::-1])
         self._main.append(back[::-1])
         self._step(slots, _TO_NEW)
@@ -133,7 +131,7 @@ class S3FIFOPolicy:
         victims, moved = choice
         from_small = self._small.which(victims)
         self._ghosts.add(compress(keys, from_small), self._ghost_limit)
-        full_passes = max((self._uses[slot] for slot in split(victims, from_small)[1]), default=0)
+        full_passes = self._most_uses(split(victims, from_small)[1])
         self.removed(victims)
         if full_passes:
             stay = self._main.order()
@@ -155,20 +153,21 @@ class S3FIFOPolicy:
         )
         main, again = self._search_main(count - len(small), protected)
         if len(small) + len(main) == count:
-            return Choice(join(small, main), join(promoted, again))
+            return Choice(join(small, main), join(again, promoted))
         missing = count - len(main)
         small, _ = self._search(self._small, missing, 0, MOST_USES_TO_LEAVE_SMALL, protected)
         used, _ = self._search(
             self._small, missing - len(small), MOST_USES_TO_LEAVE_SMALL + 1, MOST_USES, protected
         )
-        return Choice(join(small, used, main), NO_IDS)
+        return Choice(join(join(small, used), main), NO_IDS)
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        return tuple(key for key in keys if key in self._ghosts)
+        return tuple(key for key in keys if key in self._ghosts) if self._ghosts.holds_any(keys) else ()
 
     def recalled(self, keys: Sequence[bytes]) -> None:
-        ghosts = list(self.recall(keys))
-        self._ghosts.take(ghosts)
+        ghosts = self.recall(keys)
+        for key in ghosts:
+            self._ghosts.pop(key, None)
         self._returning.add(ghosts, self._capacity)
 
     def snapshot(self) -> bytes:
@@ -203,6 +202,11 @@ class S3FIFOPolicy:
             self._idle += int(np.count_nonzero(after_all <= MOST_USES))
             self._idle -= int(np.count_nonzero(before_all <= MOST_USES))
 
+    def _most_uses(self, slots: IdArray) -> int:
+        if type(slots) is tuple:
+            return max((self._uses[slot] for slot in slots), default=0)
+        return int(self._uses_view[slots].max(initial=0))
+
     def _has(self, count: int, protected: Collection[int]) -> bool:
         """Whether there are `count` idle blocks that are not protected."""
         if self._idle - len(protected) >= count:
@@ -211,7 +215,8 @@ class S3FIFOPolicy:
 
     def _search_main(self, count: int, protected: Collection[int]) -> tuple[IdArray, IdArray]:
         """Up to `count` victims from main, in as many passes as it takes, and what the last one moves."""
-        victims, moved = NO_IDS, NO_IDS
+        victims: IdArray = NO_IDS
+        moved: IdArray = NO_IDS
         for number in _COUNTS:
             if len(victims) == count:
                 break
@@ -245,8 +250,8 @@ class S3FIFOPolicy:
         self, queue: SlotQueue, count: int, least: int, most: int, protected: Collection[int]
     ) -> tuple[IdArray, IdArray]:
         barred = np.fromiter(protected, np.int64, len(protected)) if protected else None
-        victims: list[NDArray[np.int64]] = []
-        passed: list[NDArray[np.int64]] = []
+        none: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        victims, passed = [none], [none]
         for window in queue.windows(2 * count + SMALL):
             uses = self._uses_view[window]
             stays = uses > most
@@ -261,4 +266,4 @@ class S3FIFOPolicy:
             count -= len(goes)
             if not count:
                 break
-        return join(*victims), join(*passed)
+        return np.concatenate(victims), np.concatenate(passed)

@@ -22,11 +22,12 @@ from kvsm.ids import NO_IDS, SMALL, IdArray
 _ABSENT = -1
 
 
-def join(*parts: IdArray) -> IdArray:
-    """One batch out of several, in the form that its length asks for (see `kvsm.ids`)."""
-    if sum(map(len, parts)) <= SMALL:
-        return tuple(int(slot) for part in parts for slot in part)
-    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+def join(first: IdArray, second: IdArray) -> IdArray:
+    """Two batches as one, in the form that its length asks for (see `kvsm.ids`)."""
+    if type(first) is tuple and type(second) is tuple and len(first) + len(second) <= SMALL:
+        return first + second
+    both = np.concatenate((np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)))
+    return both if len(both) > SMALL else tuple(both.tolist())
 
 
 def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
@@ -35,7 +36,7 @@ def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
         outside = [not one for one in inside]
         return tuple(compress(slots, inside)), tuple(compress(slots, outside))
     mask = np.array(inside, dtype=np.bool_)
-    return slots[mask], slots[~mask]  # type: ignore[index, return-value]
+    return slots[mask], slots[~mask]  # type: ignore[return-value]
 
 
 class SlotQueue:
@@ -126,9 +127,13 @@ class SlotQueue:
         return self._live(self._head, self._tail)
 
     def windows(self, size: int) -> Iterator[NDArray[np.int64]]:
-        """Slots, oldest first, in arrays of at most `size`. The queue must not change meanwhile."""
-        for start in range(self._head, self._tail, size):
-            yield self._live(start, min(self._tail, start + size))
+        """Slots, oldest first, in arrays: the first from `size` entries, each other from twice as many as
+        the one before it. The queue must not change meanwhile."""
+        start = self._head
+        while start < self._tail:
+            stop = min(self._tail, start + size)
+            yield self._live(start, stop)
+            start, size = stop, 2 * size
 
     def snapshot(self) -> bytes:
         """The slots in order, four bytes each: equal for equal queues."""
@@ -138,13 +143,10 @@ class SlotQueue:
         """Fill an empty queue with what `snapshot` saved."""
         self.append(np.frombuffer(state, "<u4").astype(np.int64))
 
-    def mask(self, capacity: int) -> NDArray[np.bool_]:
-        """Which of the slots below `capacity` are in the queue."""
-        return self._place_view[:capacity] != _ABSENT
-
     def _live(self, start: int, stop: int) -> NDArray[np.int64]:
         window = self._ring_view[start:stop]
-        return window[self._place_view[window] == np.arange(start, stop)]
+        live: NDArray[np.int64] = window[self._place_view[window] == np.arange(start, stop)]
+        return live
 
     def _first_array(self, count: int, protected: Collection[int]) -> IdArray:
         parts: list[NDArray[np.int64]] = []

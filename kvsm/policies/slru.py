@@ -8,6 +8,8 @@ is used up. So blocks that are stored once and never read push out only each oth
 As published, except that a block in use stands in neither segment: it returns to `protected`.
 """
 
+# ruff: noqa: ARG002 (the protocol names arguments that this policy has no use for)
+
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence

@@ -49,6 +49,7 @@ class BlockTrigger(IntEnum):
     EVICT = 8
     INVALIDATE = 9
     LOSE = 10
+    TOUCH = 11
 
 
 _S, _T = BlockState, BlockTrigger
@@ -63,18 +64,21 @@ _ENDS = (_T.END_COPY_GOOD, _T.END_COPY_BAD)
 def _rows() -> tuple[Row, ...]:
     rows = [
         Row((_S.FREE, _S.EVICTED), _T.ALLOCATE, _S.ALLOCATED, "a store is planned"),
-        Row((_S.ALLOCATED,), _T.SUBMIT_STORE, _S.STORING, "the plan left for the workers", then={"copies": 1}),
+        Row(
+            (_S.ALLOCATED,), _T.SUBMIT_STORE, _S.STORING, "the plan left for the workers", then={"copies": 1}
+        ),
         Row((_S.ALLOCATED,), _T.CANCEL, _S.EVICTED, "the plan never left the scheduler"),
-        Row((_S.STORING,), _T.END_COPY_GOOD, _S.STORED, "every worker stored its shard", _LAST, {"copies": -1}),
+        Row(
+            (_S.STORING,), _T.END_COPY_GOOD, _S.STORED, "every worker stored its shard", _LAST, {"copies": -1}
+        ),
         Row((_S.STORING,), _T.END_COPY_BAD, _S.EVICTED, "some worker failed", _LAST, {"copies": -1}),
         Row(_READABLE, _T.PIN, None, "a match counts on it", then={"pins": 1}),
         Row(_READABLE, _T.UNPIN, None, "the match was released", then={"pins": -1}),
+        Row(_READABLE, _T.TOUCH, None, "used without a load: the device had it too"),
         Row(_READABLE, _T.BEGIN_LOAD, _S.LOADING, "the pin becomes a reader", then={"copies": 1, "pins": -1}),
         Row((_S.STORED,), _T.EVICT, _S.EVICTED, "its slot is wanted", {"pins": (0, 0)}),
         Row(_GONE, _T.INVALIDATE, None, "nothing readable to void"),
-        Row(
-            (_S.ALLOCATED, _S.STORED), _T.INVALIDATE, _S.EVICTED, "no copy touches it", then={"pins": VOID}
-        ),
+        Row((_S.ALLOCATED, _S.STORED), _T.INVALIDATE, _S.EVICTED, "no copy touches it", then={"pins": VOID}),
         Row(
             (_S.STORING, _S.LOADING),
             _T.INVALIDATE,
@@ -109,3 +113,6 @@ BLOCK_WORDS = Codec(BLOCK)
 
 IDLE = BLOCK_WORDS.encode(BlockState.STORED)
 """The word of a block that may be evicted: stored, no pin, no copy."""
+
+PINNED_ONCE = BLOCK_WORDS.step(IDLE, BlockTrigger.PIN, "", 0)
+"""The word of a block that was idle until a match pinned it."""

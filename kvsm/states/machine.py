@@ -79,7 +79,13 @@ class Machine:
         counters: tuple[Counter, ...],
         rows: tuple[Row, ...],
     ) -> None:
-        self.name, self.states, self.triggers, self.counters, self.rows = name, states, triggers, counters, rows
+        self.name, self.states, self.triggers, self.counters, self.rows = (
+            name,
+            states,
+            triggers,
+            counters,
+            rows,
+        )
         self.initial: IntEnum = next(iter(states))
         self.dense: tuple[tuple[tuple[Arc, ...], ...], ...] = tuple(
             tuple(tuple(self._arcs(state, trigger)) for state in states) for trigger in triggers

@@ -69,7 +69,12 @@ REQUEST = Machine(
         Row(_ALIVE, _T.BEGIN_STORE, None, "a store is planned for it", then={"transfers": 1}),
         Row(_ALIVE, _T.END_STORE, None, "a store of it ended", then=_LESS),
         Row((_S.NEW, _S.PREEMPTED), _T.PREEMPT, None, "it does not run"),
-        Row((_S.RUNNING, _S.MATCHED, _S.DEFERRED, _S.LOADING), _T.PREEMPT, _S.PREEMPTED, "its blocks are taken"),
+        Row(
+            (_S.RUNNING, _S.MATCHED, _S.DEFERRED, _S.LOADING),
+            _T.PREEMPT,
+            _S.PREEMPTED,
+            "its blocks are taken",
+        ),
         Row(_ALIVE, _T.FINISH, _S.FINISHED, "copies of it are in flight", _SOME),
         Row(_ALIVE, _T.FINISH, _S.RELEASED, "nothing of it is left", _NONE),
         Row((_S.FINISHED,), _T.BEGIN_STORE, None, "its last blocks are still wanted", then={"transfers": 1}),

@@ -47,7 +47,14 @@ TRANSFER = Machine(
     (
         Row((_S.PLANNED,), _T.SUBMIT, _S.SUBMITTED, "the plan left for the workers"),
         Row((_S.PLANNED,), _T.CANCEL, _S.CANCELLED, "the plan never left the scheduler"),
-        Row((_S.SUBMITTED,), _T.REPORT_GOOD, _S.SUBMITTED, "others to come", {"pending": (2, _MANY)}, {"pending": -1}),
+        Row(
+            (_S.SUBMITTED,),
+            _T.REPORT_GOOD,
+            _S.SUBMITTED,
+            "others to come",
+            {"pending": (2, _MANY)},
+            {"pending": -1},
+        ),
         Row(
             (_S.SUBMITTED,),
             _T.REPORT_BAD,

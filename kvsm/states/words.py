@@ -5,13 +5,14 @@ is filled from `Machine.step` the first time a word is met, so that the hot path
 the meaning stays in the table.
 
 `StateWords` keeps the words of many like things (host slots, device blocks) in one `array`, shared with
-numpy. A batch is checked whole before anything changes: `check` gives the words before and after, or
-raises; `commit` writes the latter.
+numpy. A batch is checked whole before anything changes: `check` gives the words that follow, or
+raises; `commit` writes them.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from enum import IntEnum
 
 import numpy as np
@@ -110,46 +111,52 @@ class StateWords:
             return [self.words[one] for one in ids]
         return self.view[ids]
 
-    def check(self, ids: IdArray, trigger: IntEnum, seq: int) -> tuple[Words, Words]:
-        """(words now, words after `trigger`) of distinct ids; nothing is changed.
+    def check(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
+        """The words that distinct `ids` have after `trigger`; nothing is changed.
 
         Raises `IllegalTransition` naming every id that may not take the trigger, or that is not distinct,
-        or that does not exist.
+        or that does not exist. An array is not searched for negative ids: it comes unpacked from unsigned
+        words (`kvsm.ids`), and cannot hold one.
         """
         memo = self.codec.next[trigger]
         if type(ids) is tuple:
             words = self.words
             try:
-                old = [words[one] for one in ids]
-                new = [memo[word] for word in old]
+                new = [memo[words[one]] for one in ids]
             except (UndefinedStep, IndexError):
                 raise self._refusal(ids, trigger, seq) from None
-            if len(ids) > 1 and len(set(ids)) != len(ids):
+            # Python would take a negative id as one counted from the end.
+            if ids and (len(set(ids)) != len(ids) or min(ids) < 0):
                 raise self._refusal(ids, trigger, seq)
-            return old, new
-        return self._check_array(ids, trigger, seq)  # type: ignore[arg-type]
+            return new
+        return self._check_array(ids, memo, trigger, seq)  # type: ignore[arg-type]
 
     def commit(self, ids: IdArray, new: Words) -> None:
         if type(ids) is tuple:
             words = self.words
-            for one, word in zip(ids, new, strict=True):  # type: ignore[arg-type]
+            for one, word in zip(ids, new):  # type: ignore[arg-type]
                 words[one] = word
         else:
             self.view[ids] = new
 
-    def _check_array(self, ids: NDArray[np.int64], trigger: IntEnum, seq: int) -> tuple[Words, Words]:
-        memo = self.codec.next[trigger]
+    def distinct(self, ids: IdArray) -> bool:
+        """Whether no id stands twice: each is marked with its place, and a doubled one loses a mark."""
+        if type(ids) is tuple:
+            return len(set(ids)) == len(ids)
+        places = np.arange(len(ids))
+        self._mark[ids] = places
+        return bool((self._mark[ids] == places).all())
+
+    def _check_array(self, ids: NDArray[np.int64], memo: dict[int, int], trigger: IntEnum, seq: int) -> Words:
         try:
             old = self.view[ids]
-            numbers = np.arange(len(ids))
-            self._mark[ids] = numbers
-            if not (self._mark[ids] == numbers).all():
+            if not self.distinct(ids):
                 raise self._refusal(tuple(ids.tolist()), trigger, seq)
             first = int(old[0])
             if (old == first).all():
-                return first, memo[first]
+                return memo[first]
             values, inverse = np.unique(old, return_inverse=True)
-            return old, np.array([memo[word] for word in values.tolist()], dtype=np.int32)[inverse]
+            return np.array([memo[word] for word in values.tolist()], dtype=np.int32)[inverse]
         except (UndefinedStep, IndexError):
             raise self._refusal(tuple(ids.tolist()), trigger, seq) from None
 
@@ -159,7 +166,7 @@ class StateWords:
         absent = tuple(one for one in ids if not 0 <= one < self.size)
         if absent:
             return IllegalTransition(name, absent, f"none of the {self.size}", trigger.name, seq)
-        doubled = tuple(sorted({one for one in ids if ids.count(one) > 1}))
+        doubled = tuple(sorted(one for one, times in Counter(ids).items() if times > 1))
         if doubled:
             return IllegalTransition(name, doubled, "named twice in one batch", trigger.name, seq)
         wrong = [one for one in ids if not self._allows(self.words[one], trigger)]

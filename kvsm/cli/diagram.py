@@ -1,0 +1,38 @@
+"""`kvsm diagram`: a machine as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from kvsm.states import MACHINES
+
+
+@click.command()
+@click.argument("machine", type=click.Choice(list(MACHINES)))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["mermaid", "svg"]),
+    default="mermaid",
+    show_default=True,
+    help="Text for a Markdown page, or a picture.",
+)
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.  [default: print]"
+)
+def diagram(machine: str, form: str, output: Path | None) -> None:
+    """Draw MACHINE as its table declares it."""
+    # The layout of a picture is of no use to the other commands, so that they do not load it.
+    from kvsm.states.diagram import mermaid, svg
+
+    text = (mermaid if form == "mermaid" else svg)(MACHINES[machine])
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = f"cannot write {output}: {error.strerror}"
+        raise click.BadParameter(reason, param_hint="--output") from error

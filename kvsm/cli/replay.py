@@ -1,0 +1,263 @@
+"""`kvsm replay`, `kvsm verify`, `kvsm show`: what a log can tell. None of them needs torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, LogError
+from kvsm.invariants import PROPERTIES
+from kvsm.ledger import Ledger
+from kvsm.log import LogReader
+from kvsm.replay import (
+    Block,
+    Condition,
+    Key,
+    Line,
+    Rebuilt,
+    Request,
+    Transfer,
+    Verification,
+    rebuild,
+    tell,
+    verify_log,
+)
+from kvsm.replay.fates import kind_of
+from kvsm.replay.fold import condition_of
+from kvsm.snapshot import digest
+from kvsm.states.block import BlockState
+from kvsm.states.words import STATE_MASK
+
+_log = click.argument("log", type=click.Path(path_type=Path))
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+class State(msgspec.Struct, frozen=True):
+    """A ledger in numbers. transfers: live ones by direction and state. held: slots neither free nor idle."""
+
+    seq: int
+    step: int
+    tick: int
+    epoch: int
+    blocks: dict[str, int]
+    free: int
+    idle: int
+    held: int
+    index: int
+    transfers: dict[str, int]
+    requests: dict[str, int]
+    digest: str
+
+
+def state_of(ledger: Ledger) -> State:
+    """What `kvsm replay` prints of a ledger."""
+    states = Counter((ledger.blocks.view & STATE_MASK).tolist())
+    free, idle = len(ledger.free), len(ledger.policy)
+    return State(
+        ledger.seq,
+        ledger.step,
+        ledger.tick,
+        ledger.epoch,
+        {state.name: states[state] for state in BlockState},
+        free,
+        idle,
+        ledger.config.host_blocks - free - idle,
+        len(ledger.index),
+        _tally(f"{kind_of(one)} {one.state.name}" for one in ledger.transfers.values()),
+        _tally(one.state.name for one in ledger.requests.values()),
+        digest(ledger),
+    )
+
+
+def _tally(names: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(names).items()))
+
+
+@click.command()
+@_log
+@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The state after this event.")
+@click.option(
+    "--step", type=click.IntRange(min=0), metavar="N", help="The state at the end of this engine step."
+)
+@_json
+def replay(log: Path, at: int | None, step: int | None, as_json: bool) -> None:
+    """Rebuild the state from LOG, a directory of segments, and print it.
+
+    Without --at or --step every event is folded. With one of them the fold starts from the snapshot
+    nearest before it.
+    """
+    try:
+        rebuilt = rebuild(log, seq=at, step=step)
+    except (IllegalTransition, InvalidEvent) as error:
+        click.echo(f"kvsm: {log}: {error}; `kvsm verify` tells what led there", err=True)
+        raise SystemExit(1) from None
+    state = state_of(rebuilt.ledger)
+    if as_json:
+        _print_json({**_replay_facts(rebuilt), "state": state, "condition": rebuilt.condition})
+    else:
+        _print_state(log, rebuilt, state)
+    _leave(rebuilt.condition)
+
+
+def _replay_facts(rebuilt: Rebuilt) -> dict[str, object]:
+    return {
+        "first": rebuilt.first,
+        "events": rebuilt.events,
+        "entries": rebuilt.entries,
+        "seconds": round(rebuilt.seconds, 6),
+    }
+
+
+def _print_state(log: Path, rebuilt: Rebuilt, state: State) -> None:
+    rate = rebuilt.entries / rebuilt.seconds if rebuilt.seconds else 0
+    origin = "" if rebuilt.first == 1 else f", from the snapshot before event {rebuilt.first}"
+    capacity = rebuilt.ledger.config.host_blocks
+    _print_rows(
+        ("log", str(log)),
+        (
+            "state",
+            f"after event {state.seq:,}, step {state.step:,}, tick {state.tick:,}, epoch {state.epoch:,}",
+        ),
+        ("folded", f"{rebuilt.events:,} events, {rebuilt.entries:,} entries{origin}"),
+        ("time", f"{rebuilt.seconds:.3f} s, {rate:,.0f} entries/s"),
+        ("blocks", _counts(state.blocks)),
+        ("slots", f"{capacity:,}: {state.free:,} free, {state.idle:,} idle, {state.held:,} held"),
+        ("index", f"{state.index:,} keys"),
+        ("transfers", _counts(state.transfers)),
+        ("requests", _counts(state.requests)),
+        ("digest", state.digest),
+    )
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
+
+
+@click.command()
+@_log
+@_json
+def verify(log: Path, as_json: bool) -> None:
+    """Check every property at every event of LOG.
+
+    Names the first event that breaks one, and the ten events that led there for the things concerned.
+    Exits with 1 if a property is broken, or if the log is damaged or lacks events.
+    """
+    verification = _verify_with_progress(log)
+    if as_json:
+        _print_json({"good": verification.good, **msgspec.structs.asdict(verification)})
+    else:
+        _print_verification(verification)
+    _leave(verification.condition, good=verification.good)
+
+
+def _verify_with_progress(log: Path) -> Verification:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return verify_log(log)
+    columns = (TextColumn("verified {task.completed:,.0f} events"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("verify", total=None)
+        return verify_log(log, progress=lambda events: progress.update(task, completed=events))
+
+
+def _print_verification(found: Verification) -> None:
+    rate = found.events / found.seconds if found.seconds else 0
+    broken = f"{len(found.violations)} violations" if found.violations else "no violation"
+    _print_rows(
+        ("log", found.log),
+        ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
+        ("time", f"{found.seconds:.3f} s, {rate:,.0f} events/s"),
+        ("properties", " ".join(PROPERTIES)),
+        ("digest", found.digest),
+        ("verdict", broken),
+    )
+    if found.breakage is not None:
+        breakage = found.breakage
+        click.echo(f"\nfirst broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
+        for violation in breakage.violations:
+            meaning = PROPERTIES[violation.property_id]
+            click.echo(f"  {violation.property_id}: {violation.message}\n      {meaning}")
+        click.echo("\nwhat led there:")
+        for line in breakage.led_there:
+            click.echo(f"  {line}")
+    if found.damage is not None:
+        click.echo(f"kvsm: {found.damage}", err=True)
+
+
+@click.command()
+@_log
+@click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
+@click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
+@click.option("--request", metavar="ID", help="A request.")
+@click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
+@_json
+def show(
+    log: Path, block: int | None, key: str | None, request: str | None, transfer: int | None, as_json: bool
+) -> None:
+    """Tell the life of one thing in LOG, with causes: who stored it, who evicted it and for whom, why a
+    request missed.
+
+    A line an event, with the state before and after; with --json a JSON object a line.
+    """
+    target = _target(block, key, request, transfer)
+    reader = LogReader(log)
+    lines = 0
+    for line in tell(reader, target):
+        lines += 1
+        click.echo(msgspec.json.encode(line).decode() if as_json else _told(line))
+    if not lines:
+        raise LogError(f"{log}: nothing in this log concerns {target}")
+    _leave(condition_of(reader))
+
+
+def _target(
+    block: int | None, key: str | None, request: str | None, transfer: int | None
+) -> Block | Key | Request | Transfer:
+    if sum(one is not None for one in (block, key, request, transfer)) != 1:
+        raise ConfigError("show takes exactly one of --block, --key, --request and --transfer")
+    if block is not None:
+        return Block(block)
+    if request is not None:
+        return Request(request)
+    if transfer is not None:
+        return Transfer(transfer)
+    assert key is not None
+    if not key or not set(key.lower().removesuffix("..")) <= set("0123456789abcdef"):
+        raise ConfigError(f"--key {key!r} is not made of hex digits")
+    return Key(key)
+
+
+def _told(line: Line) -> str:
+    change = line.before if line.before == line.after else f"{line.before} -> {line.after}"
+    return f"event {line.event} step {line.step}: {line.text}  [{change}]"
+
+
+# What the commands share.
+
+
+def _print_rows(*rows: tuple[str, str]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+
+
+def _print_json(facts: dict[str, object]) -> None:
+    click.echo(msgspec.json.encode(facts).decode())
+
+
+def _leave(condition: Condition, good: bool = True) -> None:
+    """Say what is wrong with the log on stderr; leave with 1 if a property is broken or events are lost."""
+    for note in condition.notes():
+        click.echo(f"kvsm: {note}", err=True)
+    if not good or not condition.complete:
+        raise SystemExit(1)

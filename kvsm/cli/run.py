@@ -1,0 +1,236 @@
+"""`kvsm run`: a workload through the whole machine, and the log's own proof of it."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from kvsm.engine.run import COPIES, Progress, RunOptions, RunResult, run_workload
+from kvsm.errors import PropertyBroken
+from kvsm.policies import POLICIES
+
+_DEFAULTS = RunOptions()
+_VIOLATIONS_SHOWN = 10
+
+
+@click.command()
+@click.option("--trace", metavar="FILE", help="Mooncake-format JSONL trace. Default: a generated workload.")
+@click.option(
+    "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
+)
+@click.option(
+    "--device-blocks",
+    type=int,
+    default=_DEFAULTS.device_blocks,
+    show_default=True,
+    help="Blocks of each device pool.",
+)
+@click.option(
+    "--host-blocks",
+    type=int,
+    default=_DEFAULTS.host_blocks,
+    show_default=True,
+    help="Blocks of each host pool.",
+)
+@click.option(
+    "--block-bytes",
+    type=int,
+    default=_DEFAULTS.block_bytes,
+    show_default=True,
+    help="Bytes of a block on one worker.",
+)
+@click.option(
+    "--policy",
+    default=_DEFAULTS.policy,
+    show_default=True,
+    help=f"Eviction: {', '.join(POLICIES)}, or package.module:Class.",
+)
+@click.option(
+    "--workers",
+    type=int,
+    default=_DEFAULTS.workers,
+    show_default=True,
+    help="Ranks, each with pools of its own.",
+)
+@click.option(
+    "--seed",
+    type=int,
+    default=_DEFAULTS.seed,
+    show_default=True,
+    help="Of the generator and of simulated copies.",
+)
+@click.option(
+    "--copies",
+    type=click.Choice(COPIES),
+    default=_DEFAULTS.copies,
+    show_default=True,
+    help="Who copies: threads, or a simulation.",
+)
+@click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
+@click.option(
+    "--time-scale",
+    type=float,
+    default=_DEFAULTS.time_scale,
+    show_default=True,
+    help="Real seconds for each second of the workload.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def run(as_json: bool, **options: object) -> None:
+    """Serve a workload with KV-cache offload, then replay the log and prove it.
+
+    Requests arrive at a small serving engine: continuous batching, a prefix cache on the device, a host
+    pool behind it, real copies of real bytes between the two. Blocks have 512 tokens. Every decision is an
+    event in a log. At the end the log is replayed: it must give the state that the engine ended with, and
+    every property must hold at every event. What a load brought is compared with what was stored.
+
+    \b
+    Examples:
+      kvsm run                                  4000 requests of generated conversations
+      kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
+      kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
+      kvsm run --copies simulated --log DIR     the same log, byte for byte, every time
+
+    \b
+    Exit code: 0 if all that holds; 1 if the digest differs or a property is broken; 2 for input that
+    cannot be used, and then nothing was written.
+    """
+    chosen = RunOptions(**options)  # type: ignore[arg-type]
+    try:
+        result = _run_with_progress(chosen) if sys.stderr.isatty() else run_workload(chosen)
+    except PropertyBroken as broken:
+        click.echo(f"kvsm: {broken}", err=True)
+        raise SystemExit(1) from broken
+    if as_json:
+        click.echo(msgspec.json.encode(result))
+    else:
+        _print(result)
+    if not result.good:
+        raise SystemExit(1)
+
+
+def _run_with_progress(options: RunOptions) -> RunResult:
+    """Show one line on the terminal while it runs. It is gone when the result comes."""
+    with Live(console=Console(stderr=True), refresh_per_second=5, transient=True) as live:
+        shown = 0.0
+
+        def show(progress: Progress) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > 0.1:
+                shown = time.monotonic()
+                live.update(Text(_progress_line(progress)))
+
+        return run_workload(options, show)
+
+
+def _progress_line(progress: Progress) -> str:
+    if progress.verified_events:
+        return f"verifying the log: {progress.verified_events:,} events"
+    rate = progress.copied_bytes / max(progress.seconds, 1e-9) / 1e9
+    return (
+        f"{progress.requests_done:,} of {progress.requests:,} requests   hit rate {progress.hit_rate:.1%}   "
+        f"{rate:.2f} GB/s copied   {progress.seconds:.0f} s"
+    )
+
+
+def _print(result: RunResult) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim", overflow="fold")
+    for section in (_request_rows, _block_rows, _log_rows):
+        for row in section(result):
+            table.add_row(*row)
+        table.add_section()
+        table.add_row()
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(table)
+    for line in _verdict(result):
+        console.print(line, markup=False)
+
+
+_Row = tuple[str, str, str]
+
+
+def _request_rows(result: RunResult) -> list[_Row]:
+    tokens = result.device_hit_tokens + result.host_hit_tokens + result.computed_tokens
+    rows = [
+        (
+            "requests",
+            f"{result.requests:,}",
+            f"{result.finished:,} finished, {result.aborted:,} aborted, {result.preemptions:,} preemptions, "
+            f"{result.deferrals:,} waits for a block in flight",
+        ),
+        (
+            "time",
+            f"{result.run_seconds:.1f} s",
+            f"{result.workload_seconds:,.0f} s of workload, {result.steps:,} steps",
+        ),
+    ]
+    for name, count in (
+        ("tokens hit on device", result.device_hit_tokens),
+        ("tokens hit on host", result.host_hit_tokens),
+        ("tokens missed", result.computed_tokens),
+    ):
+        rows.append((name, f"{count:,}", f"{count / max(1, tokens):.1%}"))
+    return rows
+
+
+def _block_rows(result: RunResult) -> list[_Row]:
+    skipped = ", ".join(f"{count:,} {reason}" for reason, count in result.blocks_skipped.items())
+    rows = [
+        ("blocks evicted", f"{result.blocks_evicted:,}", ""),
+        ("blocks skipped", f"{sum(result.blocks_skipped.values()):,}", skipped),
+    ]
+    for name, blocks, copies in (
+        ("blocks loaded", result.blocks_loaded, result.loads),
+        ("blocks stored", result.blocks_stored, result.stores),
+    ):
+        rate = copies.gigabytes_per_second
+        speed = f" at {rate:.2f} GB/s a thread" if rate else ""
+        failed = f", {copies.failed:,} failed" if copies.failed else ""
+        detail = f"{copies.transfers:,} copies{failed}, {copies.bytes / 1e9:.2f} GB{speed}"
+        rows.insert(0, (name, f"{blocks:,}", detail))
+    return rows
+
+
+def _log_rows(result: RunResult) -> list[_Row]:
+    beside_keys = (result.log_bytes - result.log_key_bytes) / max(1, result.log_entries)
+    return [
+        ("decision time", f"{result.decision_us:.2f} us", "a block named in an event, log included"),
+        ("log events", f"{result.log_events:,}", f"{result.log_entries:,} block entries"),
+        (
+            "log bytes",
+            f"{result.log_bytes:,}",
+            f"{beside_keys:.1f} a block entry, and {result.log_key_bytes:,} of keys",
+        ),
+        (
+            "verified in",
+            f"{result.verify_seconds:.1f} s",
+            result.log or "the log was not kept: --log DIR keeps it",
+        ),
+    ]
+
+
+def _verdict(result: RunResult) -> list[str]:
+    if result.digest == result.replayed_digest:
+        lines = [f"digest equal: {result.digest}, live and replayed"]
+    else:
+        lines = [f"DIGEST DIFFERS: live {result.digest}, replayed {result.replayed_digest}"]
+    if result.damage is not None:
+        lines.append(f"LOG DAMAGED: {result.damage}")
+    lines.append(
+        f"properties checked: {' '.join(result.properties)}, at each of {result.log_events:,} events; "
+        f"violations {len(result.violations)}"
+    )
+    lines += [f"  {one.property_id}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN]]
+    hidden = len(result.violations) - _VIOLATIONS_SHOWN
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    return lines

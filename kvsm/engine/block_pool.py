@@ -1,0 +1,92 @@
+"""The device blocks of the engine: who holds them, and which keys they cache.
+
+Names and behaviour are those of vLLM's `BlockPool`. A block has a reference count: one for each request
+whose table names it, and one for each copy in flight that touches it. A block that nobody holds stands
+in the free queue and keeps its key until it is taken, so that a free block still serves prefix hits; the
+one that was freed first is taken first.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from kvsm.errors import PropertyBroken
+from kvsm.states import LeaseState
+from kvsm.states.words import StateWords
+
+
+class BlockPool:
+    """`leases.size` device blocks. leases: the offload ledger's, asked before a block is handed out."""
+
+    def __init__(self, leases: StateWords) -> None:
+        self.num_blocks = leases.size
+        self._leases = leases
+        self._references = [0] * leases.size
+        self._key_of: list[bytes | None] = [None] * leases.size
+        self._cached: dict[bytes, int] = {}
+        # An OrderedDict takes from its head and out of its middle in constant time; a dict does not.
+        self._free = OrderedDict.fromkeys(range(leases.size))
+
+    @property
+    def num_free_blocks(self) -> int:
+        return len(self._free)
+
+    def is_free(self, block: int) -> bool:
+        return self._references[block] == 0
+
+    def get_cached_block(self, key: bytes) -> int | None:
+        """The block that holds the content of `key`, if one does."""
+        return self._cached.get(key)
+
+    def get_computed_blocks(self, keys: Sequence[bytes]) -> list[int]:
+        """The blocks of the longest cached prefix of `keys`. Nothing is held yet: `touch` them."""
+        blocks = []
+        for block in map(self._cached.get, keys):
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def get_new_blocks(self, count: int) -> list[int]:
+        """Take `count` blocks, the longest free first; what they cached is gone.
+
+        The caller has looked at `num_free_blocks`. Raises `PropertyBroken` (S3) if a copy in flight still
+        holds a lease on one of them: its bytes are not free, whatever the reference count says.
+        """
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            if self._leases.words[block] != LeaseState.NONE:
+                state = self._leases.state(block).name
+                raise PropertyBroken("S3", f"device block {block} is free, but a copy holds it: {state}")
+            self._references[block] = 1
+            key = self._key_of[block]
+            if key is not None:
+                del self._cached[key]
+                self._key_of[block] = None
+        return blocks
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """One more holder for each block; a free one leaves the free queue and keeps its content."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                del self._free[block]
+            references[block] += 1
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        """One holder less for each. Give a request's blocks from its last to its first: of a prefix, the
+        end is to be taken before the beginning, without which it is worth nothing."""
+        references = self._references
+        for block in blocks:
+            if references[block] == 0:
+                raise PropertyBroken("S4", f"device block {block} was given back more often than taken")
+            references[block] -= 1
+            if references[block] == 0:
+                self._free[block] = None
+
+    def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """From now on blocks[i] serves hits on keys[i]. A key that another block serves stays with it."""
+        for block, key in zip(blocks, keys, strict=True):
+            if self._key_of[block] is None and self._cached.setdefault(key, block) == block:
+                self._key_of[block] = key

@@ -1,0 +1,317 @@
+"""A whole run: build everything, serve a workload, then let the log prove what happened.
+
+Nothing is made before all input has been looked at, the whole trace included: bad input leaves nothing
+behind, neither a directory nor half a log.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.cuda_io import CopyEngine, HostCopyEngine, SimulatedCopyEngine
+from kvsm.engine.counting import CountingLog
+from kvsm.engine.scheduler import Scheduler
+from kvsm.engine.serving import ServingEngine, VirtualClock
+from kvsm.engine.timed import TimedOffloader
+from kvsm.errors import ConfigError
+from kvsm.events import Direction, OffloadConfig
+from kvsm.invariants import PROPERTIES, Violation
+from kvsm.log import LogWriter
+from kvsm.policies import make_policy
+from kvsm.replay import Verification, verify_log
+from kvsm.snapshot import digest, snapshot
+from kvsm.traces import TraceRequest, multi_turn, read_trace
+from kvsm.worker import Worker
+
+GENERATED_REQUESTS = 4000
+COPIES = ("host", "simulated", "cuda")
+
+LEDGER_BYTES_PER_BLOCK = 200
+"""About what the ledger and the device pool keep for each block, beside its content."""
+
+PROGRESS_STEPS = 64
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. Raises `ConfigError` for a value that cannot work.
+
+    trace: path of a trace; None generates a multi-turn workload. requests: how many of the trace (None: all)
+    or to generate (None: 4,000). device_blocks, host_blocks: sizes of the pools of each worker, of
+    block_bytes a block. policy: of eviction. workers: ranks. seed: of the generator and of simulated copies.
+    copies: `host` (threads that copy) or `simulated` (no threads, and the log has virtual times).
+    failure_rate: share of simulated copies that fail. log: directory of the event log, kept; None: not
+    kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
+    """
+
+    trace: str | None = None
+    requests: int | None = None
+    device_blocks: int = 2048
+    host_blocks: int = 16384
+    block_bytes: int = 4096
+    policy: str = "lru"
+    workers: int = 2
+    seed: int = 0
+    copies: str = "host"
+    failure_rate: float = 0.0
+    log: str | None = None
+    time_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("requests", 1, 1 << 31),
+            ("block_bytes", 1, 1 << 40),
+            ("time_scale", 0, 1 << 31),
+            ("failure_rate", 0, 1),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
+        if self.copies not in COPIES:
+            raise ConfigError(f"copies is {self.copies!r}; choose one of {', '.join(COPIES)}")
+        if self.copies == "cuda":
+            raise ConfigError("copies is 'cuda', which this version does not have yet; use 'host'")
+        if self.failure_rate and self.copies != "simulated":
+            raise ConfigError("failure_rate is for simulated copies only")
+        make_policy(self.offload_config().policy, self.host_blocks)
+
+    def offload_config(self) -> OffloadConfig:
+        return OffloadConfig(
+            host_blocks=self.host_blocks,
+            device_blocks=self.device_blocks,
+            block_bytes=self.block_bytes,
+            workers=self.workers,
+            policy=self.policy,
+        )
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a run has come. hit_rate: share of prompt tokens found on device or host. copied_bytes: both
+    ways, all workers. verified_events: of the log, once the workload is done."""
+
+    requests_done: int
+    requests: int
+    hit_rate: float
+    copied_bytes: int
+    seconds: float
+    verified_events: int = 0
+
+
+class CopyTotals(msgspec.Struct, frozen=True):
+    """Copies one way, all workers. gigabytes_per_second: of one copying thread; 0 if simulated."""
+
+    transfers: int
+    failed: int
+    bytes: int
+    gigabytes_per_second: float
+
+
+class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. Tokens are of prompts, hit on the device, hit on the host, or computed; they count
+    again when a preempted request starts anew. blocks_skipped: by reason. decision_us: time inside the
+    offload core, log included, for each slot named in an event (`log_entries`). digest, replayed_digest: of
+    the state at the end, live and rebuilt from the log. properties: those checked."""
+
+    requests: int
+    finished: int
+    aborted: int
+    preemptions: int
+    deferrals: int
+    failed_loads: int
+    device_hit_tokens: int
+    host_hit_tokens: int
+    computed_tokens: int
+    decoded_tokens: int
+    blocks_stored: int
+    blocks_loaded: int
+    blocks_evicted: int
+    blocks_skipped: dict[str, int]
+    stores: CopyTotals
+    loads: CopyTotals
+    steps: int
+    workload_seconds: float
+    run_seconds: float
+    decision_us: float
+    log: str | None
+    log_events: int
+    log_entries: int
+    log_bytes: int
+    log_key_bytes: int
+    verify_seconds: float
+    digest: str
+    replayed_digest: str
+    properties: tuple[str, ...]
+    violations: tuple[Violation, ...]
+    damage: str | None
+
+    @property
+    def good(self) -> bool:
+        """The log gives back the state, and no property was found broken."""
+        return self.digest == self.replayed_digest and not self.violations and self.damage is None
+
+
+def load_workload(options: RunOptions) -> list[TraceRequest]:
+    """Every request of the run, each of which fits into both pools. Raises `TraceError`, `ConfigError`."""
+    if options.trace is None:
+        requests = list(multi_turn(options.seed, options.requests or GENERATED_REQUESTS))
+    else:
+        requests = list(islice(read_trace(options.trace), options.requests))
+    number, largest = max(enumerate(requests, 1), key=lambda one: (one[1].blocks, -one[0]))
+    for name in ("device_blocks", "host_blocks"):
+        if getattr(options, name) < largest.blocks:
+            raise ConfigError(
+                f"{name} is {getattr(options, name)}; request {number} of the workload alone needs "
+                f"{largest.blocks} ({largest.input_length} + {largest.output_length} tokens)"
+            )
+    return requests
+
+
+def run_workload(options: RunOptions, progress: Callable[[Progress], None] | None = None) -> RunResult:
+    """Serve the workload, verify the log, and compare the state that it gives with the live one.
+
+    Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before anything was
+    made; `PropertyBroken` if the engine cannot go on; `LogWriteFailed`.
+    """
+    requests = load_workload(options)
+    _check_memory(options)
+    with ExitStack() as stack:
+        directory = options.log or str(Path(stack.enter_context(TemporaryDirectory(prefix="kvsm-"))) / "log")
+        run = Run(options, requests, directory)
+        run.serve(progress)
+        return run.prove(progress)
+
+
+class Run:
+    """One run, in two parts: `serve` the workload, then `prove` it by the log.
+
+    Attributes for whoever wants to interfere in between: `engine`, `offloader`, `host_pools`.
+    """
+
+    def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
+        self._options, self._requests, self._directory = options, requests, directory
+        config, clock = options.offload_config(), VirtualClock()
+        self.device_pools = [_pool(options.device_blocks, options) for _ in range(options.workers)]
+        self.host_pools = [_pool(options.host_blocks, options) for _ in range(options.workers)]
+        # A simulated run has no wall time at all, so that equal runs have equal logs.
+        clock_ns = clock.now_ns if options.copies == "simulated" else time.time_ns
+        self._writer = LogWriter(
+            directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
+        )
+        self._log = CountingLog(self._writer)
+        self.offloader = TimedOffloader(config, self._log, clock_ns=clock_ns)
+        self._workers = [Worker(rank, self._copy_engine(rank)) for rank in range(options.workers)]
+        self.engine = ServingEngine(
+            Scheduler(self.offloader),
+            self._workers,
+            self.device_pools,
+            requests,
+            clock=clock,
+            time_scale=options.time_scale,
+        )
+        self._seconds = 0.0
+
+    def _copy_engine(self, rank: int) -> CopyEngine:
+        device, host, options = self.device_pools[rank], self.host_pools[rank], self._options
+        if options.copies == "simulated":
+            return SimulatedCopyEngine(device, host, options.seed + rank, options.failure_rate)
+        return HostCopyEngine(device, host)
+
+    def serve(self, progress: Callable[[Progress], None] | None = None) -> None:
+        """Run the workload to its end, and close the log. The workers are closed only after a good end:
+        one that never reports would never close either, and its threads do not outlive the process."""
+        started = time.perf_counter()
+        with self._writer:
+            while self.engine.step():
+                if progress is not None and self.offloader.step % PROGRESS_STEPS == 0:
+                    self._seconds = time.perf_counter() - started
+                    progress(self._progress())
+        for worker in self._workers:
+            worker.close()
+        self._seconds = time.perf_counter() - started
+
+    def prove(self, progress: Callable[[Progress], None] | None = None) -> RunResult:
+        """Verify the log that `serve` wrote, and put everything together."""
+
+        def verified(events: int) -> None:
+            if progress is not None:
+                progress(self._progress(events))
+
+        verification = verify_log(self._directory, progress=verified)
+        return self._result(verification)
+
+    def _progress(self, verified_events: int = 0) -> Progress:
+        counts = self.engine.scheduler.counts
+        hits = counts.device_hit_tokens + counts.host_hit_tokens
+        copied = sum(self._copy_totals(direction).bytes for direction in Direction)
+        return Progress(
+            counts.finished + counts.aborted,
+            len(self._requests),
+            hits / max(1, hits + counts.computed_tokens),
+            copied,
+            self._seconds,
+            verified_events,
+        )
+
+    def _copy_totals(self, direction: Direction) -> CopyTotals:
+        statistics = [worker.statistics() for worker in self._workers]
+        parts = [one.store if direction is Direction.STORE else one.load for one in statistics]
+        copied, seconds = sum(one.bytes for one in parts), sum(one.seconds for one in parts)
+        return CopyTotals(
+            sum(one.transfers for one in parts),
+            sum(one.failed for one in parts),
+            copied,
+            copied / seconds / 1e9 if seconds else 0.0,
+        )
+
+    def _result(self, verification: Verification) -> RunResult:
+        counts, engine = self.engine.scheduler.counts, self.engine
+        return RunResult(
+            requests=len(self._requests),
+            **msgspec.structs.asdict(counts),
+            blocks_stored=engine.stored_blocks,
+            blocks_loaded=engine.loaded_blocks,
+            blocks_evicted=self._log.evicted,
+            blocks_skipped=dict(sorted(self._log.skipped.items())),
+            stores=self._copy_totals(Direction.STORE),
+            loads=self._copy_totals(Direction.LOAD),
+            steps=self.offloader.step,
+            workload_seconds=engine.clock.now_ms / 1000,
+            run_seconds=self._seconds,
+            decision_us=self.offloader.seconds / max(1, verification.entries) * 1e6,
+            log=self._options.log,
+            log_events=verification.events,
+            log_entries=verification.entries,
+            log_bytes=self._writer.bytes_written,
+            log_key_bytes=self._log.key_bytes,
+            verify_seconds=verification.seconds,
+            digest=digest(self.offloader.ledger),
+            replayed_digest=verification.digest,
+            properties=(*PROPERTIES, "S15"),
+            violations=(*engine.violations, *engine.check_rest(), *verification.violations),
+            damage=verification.damage,
+        )
+
+
+def _pool(blocks: int, options: RunOptions) -> NDArray[np.uint8]:
+    return np.zeros((blocks, options.block_bytes), dtype=np.uint8)
+
+
+def _check_memory(options: RunOptions) -> None:
+    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run."""
+    blocks = options.device_blocks + options.host_blocks
+    needed = blocks * (options.workers * options.block_bytes + LEDGER_BYTES_PER_BLOCK)
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > physical:
+        raise ConfigError(
+            f"the pools take {needed / 1e9:.1f} GB and this machine has {physical / 1e9:.1f}: lower "
+            "device_blocks, host_blocks, block_bytes or workers"
+        )

@@ -1,0 +1,418 @@
+"""The properties: what must hold of a ledger after every event, as small named functions.
+
+`check_ledger(ledger)` looks at everything (a few milliseconds at 20,000 slots); `check_slots(ledger, slots)`
+looks at the places where some slots stand, and is cheap enough for every event. Both give the `Violation`s
+they find, each under the id of the property that it breaks: an empty list is the good answer.
+
+A ledger cannot tell on its own whether it is right about the past. What needs the events, and not only the
+state that they led to, is checked against a second book, kept from the events alone (`kvsm.replay.witness`).
+Between them, these properties are checked:
+
+====  ====================================================================  ==============
+id    what is checked                                                       by
+====  ====================================================================  ==============
+S1    each slot in one list, as its state says; the index names its blocks  here
+S2    a block that can be read was stored, by every worker                  both
+S3    memory that a live copy touches is not handed out                     both
+S4    pins, readers and leases equal their live holders                     both
+S5    a report acts on the transfer it names; a rejected one on nothing     both
+S6    what a failed copy wrote or read cannot be matched                    witness
+S7    what a match counted it holds until the load, or it is voided         both
+S9    nothing waits for what will not come; at rest, nothing is left        here
+S10   the events published, a snapshot, and the fold tell of one state      kvsm.replay
+S13   a key has one block, a device block one store in flight               both
+S14   nothing of an older epoch can be matched                              both
+====  ====================================================================  ==============
+
+Not checked here, because a ledger and its log do not hold what it takes: S8 (every call is legal: the core's
+own tests make them), S11 (takes two runs), S12 and S15 (take the bytes and the order of the copies: the
+serving engine checks contents), S16, S17, S18 (take the engine's prompts and steps). Of S6, that a request
+learns what to recompute, and of S13, that a skipped block is offered again, are the engine's side, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.events import Direction
+from kvsm.ids import IdArray, to_list
+from kvsm.ledger import Ledger, Transfer
+from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState
+from kvsm.states.lease import LEASE_WORDS, LeaseState
+from kvsm.states.request import REQUEST_WORDS, RequestState
+from kvsm.states.transfer import LIVE, TRANSFER_WORDS, TransferState
+from kvsm.states.words import STATE_MASK
+
+PROPERTIES: dict[str, str] = {
+    "S1": "Every slot is in exactly one state and in exactly one list, and counts add up to the capacity.",
+    "S2": "A key matches only when every worker has reported its store as good.",
+    "S3": "A slot or device block that a live copy touches is not evicted, reallocated or released.",
+    "S4": "Pins, readers and leases equal their live holders, and all are zero at rest.",
+    "S5": "A report acts only on the transfer that it names; any other changes nothing.",
+    "S6": "A failed copy never makes a block readable, and what it read is not matched again.",
+    "S7": "What a match counts, it holds: a pin until the load begins, a reader until it ends, or released.",
+    "S9": "When all copies have ended and all requests finished, no job, hold, lease or request is left.",
+    "S10": "Folding the log gives the live state; folding the published events gives the matchable keys.",
+    "S13": "A stored key is not stored again, nor is a device block whose store is in flight.",
+    "S14": "After a reset nothing matches that was stored before it.",
+}
+"""What each checked property says, in one sentence."""
+
+MOST_NAMED = 8
+"""A violation names at most this many things of a sort: the first ones."""
+
+_COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
+_COPIES_LIMIT = BLOCK_WORDS.limits[0]
+_READERS_SHIFT = LEASE_WORDS.shifts[0]
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A broken property: its id, what was found, and the first of the things concerned."""
+
+    property_id: str
+    message: str
+    slots: tuple[int, ...] = ()
+    device_blocks: tuple[int, ...] = ()
+    transfers: tuple[int, ...] = ()
+    requests: tuple[str, ...] = ()
+
+
+def check_ledger(ledger: Ledger) -> list[Violation]:
+    """Every property that a ledger shows, all of it. Costs about 0.25 us a slot."""
+    holds = _Holds(ledger)
+    return [violation for check in CHECKS for violation in check(holds)]
+
+
+def check_slots(ledger: Ledger, slots: Sequence[int]) -> list[Violation]:
+    """S1 for these slots: each stands where its state says, and nowhere else. About 0.3 us a slot."""
+    words, index, policy, key_of = ledger.blocks.words, ledger.index, ledger.policy, ledger.key_of
+    lists, inside = _LISTS, policy.__contains__
+    found = [
+        (is_free, inside(slot), index.get(key_of[slot]) == slot)
+        for slot, is_free in zip(slots, ledger.free.which(tuple(slots)))
+    ]
+    if found == [lists[words[slot]] for slot in slots]:
+        return []
+    return [
+        _misplaced(ledger, slot, *where) for slot, where in zip(slots, found) if where != lists[words[slot]]
+    ]
+
+
+def check_rest(ledger: Ledger) -> list[Violation]:
+    """S9 for a ledger whose requests have all been released: nothing of them may be left."""
+    left: list[str] = []
+    if ledger.requests or ledger.deferred:
+        left.append(f"{len(ledger.requests)} requests ({len(ledger.deferred)} deferred)")
+    if ledger.transfers:
+        left.append(f"{len(ledger.transfers)} transfers")
+    states = ledger.blocks.view & STATE_MASK
+    held = (ledger.blocks.view >> _COPIES_SHIFT != 0) | ~np.isin(states, _RESTING)
+    leased = ~np.isin(ledger.leases.view & STATE_MASK, (LeaseState.NONE, LeaseState.RETIRED))
+    if held.any():
+        left.append(f"{np.count_nonzero(held)} held slots")
+    if leased.any():
+        left.append(f"{np.count_nonzero(leased)} leased device blocks")
+    if not left:
+        return []
+    message = f"at rest, still there: {', '.join(left)}"
+    return [Violation("S9", message, _first(held), _first(leased), tuple(ledger.transfers)[:MOST_NAMED])]
+
+
+# What the checks share.
+
+
+class _ListsOfWord(dict[int, tuple[bool, bool, bool]]):
+    """word -> (in the free queue, in the eviction order, in the index): where S1 wants a slot."""
+
+    def __missing__(self, word: int) -> tuple[bool, bool, bool]:
+        state = word & STATE_MASK
+        self[word] = where = (state in _UNUSED, word == IDLE, state in _INDEXED)
+        return where
+
+
+_UNUSED = (BlockState.FREE, BlockState.EVICTED)
+_INDEXED = (BlockState.ALLOCATED, BlockState.STORING, BlockState.STORED, BlockState.LOADING)
+_READABLE = (BlockState.STORED, BlockState.LOADING)
+_RESTING = (BlockState.FREE, BlockState.EVICTED, BlockState.STORED, BlockState.RETIRED)
+_LISTS = _ListsOfWord()
+
+
+class _Holds:
+    """A ledger, and how often each slot and device block is held, counted from those who hold it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        slots, device_blocks = ledger.config.host_blocks, ledger.config.device_blocks
+        stores = [one for one in ledger.transfers.values() if one.direction is Direction.STORE]
+        loads = [one for one in ledger.transfers.values() if one.direction is Direction.LOAD]
+        submitted = [one for one in stores if one.state is not TransferState.PLANNED]
+        planned = [one for one in stores if one.state is TransferState.PLANNED]
+        self.copies = _tally(slots, [one.slots for one in submitted + loads])
+        self.planned = _tally(slots, [one.slots for one in planned])
+        self.pins = _tally(
+            slots, [ledger.live_pins(one) for one in ledger.requests.values() if len(one.pins)]
+        )
+        self.readers = _tally(device_blocks, [one.device_blocks for one in stores])
+        self.writers = _tally(device_blocks, [one.device_blocks for one in loads])
+
+
+def _tally(size: int, batches: Sequence[IdArray]) -> NDArray[np.int64]:
+    ids = [np.asarray(batch, dtype=np.int64) for batch in batches if len(batch)]
+    return np.bincount(np.concatenate(ids), minlength=size) if ids else np.zeros(size, dtype=np.int64)
+
+
+def _mask(slots: NDArray[np.int64], capacity: int) -> NDArray[np.bool_]:
+    mask = np.zeros(capacity, dtype=np.bool_)
+    mask[slots] = True
+    return mask
+
+
+def _first(mask: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(mask)[:MOST_NAMED].tolist())
+
+
+def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
+    return ", ".join(f"slot {slot} {BLOCK_WORDS.describe(ledger.blocks.words[slot])}" for slot in slots)
+
+
+def _misplaced(ledger: Ledger, slot: int, free: bool, idle: bool, indexed: bool) -> Violation:
+    names = ("the free queue", "the eviction order", "the index")
+    stands = [name for name, inside in zip(names, (free, idle, indexed)) if inside]
+    wanted = [name for name, inside in zip(names, _LISTS[ledger.blocks.words[slot]]) if inside]
+    message = f"{_slot_words(ledger, [slot])} stands in {_listed(stands)}, not in {_listed(wanted)}"
+    return Violation("S1", message, (slot,))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(names) or "no list"
+
+
+# The full checks.
+
+
+def slots_stand_in_one_list(holds: _Holds) -> Iterator[Violation]:
+    """S1: free queue exactly if FREE or EVICTED; eviction order exactly if stored without pin or copy."""
+    ledger = holds.ledger
+    capacity, words = ledger.config.host_blocks, ledger.blocks.view
+    states = words & STATE_MASK
+    free, unused = _mask(ledger.free.order(), capacity), np.isin(states, _UNUSED)
+    idle, inside = (
+        words == IDLE,
+        np.fromiter(map(ledger.policy.__contains__, range(capacity)), np.bool_, capacity),
+    )
+    for mask, message in (
+        (free & ~unused, "in the free queue although in use"),
+        (unused & ~free, "unused, but not in the free queue"),
+        (inside & ~idle, "in the eviction order although not idle"),
+        (idle & ~inside, "idle, but not in the eviction order"),
+        ((states == BlockState.ALLOCATED) & (holds.planned == 0), "allocated by no planned store"),
+    ):
+        slots = _first(mask)
+        if slots:
+            yield Violation("S1", f"{_slot_words(ledger, slots)}: {message}", slots)
+    for name, length, count in (
+        ("free queue", len(ledger.free), np.count_nonzero(unused)),
+        ("eviction order", len(ledger.policy), np.count_nonzero(idle)),
+    ):
+        if length != count:
+            yield Violation("S1", f"the {name} counts {length} slots, and {count} have its state")
+
+
+def index_names_live_blocks(holds: _Holds) -> Iterator[Violation]:
+    """S1, S13: the index maps a key to the one slot that holds a block of it, and knows no other key."""
+    ledger = holds.ledger
+    named = np.flatnonzero(np.isin(ledger.blocks.view & STATE_MASK, _INDEXED)).tolist()
+    keys = [ledger.key_of[slot] for slot in named]
+    if len(set(keys)) != len(keys):
+        for key, times in Counter(keys).items():
+            if times > 1:
+                slots = tuple(slot for slot, own in zip(named, keys) if own == key)[:MOST_NAMED]
+                yield Violation("S13", f"key {key.hex()} has {times} live blocks", slots)
+        return
+    wrong = [slot for slot, key in zip(named, keys) if ledger.index.get(key) != slot]
+    if wrong:
+        slots = tuple(wrong[:MOST_NAMED])
+        yield Violation("S1", f"{_slot_words(ledger, slots)}: the index does not name it by its key", slots)
+    elif len(ledger.index) != len(named):
+        gone = set(ledger.index.values()) - set(named)
+        message = f"the index names {len(ledger.index)} blocks, and {len(named)} are live"
+        yield Violation("S1", message, tuple(sorted(gone)[:MOST_NAMED]))
+
+
+def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
+    """S2, S3: a slot that a live transfer touches is in a state that says so, until the transfer ends."""
+    ledger = holds.ledger
+    words = ledger.blocks.view
+    for transfer in ledger.transfers.values():
+        slots = np.asarray(transfer.slots, dtype=np.int64)
+        states = words[slots] & STATE_MASK
+        wrong = slots[~np.isin(states, _STATES_UNDER[transfer.direction, transfer.state])][
+            :MOST_NAMED
+        ].tolist()
+        if wrong:
+            store = transfer.direction is Direction.STORE
+            readable = store and any(ledger.readable(slot) for slot in wrong)
+            message = f"{_slot_words(ledger, wrong)}, while {_name(transfer)} touches it"
+            yield Violation("S2" if readable else "S3", message, tuple(wrong), transfers=(transfer.id,))
+
+
+_VOIDED = (BlockState.QUARANTINED, BlockState.RETIRED)
+_STATES_UNDER = {
+    (Direction.STORE, TransferState.PLANNED): (BlockState.ALLOCATED,),
+    (Direction.STORE, TransferState.SUBMITTED): (BlockState.STORING,),
+    (Direction.STORE, TransferState.ABANDONED): (BlockState.QUARANTINED,),
+    (Direction.LOAD, TransferState.PLANNED): (BlockState.LOADING, *_VOIDED),
+    (Direction.LOAD, TransferState.SUBMITTED): (BlockState.LOADING, *_VOIDED),
+    (Direction.LOAD, TransferState.ABANDONED): _VOIDED,
+}
+"""States that a slot may be in under a live transfer. Another load may have voided what this one reads."""
+
+
+def _name(transfer: Transfer) -> str:
+    return f"{transfer.direction.name.lower()} {transfer.id} ({transfer.state.name})"
+
+
+def leases_equal_live_copies(holds: _Holds) -> Iterator[Violation]:
+    """S3, S4, S13: device blocks are leased exactly by the live transfers: stores read, loads write."""
+    ledger = holds.ledger
+    words = ledger.leases.view
+    states, readers = words & STATE_MASK, words >> _READERS_SHIFT
+    kept = states != LeaseState.RETIRED
+    touched = (holds.readers > 0) | (holds.writers > 0)
+    expected = np.where(
+        holds.writers > 0,
+        LeaseState.WRITING,
+        np.where(holds.readers > 0, LeaseState.READING, LeaseState.NONE),
+    )
+    for property_id, mask, message in (
+        (
+            "S3",
+            kept & touched & (states != expected),
+            "a live copy touches it, and its lease does not say so",
+        ),
+        ("S4", kept & ~touched & (states != expected), "leased, and no live copy touches it"),
+        (
+            "S4",
+            kept & (states == expected) & (readers != holds.readers),
+            "its readers are not its live stores",
+        ),
+        ("S3", (holds.writers > 1) | ((holds.writers > 0) & (holds.readers > 0)), "a load shares it"),
+        ("S13", holds.readers > 1, "two stores of it are in flight"),
+    ):
+        blocks = _first(mask)
+        if blocks:
+            named = ", ".join(f"device block {one} {LEASE_WORDS.describe(int(words[one]))}" for one in blocks)
+            yield Violation(property_id, f"{named}: {message}", device_blocks=blocks)
+
+
+def copies_and_pins_equal_holders(holds: _Holds) -> Iterator[Violation]:
+    """S4: a block's copies are the live transfers that touch it, its pins the matches that hold it."""
+    ledger = holds.ledger
+    words = ledger.blocks.view
+    states = words & STATE_MASK
+    # Retired slots count no copy, and a free slot under a copy is S3's to name.
+    counted = ~np.isin(states, (*_UNUSED, BlockState.RETIRED))
+    for mask, message in (
+        (
+            counted & ((words >> _COPIES_SHIFT & _COPIES_LIMIT) != holds.copies),
+            "its copies are not its transfers",
+        ),
+        ((words >> _PINS_SHIFT) != holds.pins, "its pins are not its matches"),
+    ):
+        slots = _first(mask)
+        if slots:
+            held = ", ".join(
+                f"{holds.copies[slot]} transfers and {holds.pins[slot]} matches" for slot in slots
+            )
+            yield Violation("S4", f"{_slot_words(ledger, slots)}: {message} (hold it: {held})", slots)
+
+
+def requests_count_their_transfers(holds: _Holds) -> Iterator[Violation]:
+    """S4: a request knows how many copies of it are in flight; only so is it released with the last."""
+    ledger = holds.ledger
+    live = Counter(transfer.request for transfer in ledger.transfers.values())
+    for name, request in ledger.requests.items():
+        _, (count,) = REQUEST_WORDS.decode(request.word)
+        if count != live[name]:
+            message = f"request {name} counts {count} transfers, and {live[name]} are live"
+            yield Violation("S4", message, requests=(name,))
+    for transfer in ledger.transfers.values():
+        if transfer.request not in ledger.requests:
+            message = f"{_name(transfer)} belongs to request {transfer.request}, which was released"
+            yield Violation("S4", message, transfers=(transfer.id,), requests=(transfer.request,))
+
+
+def reports_add_up(holds: _Holds) -> Iterator[Violation]:
+    """S5: a transfer waits for the workers that have not reported; its slots are of its generation."""
+    ledger = holds.ledger
+    generation = ledger.generation_view
+    for id, transfer in ledger.transfers.items():
+        state, (pending, failed) = TRANSFER_WORDS.decode(transfer.word)
+        reported = bin(transfer.reported).count("1")
+        if id != transfer.id or state not in LIVE:
+            yield Violation("S5", f"{_name(transfer)} is kept as live transfer {id}", transfers=(id,))
+        elif pending + reported != ledger.config.workers or failed > reported:
+            message = f"{_name(transfer)}: {reported} workers reported, {pending} pending, {failed} failed"
+            yield Violation("S5", message, transfers=(id,))
+        slots = np.asarray(transfer.slots, dtype=np.int64)
+        born = generation[slots]
+        wrong = slots[born != id if transfer.direction is Direction.STORE else born > id][
+            :MOST_NAMED
+        ].tolist()
+        if wrong:
+            message = f"slots {wrong} of {_name(transfer)} hold blocks of another generation"
+            yield Violation("S5", message, tuple(wrong), transfers=(id,))
+
+
+def matches_hold_pins(holds: _Holds) -> Iterator[Violation]:
+    """S7: a request is MATCHED exactly as long as it has pins."""
+    ledger = holds.ledger
+    for name, request in ledger.requests.items():
+        if (request.state is RequestState.MATCHED) != (len(request.pins) > 0):
+            slots = tuple(to_list(request.pins)[:MOST_NAMED])
+            message = f"request {name} is {request.state.name} with {len(request.pins)} pins"
+            yield Violation("S7", message, slots, requests=(name,))
+
+
+def waits_have_owners(holds: _Holds) -> Iterator[Violation]:
+    """S9: who is DEFERRED waits for a live transfer; who is FINISHED is released by a live transfer's end."""
+    ledger = holds.ledger
+    for name, request in ledger.requests.items():
+        state, (transfers,) = REQUEST_WORDS.decode(request.word)
+        if (state == RequestState.DEFERRED) != (ledger.deferred.get(name) is request):
+            message = f"request {name} is {request.state.name}, and the list of deferred ones says otherwise"
+            yield Violation("S9", message, requests=(name,))
+        elif state == RequestState.DEFERRED and request.awaits not in ledger.transfers:
+            message = f"request {name} waits for transfer {request.awaits}, which is not live"
+            yield Violation("S9", message, transfers=(request.awaits,), requests=(name,))
+        elif state == RequestState.RELEASED or (state == RequestState.FINISHED and not transfers):
+            message = f"request {name} is {request.state.name} without a transfer, and still kept"
+            yield Violation("S9", message, requests=(name,))
+
+
+def epochs_are_current(holds: _Holds) -> Iterator[Violation]:
+    """S14: what a reset left behind is abandoned, and nothing else is."""
+    ledger = holds.ledger
+    for transfer in ledger.transfers.values():
+        if (transfer.state is TransferState.ABANDONED) == (transfer.epoch == ledger.epoch):
+            message = f"{_name(transfer)} is of epoch {transfer.epoch}, and now it is epoch {ledger.epoch}"
+            yield Violation("S14", message, transfers=(transfer.id,))
+
+
+CHECKS: tuple[Callable[[_Holds], Iterator[Violation]], ...] = (
+    slots_stand_in_one_list,
+    index_names_live_blocks,
+    live_copies_keep_their_slots,
+    leases_equal_live_copies,
+    copies_and_pins_equal_holders,
+    requests_count_their_transfers,
+    reports_add_up,
+    matches_hold_pins,
+    waits_have_owners,
+    epochs_are_current,
+)

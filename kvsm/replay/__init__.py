@@ -1,0 +1,31 @@
+"""What a log can tell: a state rebuilt, every property verified, and the life of one thing with causes.
+
+rebuild("log", seq=1200).ledger             # the state after event 1200
+verify_log("log").violations                # () if no property is broken
+for line in tell("log", Request("r7")): ... # what happened to request r7, and why
+"""
+
+from kvsm.replay.fold import Condition, Rebuilt, entries, rebuild
+from kvsm.replay.render import render
+from kvsm.replay.story import Block, Key, Line, Request, Transfer, tell
+from kvsm.replay.verify import Auditor, Breakage, Verification, verify_log
+from kvsm.replay.witness import Witness
+
+__all__ = [
+    "Auditor",
+    "Block",
+    "Breakage",
+    "Condition",
+    "Key",
+    "Line",
+    "Rebuilt",
+    "Request",
+    "Transfer",
+    "Verification",
+    "Witness",
+    "entries",
+    "rebuild",
+    "render",
+    "tell",
+    "verify_log",
+]

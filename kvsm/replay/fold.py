@@ -1,0 +1,202 @@
+"""Rebuilding a ledger from a log: all of it, or up to an event or a step.
+
+A whole replay folds every event that is kept. When only the state at one point is wanted, the fold starts
+from the snapshot of the nearest segment before it. Both stream: one frame of events is held at a time.
+
+An entry, as the word is used here, is one slot named in one event.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm import events as ev
+from kvsm.errors import ConfigError, LogDamaged, LogError
+from kvsm.events import OffloadingEvent
+from kvsm.ids import count
+from kvsm.ledger import Ledger
+from kvsm.log import LogGap, LogReader, Segment, Torn
+from kvsm.snapshot import restore
+from kvsm.states import machines_digest
+
+
+class Rebuilt(NamedTuple):
+    """A ledger and the way to it: events and entries folded, from event `first` on."""
+
+    ledger: Ledger
+    first: int
+    events: int
+    entries: int
+    seconds: float
+    condition: Condition
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """What a reader found out about a log besides its events.
+
+    torn: its unfinished end, which was cut; legal, a crash leaves it. broken_from: first event that a failed
+    write lost. gaps: (first, last) of the events missing before the log went on. other_machines: it was
+    written by other tables than this kvsm's, so that a fold may differ from what was.
+    """
+
+    torn: Torn | None
+    broken_from: int | None
+    gaps: tuple[tuple[int, int], ...]
+    other_machines: bool
+
+    @property
+    def complete(self) -> bool:
+        return self.broken_from is None and not self.gaps
+
+    def notes(self) -> list[str]:
+        """What a person has to know, a line each."""
+        notes = []
+        if self.torn is not None:
+            torn = self.torn
+            notes.append(
+                f"{torn.path}: unfinished end, cut at byte {torn.offset} ({torn.bytes_cut} bytes); "
+                f"the last whole event is {torn.seq - 1}"
+            )
+        notes += [f"events {first} to {last} are not in the log: a write failed" for first, last in self.gaps]
+        if self.broken_from is not None and not self.gaps:
+            notes.append(f"the log is broken from event {self.broken_from} on: a write failed")
+        if self.other_machines:
+            notes.append("written by a kvsm with other machine tables: the state may differ from what it was")
+        return notes
+
+
+def condition_of(reader: LogReader) -> Condition:
+    """The condition of a log, as far as its reader has come."""
+    return Condition(
+        reader.torn, reader.broken_from, tuple(reader.gaps), reader.head.machines != machines_digest()
+    )
+
+
+def entries(event: OffloadingEvent) -> int:
+    """How many slots an event names."""
+    counter = _ENTRIES.get(type(event))
+    return counter(event) if counter is not None else 0
+
+
+_ENTRIES: dict[type[OffloadingEvent], Callable[..., int]] = {
+    **dict.fromkeys(
+        (ev.HitMatched, ev.StorePlanned, ev.LoadPlanned, ev.BlocksTouched), lambda event: count(event.slots)
+    ),
+    ev.BlocksEvicted: lambda event: count(event.slots) + count(event.moved),
+}
+
+
+def opening(segment: Segment) -> Ledger:
+    """The ledger with which a segment begins. Raises `LogDamaged` if its snapshot is none."""
+    head = segment.head
+    if not head.snapshot:
+        return Ledger(head.config)
+    try:
+        return restore(head.snapshot)
+    except (msgspec.MsgspecError, ValueError) as error:
+        reason = f"the snapshot in its head cannot be restored: {error}"
+        raise LogDamaged(str(segment.path), 0, head.seq + 1, reason) from error
+
+
+def rebuild(log: str | os.PathLike[str], *, seq: int | None = None, step: int | None = None) -> Rebuilt:
+    """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
+
+    Raises `LogError` if there is no such point in the log, `LogDamaged` for damage before it, and
+    `IllegalTransition` or `InvalidEvent` for an event that cannot follow (`verify_log` tells more).
+    """
+    if seq is not None and step is not None:
+        raise ConfigError("give an event number or a step, not both")
+    began = time.perf_counter()
+    reader = LogReader(log)
+    holding = seq if step is None else _segment_of_step(reader, step)
+    ledger: Ledger | None = None
+    first = folded = named = 0
+    stopped = False
+    for segment in reader.segments(holding):
+        if ledger is None or segment.gap is not None:
+            ledger = opening(segment)
+            first = first or ledger.seq + 1
+        for batch in segment.batches():
+            wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
+            apply = ledger.apply
+            for event in wanted:
+                apply(event)
+            folded += len(wanted)
+            named += sum(map(entries, wanted))
+            stopped = len(wanted) < len(batch) or ledger.seq == seq
+            if stopped:
+                break
+        if stopped:
+            break
+    if ledger is None:
+        raise LogError(f"{log}: there is no whole event" + ("" if holding is None else f" from {holding} on"))
+    _reached(reader, ledger, stopped, seq, step)
+    return Rebuilt(ledger, first, folded, named, time.perf_counter() - began, condition_of(reader))
+
+
+def _up_to(batch: list[OffloadingEvent], seq: int | None, step: int | None) -> list[OffloadingEvent]:
+    if seq is not None:
+        return batch[: seq - batch[0].seq + 1]
+    return [event for event in batch if step is not None and event.step <= step]
+
+
+def _segment_of_step(reader: LogReader, step: int) -> int | None:
+    """An event of the last segment that begins no later than in step `step`; None: start with the oldest."""
+    holding = None
+    for segment in reader.segments():
+        if opening(segment).step > step:
+            break
+        holding = segment.head.seq + 1
+    return holding
+
+
+def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, step: int | None) -> None:
+    """Whether the point asked for lies in the log."""
+    if seq is not None and ledger.seq != seq:
+        for first, last in reader.gaps:
+            if first <= seq <= last:
+                raise LogGap(reader.directory, first, last)
+        raise LogError(f"{reader.directory}: there is no event {seq}; the last one is {ledger.seq}")
+    if step is not None and ledger.step > step:
+        raise LogError(
+            f"{reader.directory}: step {step} is not kept; the oldest state is of step {ledger.step}"
+        )
+    if step is not None and ledger.step < step and not stopped:
+        raise LogError(f"{reader.directory}: there is no step {step}; the last one is {ledger.step}")
+
+
+class Moment(NamedTuple):
+    """An event, the ledger right before it, and the event that follows (None at the end)."""
+
+    ledger: Ledger
+    event: OffloadingEvent
+    following: OffloadingEvent | None
+
+
+def walk(reader: LogReader) -> Iterator[Moment]:
+    """All events of a log in order. Apply the event to the ledger before you ask for the next.
+
+    Beyond a gap the ledger is another one, restored from the next segment's snapshot.
+    """
+    ledger: Ledger | None = None
+    stream = ((segment, event) for segment in reader.segments() for event in segment.events())
+    for (segment, event), following in _with_next(stream):
+        if ledger is None or event.seq != ledger.seq + 1:
+            ledger = opening(segment)
+        yield Moment(ledger, event, None if following is None else following[1])
+
+
+def _with_next(
+    stream: Iterable[tuple[Segment, OffloadingEvent]],
+) -> Iterator[tuple[tuple[Segment, OffloadingEvent], tuple[Segment, OffloadingEvent] | None]]:
+    previous = None
+    for item in chain(stream, (None,)):
+        if previous is not None:
+            yield previous, item
+        previous = item

@@ -1,0 +1,75 @@
+"""Events and ids in words, for people: one line an event, big batches abbreviated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvsm.events import OffloadingEvent
+from kvsm.ids import IdArray, Ids, to_list
+
+KEY_DIGITS = 12
+"""Hex digits of a key that are shown; `kvsm show --key` takes them as a prefix."""
+
+MOST_RANGES = 4
+
+
+def render(event: OffloadingEvent) -> str:
+    """An event as one line: its kind and its fields, without number, step and time."""
+    fields = [
+        _FIELDS[name](getattr(event, name)) if name in _FIELDS else f"{name} {getattr(event, name)}"
+        for name in event.__struct_fields__[3:]
+        if getattr(event, name) is not None
+    ]
+    return " ".join([event.kind, *(field for field in fields if field)])
+
+
+def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
+    """`slot 7`, `slots 3..40 (38)`, `slots 1, 3..5, 9 (5)`, `no slots`."""
+    numbers = list(ids) if not isinstance(ids, bytes) else to_list(ids)
+    if len(numbers) < 2:
+        return f"{noun} {numbers[0]}" if numbers else f"no {noun}s"
+    ranges: list[str] = []
+    start = last = int(numbers[0])
+    for number in [*numbers[1:], None]:
+        if number == last + 1:
+            last += 1
+            continue
+        ranges.append(str(start) if start == last else f"{start}..{last}")
+        if number is None:
+            break
+        start = last = int(number)
+    shown = ", ".join(ranges[:MOST_RANGES]) + (", ..." if len(ranges) > MOST_RANGES else "")
+    return f"{noun}s {shown} ({len(numbers)})"
+
+
+def render_key(key: bytes) -> str:
+    """The first hex digits of a key, enough to find it again."""
+    digits = key.hex()
+    return digits if len(digits) <= KEY_DIGITS + 2 else digits[:KEY_DIGITS] + ".."
+
+
+def render_keys(keys: Sequence[bytes]) -> str:
+    """`key 00ab`, `keys 00ab.. to 17cd.. (38)`."""
+    if len(keys) < 2:
+        return f"key {render_key(keys[0])}" if keys else "no keys"
+    return f"keys {render_key(keys[0])} to {render_key(keys[-1])} ({len(keys)})"
+
+
+_FIELDS: dict[str, Callable[[Any], str]] = {
+    "slots": lambda ids: render_ids("slot", ids),
+    "device_blocks": lambda ids: render_ids("device block", ids),
+    "moved": lambda ids: f"moved {render_ids('slot', ids)}" if ids else "",
+    "transfers": lambda ids: render_ids("transfer", ids),
+    "transfer": lambda id: f"transfer {id}",
+    "keys": lambda keys: render_keys(keys),
+    "missed": lambda key: f"missed key {render_key(key)}",
+    "good": lambda good: "good" if good else "failed",
+    "aborted": lambda aborted: "aborted" if aborted else "",
+    "voided": lambda voided: "voided" if voided else "",
+    "reason": lambda reason: f"({reason})",
+    "config": lambda config: (
+        f"{config.host_blocks} host blocks, {config.device_blocks} device blocks, "
+        f"{config.workers} workers, policy {config.policy}"
+    ),
+}

@@ -1,0 +1,352 @@
+"""The life of one thing, told from the fold: a line an event, with causes, and its state before and after.
+
+    for line in tell("log", Block(42)):
+        print(line.event, line.text, line.before, line.after)
+
+The log is folded from its beginning, and each event that concerns the thing is told. Causes come from the
+state, not from the wording of events: a slot is told who evicted it because the eviction names the transfer
+that it makes room for, and a request is told why it missed because the keys that it missed were followed
+all the way (`fates.py`), in a pass of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from kvsm import events as ev
+from kvsm import ledger as core
+from kvsm.errors import LogError
+from kvsm.events import OffloadingEvent
+from kvsm.ids import to_list
+from kvsm.ledger import Ledger
+from kvsm.log import LogReader
+from kvsm.replay.concern import Concern, concern
+from kvsm.replay.fates import Fates, describe_transfer, kind_of, maker_of
+from kvsm.replay.fold import Moment, walk
+from kvsm.replay.render import render, render_ids, render_key, render_keys
+from kvsm.states.block import BLOCK_WORDS
+from kvsm.states.request import RequestState
+from kvsm.states.transfer import TransferState
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One event in the life of a thing. before, after: its state; the same if only a cause is told."""
+
+    event: int
+    step: int
+    wall_ns: int
+    kind: str
+    text: str
+    before: str
+    after: str
+
+
+class Target(Protocol):
+    """A thing whose life can be told."""
+
+    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
+        """Its slots among those that the event concerns; None if the event does not concern it."""
+
+    def state(self, ledger: Ledger) -> str: ...
+
+
+class Block(NamedTuple):
+    """A host slot, through all blocks that it held."""
+
+    slot: int
+
+    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
+        if self.slot in found.slots:
+            return (self.slot,)
+        if isinstance(moment.event, ev.BlocksEvicted) and self.slot in to_list(moment.event.moved):
+            return (self.slot,)
+        return None
+
+    def state(self, ledger: Ledger) -> str:
+        return BLOCK_WORDS.describe(ledger.blocks.words[self.slot])
+
+    def __str__(self) -> str:
+        return f"slot {self.slot}"
+
+
+class Key:
+    """All blocks whose key starts with these hex digits."""
+
+    def __init__(self, digits: str) -> None:
+        self.digits = digits.lower().removesuffix("..")
+        self._keys: dict[bytes, None] = {}
+
+    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
+        ledger, event = moment.ledger, moment.event
+        named: Sequence[bytes] = getattr(event, "keys", ())
+        missed = getattr(event, "missed", None)
+        ours = [key for key in (*named, *((missed,) if missed else ())) if self._is_ours(key)]
+        self._keys.update(dict.fromkeys(ours))
+        if isinstance(event, ev.StorePlanned):
+            slots = [slot for slot, key in zip(to_list(event.slots), event.keys) if key in self._keys]
+        else:
+            slots = [slot for slot in found.slots if self._holds(ledger, slot)]
+        return slots if slots or ours else None
+
+    def state(self, ledger: Ledger) -> str:
+        held = [(key, ledger.index[key]) for key in self._keys if key in ledger.index]
+        if not held:
+            return "not on the host"
+        words = [f"slot {slot} {BLOCK_WORDS.describe(ledger.blocks.words[slot])}" for _, slot in held]
+        return "; ".join(words[:4]) + ("; ..." if len(words) > 4 else "")
+
+    def _holds(self, ledger: Ledger, slot: int) -> bool:
+        key = ledger.key_of[slot]
+        if ledger.index.get(key) != slot or not self._is_ours(key):
+            return False
+        self._keys[key] = None
+        return True
+
+    def _is_ours(self, key: bytes) -> bool:
+        return key.hex().startswith(self.digits)
+
+    def __str__(self) -> str:
+        return f"key {self.digits}"
+
+
+class Request(NamedTuple):
+    """A request, through all its lives if its name was used again."""
+
+    name: str
+
+    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
+        if self.name in found.requests or maker_of(moment) == self.name:
+            return ()
+        return None
+
+    def state(self, ledger: Ledger) -> str:
+        request = ledger.requests.get(self.name)
+        return "not there" if request is None else request.state.name
+
+    def __str__(self) -> str:
+        return f"request {self.name}"
+
+
+class Transfer(NamedTuple):
+    """One copy of several blocks."""
+
+    id: int
+
+    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:  # noqa: ARG002
+        return () if self.id in found.transfers else None
+
+    def state(self, ledger: Ledger) -> str:
+        transfer = ledger.transfers.get(self.id)
+        return "not planned" if transfer is None else transfer.state.name
+
+    def __str__(self) -> str:
+        return f"transfer {self.id}"
+
+
+def tell(log: str | os.PathLike[str] | LogReader, target: Target) -> Iterator[Line]:
+    """The lines of a thing's life, oldest first; none if the log knows nothing of it.
+
+    Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log,
+    or no such slot.
+    """
+    reader = log if isinstance(log, LogReader) else LogReader(log)
+    _check_slot(reader, target)
+    narrator = _Narrator(target, Fates(_missed_by(reader, target)))
+    for moment in walk(reader):
+        line = narrator.follow(moment)
+        if line is not None:
+            yield line
+
+
+def _check_slot(reader: LogReader, target: Target) -> None:
+    host_blocks = reader.head.config.host_blocks
+    if isinstance(target, Block) and target.slot >= host_blocks:
+        raise LogError(f"{reader.directory}: there is no slot {target.slot}; the pool has {host_blocks}")
+
+
+def _missed_by(reader: LogReader, target: Target) -> Callable[[bytes], bool]:
+    """Which keys must be followed, so that a miss of the target can be explained."""
+    if isinstance(target, Key):
+        return lambda key: key.hex().startswith(target.digits)
+    if not isinstance(target, Request):
+        return lambda _: False
+    missed = {
+        event.missed
+        for segment in reader.segments()
+        for event in segment.events()
+        if isinstance(event, ev.HitMatched) and event.request == target.name and event.missed is not None
+    }
+    return missed.__contains__
+
+
+class _Narrator:
+    """Folds one moment after another, and puts those that meet the target into words."""
+
+    def __init__(self, target: Target, fates: Fates) -> None:
+        self._target, self._fates = target, fates
+        self._tellers: dict[type[OffloadingEvent], Callable[[Moment, Any, Sequence[int]], str]] = {
+            ev.HitMatched: self._matched,
+            ev.RequestPreempted: self._left,
+            ev.RequestFinished: self._left,
+            ev.RequestDeferred: self._deferred,
+            ev.BlocksEvicted: self._evicted,
+            ev.StorePlanned: self._store_planned,
+            ev.LoadPlanned: self._load_planned,
+            ev.TransfersSubmitted: self._submitted,
+            ev.WorkerReported: self._reported,
+            ev.TransferCancelled: self._given_up,
+            ev.TransferLost: self._given_up,
+        }
+
+    def follow(self, moment: Moment) -> Line | None:
+        """Fold the moment's event; its line, if it concerns the target."""
+        ledger, event, _ = moment
+        found = concern(ledger, event)
+        slots = self._target.met_by(moment, found)
+        text = before = ""
+        if slots is not None:
+            before = self._target.state(ledger)
+            text = self._tell(moment, slots)
+        self._fates.before(moment, found)
+        ended = ledger.apply(event)
+        self._fates.after(moment, ended)
+        if slots is None:
+            return None
+        text += self._outcome(event, ended)
+        after = self._state_after(ledger, ended, before)
+        return Line(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+
+    def _tell(self, moment: Moment, slots: Sequence[int]) -> str:
+        teller = self._tellers.get(type(moment.event))
+        if teller is not None:
+            return teller(moment, moment.event, slots)
+        plain = _PLAIN.get(type(moment.event))
+        return render(moment.event) if plain is None else plain(moment.event)
+
+    def _state_after(self, ledger: Ledger, ended: core.Transfer | None, before: str) -> str:
+        """A transfer that ended and a request that was released are in the ledger no more."""
+        target = self._target
+        if isinstance(target, Transfer) and ended is not None and ended.id == target.id:
+            return ended.state.name
+        if isinstance(target, Transfer) and target.id not in ledger.transfers and before == "PLANNED":
+            return TransferState.CANCELLED.name
+        if isinstance(target, Request) and target.name not in ledger.requests and before != "not there":
+            return RequestState.RELEASED.name
+        return target.state(ledger)
+
+    def _outcome(self, event: OffloadingEvent, ended: core.Transfer | None) -> str:
+        """What the last worker's report came to."""
+        if ended is None or not isinstance(event, ev.WorkerReported):
+            return ""
+        store = kind_of(ended) == "store"
+        if ended.state is TransferState.COMPLETED:
+            return "; the last one: " + ("stored, and can be matched" if store else "loaded")
+        if ended.state is TransferState.FAILED:
+            return "; the last one: " + (
+                "failed, and nothing is stored" if store else "failed, and what it read is void"
+            )
+        return "; the last one: what the reset left is drained"
+
+    # One teller a kind. `slots`: the target's own among those that the event concerns.
+
+    def _matched(self, moment: Moment, event: ev.HitMatched, slots: Sequence[int]) -> str:
+        matched = to_list(event.slots)
+        if slots:
+            place = matched.index(slots[0]) + 1
+            return f"request {event.request} matches it (block {place} of {len(matched)})"
+        hits = f"matches {render_ids('slot', matched)}" if matched else "matches nothing"
+        if event.missed is None:
+            return f"request {event.request} {hits}"
+        why = self._fates.why(moment.ledger, event.missed)
+        return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
+
+    def _left(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:  # noqa: ARG002
+        preempted = isinstance(event, ev.RequestPreempted)
+        does = "is preempted" if preempted else "is aborted" if event.aborted else "finishes"
+        return f"request {event.request} {does}" + (", and gives its match back" if slots else "")
+
+    def _deferred(self, moment: Moment, event: ev.RequestDeferred, slots: Sequence[int]) -> str:  # noqa: ARG002
+        waits_for = describe_transfer(moment.ledger, event.transfer)
+        return f"request {event.request} waits for {waits_for}, until tick {event.until} at most"
+
+    def _evicted(self, moment: Moment, event: ev.BlocksEvicted, slots: Sequence[int]) -> str:
+        maker = maker_of(moment)
+        cause = f"store {event.transfer} of request {maker}" if maker else f"transfer {event.transfer}"
+        victims = to_list(event.slots)
+        if slots and slots[0] not in victims:
+            return f"passed over by the eviction that makes room for {cause}"
+        named = slots or victims
+        keys = [moment.ledger.key_of[slot] for slot in named]
+        what = render_keys(keys) if slots else f"{render_ids('slot', named)}, {render_keys(keys)},"
+        return f"{what} evicted to make room for {cause}"
+
+    def _store_planned(self, moment: Moment, event: ev.StorePlanned, slots: Sequence[int]) -> str:  # noqa: ARG002
+        planned, blocks = to_list(event.slots), to_list(event.device_blocks)
+        if not slots:
+            return (
+                f"store {event.seq} of request {event.request} is planned: {render_keys(event.keys)}, "
+                f"{render_ids('device block', blocks)} to {render_ids('slot', planned)}"
+            )
+        place = planned.index(slots[0])
+        return (
+            f"allocated for key {render_key(event.keys[place])}, from device block {blocks[place]}, "
+            f"by store {event.seq} of request {event.request}"
+        )
+
+    def _load_planned(self, moment: Moment, event: ev.LoadPlanned, slots: Sequence[int]) -> str:  # noqa: ARG002
+        loaded, blocks = to_list(event.slots), to_list(event.device_blocks)
+        if event.voided:
+            return f"request {event.request} cannot load: a block of its match was voided"
+        if not slots:
+            return (
+                f"load {event.seq} of request {event.request} is planned: {render_ids('slot', loaded)} "
+                f"to {render_ids('device block', blocks)}"
+            )
+        if slots[0] not in loaded:
+            return f"request {event.request} loads less than it matched, and gives this block back"
+        block = blocks[loaded.index(slots[0])]
+        return f"load {event.seq} of request {event.request} will read it into device block {block}"
+
+    def _submitted(self, moment: Moment, event: ev.TransfersSubmitted, slots: Sequence[int]) -> str:
+        ledger, ids = moment.ledger, event.transfers
+        if isinstance(self._target, Transfer):
+            ids = (self._target.id,)
+        elif isinstance(self._target, Request):
+            ids = tuple(id for id in ids if ledger.transfers[id].request == self._target.name)
+        else:
+            ids = tuple(id for id in ids if not set(to_list(ledger.transfers[id].slots)).isdisjoint(slots))
+        return f"submitted: {', '.join(describe_transfer(ledger, id) for id in ids)}"
+
+    def _reported(self, moment: Moment, event: ev.WorkerReported, slots: Sequence[int]) -> str:  # noqa: ARG002
+        how = "good" if event.good else "failed"
+        return f"worker {event.worker} reports {describe_transfer(moment.ledger, event.transfer)}: {how}"
+
+    def _given_up(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:  # noqa: ARG002
+        how = (
+            "is cancelled"
+            if isinstance(event, ev.TransferCancelled)
+            else "is given up: a worker will not report"
+        )
+        return f"{describe_transfer(moment.ledger, event.transfer)} {how}"
+
+
+_PLAIN: dict[type[OffloadingEvent], Callable[[Any], str]] = {
+    ev.RequestArrived: lambda event: f"request {event.request} arrives",
+    ev.HitReleased: lambda event: f"request {event.request} gives its match back",
+    ev.StoreSkipped: lambda event: (
+        f"offered by request {event.request}, not stored: {render_keys(event.keys)} ({event.reason})"
+    ),
+    ev.KeysRecalled: lambda event: f"{render_keys(event.keys)}: the policy remembers evicting it",
+    ev.ReportRejected: lambda event: (
+        f"a report of worker {event.worker} on transfer {event.transfer} is rejected: {event.reason}"
+    ),
+    ev.BlocksTouched: lambda _: "used without a load: the device had it too",
+    ev.FlushRequested: lambda event: f"the engine waits for {render_ids('transfer', event.transfers)}",
+    ev.CacheReset: lambda event: f"reset: epoch {event.epoch} begins",
+    ev.Ticked: lambda event: f"tick {event.tick}: it has waited long enough",
+}
+"""Events that are told without a look at the ledger."""

@@ -1,0 +1,307 @@
+"""Verifying a log: every property, at every event, and the first event that breaks one.
+
+At each event the `Auditor` folds it, and looks at what it names, in the ledger and against the witness. At
+intervals, and at the end, everything is checked: all properties of the whole ledger, the two books against
+each other, the published events against what can be matched, and a snapshot restored against its origin.
+What only a full check notices lies somewhere in the interval before it; the interval is then folded again
+from its beginning in ever smaller parts, until the event is found.
+
+Where one segment follows another, the snapshot in its head was taken from the live ledger: the fold must
+give the same bytes. That is the replay proving itself (S10).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from math import isqrt
+
+import msgspec
+
+from kvsm.errors import LogDamaged, LogError
+from kvsm.events import OffloadingEvent
+from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger
+from kvsm.log import LogReader, Segment
+from kvsm.replay.concern import Concern, concern
+from kvsm.replay.fold import Condition, condition_of, entries, opening, walk
+from kvsm.replay.render import render
+from kvsm.replay.witness import Witness
+from kvsm.snapshot import digest, restore, snapshot
+
+EVERY = 25_000
+"""Events from one full check to the next."""
+
+EVENTS_SHOWN = 10
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of events verified so far."""
+
+
+class Breakage(msgspec.Struct, frozen=True, kw_only=True):
+    """The first event that breaks a property: its number, step, kind, the event as a line, what it breaks,
+    and the last events that concern the same things, oldest first, itself included."""
+
+    event: int
+    step: int
+    kind: str
+    text: str
+    violations: tuple[Violation, ...]
+    led_there: tuple[str, ...] = ()
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify_log` found.
+
+    events, entries: how many were verified, from event `first` to event `last`. digest: of the state after
+    the last one. violations: those of the first event that breaks a property; empty if none does. breakage:
+    that event in detail. damage: where and why the log cannot be read any further, or None. condition: its
+    torn tail, gaps and broken mark.
+    """
+
+    log: str
+    first: int
+    last: int
+    events: int
+    entries: int
+    digest: str
+    violations: tuple[Violation, ...]
+    breakage: Breakage | None
+    damage: str | None
+    condition: Condition
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """No property is broken, and no event is missing but those of a torn tail."""
+        return not self.violations and self.damage is None and self.condition.complete
+
+
+class Auditor:
+    """A ledger under watch: folds events and tells what each of them breaks.
+
+    It starts from a ledger as it is, and takes that as given: an empty one, or one that was restored.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger, self.witness, self._publisher = ledger, Witness.of(ledger), Publisher()
+        ledger.listener = self._publisher
+        self._announced = set(self.witness.published)
+
+    def apply(self, event: OffloadingEvent) -> list[Violation]:
+        """Fold one event. What it breaks, as far as the things that it names show."""
+        broken = self.witness.follow(event)
+        try:
+            self.ledger.apply(event)
+        except Exception as refusal:  # Whatever stops the fold, the log does not give a state: that is S10.
+            return broken or [Violation("S10", f"the fold stops here: {type(refusal).__name__}: {refusal}")]
+        return broken + self.witness.compare(self.ledger)
+
+    def publish(self) -> None:
+        """Fold the events that were published since the last call."""
+        for change in self._publisher.take_events():
+            if change.removed:
+                self._announced.difference_update(change.keys)
+            else:
+                self._announced.update(change.keys)
+
+    def check(self) -> list[Violation]:
+        """Everything that can be checked of the state as it is."""
+        self.publish()
+        ledger, announced = self.ledger, self._announced
+        broken = check_ledger(ledger) + self.witness.compare_all(ledger)
+        readable = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+        for keys, message in (
+            (announced - readable, "are announced as stored, and cannot be matched"),
+            (readable - announced, "can be matched, and were not announced"),
+        ):
+            if keys:
+                named = ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
+                broken.append(Violation("S10", f"{len(keys)} keys {message}: {named}"))
+        saved = snapshot(ledger)
+        if snapshot(restore(saved)) != saved:
+            broken.append(Violation("S10", "a ledger restored from its snapshot is another one"))
+        if not ledger.requests:
+            broken += check_rest(ledger)
+        return broken
+
+
+def verify_log(
+    log: str | os.PathLike[str], *, every: int = EVERY, progress: Progress | None = None
+) -> Verification:
+    """Check every property at every event of a log, up to the first that breaks one.
+
+    every: events from one full check to the next. A torn tail is cut; beyond a gap the next segment's
+    snapshot is taken as given. Raises `LogError` if there is no log; damage is part of the answer.
+    """
+    began = time.perf_counter()
+    reader = LogReader(log)
+    run = _Run(every, progress)
+    damage = None
+    try:
+        for segment in reader.segments():
+            if run.open(segment) or run.fold(segment):
+                break
+        else:
+            run.close()
+    except LogDamaged as error:
+        damage = str(error)
+        run.close()
+    if run.auditor is None and damage is None:
+        raise LogError(f"{log}: there is no whole event in this log")
+    breakage = run.breakage
+    if breakage is not None:
+        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader, breakage))
+    last = run.auditor.ledger if run.auditor is not None else None
+    return Verification(
+        log=str(log),
+        first=run.first,
+        last=0 if last is None else last.seq,
+        events=run.events,
+        entries=run.entries,
+        digest="" if last is None else digest(last),
+        violations=() if breakage is None else breakage.violations,
+        breakage=breakage,
+        damage=damage,
+        condition=condition_of(reader) if last is not None else Condition(reader.torn, None, (), False),
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Run:
+    """One pass over a log: the auditor, and what was folded since everything was last known to be good."""
+
+    def __init__(self, every: int, progress: Progress | None) -> None:
+        self.auditor: Auditor | None = None
+        self.breakage: Breakage | None = None
+        self.first = self.events = self.entries = 0
+        self._every, self._progress = every, progress
+        self._saved = b""
+        self._since: list[OffloadingEvent] = []
+
+    def open(self, segment: Segment) -> bool:
+        """Begin a segment; true if something is broken.
+
+        Without a gap its snapshot must be the state that the fold has reached.
+        """
+        if self.auditor is None or segment.gap is not None:
+            if self.auditor is not None and self.check():
+                return True
+            self._start(Auditor(opening(segment)))
+            return self.check()
+        if segment.head.snapshot == snapshot(self.auditor.ledger):
+            return False
+        message = f"the live state in the head of {segment.path.name} is not what the fold gives"
+        return self.check() or self._break(
+            self._since[-1] if self._since else None, [Violation("S10", message)]
+        )
+
+    def fold(self, segment: Segment) -> bool:
+        """Fold the events of a segment; true if one breaks something."""
+        assert self.auditor is not None
+        apply, publish = self.auditor.apply, self.auditor.publish
+        for batch in segment.batches():
+            for event in batch:
+                broken = apply(event)
+                if broken:
+                    self._count(batch[: event.seq - batch[0].seq + 1])
+                    return self._break(event, broken)
+            self._count(batch)
+            publish()
+            if len(self._since) >= self._every and self.check():
+                return True
+            if self._progress is not None:
+                self._progress(self.events)
+        return False
+
+    def close(self) -> None:
+        """The log has ended, or cannot be read any further."""
+        if self.auditor is not None:
+            self.check()
+
+    def check(self) -> bool:
+        """Check everything; true if something is broken, by an event that is then found."""
+        assert self.auditor is not None
+        broken = self.auditor.check()
+        if broken:
+            event, found = _first_broken(self._saved, self._since)
+            return self._break(event, found or broken)
+        self._saved, self._since = snapshot(self.auditor.ledger), []
+        return False
+
+    def _start(self, auditor: Auditor) -> None:
+        self.auditor = auditor
+        self.first = self.first or auditor.ledger.seq + 1
+        self._saved, self._since = snapshot(auditor.ledger), []
+
+    def _count(self, batch: Sequence[OffloadingEvent]) -> None:
+        self.events += len(batch)
+        self.entries += sum(map(entries, batch))
+        self._since += batch
+
+    def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation]) -> bool:
+        assert self.auditor is not None
+        ledger = self.auditor.ledger
+        self.breakage = Breakage(
+            event=ledger.seq if event is None else event.seq,
+            step=ledger.step if event is None else event.step,
+            kind="SegmentHead" if event is None else event.kind,
+            text="the snapshot that the log starts from" if event is None else render(event),
+            violations=tuple(broken),
+        )
+        return True
+
+
+def _first_broken(
+    saved: bytes, events: Sequence[OffloadingEvent]
+) -> tuple[OffloadingEvent | None, list[Violation]]:
+    """The first of `events` after which a full check finds something, and what it finds.
+
+    Looks first at each of about sqrt(n) parts, then at each event of the first broken part. If the fault
+    does not show again (it was not in the fold), the last event stands for the interval, without a find.
+    """
+    parts = isqrt(len(events)) + 1
+    auditor = Auditor(restore(saved))
+    for start in range(0, len(events), parts):
+        part = events[start : start + parts]
+        saved = snapshot(auditor.ledger)
+        if any(auditor.apply(event) for event in part) or auditor.check():
+            auditor = Auditor(restore(saved))
+            for event in part:
+                found = auditor.apply(event) or auditor.check()
+                if found:
+                    return event, found
+    return (events[-1] if events else None), []
+
+
+def _led_there(reader: LogReader, breakage: Breakage) -> tuple[str, ...]:
+    """The last events that concern what is broken, the breaking one included, as lines."""
+    lines: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    wanted = Concern(
+        *(
+            [one for violation in breakage.violations for one in getattr(violation, sort)]
+            for sort in ("slots", "device_blocks", "transfers", "requests")
+        )
+    )
+    if not any(wanted):
+        wanted = _own_concern(reader, breakage.event)
+    for ledger, event, _ in walk(reader):
+        if event.seq > breakage.event:
+            break
+        if event.seq == breakage.event or concern(ledger, event).meets(wanted):
+            lines.append(f"event {event.seq} step {event.step}: {render(event)}")
+        if event.seq < breakage.event:
+            ledger.apply(event)
+    return tuple(lines)
+
+
+def _own_concern(reader: LogReader, seq: int) -> Concern:
+    """What the breaking event itself concerns: for a violation that names nothing."""
+    for ledger, event, _ in walk(reader):
+        if event.seq >= seq:
+            return concern(ledger, event)
+        ledger.apply(event)
+    return Concern()

@@ -1,0 +1,263 @@
+"""The fold: it refuses what cannot follow, leaves no trace of what it refused, and is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+import pytest
+from core_life import Recorder, fold, keys, load, new_core, store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsm import events as ev
+from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
+from kvsm.events import TRIGGERS, OffloadConfig, OffloadingEvent
+from kvsm.ids import SMALL, pack
+from kvsm.ledger import Ledger
+from kvsm.offloader import Offloader
+from kvsm.snapshot import digest, restore, snapshot
+from kvsm.states import MACHINES
+from kvsm.states.words import Codec, StateWords
+
+HOST_BLOCKS, DEVICE_BLOCKS = 4, 5
+NAMES = st.sampled_from(["a", "b", "never"])
+KEYS = st.lists(st.sampled_from(keys(6)), max_size=3).map(tuple)
+SLOTS = st.lists(st.integers(0, HOST_BLOCKS), max_size=3).map(tuple)
+BLOCKS = st.lists(st.integers(0, DEVICE_BLOCKS), max_size=3).map(tuple)
+TRANSFERS = st.integers(0, 30)
+FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
+    ev.RequestArrived: (NAMES,),
+    ev.RequestPreempted: (NAMES,),
+    ev.RequestFinished: (NAMES, st.booleans()),
+    ev.HitMatched: (NAMES, SLOTS),
+    ev.HitReleased: (NAMES,),
+    ev.RequestDeferred: (NAMES, TRANSFERS, st.integers(0, 3)),
+    ev.BlocksEvicted: (SLOTS, st.just(()), TRANSFERS),
+    ev.StorePlanned: (NAMES, KEYS, SLOTS, BLOCKS),
+    ev.LoadPlanned: (NAMES, SLOTS, BLOCKS, st.booleans()),
+    ev.TransfersSubmitted: (st.lists(TRANSFERS, max_size=2).map(tuple),),
+    ev.TransferCancelled: (TRANSFERS,),
+    ev.WorkerReported: (TRANSFERS, st.integers(0, 2), st.booleans()),
+    ev.TransferLost: (TRANSFERS,),
+    ev.BlocksTouched: (SLOTS,),
+    ev.FlushRequested: (st.lists(TRANSFERS, max_size=2).map(tuple),),
+    ev.CacheReset: (st.integers(0, 3),),
+    ev.Ticked: (st.integers(0, 3),),
+}
+
+
+@st.composite
+def any_event(draw: st.DrawFn) -> tuple[type[OffloadingEvent], tuple[object, ...]]:
+    """A kind with fields that are often plausible and often wrong."""
+    kind = draw(st.sampled_from(list(FIELDS)))
+    return kind, tuple(draw(field) for field in FIELDS[kind])
+
+
+def lived_in(workers: int = 2) -> tuple[Offloader, Recorder]:
+    """A core in which every machine is somewhere in the middle."""
+    core, log = new_core(HOST_BLOCKS, DEVICE_BLOCKS, workers)
+    store(core, "a", keys(2))
+    load(core, "a", keys(2), 2)
+    core.match("b", keys(1))
+    plan = core.prepare_store("b", keys(3)[2:], [4]).plan
+    assert plan is not None
+    core.submit([plan.transfer])
+    core.report(plan.transfer, 1, True)
+    return core, log
+
+
+def refused_events_leave_no_trace(attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]) -> None:
+    core, log = lived_in()
+    ledger = core.ledger
+    applied = Recorder(log)
+    for kind, fields in attempts:
+        before = digest(ledger)
+        event = kind(ledger.seq + 1, ledger.step, 0, *fields)
+        try:
+            ledger.apply(event)
+        except (IllegalTransition, InvalidEvent) as refusal:
+            assert digest(ledger) == before, f"{refusal}, and yet something changed"
+            assert str(event.seq) in str(refusal), "a refusal names the event"
+        else:
+            applied.append(event)
+    assert digest(fold(applied, core.config)) == digest(ledger)
+    assert digest(restore(snapshot(ledger))) == digest(ledger)
+
+
+@given(st.lists(any_event(), max_size=12))
+@settings(max_examples=400)
+def test_refused_events_leave_no_trace(
+    attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]],
+) -> None:
+    """Rule 2: an illegal transition raises before anything has changed, whatever came before."""
+    refused_events_leave_no_trace(attempts)
+
+
+@pytest.mark.slow
+@given(st.lists(any_event(), max_size=12))
+@settings(max_examples=10_000, deadline=None)
+def test_refused_events_leave_no_trace_long(
+    attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]],
+) -> None:
+    refused_events_leave_no_trace(attempts)
+
+
+def test_event_numbers_have_no_gaps() -> None:
+    ledger = Ledger(OffloadConfig(host_blocks=1, device_blocks=1))
+    with pytest.raises(InvalidEvent, match="event 2: expected event 1"):
+        ledger.apply(ev.StepEnded(2, 0, 0))
+
+
+def test_log_of_another_configuration_is_refused() -> None:
+    ledger = Ledger(OffloadConfig(host_blocks=1, device_blocks=1))
+    with pytest.raises(InvalidEvent, match="configuration"):
+        ledger.apply(ev.LogOpened(1, 0, 0, OffloadConfig(host_blocks=2, device_blocks=1), ""))
+
+
+def test_load_of_blocks_that_were_not_matched_is_refused() -> None:
+    """S7: a load uses what its request's match holds, and nothing else."""
+    core, _ = new_core()
+    store(core, "r", keys(3))
+    core.match("q", keys(2))
+    with pytest.raises(InvalidEvent, match="does not hold"):
+        core.ledger.apply(ev.LoadPlanned(core.ledger.seq + 1, 0, 0, "q", (2,), (5,)))
+
+
+@pytest.mark.parametrize("count", [2, SMALL, SMALL + 1, 3 * SMALL])
+def test_planned_key_that_has_a_block_is_refused_whole(count: int) -> None:
+    """S13: no key has two blocks; a batch of any size is refused before its first key is entered."""
+    core, log = new_core(host_blocks=8 * SMALL, device_blocks=8 * SMALL)
+    store(core, "r", keys(1, "resident"))
+    names = (*keys(count - 1), *keys(1, "resident"))
+    ids = pack(range(1, count + 1))
+    before = digest(core.ledger)
+    with pytest.raises(InvalidEvent, match="has a block already"):
+        core.ledger.apply(ev.StorePlanned(core.ledger.seq + 1, 0, 0, "r", names, ids, ids))
+    assert digest(core.ledger) == before
+    assert core.ledger.index == fold(log, core.config).index
+
+
+def test_illegal_transition_names_block_state_trigger_and_event() -> None:
+    core, _ = new_core()
+    store(core, "r", keys(1))
+    core.match("q", keys(1))
+    with pytest.raises(IllegalTransition) as refusal:
+        core.ledger.apply(ev.BlocksEvicted(core.ledger.seq + 1, 0, 0, (0,), (), 9))
+    assert str(refusal.value) == "event 6: block 0: EVICT is illegal in STORED(copies=0, pins=1)"
+
+
+class TestTriggerTable:
+    """`TRIGGERS` says which kind pulls which trigger. It is compared with what the fold really does."""
+
+    def test_table_says_what_the_fold_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pulled: dict[type[OffloadingEvent], list[IntEnum]] = {kind: [] for kind in TRIGGERS}
+        folding: list[type[OffloadingEvent]] = []
+        step, check, apply = Codec.step, StateWords.check, Ledger.apply
+
+        def spy_apply(ledger: Ledger, event: OffloadingEvent) -> object:
+            folding.append(type(event))
+            return apply(ledger, event)
+
+        def spy_step(codec: Codec, word: int, trigger: IntEnum, name: int | str, seq: int) -> int:
+            pulled[folding[-1]].append(trigger)
+            return step(codec, word, trigger, name, seq)
+
+        def spy_check(words: StateWords, ids: object, trigger: IntEnum, seq: int) -> object:
+            pulled[folding[-1]].append(trigger)
+            return check(words, ids, trigger, seq)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(Ledger, "apply", spy_apply)
+        monkeypatch.setattr(Codec, "step", spy_step)
+        monkeypatch.setattr(StateWords, "check", spy_check)
+        every_kind_of_event()
+        difference = {
+            kind.__name__: sorted(repr(one) for one in members(pulled[kind]) ^ members(TRIGGERS[kind]))
+            for kind in TRIGGERS
+        }
+        assert {kind: wrong for kind, wrong in difference.items() if wrong} == {}
+
+    def test_every_trigger_is_pulled_by_some_kind(self) -> None:
+        declared = {one for machine in MACHINES.values() for one in members(machine.triggers)}
+        assert {one for triggers in TRIGGERS.values() for one in members(triggers)} == declared
+
+
+def members(triggers: Iterable[IntEnum]) -> set[tuple[str, str]]:
+    """By class and name: members of two machines may be equal as numbers."""
+    return {(type(one).__name__, one.name) for one in triggers}
+
+
+def every_kind_of_event() -> None:
+    """A life that meets every kind of event in every way in which it pulls a trigger."""
+    core, _ = new_core(host_blocks=8, device_blocks=32, defer_ticks=1)
+
+    def planned(request: str, name: str, block: int) -> int:
+        plan = core.prepare_store(request, keys(1, name), [block]).plan
+        assert plan is not None
+        return plan.transfer
+
+    def submitted(request: str, name: str, block: int) -> int:
+        transfer = planned(request, name, block)
+        core.submit([transfer])
+        return transfer
+
+    core.arrive("r")
+    core.match("r", keys(1, "nowhere"))
+    store(core, "r", keys(4))
+    core.touch(keys(2))
+    # Loads: good, bad, cancelled, in part, voided, lost.
+    core.complete_load(load(core, "a", keys(2), 8))
+    core.match("b", keys(3))
+    plan = core.prepare_load("b", [10])
+    assert plan is not None
+    core.cancel(plan.transfer)
+    core.match("c", keys(2))
+    core.fail_load(load(core, "d", keys(1), 11))
+    core.prepare_load("c", [12, 13])
+    store(core, "r", keys(1), 0)
+    core.lose(load(core, "e", keys(1), 14))
+    # Stores: failed, lost, cancelled, each with somebody waiting; ticks end a wait too.
+    for name, end in (("f", core.fail_store), ("l", core.lose), ("x", core.cancel)):
+        transfer = planned("r", name, 2) if name == "x" else submitted("r", name, 2 if name == "f" else 3)
+        core.match("w" + name, keys(1, name))
+        end(transfer)
+    transfer = submitted("r", "t", 4)
+    core.match("wt", keys(1, "t"))
+    core.tick()
+    core.flush()
+    core.complete_store(transfer)
+    core.complete_store(transfer)
+    # Pins given back by release, preemption and finish.
+    for request, end_of in (("g", core.release), ("h", core.preempt), ("i", core.finish)):
+        core.match(request, keys(1, "t"))
+        end_of(request)
+    # A reset over plans and copies of both directions, with somebody waiting; it drains.
+    store(core, "r", keys(2, "last"), 5)
+    core.match("j", keys(2, "last"))
+    core.prepare_load("j", [16, 17])
+    loading = load(core, "k", keys(2, "last"), 18)
+    storing = submitted("r", "s", 20)
+    planned("r", "p", 21)
+    core.match("wp", keys(1, "p"))
+    core.reset()
+    core.fail_load(loading)
+    core.complete_store(storing)
+    core.end_step()
+
+
+def test_recalled_keys_reach_the_policy() -> None:
+    """Rule 11: a ghost hit is an event of its own, before the choice that it may change."""
+    core, log = new_core(host_blocks=2, policy="arc")
+    # ARC keeps no ghosts of blocks that were never used twice while its recent list fills the cache.
+    store(core, "r", keys(2))
+    core.complete_load(load(core, "r", keys(1), 4))
+    store(core, "r", keys(1, "new"), 6)
+    gone = [key for key in keys(2) if core.lookup(key).name == "MISS"]
+    store(core, "r", gone, 8)
+    assert "KeysRecalled" in log.kinds()
+    assert digest(fold(log, core.config)) == digest(core.ledger)
+
+
+def test_errors_share_one_base() -> None:
+    assert issubclass(IllegalTransition, KvsmError)
+    assert issubclass(InvalidEvent, KvsmError)

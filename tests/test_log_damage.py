@@ -1,0 +1,231 @@
+"""Damaged logs: cut, zeroed or flipped anywhere, a log gives its valid prefix and says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from log_life import Life, frame_ends, names, raw_frame, read, write
+
+from kvsm.errors import LogDamaged, LogError
+from kvsm.events import OffloadingEvent
+from kvsm.log import LogReader
+from kvsm.log.frames import HEAD, MARK_OFFSET, PREAMBLE_BYTES, encode_preamble, segment_path
+
+
+def check_torn(path: Path, name: Path, ends: list[int], written: list[OffloadingEvent], kept: int) -> None:
+    """The last segment holds `kept` intact bytes: exactly its whole frames are read, and the rest is told."""
+    events, error, torn = read(path)
+    whole = max((index for index, end in enumerate(ends) if end <= kept), default=0)
+    assert error is None
+    assert events == written[: len(written) - (len(ends) - 1 - whole)]  # One event a frame in this segment.
+    if kept in ends and kept == name.stat().st_size:
+        assert torn is None
+    else:
+        assert torn is not None
+        assert torn.path == str(name)
+        assert torn.seq == len(events) + 1
+        assert torn.offset in ([ends[whole]] if kept >= ends[0] else [0, PREAMBLE_BYTES])
+        assert torn.offset + torn.bytes_cut == name.stat().st_size
+
+
+@pytest.fixture
+def two_segments(tmp_path: Path) -> tuple[Path, list[OffloadingEvent]]:
+    """Events 1 to 5 in the first segment, 6 to 9 in the second, one a frame."""
+    path = tmp_path / "log"
+    life = Life(path, segment_bytes=160)
+    written = [one for _ in range(9) for one in life.append(1)]
+    life.writer.close()
+    assert names(path) == [1, 6]
+    return path, written
+
+
+def test_every_truncation_gives_the_valid_prefix(two_segments: tuple[Path, list[OffloadingEvent]]) -> None:
+    """Rule 6: cut anywhere in the last segment, a log reads up to its last whole frame, and says so."""
+    path, written = two_segments
+    name = sorted(path.iterdir())[-1]
+    data, ends = name.read_bytes(), frame_ends(name)
+    for kept in range(len(data) + 1):
+        name.write_bytes(data[:kept])
+        check_torn(path, name, ends, written, kept)
+
+
+@pytest.mark.parametrize("zeros", [1, 7, 200, 5000])
+def test_every_zero_filled_tail_gives_the_valid_prefix(
+    two_segments: tuple[Path, list[OffloadingEvent]], zeros: int
+) -> None:
+    """Rule 6: bytes that a file system extended and never wrote are a torn tail wherever they begin."""
+    path, written = two_segments
+    name = sorted(path.iterdir())[-1]
+    data, ends = name.read_bytes(), frame_ends(name)
+    for kept in range(len(data) + 1):
+        name.write_bytes(data[:kept] + bytes(zeros))
+        check_torn(
+            path, name, ends, written, kept + (len(data[kept:]) and _leading_zeros(data[kept:], zeros))
+        )
+
+
+def _leading_zeros(lost: bytes, zeros: int) -> int:
+    """How many of the lost bytes were zeros anyway, and so are intact."""
+    lost = lost[:zeros]
+    return len(lost) - len(lost.lstrip(b"\0"))
+
+
+def test_every_truncation_of_an_earlier_segment_is_damage(
+    two_segments: tuple[Path, list[OffloadingEvent]],
+) -> None:
+    """A segment is complete before the next one opens, so what is missing there was lost later."""
+    path, written = two_segments
+    name = sorted(path.iterdir())[0]
+    data = name.read_bytes()
+    for kept in range(len(data)):
+        name.write_bytes(data[:kept])
+        events, error, _ = read(path)
+        assert isinstance(error, LogDamaged)
+        assert (error.path, error.seq) == (str(name), len(events) + 1)
+        assert error.offset <= kept
+        assert events == written[: len(events)]
+
+
+def test_every_flipped_bit_is_reported_with_its_place(
+    two_segments: tuple[Path, list[OffloadingEvent]],
+) -> None:
+    """No flipped bit anywhere gives other events, or fewer without a word; it is never taken for a tear."""
+    path, written = two_segments
+    for name in sorted(path.iterdir()):
+        data = name.read_bytes()
+        for offset in range(len(data)):
+            for bit in range(8):
+                name.write_bytes(data[:offset] + bytes([data[offset] ^ 1 << bit]) + data[offset + 1 :])
+                events, error, _ = read(path)
+                assert isinstance(error, LogDamaged), (name, offset, bit)
+                assert error.path == str(name)
+                assert error.offset <= offset
+                assert str(error).startswith(f"{name}: damaged at byte {error.offset}, event {error.seq}: ")
+                assert events == written[: len(events)]
+                assert error.seq == len(events) + 1 or error.offset == MARK_OFFSET
+        name.write_bytes(data)
+
+
+@pytest.mark.parametrize("value", [0x00, 0xFF, 0xC1])
+def test_every_overwritten_byte_is_reported(
+    two_segments: tuple[Path, list[OffloadingEvent]], value: int
+) -> None:
+    """As above for whole bytes: damage, or a tear if the last byte of the log became zero."""
+    path, written = two_segments
+    for name in sorted(path.iterdir()):
+        data = name.read_bytes()
+        for offset in (offset for offset in range(len(data)) if data[offset] != value):
+            name.write_bytes(data[:offset] + bytes([value]) + data[offset + 1 :])
+            events, error, torn = read(path)
+            assert events == written[: len(events)]
+            if torn is not None:
+                assert (value, offset, events) == (0, len(data) - 1, written[:-1])
+            else:
+                assert isinstance(error, LogDamaged)
+                assert (error.path, error.offset <= offset) == (str(name), True)
+        name.write_bytes(data)
+
+
+def test_a_damaged_length_is_not_taken_for_a_tear(tmp_path: Path) -> None:
+    """A length that points past the file's end is known by the header's own checksum."""
+    write(tmp_path / "log", [2])
+    name = segment_path(tmp_path / "log", 1)
+    data = bytearray(name.read_bytes())
+    data[frame_ends(name)[0] + 2] = 0xFF
+    name.write_bytes(data)
+    _, error, _ = read(tmp_path / "log")
+    assert isinstance(error, LogDamaged)
+    assert "header" in error.reason
+
+
+def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
+    """Zeros are a tear only if nothing but zeros follows."""
+    write(tmp_path / "log", [1, 1, 1])
+    name = segment_path(tmp_path / "log", 1)
+    data, ends = name.read_bytes(), frame_ends(name)
+    name.write_bytes(data[: ends[1]] + bytes(ends[2] - ends[1]) + data[ends[2] :])
+    events, error, torn = read(tmp_path / "log")
+    assert (len(events), torn) == (1, None)
+    assert isinstance(error, LogDamaged)
+    assert (error.offset, error.seq) == (ends[1], 2)
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (raw_frame([[21, 3, 0, 0]], 1, 3), "starts with event 3"),
+        (raw_frame([[21, 2, 0, 0], [21, 4, 0, 0]], 2, 2), "gap"),
+        (raw_frame([[21, 2, 0, 0]], 2, 2), "not those of its header"),
+        (raw_frame([[99, 2, 0, 0]], 1, 2), "a newer kvsm may have written it"),
+        (raw_frame([[21, 2, 0, -1]], 1, 2), "no record that this kvsm knows"),
+        (raw_frame([1, "", {}, 1, 0, b""], 0, 2, HEAD), "second head"),
+        (raw_frame([[21, 2, 0, 0]], 1, 2, flags=2), "cannot be decompressed"),
+    ],
+)
+def test_a_whole_frame_that_does_not_belong_is_damage(tmp_path: Path, frame: bytes, reason: str) -> None:
+    """Right checksums are not enough: numbers, kinds and fields are checked too."""
+    write(tmp_path / "log", [1])
+    name = segment_path(tmp_path / "log", 1)
+    end = name.stat().st_size
+    with name.open("ab") as file:
+        file.write(frame)
+    events, error, _ = read(tmp_path / "log")
+    assert len(events) == 1
+    assert isinstance(error, LogDamaged)
+    assert (error.offset, error.seq) == (end, 2)
+    assert reason in str(error)
+
+
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (raw_frame([1, "", {"host_blocks": 1, "device_blocks": 1}, 5, 0, b""], 0, 1, HEAD), "after event 5"),
+        (raw_frame([[21, 1, 0, 0]], 1, 1), "does not open with its head"),
+    ],
+)
+def test_a_segment_that_opens_with_another_head_is_damage(tmp_path: Path, first: bytes, reason: str) -> None:
+    segment_path(tmp_path, 1).write_bytes(encode_preamble() + first)
+    with pytest.raises(LogDamaged, match=reason):
+        _ = LogReader(tmp_path).head
+
+
+def test_more_bytes_behind_a_complete_segment_are_damage(
+    two_segments: tuple[Path, list[OffloadingEvent]],
+) -> None:
+    """No event is missing, yet the writer never left them there."""
+    path, written = two_segments
+    with segment_path(path, 1).open("ab") as file:
+        file.write(bytes(3))
+    events, error, _ = read(path)
+    assert events == written[:5]
+    assert isinstance(error, LogDamaged)
+    assert (error.path, error.seq) == (str(segment_path(path, 1)), 6)
+
+
+def test_a_missing_segment_is_damage(tmp_path: Path) -> None:
+    """A gap that no broken mark explains is not one that the writer made."""
+    write(tmp_path / "log", [1, 1, 1], segment_bytes=1)
+    segment_path(tmp_path / "log", 2).unlink()
+    events, error, _ = read(tmp_path / "log")
+    assert len(events) == 1
+    assert isinstance(error, LogDamaged)
+    assert "its last event is 1, and it should be 2" in str(error)
+
+
+def test_a_renamed_segment_is_damage(tmp_path: Path) -> None:
+    write(tmp_path / "log", [1])
+    segment_path(tmp_path / "log", 1).rename(segment_path(tmp_path / "log", 2))
+    _, error, _ = read(tmp_path / "log")
+    assert isinstance(error, LogDamaged)
+
+
+def test_an_unknown_schema_says_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "log", [1])
+    name = segment_path(tmp_path / "log", 1)
+    covered = name.read_bytes()[:8] + (7).to_bytes(4, "little")
+    name.write_bytes(covered + crc32(covered).to_bytes(4, "little") + b"whatever schema 7 may bring")
+    with pytest.raises(LogError, match=r"log schema 7; this kvsm reads schema 1\. Read it with") as caught:
+        list(LogReader(tmp_path / "log").events())
+    assert not isinstance(caught.value, LogDamaged)

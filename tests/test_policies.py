@@ -1,0 +1,577 @@
+"""Eviction policies, each against a model of plain lists that takes one block at a time.
+
+The models are written from the papers and know nothing of batches, packed queues or laps counted at once.
+`World` drives a policy and its model through the same random life and compares every answer. Not checked
+here: that the ledger calls a policy at the right moments.
+"""
+
+# ruff: noqa: ARG002 (models share one set of signatures, as policies do)
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvsm.errors import ConfigError
+from kvsm.ids import SMALL, IdArray
+from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy
+
+EXAMPLES = [pytest.param(300, id="fast"), pytest.param(10_000, id="slow", marks=pytest.mark.slow)]
+NAMES = sorted(POLICIES)
+
+
+class LRUModel:
+    """One list, oldest first. Every method takes one block; the driver feeds a batch from its end."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.order: list[int] = []
+
+    def admitted(self, slot: int, key: bytes) -> None:
+        self.order.append(slot)
+
+    def busy(self, slot: int) -> None:
+        self.order.remove(slot)
+
+    def idle(self, slot: int) -> None:
+        self.order.append(slot)
+
+    def touched(self, slot: int) -> None:
+        self.busy(slot)
+        self.idle(slot)
+
+    def removed(self, slot: int) -> None:
+        if slot in self.order:
+            self.order.remove(slot)
+
+    def choose(self, count: int, protected: frozenset[int]) -> list[int]:
+        return [slot for slot in self.order if slot not in protected][:count]
+
+    def evicted(self, victims: list[int], keys: list[bytes], protected: frozenset[int]) -> None:
+        for slot in victims:
+            self.removed(slot)
+
+    def recall(self, keys: list[bytes]) -> list[bytes]:
+        return []
+
+    def recalled(self, key: bytes) -> None:
+        pass
+
+
+class SLRUModel(LRUModel):
+    """`order` is probation; the oldest block above the protected share goes back there at once."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.protected_segment: list[int] = []
+
+    def busy(self, slot: int) -> None:
+        (self.order if slot in self.order else self.protected_segment).remove(slot)
+
+    def idle(self, slot: int) -> None:
+        self.protected_segment.append(slot)
+        if len(self.protected_segment) > self.capacity * 80 // 100:
+            self.order.append(self.protected_segment.pop(0))
+
+    def removed(self, slot: int) -> None:
+        if slot in self.order + self.protected_segment:
+            self.busy(slot)
+
+    def choose(self, count: int, protected: frozenset[int]) -> list[int]:
+        return [slot for slot in self.order + self.protected_segment if slot not in protected][:count]
+
+
+class ARCModel(LRUModel):
+    """T1, T2, B1, B2 and p as in the paper, one request at a time."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.t1: list[int] = []
+        self.t2: list[int] = []
+        self.b1: list[bytes] = []
+        self.b2: list[bytes] = []
+        self.returning: list[bytes] = []
+        self.p = 0
+
+    def admitted(self, slot: int, key: bytes) -> None:
+        if key in self.returning:
+            self.returning.remove(key)
+            self.t2.append(slot)
+        else:
+            self.t1.append(slot)
+            self.bound()
+
+    def bound(self) -> None:
+        while len(self.t1) + len(self.b1) > self.capacity:
+            self.b1.pop(0)
+        while len(self.b1) + len(self.b2) > self.capacity:
+            self.b2.pop(0)
+
+    def busy(self, slot: int) -> None:
+        (self.t1 if slot in self.t1 else self.t2).remove(slot)
+
+    def idle(self, slot: int) -> None:
+        self.t2.append(slot)
+
+    def removed(self, slot: int) -> None:
+        if slot in self.t1 + self.t2:
+            self.busy(slot)
+
+    def choose(self, count: int, protected: frozenset[int]) -> list[int]:
+        size, from_t1 = len(self.t1), 0
+        for _ in range(count):
+            if size > self.p:
+                from_t1 += 1  # It leaves T1 and the block it makes room for enters: the same size.
+            else:
+                size += 1
+        t1 = [slot for slot in self.t1 if slot not in protected]
+        t2 = [slot for slot in self.t2 if slot not in protected]
+        from_t1 = max(min(from_t1, len(t1)), count - len(t2))
+        return t1[:from_t1] + t2[: count - from_t1]
+
+    def evicted(self, victims: list[int], keys: list[bytes], protected: frozenset[int]) -> None:
+        for slot, key in zip(victims, keys, strict=True):
+            (self.b1 if slot in self.t1 else self.b2).append(key)
+            self.removed(slot)
+            self.bound()
+
+    def recall(self, keys: list[bytes]) -> list[bytes]:
+        return [key for key in keys if key in self.b1 + self.b2]
+
+    def recalled(self, key: bytes) -> None:
+        if key in self.b1:
+            self.p = min(self.capacity, self.p + max(1, len(self.b2) // len(self.b1)))
+            self.b1.remove(key)
+        else:
+            self.p = max(0, self.p - max(1, len(self.b1) // len(self.b2)))
+            self.b2.remove(key)
+        self.returning = [*self.returning, key][-self.capacity :]
+
+
+class S3FIFOModel(LRUModel):
+    """Two lists and a clock that turns one block at a time."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.target = max(1, capacity // 10)
+        self.small: list[int] = []
+        self.main: list[int] = []
+        self.uses: dict[int, int] = {}
+        self.in_use: set[int] = set()
+        self.ghosts: list[bytes] = []
+        self.returning: list[bytes] = []
+
+    def admitted(self, slot: int, key: bytes) -> None:
+        (self.main if key in self.returning else self.small).append(slot)
+        self.returning = [one for one in self.returning if one != key]
+        self.uses[slot] = 0
+
+    def busy(self, slot: int) -> None:
+        self.in_use.add(slot)
+
+    def idle(self, slot: int) -> None:
+        self.in_use.discard(slot)
+        self.uses[slot] = min(3, self.uses[slot] + 1)
+
+    def removed(self, slot: int) -> None:
+        (self.small if slot in self.small else self.main).remove(slot)
+        self.in_use.discard(slot)
+
+    def choose(self, count: int, protected: frozenset[int]) -> list[int]:
+        return self.search(count, protected)[0]
+
+    def search(self, count: int, protected: frozenset[int]) -> tuple[list[int], list[int], dict[int, int]]:
+        """Victims, main as it will be, and the counts as they will be."""
+        held = self.in_use | protected
+        quota = count - min(count, max(0, self.target - len(self.small)))
+        victims: list[int] = []
+        promoted: list[int] = []
+        for slot in self.small if quota else ():
+            if slot in held or self.uses[slot] > 1:
+                promoted.append(slot)
+            else:
+                victims.append(slot)
+                if len(victims) == quota:
+                    break
+        clock, uses = deque(self.main), dict(self.uses)
+        while len(victims) < count and not held.issuperset(clock):
+            slot = clock.popleft()
+            if slot not in held and uses[slot] == 0:
+                victims.append(slot)
+            else:
+                uses[slot] = max(0, uses[slot] - 1)
+                clock.append(slot)
+        if len(victims) < count:
+            return self.last_resort(count, held)
+        return victims, [*clock, *promoted], uses | dict.fromkeys(promoted, 0)
+
+    def last_resort(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
+        """All that main can give, and of small those used more than once last."""
+        main = sorted((slot for slot in self.main if slot not in held), key=lambda slot: self.uses[slot])
+        rest = sorted((slot for slot in self.small if slot not in held), key=lambda slot: self.uses[slot] > 1)
+        passes = max((self.uses[slot] for slot in main), default=0)
+        uses = {s: max(0, n - passes) if s in self.main else n for s, n in self.uses.items()}
+        return rest[: count - len(main)] + main, list(self.main), uses
+
+    def evicted(self, victims: list[int], keys: list[bytes], protected: frozenset[int]) -> None:
+        ghosts = [key for slot, key in zip(victims, keys, strict=True) if slot in self.small]
+        kept = self.capacity - self.target
+        self.ghosts = (self.ghosts + ghosts)[-kept:] if kept else []
+        _, self.main, self.uses = self.search(len(victims), protected)
+        self.main = [slot for slot in self.main if slot not in victims]
+        self.small = [slot for slot in self.small if slot not in victims and slot not in self.main]
+
+    def recall(self, keys: list[bytes]) -> list[bytes]:
+        return [key for key in keys if key in self.ghosts]
+
+    def recalled(self, key: bytes) -> None:
+        self.ghosts.remove(key)
+        self.returning = [*self.returning, key][-self.capacity :]
+
+
+MODELS = {"lru": LRUModel, "slru": SLRUModel, "arc": ARCModel, "s3fifo": S3FIFOModel}
+
+
+def canonical(batch: list[int]) -> IdArray:
+    """The form in which the ledger hands a batch on."""
+    return tuple(batch) if len(batch) <= SMALL else np.array(batch, dtype=np.int64)
+
+
+class World:
+    """One policy and its model, led through the same life by steps of (name, size, seed)."""
+
+    def __init__(self, name: str, capacity: int, form: Any = canonical) -> None:
+        self.name, self.capacity, self.form = name, capacity, form
+        self.policy: EvictionPolicy = make_policy(name, capacity)
+        self.model = MODELS[name](capacity)
+        self.keys: dict[int, bytes] = {}
+        self.free, self.idle, self.in_use = list(range(capacity)), list[int](), list[int]()
+        self.gone: list[bytes] = []
+        self.made = 0
+        self.history: list[list[int]] = []
+
+    def step(self, name: str, size: int, seed: int) -> None:
+        getattr(self, name)(size, Random(seed))
+        assert len(self.policy) == len(self.idle)
+        assert [slot for slot in range(self.capacity) if slot in self.policy] == sorted(self.idle)
+        assert list(self.policy.recall(self.gone)) == self.model.recall(self.gone)
+        assert self.policy.snapshot().count(b"key ") <= 2 * self.capacity
+
+    def feed(self, name: str, batch: list[int]) -> None:
+        getattr(self.policy, name)(self.form(batch))
+        for slot in reversed(batch):
+            getattr(self.model, name)(slot)
+
+    def take(self, source: list[int], size: int, random: Random) -> list[int]:
+        batch = random.sample(source, min(size, len(source)))
+        source[:] = [slot for slot in source if slot not in batch]
+        return batch
+
+    def admit(self, size: int, random: Random) -> None:
+        """Store new keys and old ones; the policy hears of ghosts before, or finds them out itself."""
+        slots = self.take(self.free, size, random)
+        keys = random.sample(self.gone, random.randint(0, min(len(slots), len(self.gone))))
+        while len(keys) < len(slots):
+            self.made += 1
+            keys.append(b"key %d" % self.made)
+        random.shuffle(keys)
+        if random.random() < 0.8:
+            self.policy.recalled(self.policy.recall(keys))
+        for key in self.model.recall(keys):
+            self.model.recalled(key)
+        self.gone = [key for key in self.gone if key not in keys]
+        self.policy.admitted(self.form(slots), keys)
+        for slot, key in reversed(list(zip(slots, keys, strict=True))):
+            self.keys[slot] = key
+            self.model.admitted(slot, key)
+        self.idle += slots
+
+    def fail(self, size: int, random: Random) -> None:
+        """A store of ghosts is announced and then fails."""
+        keys = random.sample(self.gone, min(size, len(self.gone)))
+        self.policy.recalled(self.policy.recall(keys))
+        for key in self.model.recall(keys):
+            self.model.recalled(key)
+
+    def pin(self, size: int, random: Random) -> None:
+        batch = self.take(self.idle, size, random)
+        self.feed("busy", batch)
+        self.in_use += batch
+
+    def unpin(self, size: int, random: Random) -> None:
+        batch = self.take(self.in_use, size, random)
+        self.feed("idle", batch)
+        self.idle += batch
+
+    def touch(self, size: int, random: Random) -> None:
+        self.feed("touched", random.sample(self.idle, min(size, len(self.idle))))
+
+    def remove(self, size: int, random: Random) -> None:
+        batch = self.take(random.choice([self.idle, self.in_use]), min(size, 3), random)
+        self.feed("removed", batch)
+        self.free += batch
+        self.gone += [self.keys.pop(slot) for slot in batch]
+
+    def restart(self, size: int, random: Random) -> None:
+        """A new policy takes the place of this one; what follows shows that nothing was lost."""
+        state = self.policy.snapshot()
+        self.policy = make_policy(self.name, self.capacity)
+        self.policy.restore(state)
+        assert self.policy.snapshot() == state
+
+    def evict(self, size: int, random: Random) -> None:
+        protected = random.sample(range(self.capacity), random.randint(0, self.capacity) // 3)
+        self.choose_and_evict(size, frozenset(protected))
+
+    def choose_and_evict(self, size: int, protected: frozenset[int]) -> None:
+        may_go = set(self.idle) - protected
+        before = self.policy.snapshot()
+        choice = self.policy.choose(size, protected)
+        again = self.policy.choose(size, protected)
+        assert self.policy.snapshot() == before
+        if choice is None:
+            assert again is None
+            assert len(may_go) < size
+            return
+        victims, moved = (list(map(int, part)) for part in choice)
+        assert again is not None
+        assert [list(part) for part in again] == [victims, moved]
+        assert len(set(victims)) == size
+        assert may_go.issuperset(victims)
+        assert len(set(victims + moved)) == len(victims) + len(moved)
+        assert victims == self.model.choose(size, protected)
+        keys = [self.keys.pop(slot) for slot in victims]
+        self.policy.evicted(Choice(self.form(victims), self.form(moved)), keys)
+        self.model.evicted(victims, keys, protected)
+        self.gone += keys
+        self.idle = [slot for slot in self.idle if slot not in victims]
+        self.free += victims
+        self.history.append(victims)
+
+    def drain(self) -> None:
+        """Evict the rest one by one: the whole order, as far as it can be told from outside."""
+        self.unpin(self.capacity, Random(0))
+        while self.idle:
+            self.choose_and_evict(1, frozenset())
+
+
+MOVES = ["admit"] * 4 + ["evict", "pin", "unpin", "touch"] * 3 + ["remove", "fail", "restart"]
+sizes = st.one_of(st.integers(1, 5), st.integers(SMALL - 1, SMALL + 2), st.integers(20, 60))
+steps = st.lists(st.tuples(st.sampled_from(MOVES), sizes, st.integers(0, 2**32 - 1)), min_size=5, max_size=60)
+worlds = st.tuples(st.sampled_from([1, 2, 9, 20, 50, 120]), steps)
+
+
+def check_property(examples: int, strategy: st.SearchStrategy[Any], body: Any) -> None:
+    """Run one property test with a given number of examples."""
+    limits = settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    limits(given(strategy)(body))()
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
+def test_chooses_like_its_model(name: str, examples: int) -> None:
+    """The same victims in the same order as the plain model, all or nothing, never one that is in use or
+    protected (S3), without changing by being asked; ghosts bounded; exact across snapshot and restore."""
+
+    def body(case: Any) -> None:
+        capacity, moves = case
+        world = World(name, capacity)
+        for move in moves:
+            world.step(*move)
+        world.drain()
+
+    check_property(examples, worlds, body)
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_form_of_a_batch_does_not_matter(name: str, examples: int) -> None:
+    """Tuples and arrays of the same slots lead to the same victims and the same bytes (S11)."""
+
+    def body(case: Any) -> None:
+        capacity, moves = case
+        loops = World(name, capacity, tuple)
+        arrays = World(name, capacity, lambda batch: np.array(batch, dtype=np.int64))
+        for move in moves:
+            loops.step(*move)
+            arrays.step(*move)
+        assert loops.history == arrays.history
+        assert loops.policy.snapshot() == arrays.policy.snapshot()
+
+    check_property(examples // 3, worlds, body)
+
+
+def fingerprint() -> str:
+    """Digest of a long life under every policy: victims and final states."""
+    digest = hashlib.sha256()
+    for name in NAMES:
+        world, random = World(name, 50), Random(7)
+        for _ in range(150):
+            world.step(random.choice(MOVES), random.randint(1, 24), random.getrandbits(32))
+        digest.update(repr(world.history).encode() + world.policy.snapshot())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_no_hash_order_decides(seed: str) -> None:
+    """Another PYTHONHASHSEED, the same victims and the same bytes (S11)."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-c", f"import {Path(__file__).stem} as tests; print(tests.fingerprint())"]
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == fingerprint()
+
+
+class Pool:
+    """A cache of `capacity` blocks, read one key at a time."""
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.policy = make_policy(name, capacity)
+        self.free = list(range(capacity))
+        self.slots: dict[bytes, int] = {}
+        self.keys: dict[int, bytes] = {}
+
+    def read(self, key: bytes) -> bool:
+        """Whether it was a hit; a miss stores it."""
+        if key in self.slots:
+            self.policy.busy((self.slots[key],))
+            self.policy.idle((self.slots[key],))
+            return True
+        self.policy.recalled(self.policy.recall([key]))
+        if not self.free:
+            choice = self.policy.choose(1, ())
+            assert choice is not None
+            victim = int(choice.victims[0])
+            self.policy.evicted(choice, [self.keys[victim]])
+            del self.slots[self.keys.pop(victim)]
+            self.free.append(victim)
+        slot = self.free.pop()
+        self.slots[key], self.keys[slot] = slot, key
+        self.policy.admitted((slot,), [key])
+        return False
+
+    def read_all(self, prefix: str, count: int) -> int:
+        """How many of `count` keys hit."""
+        return sum(self.read(f"{prefix} {number}".encode()) for number in range(count))
+
+
+@pytest.mark.parametrize(("name", "survivors"), [("lru", 0), ("slru", 40), ("arc", 40), ("s3fifo", 40)])
+def test_scan_resistance(name: str, survivors: int) -> None:
+    """Blocks used again and again outlive a scan of ten times the pool, except under LRU."""
+    pool = Pool(name, 100)
+    for _ in range(4):
+        pool.read_all("hot", 40)
+    assert pool.read_all("scan", 1000) == 0
+    assert pool.read_all("hot", 40) == survivors
+
+
+@pytest.mark.parametrize("name", ["arc", "s3fifo"])
+def test_a_ghost_comes_back_among_the_blocks_that_stay(name: str) -> None:
+    """A key that was evicted unread and is stored again soon after outlives the next scan."""
+    pool = Pool(name, 100)
+    pool.read_all("hot", 40)
+    pool.read_all("scan", 100)
+    back = [f"hot {number}".encode() for number in range(40) if f"hot {number}".encode() not in pool.slots]
+    assert len(back) > 10
+    assert not any(pool.read(key) for key in back)
+    pool.read_all("other scan", 60)
+    assert pool.slots.keys() >= set(back)
+
+
+def test_arc_learns_that_recency_matters() -> None:
+    """Ghosts of B1 give T1 room at the cost of T2: a working set read once each round begins to hit."""
+    pool = Pool("arc", 100)
+    for _ in range(2):
+        pool.read_all("stale", 90)
+    first = pool.read_all("working set", 80)
+    later = [pool.read_all("working set", 80) for _ in range(3)]
+    assert first == 0
+    assert later[-1] == 80
+
+
+@pytest.mark.parametrize("name", ["arc", "s3fifo"])
+def test_stores_that_fail_do_not_leak_memory(name: str) -> None:
+    """Ghosts that are announced again and again and never stored stay bounded by the capacity."""
+    policy = make_policy(name, 10)
+    for number in range(500):
+        key = b"key %d" % number
+        policy.admitted((number % 10,), [key])
+        policy.evicted(Choice((number % 10,), ()), [key])
+        policy.recalled(policy.recall([key]))
+        assert policy.recall([key]) == ()
+    assert policy.snapshot().count(b"key ") <= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_end_of_a_prefix_goes_first(name: str) -> None:
+    """Of blocks stored by one event, the one furthest from the start of the prompt is evicted first."""
+    policy = make_policy(name, 8)
+    policy.admitted((3, 1, 2), [b"first", b"second", b"third"])
+    choice = policy.choose(3, ())
+    assert choice is not None
+    assert choice.victims == (2, 1, 3)
+
+
+def test_s3fifo_passes_a_block_in_use_only_once() -> None:
+    """A block that is in use at the head of `small` moves to `main`, and is not met again there."""
+    policy = make_policy("s3fifo", 20)
+    policy.admitted((0,), [b"pinned"])
+    policy.busy((0,))
+    policy.admitted((1,), [b"one"])
+    policy.admitted((2,), [b"two"])
+    first = policy.choose(1, ())
+    assert first == Choice((1,), (0,))
+    policy.evicted(first, [b"one"])
+    policy.admitted((1,), [b"three"])
+    assert policy.choose(1, ()) == Choice((2,), ())
+
+
+OUT_OF_TREE = """
+from kvsm.policies import Choice, LRUPolicy
+
+class MostRecentlyUsed(LRUPolicy):
+    def choose(self, count, protected):
+        newest = [slot for slot in reversed(list(self._queue)) if slot not in protected][:count]
+        return Choice(tuple(newest), ()) if len(newest) == count else None
+"""
+
+
+def test_a_policy_plugs_in_by_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`package.module:Class` names a policy outside of this package."""
+    (tmp_path / "my_policy.py").write_text(OUT_OF_TREE)
+    monkeypatch.syspath_prepend(tmp_path)
+    policy = make_policy("my_policy:MostRecentlyUsed", 4)
+    policy.admitted((0, 1, 2), [b"a", b"b", b"c"])
+    assert policy.choose(1, ()) == Choice((0,), ())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lfu", "choose one of lru, arc, s3fifo, slru, or package.module:Class"),
+        ("", "choose one of"),
+        ("no_such_module:Policy", "cannot be made: No module named 'no_such_module'"),
+        (":Policy", "cannot be made: Empty module name"),
+        ("kvsm.policies:NoSuchPolicy", "has no attribute 'NoSuchPolicy'"),
+        ("kvsm.policies:Choice", "cannot be made"),
+        ("builtins:bytearray", "lacks admitted, busy"),
+        ("builtins:object", "cannot be made"),
+    ],
+)
+def test_a_name_that_is_no_policy_is_refused(name: str, message: str) -> None:
+    """The error names the policy asked for and says what is wrong with it."""
+    with pytest.raises(ConfigError) as caught:
+        make_policy(name, 8)
+    assert repr(name) in str(caught.value)
+    assert message in str(caught.value)

@@ -1,0 +1,147 @@
+"""The worker: every plan that it takes is reported exactly once, and what was copied is counted."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsm.cuda_io import HostCopyEngine, SimulatedCopyEngine
+from kvsm.errors import TransferFailed
+from kvsm.events import Direction
+from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.worker import CopyStatistics, Worker
+
+BLOCKS = 8
+OUT_OF_RANGE = BLOCKS
+
+
+def pools() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    return np.ones((BLOCKS, 4), np.uint8), np.zeros((BLOCKS, 4), np.uint8)
+
+
+def store(transfer: int, device_block: int, slot: int) -> TransferPlan:
+    return TransferPlan(transfer, Direction.STORE, (device_block,), (slot,))
+
+
+def load(transfer: int, device_block: int, slot: int) -> TransferPlan:
+    return TransferPlan(transfer, Direction.LOAD, (device_block,), (slot,))
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    batches=st.lists(st.lists(st.tuples(st.sampled_from(Direction), st.integers(0, BLOCKS)))),
+    polls=st.integers(0, 3),
+)
+@settings(max_examples=100, deadline=None)
+def test_every_plan_is_reported_exactly_once(
+    seed: int, batches: list[list[tuple[Direction, int]]], polls: int
+) -> None:
+    """S9, S6: good, failed or refused (block 8 is out of range), each transfer is heard of once."""
+    worker = Worker(3, SimulatedCopyEngine(*pools(), seed, failure_rate=0.3))
+    reports: list[WorkerReport] = []
+    submitted: dict[int, tuple[Direction, int]] = {}
+    for batch in batches:
+        plans = []
+        for direction, block in batch:
+            plans.append(TransferPlan(len(submitted), direction, (block,), (0,)))
+            submitted[len(submitted)] = (direction, block)
+        worker.submit(plans)
+        for _ in range(polls):
+            reports += worker.poll()
+    worker.close()
+    reports += worker.poll()
+    assert sorted(report.transfer for report in reports) == sorted(submitted)
+    assert {report.worker for report in reports} <= {3}
+    for report in reports:
+        assert report.good is (report.error == "")
+        if submitted[report.transfer][1] == OUT_OF_RANGE:
+            assert "device block 8 is not in its pool of 8" in report.error
+
+    statistics = worker.statistics()
+    assert statistics.rank == 3
+    for direction, counted in ((Direction.STORE, statistics.store), (Direction.LOAD, statistics.load)):
+        of_direction = [report for report in reports if submitted[report.transfer][0] is direction]
+        good = sum(report.good for report in of_direction)
+        assert (counted.transfers, counted.failed) == (len(of_direction), len(of_direction) - good)
+        assert counted.bytes == 4 * good
+
+
+def test_a_doubled_plan_is_refused_before_anything_of_the_batch_runs() -> None:
+    """S5, S3: a bad report in its place would end a transfer whose first copy still runs."""
+    device, host = pools()
+    worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
+    worker.submit([store(1, 1, 1)])
+    with pytest.raises(TransferFailed, match="transfer 1 was submitted twice to worker 0"):
+        worker.submit([store(2, 2, 2), store(1, 3, 3)])
+    with pytest.raises(TransferFailed, match="transfer 4 was submitted twice to worker 0"):
+        worker.submit([store(4, 4, 4), store(4, 5, 5)])
+    worker.close()
+    assert worker.poll() == [WorkerReport(1, 0, True)]
+    assert host[:, 0].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_plan_that_was_refused_is_live_until_it_is_reported() -> None:
+    worker = Worker(0, SimulatedCopyEngine(*pools(), seed=1))
+    worker.submit([store(1, OUT_OF_RANGE, 0)])
+    with pytest.raises(TransferFailed, match="submitted twice"):
+        worker.submit([store(1, 0, 0)])
+    assert [(report.transfer, report.good) for report in worker.poll()] == [(1, False)]
+
+
+def test_plans_after_close_are_reported_as_failed() -> None:
+    """S9: the scheduler that submits late still hears the end of its transfer."""
+    worker = Worker(0, HostCopyEngine(*pools()))
+    worker.close()
+    worker.submit([store(1, 0, 0)])
+    assert worker.poll() == [WorkerReport(1, 0, False, "transfer 1: the engine is closed")]
+
+
+def test_waiting_leaves_the_reports_to_poll() -> None:
+    with closing(Worker(0, HostCopyEngine(*pools()))) as worker:
+        worker.submit([store(1, 1, 1), store(2, OUT_OF_RANGE, 2), store(3, 3, 3)])
+        worker.wait([1, 2, 3])
+        assert sorted((report.transfer, report.good) for report in worker.poll()) == [
+            (1, True),
+            (2, False),
+            (3, True),
+        ]
+
+
+def test_ranks_in_one_process_copy_their_own_shards() -> None:
+    """S15: each worker copies in its own pools, and names itself in its reports."""
+    device_pools = [np.full((BLOCKS, 4), rank + 1, np.uint8) for rank in range(3)]
+    host_pools = [np.zeros((BLOCKS, 4), np.uint8) for _ in range(3)]
+    workers = [
+        Worker(rank, HostCopyEngine(device, host))
+        for rank, (device, host) in enumerate(zip(device_pools, host_pools))
+    ]
+    for worker in workers:
+        worker.submit([store(1, 2, 5)])
+    for worker in workers:
+        worker.close()
+        assert worker.poll() == [WorkerReport(1, worker.rank, True)]
+    assert [host[5].tolist() for host in host_pools] == [[1] * 4, [2] * 4, [3] * 4]
+
+
+def test_statistics_measure_the_host_engine() -> None:
+    """Seconds come from the copies themselves, and a snapshot stays as it was taken."""
+    with closing(Worker(0, HostCopyEngine(*pools()))) as worker:
+        before = worker.statistics()
+        worker.submit([store(1, 0, 0), load(2, 1, 1)])
+        worker.wait([1, 2])
+        worker.poll()
+        after = worker.statistics()
+    assert before.store == CopyStatistics()
+    assert (after.store.bytes, after.load.bytes) == (4, 4)
+    assert after.store.seconds > 0
+    assert after.store.gigabytes_per_second == pytest.approx(4 / after.store.seconds / 1e9)
+
+
+def test_a_rate_without_time_is_zero() -> None:
+    """The simulated engine has no clock; its rate is not a division by zero."""
+    assert CopyStatistics(transfers=1, bytes=10).gigabytes_per_second == 0.0
