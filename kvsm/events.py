@@ -273,7 +273,7 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     HitReleased: (_R.UNMATCH, _B.UNPIN),
     RequestDeferred: (_R.DEFER,),
     KeysRecalled: (),
-    BlocksEvicted: (_B.EVICT,),
+    BlocksEvicted: (_B.EVICT, _B.TOUCH),
     StorePlanned: (_R.BEGIN_STORE, _B.ALLOCATE, _L.BEGIN_READ),
     StoreSkipped: (),
     LoadPlanned: (_R.BEGIN_LOAD, _B.BEGIN_LOAD, _B.UNPIN, _L.BEGIN_WRITE, _R.END_LOAD),

@@ -37,7 +37,8 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
     """Give a batch the form that an event carries.
 
     Packed bytes start with one byte, the width of an id (2, 3 or 4 bytes: the least that holds the
-    largest id), followed by the ids, little endian. Raises `OverflowError` for one that is negative, or 2**32 or more.
+    largest id), followed by the ids, little endian. Raises `OverflowError` for an id that is negative, or
+    2**32 or more.
     """
     if len(ids) <= SMALL:
         return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)

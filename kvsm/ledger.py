@@ -37,6 +37,7 @@ from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.ids import NO_IDS, IdArray, unpack
 from kvsm.policies import Choice, make_policy
 from kvsm.policies.slot_queue import SlotQueue
+from kvsm.records import Request, Transfer
 from kvsm.states.block import BLOCK_WORDS, IDLE, PINNED_ONCE, BlockState, BlockTrigger
 from kvsm.states.lease import LEASE_WORDS, LeaseTrigger
 from kvsm.states.request import REQUEST_WORDS, RequestState, RequestTrigger
@@ -82,71 +83,10 @@ _REQUEST_MISS = RequestTrigger.MISS
 _REQUEST_PREEMPT = RequestTrigger.PREEMPT
 _REQUEST_UNMATCH = RequestTrigger.UNMATCH
 _REQUEST_WAKE = RequestTrigger.WAKE
-_ABANDONED = TransferState.ABANDONED
 _COMPLETED = TransferState.COMPLETED
 _FAILED = TransferState.FAILED
 _PLANNED = TransferState.PLANNED
-_SUBMITTED = TransferState.SUBMITTED
-
-
-class Transfer:
-    """A live transfer. What it binds (direction, slots, device blocks, keys) never changes."""
-
-    __slots__ = (
-        "device_blocks",
-        "direction",
-        "epoch",
-        "flush",
-        "id",
-        "keys",
-        "reported",
-        "request",
-        "slots",
-        "word",
-    )
-
-    def __init__(
-        self,
-        id: int,
-        direction: Direction,
-        request: str,
-        slots: IdArray,
-        device_blocks: IdArray,
-        keys: tuple[bytes, ...],
-        word: int,
-        epoch: int,
-    ) -> None:
-        self.id, self.direction, self.request = id, direction, request
-        self.slots, self.device_blocks, self.keys = slots, device_blocks, keys
-        self.word, self.epoch = word, epoch
-        self.reported = 0
-        """Bit w is set when worker w has reported."""
-        self.flush = False
-
-    @property
-    def state(self) -> TransferState:
-        return TransferState(self.word & STATE_MASK)
-
-
-class Request:
-    """What the ledger knows of a request until its last transfer has ended."""
-
-    __slots__ = ("awaits", "name", "patience", "pinned_at", "pins", "word")
-
-    def __init__(self, name: str) -> None:
-        self.name, self.word = name, 0
-        self.pins: IdArray = NO_IDS
-        """Slots that its match pinned, in prefix order; those invalidated since are void."""
-        self.pinned_at = 0
-        """Number of the event that pinned them: a slot allocated later is another block."""
-        self.awaits = 0
-        """Transfer that it is DEFERRED for."""
-        self.patience = -1
-        """Tick after which it waits no more; -1 until it first waits."""
-
-    @property
-    def state(self) -> RequestState:
-        return RequestState(self.word & STATE_MASK)
+_UNDER_WAY = (TransferState.SUBMITTED, TransferState.ABANDONED)
 
 
 class CacheListener(Protocol):
@@ -179,6 +119,7 @@ class Ledger:
         self.free.append(np.arange(slots))
         self.policy = make_policy(config.policy, slots)
         self.transfers: dict[int, Transfer] = {}
+        self._planned_word = TRANSFER_WORDS.encode(TransferState.PLANNED, (config.workers,))
         self.requests: dict[str, Request] = {}
         self.deferred: dict[str, Request] = {}
         self._handlers: dict[type[OffloadingEvent], Callable[[Any], Transfer | None]] = {
@@ -251,7 +192,7 @@ class Ledger:
 
     def draining(self) -> bool:
         """Whether copies that a reset abandoned are still under way."""
-        return any(transfer.state is _ABANDONED for transfer in self.transfers.values())
+        return any(transfer.state is TransferState.ABANDONED for transfer in self.transfers.values())
 
     # Requests.
 
@@ -318,11 +259,15 @@ class Ledger:
         self.policy.recalled(event.keys)
 
     def _evicted(self, event: ev.BlocksEvicted) -> None:
-        victims = unpack(event.slots)
+        victims, moved = unpack(event.slots), unpack(event.moved)
         new = self.blocks.check(victims, _BLOCK_EVICT, event.seq)
+        if len(moved):
+            self.blocks.check(moved, _BLOCK_TOUCH, event.seq)
+            if not set(_listed(victims)).isdisjoint(_listed(moved)):
+                raise InvalidEvent(event.seq, "a block is evicted and moved at once")
         self.blocks.commit(victims, new)
         keys = self._unindex(victims)
-        self.policy.evicted(Choice(victims, unpack(event.moved)), keys)
+        self.policy.evicted(Choice(victims, moved), keys)
         self.free.append(victims)
         if self.listener is not None:
             self.listener.removed(keys)
@@ -381,14 +326,15 @@ class Ledger:
             request.word = REQUEST_WORDS.step(word, _REQUEST_END_LOAD, request.name, seq)
             return
         loaded = len(slots)
-        if not _same(slots, request.pins[:loaded]) or not _same(slots, live[:loaded]):
+        promised = _same(slots, request.pins[:loaded])
+        if not promised or not (live is request.pins or _same(slots, live[:loaded])):
             raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
         self._paired(seq, loaded, slots, device_blocks)
         new = self.blocks.check(slots, _BLOCK_BEGIN_LOAD, seq)
         leased = self.leases.check(device_blocks, _LEASE_BEGIN_WRITE, seq)
         self.blocks.commit(slots, new)
         self.leases.commit(device_blocks, leased)
-        self._unpin(request, live[loaded:], seq)
+        self._unpin(request, live[loaded:] if loaded < len(live) else NO_IDS, seq)
         request.word = word
         self._plan(seq, Direction.LOAD, request, slots, device_blocks, ())
 
@@ -428,7 +374,7 @@ class Ledger:
         transfer.word = TRANSFER_WORDS.step(transfer.word, trigger, transfer.id, seq)
         transfer.reported |= bit
         state = transfer.word & STATE_MASK
-        if state == _SUBMITTED or state == _ABANDONED:
+        if state in _UNDER_WAY:
             return None
         self._end_copies(transfer, state == _COMPLETED, seq)
         if state == _FAILED and transfer.direction is Direction.LOAD:
@@ -443,7 +389,11 @@ class Ledger:
         new = self.blocks.check(slots, trigger, seq)
         self.blocks.commit(slots, new)
         if transfer.direction is Direction.LOAD:
-            self.policy.idle(_pick(slots, new, IDLE))
+            idle = _pick(slots, new, IDLE)
+            if len(idle):
+                self.policy.idle(idle)
+            if len(idle) == len(slots):
+                return
         elif good:
             self.policy.admitted(slots, transfer.keys)
             if self.listener is not None:

@@ -24,8 +24,9 @@ from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, Poisoned
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import NO_IDS, SMALL, IdArray, pack, to_list
-from kvsm.ledger import CacheListener, Ledger, Request, Transfer
+from kvsm.ledger import CacheListener, Ledger
 from kvsm.plan import TransferPlan
+from kvsm.records import Request, Transfer
 from kvsm.states import machines_digest
 from kvsm.states.block import BlockState
 from kvsm.states.lease import LeaseState
@@ -96,13 +97,16 @@ class Offloader:
         listener: CacheListener | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """config: fixed for life, written into the log. log: None keeps none. clock_ns: wall time, data only."""
+        """config: fixed for life, written into the log. log: None keeps none. listener: hears how the set
+        of readable keys changes. clock_ns: wall time, data only."""
         self.config = config
         self.ledger = Ledger(config, listener)
         self.log = log
         self.step = 0
         self._clock_ns = clock_ns
         self._poisoned: str | None = None
+        self._flushed_at = -1
+        """The step in which the log was last flushed."""
         self._emit(ev.LogOpened, config, machines_digest())
 
     # Matching.
@@ -427,10 +431,12 @@ class Offloader:
             self._emit(ev.Ticked, self.ledger.tick + 1)
 
     def end_step(self) -> None:
-        """The engine's step is over. Flushes the log."""
-        if self.ledger.seq and self.ledger.step == self.step:
+        """The engine's step is over. Flushes the log, unless `submit` did so in this step: what came after
+        it can wait, because copies that are under way bring another step."""
+        if self.ledger.step == self.step:
             self._emit(ev.StepEnded)
-        self._flush()
+            if self._flushed_at != self.step:
+                self._flush()
         self.step += 1
 
     def reset(self) -> bool:
@@ -466,6 +472,7 @@ class Offloader:
             raise
 
     def _flush(self) -> None:
+        self._flushed_at = self.step
         if self.log is None:
             return
         try:

@@ -14,7 +14,8 @@ import numpy as np
 
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import Ids, pack, unpack
-from kvsm.ledger import Ledger, Request, Transfer, indexed_slots
+from kvsm.ledger import Ledger, indexed_slots
+from kvsm.records import Request, Transfer
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 

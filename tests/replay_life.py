@@ -83,7 +83,7 @@ class Life:
     def unleased(self) -> list[int]:
         return [block for block, word in enumerate(self.core.ledger.leases.words) if word == 0]
 
-    def submit(self, one: int, other: int) -> None:
+    def submit(self, one: int, _other: int) -> None:
         planned = [id for id, t in self.core.ledger.transfers.items() if t.state is TransferState.PLANNED]
         self.core.submit(planned[: 1 + one % 3])
 
@@ -104,26 +104,26 @@ class Life:
     def finish(self, one: int, other: int) -> None:
         self.core.finish(request(one), aborted=other % 2 == 1)
 
-    def preempt(self, one: int, other: int) -> None:
+    def preempt(self, one: int, _other: int) -> None:
         self.core.preempt(request(one))
 
-    def release(self, one: int, other: int) -> None:
+    def release(self, one: int, _other: int) -> None:
         self.core.release(request(one))
 
-    def touch(self, one: int, other: int) -> None:
+    def touch(self, one: int, _other: int) -> None:
         self.core.touch(prompt(one))
 
-    def step(self, one: int, other: int) -> None:
+    def step(self, _one: int, _other: int) -> None:
         self.core.tick()
         self.core.end_step()
 
-    def reset(self, one: int, other: int) -> None:
+    def reset(self, _one: int, _other: int) -> None:
         self.core.reset()
 
-    def cancel(self, one: int, other: int) -> None:
+    def cancel(self, one: int, _other: int) -> None:
         self._with_live(self.core.cancel, one)
 
-    def lose(self, one: int, other: int) -> None:
+    def lose(self, one: int, _other: int) -> None:
         self._with_live(self.core.lose, one)
 
     def _with_live(self, act: Callable[[int], object], one: int) -> None:
@@ -131,7 +131,7 @@ class Life:
         if live:
             act(live[one % len(live)])
 
-    def engine_waits(self, one: int, other: int) -> None:
+    def engine_waits(self, _one: int, _other: int) -> None:
         self.core.flush()
 
     def drive(self, operations: Iterable[tuple[str, int, int]]) -> Life:
@@ -181,6 +181,8 @@ OFTEN = ("store", "match", "load", "submit", "report", "report", "step", "finish
 SELDOM = ("fail", "misreport", "preempt", "release", "touch", "reset", "cancel", "lose", "engine_waits")
 NUMBERS = st.integers(0, 29)
 OPERATIONS = st.lists(
-    st.tuples(st.one_of(st.sampled_from(OFTEN), st.sampled_from(OFTEN), st.sampled_from(SELDOM)), NUMBERS, NUMBERS),
+    st.tuples(
+        st.one_of(st.sampled_from(OFTEN), st.sampled_from(OFTEN), st.sampled_from(SELDOM)), NUMBERS, NUMBERS
+    ),
     max_size=60,
 )

@@ -232,6 +232,17 @@ def test_a_live_id_is_refused_and_its_first_transfer_is_not_disturbed(make_engin
 
 
 @every_engine
+def test_a_transfer_that_was_told_is_forgotten(make_engine: MakeEngine) -> None:
+    """An engine that runs for weeks keeps nothing of what has ended, its id neither: whoever plans sees to
+    it that ids differ."""
+    device, host = random_pools()
+    with closing(make_engine(device, host)) as engine:
+        for _ in range(2):
+            engine.submit(store(1, [1], [1]))
+            assert [result.good for result in finish(engine, [1])] == [True]
+
+
+@every_engine
 def test_a_plan_without_blocks_ends_as_good(make_engine: MakeEngine) -> None:
     device, host = random_pools()
     with closing(make_engine(device, host)) as engine:
@@ -355,6 +366,27 @@ def test_one_large_transfer_is_shared_by_the_threads() -> None:
         engine.release.set()
         assert [result.transfer for result in finish(engine, [1])] == [1]
     assert np.array_equal(host[:40], device[:40])
+
+
+def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good() -> None:
+    """S6: of two pieces in work at once, the one that fails ends first."""
+
+    class FailingEngine(HeldEngine):
+        def _copy(self, direction: Direction, device_blocks: Any, slots: Any) -> None:
+            if device_blocks[0] == 4:
+                raise OSError("out of luck")
+            super()._copy(direction, device_blocks, slots)
+
+    with short_pieces(4, 3):
+        engine = FailingEngine(*random_pools())
+    with closing(engine):
+        engine.submit(store(1, list(range(8)), list(range(8))))
+        assert engine.held.wait(30)
+        engine.submit(store(2, [20], [20]))  # ends behind the second piece, in the thread that is free
+        assert [result.transfer for result in finish(engine, [2])] == [2]
+        engine.release.set()
+        (result,) = finish(engine, [1])
+    assert (result.good, result.error, result.bytes) == (False, "OSError: out of luck", 0)
 
 
 @pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt])

@@ -1,4 +1,4 @@
-"""The serving engine: everything ends at rest, every load brings the right bytes, nothing is handed out early."""
+"""The serving engine: all ends at rest, loads bring the right bytes, nothing is handed out early."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm import events as ev
-from kvsm.engine import BlockPool, Request, RequestStatus, Run, RunOptions, RunResult, load_workload, run_workload
+from kvsm.engine import (
+    BlockPool,
+    Request,
+    RequestStatus,
+    Run,
+    RunOptions,
+    RunResult,
+    load_workload,
+    run_workload,
+)
 from kvsm.engine import copies as copies_module
 from kvsm.engine.content import DeviceContent
 from kvsm.engine.copies import Copies
@@ -32,7 +41,9 @@ PRESSURE: dict[str, Any] = {**SMALL, "requests": 300, "device_blocks": 96, "host
 """Pools so small that there are preemptions, evictions and offers that find no room."""
 
 
-def request(ids: Sequence[int], output_length: int = 1, arrival_ms: float = 0.0, extra: int = 0) -> TraceRequest:
+def request(
+    ids: Sequence[int], output_length: int = 1, arrival_ms: float = 0.0, extra: int = 0
+) -> TraceRequest:
     """A request of `ids` full blocks of prompt, and `extra` tokens behind them."""
     tail = (1_000_000 + sum(ids),) if extra else ()
     return TraceRequest(arrival_ms, len(ids) * BLOCK_TOKENS + extra, output_length, (*ids, *tail))
@@ -51,7 +62,7 @@ def start(tmp_path: Path) -> Callable[..., Run]:
 
 
 def events(run: Run) -> Iterator[ev.OffloadingEvent]:
-    for batch in LogReader(run.engine._offloader.log._log.directory).batches():  # type: ignore[union-attr]
+    for batch in LogReader(run.directory).batches():
         yield from batch
 
 
@@ -68,7 +79,7 @@ def assert_whole(result: RunResult) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_serves_a_workload_under_pressure(policy: str, workers: int) -> None:
-    """All requests end, the log proves itself (S10), and nothing is left (S9), under preemption and eviction."""
+    """All requests end, the log proves itself (S10), and nothing is left (S9)."""
     result = run_workload(RunOptions(**PRESSURE, policy=policy, workers=workers))
     assert_whole(result)
     assert result.preemptions > 0
@@ -129,7 +140,9 @@ def test_a_state_that_the_log_does_not_give_is_seen(start: Callable[..., Run]) -
 
 
 _WORKLOADS = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 511), st.integers(1, 1400), st.integers(0, 400)),
+    st.tuples(
+        st.integers(0, 3), st.integers(1, 8), st.integers(0, 511), st.integers(1, 1400), st.integers(0, 400)
+    ),
     min_size=1,
     max_size=14,
 )
@@ -137,7 +150,11 @@ _WORKLOADS = st.lists(
 
 
 def serve_with_aborts(
-    tmp_path: Path, drawn: list[tuple[int, int, int, int, int]], seed: int, failure_rate: float, abort_rate: float
+    tmp_path: Path,
+    drawn: list[tuple[int, int, int, int, int]],
+    seed: int,
+    failure_rate: float,
+    abort_rate: float,
 ) -> None:
     """Serve with prefixes shared inside a conversation, aborting by a seeded coin at every step."""
     requests, arrival = [], 0
@@ -201,6 +218,30 @@ def test_the_last_sampled_token_is_never_computed(start: Callable[..., Run]) -> 
     assert (short.engine.stored_blocks, long.engine.stored_blocks) == (0, 1)
 
 
+def test_each_step_of_a_running_request_is_one_token(start: Callable[..., Run]) -> None:
+    """Counting lazily comes to the same as counting each step, across preemptions; no request stands twice
+    in a batch."""
+    outputs = {f"r{number}": 200 * number for number in range(1, 11)}
+    run = start([request([one], one * 200, extra=511 - one * 45) for one in range(1, 11)], device_blocks=12)
+    scheduler, schedule = run.engine.scheduler, run.engine.scheduler.schedule
+    sampled = dict.fromkeys(outputs, 0)
+
+    def counted(step: int) -> Any:
+        decoding = {name for name, one in scheduler.running.items() if one.status is RequestStatus.DECODE}
+        batch = schedule(step)
+        for name, one in scheduler.running.items():
+            sampled[name] += name in decoding or one.status is RequestStatus.DECODE
+        names = [one.name for one in scheduler._batch]
+        assert len(set(names)) == len(names)
+        return batch
+
+    scheduler.schedule = counted  # type: ignore[method-assign]
+    run.serve()
+    assert scheduler.counts.preemptions > 3
+    assert sampled == outputs
+    assert_whole(run.prove())
+
+
 def test_a_match_leaves_a_token_to_compute(start: Callable[..., Run]) -> None:
     """S18: a prompt that is cached as a whole still computes its last block."""
     run = start([request([1, 2, 3]), request([1, 2, 3], arrival_ms=10_000)])
@@ -229,7 +270,9 @@ def test_only_written_blocks_are_offered(start: Callable[..., Run]) -> None:
 
 def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., Run]) -> None:
     """The host serves what was evicted from the device, and a good load counts as a host hit."""
-    run = start([request(range(6)), request(range(10, 16), 1, 1000), request(range(6), 1, 2000)], device_blocks=8)
+    run = start(
+        [request(range(6)), request(range(10, 16), 1, 1000), request(range(6), 1, 2000)], device_blocks=8
+    )
     run.serve()
     counts = run.engine.scheduler.counts
     assert counts.host_hit_tokens + counts.device_hit_tokens == 5 * BLOCK_TOKENS
@@ -240,7 +283,9 @@ def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., Run]) -> No
 def load_case(start: Callable[..., Run], **options: Any) -> tuple[Run, Request]:
     """A run that stands where its third request has just begun to load."""
     run = start(
-        [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)], device_blocks=8, **options
+        [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)],
+        device_blocks=8,
+        **options,
     )
     while not any(one.status is RequestStatus.LOADING for one in run.engine.scheduler.running.values()):
         assert run.engine.step()
@@ -283,9 +328,14 @@ def test_a_failed_load_is_computed(start: Callable[..., Run]) -> None:
     run, loading = load_case(start)
     [transfer] = run.offloader.ledger.transfers
     run._workers[0]._engine.fail(transfer)  # type: ignore[attr-defined]
-    computed = run.engine.scheduler.counts.computed_tokens
+    counts, pool = run.engine.scheduler.counts, run.engine.scheduler.pool
+    computed = counts.computed_tokens
+    while not counts.failed_loads:
+        run.engine.step()
+    assert pool.get_computed_blocks(block_keys(range(5))) == [], (
+        "the device does not cache what did not arrive"
+    )
     run.serve()
-    counts = run.engine.scheduler.counts
     assert loading.status is RequestStatus.FINISHED
     assert (counts.failed_loads, counts.host_hit_tokens) == (1, 0)
     assert counts.computed_tokens - computed == loading.input_length - counts.device_hit_tokens
@@ -294,12 +344,17 @@ def test_a_failed_load_is_computed(start: Callable[..., Run]) -> None:
 
 def test_a_refused_load_is_computed(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit that is reached costs a hit, not a request: its pins are given back."""
-    run = start([request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)], device_blocks=8)
+    run = start(
+        [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)], device_blocks=8
+    )
     while run.engine.scheduler.counts.finished < 2:
         run.engine.step()
     while len(run.engine._copies):
         run.engine.step()
     monkeypatch.setattr(run.offloader, "config", _WithoutTransfers(run.offloader.config))
+    while "r3" not in run.engine.scheduler.running:
+        run.engine.step()
+    assert len(run.offloader.ledger.requests["r3"].pins) == 0
     run.serve()
     assert run.engine.scheduler.counts.host_hit_tokens == 0
     assert_whole(run.prove())
@@ -319,7 +374,7 @@ class _WithoutTransfers:
 
 def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Run]) -> None:
     """What a request needs is being stored by another: it waits for that, others go first, then it loads."""
-    run = start([request([1, 2]), request([8, 9])])
+    run = start([request([1, 2]), request([8, 9]), request(range(100, 164))])
     scheduler, [key] = run.engine.scheduler, block_keys([1])
     [block] = scheduler.pool.get_new_blocks(1)
     run.engine._content.write([block], [key])
@@ -330,7 +385,7 @@ def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Run]) -
     run.offloader.finish("other")
     run.engine.step()
     assert list(scheduler.running) == ["r2"]
-    assert [one.name for one in scheduler.waiting] == ["r1"]
+    assert [one.name for one in scheduler.waiting] == ["r1", "r3"], "and the third has no room"
     run.serve()
     assert scheduler.counts.deferrals == 1
     assert scheduler.counts.host_hit_tokens == BLOCK_TOKENS
@@ -338,7 +393,7 @@ def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Run]) -
 
 
 def test_a_deferred_block_is_offered_again(start: Callable[..., Run]) -> None:
-    """S13: two requests compute the same block at once; the second one's offer waits for the first's store."""
+    """S13: of two that compute the same block at once, the second one's offer waits for the first store."""
     run = start([request([1, 2], 600), request([1, 2], 600)])
     offers: list[tuple[str, int]] = []
     prepare = run.offloader.prepare_store
@@ -496,8 +551,12 @@ def plan(transfer: int) -> TransferPlan:
 
 def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
     """S11: by transfer and worker, at the step that follows from the size; early ones are kept."""
-    first = ScriptedWorker([WorkerReport(3, 0, True), WorkerReport(2, 0, True)], [], [WorkerReport(1, 0, False)])
-    second = ScriptedWorker([WorkerReport(1, 1, True)], [WorkerReport(3, 1, True)], [WorkerReport(2, 1, True)])
+    first = ScriptedWorker(
+        [WorkerReport(3, 0, True), WorkerReport(2, 0, True)], [], [WorkerReport(1, 0, False)]
+    )
+    second = ScriptedWorker(
+        [WorkerReport(1, 1, True)], [WorkerReport(3, 1, True)], [WorkerReport(2, 1, True)]
+    )
     copies = Copies([second, first])  # type: ignore[list-item]
     copies.submit([plan(2), plan(1)], step=4)
     copies.submit([plan(3)], step=5)

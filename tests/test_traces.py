@@ -88,7 +88,9 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
         list(read_trace(tmp_path / "t"))
 
 
-@pytest.mark.parametrize(("name", "says"), [("absent", "No such file"), (".", "directory"), ("empty", "no request")])
+@pytest.mark.parametrize(
+    ("name", "says"), [("absent", "No such file"), (".", "directory"), ("empty", "no request")]
+)
 def test_a_file_without_requests_is_refused(tmp_path: Path, name: str, says: str) -> None:
     """Nothing to read is an error about the file as a whole."""
     (tmp_path / "empty").touch()

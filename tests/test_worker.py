@@ -93,6 +93,15 @@ def test_a_plan_that_was_refused_is_live_until_it_is_reported() -> None:
     assert [(report.transfer, report.good) for report in worker.poll()] == [(1, False)]
 
 
+def test_a_transfer_that_was_reported_is_forgotten() -> None:
+    """A worker that runs for weeks keeps nothing of what it has reported."""
+    worker = Worker(0, SimulatedCopyEngine(*pools(), seed=1))
+    for _ in range(2):
+        worker.submit([store(1, 0, 0)])
+        worker.wait([1])
+        assert worker.poll() == [WorkerReport(1, 0, True)]
+
+
 def test_plans_after_close_are_reported_as_failed() -> None:
     """S9: the scheduler that submits late still hears the end of its transfer."""
     worker = Worker(0, HostCopyEngine(*pools()))

@@ -193,11 +193,12 @@ def run_workload(options: RunOptions, progress: Callable[[Progress], None] | Non
 class Run:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
-    Attributes for whoever wants to interfere in between: `engine`, `offloader`, `host_pools`.
+    Attributes for whoever wants to look at it, or to interfere: `engine`, `offloader`, `device_pools` and
+    `host_pools` (one of each a worker), `directory` (of the log).
     """
 
     def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
-        self._options, self._requests, self._directory = options, requests, directory
+        self._options, self._requests, self.directory = options, requests, directory
         config, clock = options.offload_config(), VirtualClock()
         self.device_pools = [_pool(options.device_blocks, options) for _ in range(options.workers)]
         self.host_pools = [_pool(options.host_blocks, options) for _ in range(options.workers)]
@@ -245,7 +246,7 @@ class Run:
             if progress is not None:
                 progress(self._progress(events))
 
-        verification = verify_log(self._directory, progress=verified)
+        verification = verify_log(self.directory, progress=verified)
         return self._result(verification)
 
     def _progress(self, verified_events: int = 0) -> Progress:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from kvsm import events as ev
 from kvsm.events import Direction
-from kvsm.ledger import Ledger, Transfer
+from kvsm.ledger import Ledger
+from kvsm.records import Transfer
 from kvsm.replay.concern import Concern
 from kvsm.replay.fold import Moment
 

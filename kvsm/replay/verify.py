@@ -32,8 +32,8 @@ from kvsm.replay.render import render
 from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
 
-EVERY = 25_000
-"""Events from one full check to the next."""
+EVERY = 250_000
+"""Events and entries from one full check to the next: they are held in memory, to look again."""
 
 EVENTS_SHOWN = 10
 
@@ -89,7 +89,7 @@ class Auditor:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.witness, self._publisher = ledger, Witness.of(ledger), Publisher()
         ledger.listener = self._publisher
-        self._announced = set(self.witness.published)
+        self._announced = _readable(ledger)
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
         """Fold one event. What it breaks, as far as the things that it names show."""
@@ -100,8 +100,7 @@ class Auditor:
             return broken or [Violation("S10", f"the fold stops here: {type(refusal).__name__}: {refusal}")]
         return broken + self.witness.compare(self.ledger)
 
-    def publish(self) -> None:
-        """Fold the events that were published since the last call."""
+    def _fold_published(self) -> None:
         for change in self._publisher.take_events():
             if change.removed:
                 self._announced.difference_update(change.keys)
@@ -110,10 +109,10 @@ class Auditor:
 
     def check(self) -> list[Violation]:
         """Everything that can be checked of the state as it is."""
-        self.publish()
+        self._fold_published()
         ledger, announced = self.ledger, self._announced
         broken = check_ledger(ledger) + self.witness.compare_all(ledger)
-        readable = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+        readable = _readable(ledger)
         for keys, message in (
             (announced - readable, "are announced as stored, and cannot be matched"),
             (readable - announced, "can be matched, and were not announced"),
@@ -129,13 +128,18 @@ class Auditor:
         return broken
 
 
+def _readable(ledger: Ledger) -> set[bytes]:
+    """The keys that can be matched."""
+    return {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+
+
 def verify_log(
     log: str | os.PathLike[str], *, every: int = EVERY, progress: Progress | None = None
 ) -> Verification:
     """Check every property at every event of a log, up to the first that breaks one.
 
-    every: events from one full check to the next. A torn tail is cut; beyond a gap the next segment's
-    snapshot is taken as given. Raises `LogError` if there is no log; damage is part of the answer.
+    every: events and entries from one full check to the next. A torn tail is cut; beyond a gap the next
+    segment's snapshot is taken as given. Raises `LogError` if there is no log; damage is part of the answer.
     """
     began = time.perf_counter()
     reader = LogReader(log)
@@ -181,6 +185,7 @@ class _Run:
         self._every, self._progress = every, progress
         self._saved = b""
         self._since: list[OffloadingEvent] = []
+        self._weight = 0
 
     def open(self, segment: Segment) -> bool:
         """Begin a segment; true if something is broken.
@@ -202,7 +207,7 @@ class _Run:
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment; true if one breaks something."""
         assert self.auditor is not None
-        apply, publish = self.auditor.apply, self.auditor.publish
+        apply = self.auditor.apply
         for batch in segment.batches():
             for event in batch:
                 broken = apply(event)
@@ -210,8 +215,7 @@ class _Run:
                     self._count(batch[: event.seq - batch[0].seq + 1])
                     return self._break(event, broken)
             self._count(batch)
-            publish()
-            if len(self._since) >= self._every and self.check():
+            if self._weight >= self._every and self.check():
                 return True
             if self._progress is not None:
                 self._progress(self.events)
@@ -229,18 +233,24 @@ class _Run:
         if broken:
             event, found = _first_broken(self._saved, self._since)
             return self._break(event, found or broken)
-        self._saved, self._since = snapshot(self.auditor.ledger), []
+        self._hold(self.auditor)
         return False
 
     def _start(self, auditor: Auditor) -> None:
         self.auditor = auditor
         self.first = self.first or auditor.ledger.seq + 1
-        self._saved, self._since = snapshot(auditor.ledger), []
+        self._hold(auditor)
+
+    def _hold(self, auditor: Auditor) -> None:
+        """All is good up to here."""
+        self._saved, self._since, self._weight = snapshot(auditor.ledger), [], 0
 
     def _count(self, batch: Sequence[OffloadingEvent]) -> None:
+        named = sum(map(entries, batch))
         self.events += len(batch)
-        self.entries += sum(map(entries, batch))
+        self.entries += named
         self._since += batch
+        self._weight += len(batch) + named
 
     def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation]) -> bool:
         assert self.auditor is not None

@@ -93,7 +93,7 @@ class Machine:
         self._check()
 
     def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
-        """The machine's whole meaning: the one arc that applies, taken. Raises `UndefinedStep` if none does."""
+        """The machine's whole meaning: takes the one arc that applies, or raises `UndefinedStep`."""
         for arc in self.dense[trigger][state]:
             if arc.admits(counts):
                 after = tuple(

@@ -5,9 +5,9 @@ only when the last of them has ended. So finish and abort are legal at any time,
 finds the request it belongs to (S4, S8).
 
 An engine asks for a match until it can place the request, so RUNNING may ask again: it means "told that
-there is nothing to wait for". MATCHED holds hit pins. DEFERRED waits for a transfer that is bringing, or storing, the block it needs
-next; the transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits for its one
-load. END_LOAD arrives in whatever state the request is by then: aborted, preempted, still waiting.
+there is nothing to wait for". MATCHED holds hit pins. DEFERRED waits for a transfer that is storing the
+block it needs next; the transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits
+for its one load. END_LOAD arrives in whatever state the request is by then: aborted, preempted, waiting.
 """
 
 from __future__ import annotations

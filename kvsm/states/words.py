@@ -126,7 +126,7 @@ class StateWords:
             except (UndefinedStep, IndexError):
                 raise self._refusal(ids, trigger, seq) from None
             # Python would take a negative id as one counted from the end.
-            if ids and (len(set(ids)) != len(ids) or min(ids) < 0):
+            if (len(ids) > 1 and len(set(ids)) != len(ids)) or (ids and min(ids) < 0):
                 raise self._refusal(ids, trigger, seq)
             return new
         return self._check_array(ids, memo, trigger, seq)  # type: ignore[arg-type]

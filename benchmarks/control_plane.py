@@ -1,0 +1,210 @@
+"""What a block life costs the scheduler's thread: kvsm, with its log on disk, beside vLLM's manager.
+
+A *block life* is one block reference of the workload: looked up, and then either loaded and touched (a
+hit) or stored (a miss), evictions included. The same requests go through both in the same run, by turns;
+medians and ratios are reported. vLLM's `CPUOffloadingManager` runs where vLLM can be imported, with LRU
+and without events; without vLLM the benchmark says that the peer is absent.
+
+    python benchmarks/control_plane.py --trace TRACE.jsonl --output benchmarks/results/control_plane.md
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+from workload import Requests, expanded, single_blocks
+
+from kvsm.events import OffloadConfig
+from kvsm.log import LogWriter
+from kvsm.offloader import Offloader
+from kvsm.snapshot import snapshot
+
+DEVICE_BLOCKS = 1 << 14
+
+
+@dataclass
+class Measured:
+    """One pass: microseconds a life; the hits say that two contestants did the same work."""
+
+    life_us: float
+    hits: int
+    log_bytes: int = 0
+
+
+def run_kvsm(requests: Requests, host_blocks: int, with_log: bool, per_step: int) -> Measured:
+    config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
+    with tempfile.TemporaryDirectory() as directory:
+        core: Offloader
+        log = (
+            LogWriter(Path(directory) / "log", config=config, snapshot=lambda: snapshot(core.ledger))
+            if with_log
+            else None
+        )
+        core = Offloader(config, log)
+        hits = 0
+        started = time.perf_counter()
+        for number, keys in enumerate(requests):
+            hits += serve(core, str(number), keys)
+            if number % per_step == per_step - 1:
+                core.end_step()
+        if log is not None:
+            log.close()
+        seconds = time.perf_counter() - started
+        return Measured(seconds / lives(requests) * 1e6, hits, log.bytes_written if log else 0)
+
+
+def serve(core: Offloader, request: str, keys: list[bytes]) -> int:
+    """One request through the whole protocol; returns its hits."""
+    hits = core.match(request, keys).hits
+    if hits:
+        plan = core.prepare_load(request, range(hits))
+        assert plan is not None
+        core.submit((plan.transfer,))
+        core.complete_load(plan.transfer)
+    if hits < len(keys):
+        store = core.prepare_store(request, keys[hits:], range(hits, len(keys))).plan
+        if store is not None:
+            core.submit((store.transfer,))
+            core.complete_store(store.transfer)
+    core.finish(request)
+    return hits
+
+
+def run_vllm(requests: Requests, host_blocks: int) -> Measured:
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+    manager = CPUOffloadingManager(host_blocks, cache_policy="lru")
+    total = 0
+    started = time.perf_counter()
+    for number, keys in enumerate(requests):
+        context = ReqContext(str(number))
+        hits = 0
+        for key in keys:
+            if manager.lookup(key, context) is not LookupResult.HIT:
+                break
+            hits += 1
+        if hits:
+            found = keys[:hits]
+            manager.prepare_load(found, context)
+            manager.touch(found, context)
+            manager.complete_load(found, context)
+        if hits < len(keys):
+            output = manager.prepare_store(keys[hits:], context)
+            if output is not None:
+                manager.complete_store(output.keys_to_store, context)
+        total += hits
+    seconds = time.perf_counter() - started
+    return Measured(seconds / lives(requests) * 1e6, total)
+
+
+def lives(requests: Requests) -> int:
+    return sum(map(len, requests))
+
+
+def by_turns(contestants: dict[str, Callable[[], Measured]], rounds: int) -> dict[str, list[Measured]]:
+    """Run all contestants `rounds` times, in turn. The workload is kept out of the garbage collector's
+    way (it is the benchmark's, not the contestants'); what they allocate is collected as usual."""
+    results: dict[str, list[Measured]] = {name: [] for name in contestants}
+    gc.collect()
+    gc.freeze()
+    for number in range(rounds):
+        for name, contestant in contestants.items():
+            measured = contestant()
+            gc.collect()
+            results[name].append(measured)
+            click.echo(f"  round {number + 1}: {name}: {measured.life_us:.3f} us a life", err=True)
+    return results
+
+
+def vllm_version() -> str | None:
+    try:
+        import vllm
+    except ImportError:
+        return None
+    return str(vllm.__version__)
+
+
+def table(title: str, requests: Requests, host_blocks: int, results: dict[str, list[Measured]]) -> list[str]:
+    best = median(one.life_us for one in results["kvsm, log on disk"])
+    lines = [
+        f"### {title}",
+        "",
+        f"{len(requests):,} requests, {lives(requests):,} lives, {host_blocks:,} host slots.",
+        "",
+        "| contestant | us a life: median (least .. most) | times kvsm with its log | hits |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, passes in results.items():
+        costs = [one.life_us for one in passes]
+        lines.append(
+            f"| {name} | {median(costs):.3f} ({min(costs):.3f} .. {max(costs):.3f}) "
+            f"| {median(costs) / best:.2f} | {passes[0].hits:,} |"
+        )
+    return [*lines, ""]
+
+
+@click.command()
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True),
+    help="Mooncake-format trace (default: generated).",
+)
+@click.option("--limit", type=int, help="Take only the first N requests.")
+@click.option("--block-tokens", default=16, show_default=True, help="Tokens a block; divides 512.")
+@click.option("--host-blocks", default=200_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
+def main(
+    trace: Path | None,
+    limit: int | None,
+    block_tokens: int,
+    host_blocks: int,
+    rounds: int,
+    output: Path | None,
+) -> None:
+    """Measure the cost of a block life."""
+    peer = vllm_version()
+    lines = [
+        "# Control plane",
+        "",
+        f"    python {shlex.join(sys.argv)}",
+        "",
+        f"{platform.machine()}, Python {platform.python_version()}; "
+        + (
+            f"vLLM {peer}, `CPUOffloadingManager`, LRU"
+            if peer
+            else "vLLM is not installed: the peer is absent"
+        ),
+        "",
+    ]
+    for title, requests, slots, per_step in (
+        (f"Trace at {block_tokens} tokens a block", expanded(trace, block_tokens, limit), host_blocks, 1),
+        ("Requests of one block", single_blocks(100_000, 40_000), 10_000, 64),
+    ):
+        contestants: dict[str, Callable[[], Measured]] = {
+            "kvsm, log on disk": lambda r=requests, s=slots, p=per_step: run_kvsm(r, s, True, p),  # type: ignore[misc]
+            "kvsm, no log": lambda r=requests, s=slots, p=per_step: run_kvsm(r, s, False, p),  # type: ignore[misc]
+        }
+        if peer:
+            contestants["vLLM CPUOffloadingManager"] = lambda r=requests, s=slots: run_vllm(r, s)  # type: ignore[misc]
+        lines += table(title, requests, slots, by_turns(contestants, rounds))
+    text = "\n".join(lines)
+    click.echo(text)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""`kvsm run` as its user meets it: what it prints, what it refuses, and that it repeats itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from kvsm.cli import main
+from kvsm.cli.run import _progress_line
+from kvsm.cuda_io.pools import Pools
+from kvsm.engine import Progress, Run, RunOptions, copies, run_workload
+from kvsm.log import LogReader
+from kvsm.traces import multi_turn
+
+SMALL = ["--requests", "60", "--block-bytes", "64"]
+TRACE_VARIABLE = "KVSM_TRACE"
+
+
+def kvsm(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["run", *map(str, arguments)], catch_exceptions=False)
+
+
+def test_the_main_job_tells_what_happened() -> None:
+    """Exit code 0, every figure of the table, and the verdict in words."""
+    result = kvsm(*SMALL, "--copies", "simulated")
+    assert result.exit_code == 0
+    for name in (
+        "requests",
+        "tokens hit on device",
+        "tokens hit on host",
+        "tokens missed",
+        "blocks stored",
+        "blocks loaded",
+        "blocks evicted",
+        "blocks skipped",
+        "decision time",
+        "log events",
+        "log bytes",
+        "verified in",
+    ):
+        assert f"\n{name} " in f"\n{result.stdout}"
+    assert "digest equal: " in result.stdout
+    assert "violations 0" in result.stdout
+
+
+def test_json_holds_the_same() -> None:
+    """One JSON object on standard output, and nothing else."""
+    result = kvsm(*SMALL, "--json", "--workers", 1)
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert told["requests"] == told["finished"] == 60
+    assert told["digest"] == told["replayed_digest"]
+    assert told["violations"] == []
+    assert "S15" in told["properties"]
+    assert told["stores"]["bytes"] == told["blocks_stored"] * 64
+
+
+def test_a_trace_is_served(tmp_path: Path) -> None:
+    """A file gives the same run as the generator that wrote it."""
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in multi_turn(0, 60)))
+    from_file = json.loads(kvsm("--trace", path, "--copies", "simulated", "--json").stdout)
+    generated = json.loads(kvsm("--requests", 60, "--copies", "simulated", "--json").stdout)
+    assert from_file["digest"] == generated["digest"]
+    assert json.loads(kvsm("--trace", path, "--requests", 7, "--json").stdout)["requests"] == 7
+
+
+def test_help_teaches() -> None:
+    """What it does, what to type, and what the exit codes mean."""
+    result = kvsm("--help")
+    assert result.exit_code == 0
+    for word in ("--time-scale", "Examples:", "Exit code:", "Mooncake"):
+        assert word in result.stdout
+
+
+# What it refuses.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--trace", "absent.jsonl"], "absent.jsonl: cannot be read: No such file or directory"),
+        (["--trace", "broken.jsonl"], "broken.jsonl: line 2: not JSON"),
+        (["--trace", "typed.jsonl"], "typed.jsonl: line 1: not a request: Expected `int`, got `str`"),
+        (["--requests", "-3"], "requests is -3"),
+        (["--device-blocks", "0"], "device_blocks is 0"),
+        (["--host-blocks", "0"], "host_blocks is 0"),
+        (["--block-bytes", "0"], "block_bytes is 0"),
+        (["--workers", "-1"], "workers is -1"),
+        (["--time-scale", "-1"], "time_scale is -1"),
+        (["--policy", "mru"], "policy 'mru': choose one of"),
+        (["--copies", "cuda"], "copies is 'cuda', which this version does not have yet"),
+        (["--host-blocks", "3"], "host_blocks is 3; request"),
+        (["--device-blocks", "3"], "device_blocks is 3; request"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    """Exit code 2, one clear line on standard error, and no log directory."""
+    monkeypatch.chdir(tmp_path)
+    good = msgspec.json.encode(next(multi_turn(0, 1)))
+    Path("broken.jsonl").write_bytes(good + b"\n" + good[:40] + b"\n")
+    Path("typed.jsonl").write_bytes(good.replace(b'"output_length":', b'"output_length":"1","x":') + b"\n")
+    result = kvsm(*arguments, "--log", "log")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert says in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not Path("log").exists()
+
+
+def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+    """Somebody else's files are no place for a log."""
+    (tmp_path / "notes.txt").write_text("mine")
+    result = kvsm(*SMALL, "--log", tmp_path)
+    assert result.exit_code == 2
+    assert "is not empty (it holds notes.txt)" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# What it finds.
+
+
+def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S15 from end to end: copies that drop their last block are found out."""
+    whole = Pools.copy
+
+    def careless(self: Pools, direction: Any, device_blocks: Any, slots: Any) -> None:
+        whole(self, direction, np.asarray(device_blocks)[:-1], np.asarray(slots)[:-1])
+
+    monkeypatch.setattr(Pools, "copy", careless)
+    result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
+    assert result.exit_code == 1
+    assert "digest equal" in result.stdout
+    assert "  S15: load " in result.stdout
+    assert " more" in result.stdout.splitlines()[-1]
+
+
+def test_a_state_that_replay_does_not_give_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S10 from end to end: a change that was no event is told in capitals."""
+    serve = Run.serve
+
+    def meddling(self: Run, progress: Any = None) -> None:
+        serve(self, progress)
+        self.offloader.ledger.epoch += 1
+
+    monkeypatch.setattr(Run, "serve", meddling)
+    result = kvsm(*SMALL, "--copies", "simulated")
+    assert result.exit_code == 1
+    assert "DIGEST DIFFERS" in result.stdout
+
+
+def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9 from end to end: one line that names the transfers, after a bounded wait."""
+    monkeypatch.setattr(copies, "OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr("kvsm.worker.Worker.poll", lambda _: [])
+    result = kvsm(*SMALL, "--copies", "simulated")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("kvsm: S9: no report for 0 s of transfers ")
+    assert result.stderr.count("\n") == 1
+
+
+# Progress.
+
+
+def test_progress_tells_how_far_the_run_is() -> None:
+    """Requests, hit rate and speed while it serves, then how much of the log is verified."""
+    told: list[Progress] = []
+    run_workload(RunOptions(requests=60, block_bytes=64, copies="simulated"), told.append)
+    assert told[0].requests_done <= told[-1].requests_done == told[-1].requests == 60
+    assert told[-1].verified_events > 0
+    assert 0 < told[-1].hit_rate < 1
+    line = _progress_line(Progress(1234, 5000, 0.5, 3_000_000_000, 2.0))
+    assert line == "1,234 of 5,000 requests   hit rate 50.0%   1.50 GB/s copied   2 s"
+    assert _progress_line(told[-1]).startswith("verifying the log: ")
+
+
+# That it repeats itself.
+
+
+def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int) -> Path:
+    """One run in a process of its own, whose sets and dicts of strings iterate in an order of their own."""
+    arguments = [
+        "run",
+        "--requests",
+        "200",
+        "--device-blocks",
+        "96",
+        "--host-blocks",
+        "128",
+        "--policy",
+        "arc",
+    ]
+    arguments += ["--copies", copies_by, "--log", str(log), "--seed", "5"]
+    subprocess.run(
+        [sys.executable, "-c", "from kvsm.cli import main; main()", *arguments],
+        env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
+        check=True,
+        capture_output=True,
+    )
+    return log
+
+
+def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path) -> None:
+    """S11: under any PYTHONHASHSEED the files of the log are the same."""
+    first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed) for seed in (1, 2))
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(path.name for path in second.iterdir())
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+
+
+def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
+    """S11: threads end copies in any order, and yet the records are the same but for their wall times."""
+    records = []
+    for seed in (1, 2):
+        log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed)
+        batches = LogReader(log).batches()
+        records.append([msgspec.structs.replace(event, wall_ns=0) for batch in batches for event in batch])
+    assert records[0] == records[1]
+    assert len(records[0]) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(TRACE_VARIABLE not in os.environ, reason=f"{TRACE_VARIABLE} names no Mooncake trace")
+def test_a_whole_trace_takes_a_minute_and_two_gigabytes() -> None:
+    """12,031 requests, 288,500 block references, with defaults, replay and verification included."""
+    code = (
+        "import resource, sys; from kvsm.cli import main; code = main(standalone_mode=False); "
+        "sys.exit(code or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 2 * 1024 * 1024)"
+    )
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code, "run", "--trace", os.environ[TRACE_VARIABLE]], check=True)
+    assert time.monotonic() - started < 60

@@ -1,0 +1,212 @@
+"""Ids, events, plans, snapshots and KV events as bytes: what is written is what is read."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Union, get_type_hints
+
+import msgspec
+import numpy as np
+import pytest
+from core_life import fold, keys, load, new_core, store
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsm import ids
+from kvsm.errors import ConfigError
+from kvsm.events import KINDS, SCHEMA_VERSION, Direction, OffloadConfig, OffloadingEvent
+from kvsm.ids import SMALL, count, pack, to_list, unpack
+from kvsm.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent, Publisher
+from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.snapshot import digest, restore, snapshot
+
+ANY_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * SMALL)
+
+
+class TestIds:
+    @given(ANY_IDS)
+    def test_packed_ids_unpack_to_themselves(self, batch: list[int]) -> None:
+        assert to_list(pack(batch)) == to_list(unpack(pack(batch))) == batch
+
+    @given(ANY_IDS)
+    def test_form_depends_on_the_batch_alone(self, batch: list[int]) -> None:
+        """S11: equal batches have equal bytes, whether they came as a list, a tuple or an array."""
+        forms = [pack(batch), pack(tuple(batch)), pack(np.array(batch, dtype=np.int64))]
+        assert forms[0] == forms[1] == forms[2]
+        assert isinstance(forms[0], tuple) == (len(batch) <= SMALL)
+
+    @given(ANY_IDS)
+    def test_count_needs_no_unpacking(self, batch: list[int]) -> None:
+        assert count(pack(batch)) == len(batch)
+
+    @pytest.mark.parametrize(("largest", "width"), [(2**16 - 1, 2), (2**16, 3), (2**24 - 1, 3), (2**24, 4)])
+    def test_ids_take_no_more_bytes_than_the_largest_needs(self, largest: int, width: int) -> None:
+        assert len(pack([largest] * (SMALL + 1))) == 1 + width * (SMALL + 1)
+
+    @pytest.mark.parametrize("wrong", [-1, 2**32])
+    def test_id_that_does_not_fit_is_refused(self, wrong: int) -> None:
+        with pytest.raises(OverflowError):
+            pack([wrong] * (SMALL + 1))
+
+    @pytest.mark.parametrize("malformed", [b"", b"\x05abc", b"\x02\x00\x00", b"\x03abcd" + bytes(60)])
+    def test_malformed_bytes_are_refused(self, malformed: bytes) -> None:
+        with pytest.raises(ValueError, match=r"."):
+            unpack(malformed)
+
+    def test_ids_in_a_log_are_never_negative(self) -> None:
+        with pytest.raises(msgspec.ValidationError):
+            msgspec.msgpack.decode(msgspec.msgpack.encode((-1,)), type=ids.Ids)
+
+
+class TestEvents:
+    def test_tags_are_one_to_n(self) -> None:
+        """A tag is a promise to every log that was ever written: kinds are added at the end."""
+        assert [kind.__struct_config__.tag for kind in KINDS] == list(range(1, len(KINDS) + 1))
+
+    def test_every_kind_is_listed(self) -> None:
+        assert set(KINDS) == set(OffloadingEvent.__subclasses__())
+
+    def test_missing_trailing_field_takes_its_default(self) -> None:
+        """An older record of a known schema always reads."""
+        decoder = msgspec.msgpack.Decoder(Union[KINDS])  # type: ignore[valid-type]  # noqa: UP007
+        older = msgspec.msgpack.encode([4, 7, 1, 2, "r"])
+        assert decoder.decode(older).aborted is False
+
+    def test_fields_after_the_first_with_a_default_have_one_too(self) -> None:
+        for kind in KINDS:
+            fields = msgspec.structs.fields(kind)
+            optional = [not field.required for field in fields]
+            assert optional == sorted(optional), kind
+
+    def test_every_field_is_documented_by_its_type(self) -> None:
+        for kind in KINDS:
+            assert get_type_hints(kind)
+            assert kind.__doc__ or kind.__name__ in {"RequestArrived", "StepEnded"}
+
+    def test_schema_version_is_one(self) -> None:
+        """To raise it is a decision: every reader of older logs must then be kept."""
+        assert SCHEMA_VERSION == 1
+
+
+class TestConfig:
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("host_blocks", 0),
+            ("device_blocks", -1),
+            ("workers", 0),
+            ("workers", 5000),
+            ("block_bytes", -1),
+            ("max_live_transfers", 0),
+            ("max_live_transfers", 4096),
+            ("defer_ticks", -1),
+        ],
+    )
+    def test_value_out_of_bounds_names_field_value_and_bound(self, field: str, value: int) -> None:
+        options = {"host_blocks": 1, "device_blocks": 1, field: value}
+        with pytest.raises(ConfigError, match=f"{field} is {value}; it must be from"):
+            OffloadConfig(**options)
+
+
+class TestPlans:
+    @pytest.mark.parametrize("size", [1, SMALL, SMALL + 1])
+    def test_plan_travels_to_another_process(self, size: int) -> None:
+        plan = TransferPlan(7, Direction.LOAD, pack(range(size)), pack(range(size, 2 * size)))
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert [list(map(int, side)) for side in plan.pairs()] == [
+            list(range(size)),
+            list(range(size, 2 * size)),
+        ]
+
+    def test_report_travels_to_another_process(self) -> None:
+        report = WorkerReport(7, 1, False, "copy engine lost")
+        assert pickle.loads(pickle.dumps(report)) == report
+
+
+class TestSnapshot:
+    def test_restored_ledger_has_the_same_future(self) -> None:
+        """S10: what a segment opens with is as good as the events before it."""
+        core, log = new_core(workers=2)
+        store(core, "r", keys(6))
+        load(core, "q", keys(3), 8)
+        core.match("s", keys(2))
+        plan = core.prepare_store("t", keys(2, "t"), [12, 13]).plan
+        assert plan is not None
+        core.match("w", keys(1, "t"))
+        half = restore(snapshot(core.ledger))
+        since = len(log)
+        core.submit([plan.transfer])
+        core.reset()
+        core.report(plan.transfer, 1, True)
+        core.report(plan.transfer, 0, True)
+        store(core, "r", keys(2, "after"))
+        for event in log[since:]:
+            half.apply(event)
+        assert digest(half) == digest(core.ledger) == digest(fold(log, core.config))
+
+    def test_eviction_order_is_part_of_the_digest(self) -> None:
+        first, _ = new_core()
+        second, _ = new_core()
+        for core, order in ((first, "ab"), (second, "ba")):
+            for name in "ab":
+                store(core, "r", keys(1, name))
+            for name in order:
+                core.touch(keys(1, name))
+        assert digest(first.ledger) != digest(second.ledger)
+
+
+class TestKVEvents:
+    def test_folding_gives_the_readable_keys(self) -> None:
+        """S10."""
+        publisher = Publisher()
+        core, _ = new_core(host_blocks=3, listener=publisher)
+        readable: set[bytes] = set()
+        for name in "abc":
+            store(core, "r", keys(2, name))
+        core.reset()
+        store(core, "r", keys(2, "d"))
+        core.fail_load(load(core, "q", keys(1, "d"), 4))
+        for event in publisher.take_kv_events():
+            if isinstance(event, AllBlocksCleared):
+                readable.clear()
+            elif isinstance(event, BlockStored):
+                readable |= {block + event.group_idx.to_bytes(4, "big") for block in event.block_hashes}  # type: ignore[union-attr]
+            elif isinstance(event, BlockRemoved):
+                readable -= {block + event.group_idx.to_bytes(4, "big") for block in event.block_hashes}  # type: ignore[union-attr]
+        assert (
+            readable
+            == {key for key in core.ledger.index if core.lookup(key).name == "HIT"}
+            == set(keys(2, "d")[1:])
+        )
+
+    def test_wire_form_is_a_tagged_map_without_defaults(self) -> None:
+        """vLLM's `kv_events`: what its own decoder expects, and no block size (B26 is about payloads)."""
+        publisher = Publisher()
+        publisher.stored(keys(1, group=3))
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.take_kv_events()))
+        assert sent == [
+            {
+                "type": "BlockStored",
+                "block_hashes": [b"p-0000"],
+                "parent_block_hash": None,
+                "token_ids": [],
+                "block_size": 0,
+                "lora_id": None,
+                "medium": "CPU",
+                "lora_name": None,
+                "group_idx": 3,
+            }
+        ]
+
+    def test_one_event_holds_one_group(self) -> None:
+        publisher = Publisher()
+        publisher.removed([*keys(2, group=0), *keys(1, group=1)])
+        events: list[KVCacheEvent] = publisher.take_kv_events()
+        assert [event.group_idx for event in events if isinstance(event, BlockRemoved)] == [0, 1]
+
+    def test_events_are_taken_once(self) -> None:
+        publisher = Publisher()
+        publisher.stored(keys(1))
+        publisher.take_kv_events()
+        assert publisher.take_kv_events() == []
+        assert publisher.take_events() == []

@@ -1,0 +1,290 @@
+"""The properties hold of every life, and each check can fail: a ledger is damaged by hand, and named so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from replay_life import OPERATIONS, Life, key
+
+from kvsm.errors import KvsmError
+from kvsm.events import Direction
+from kvsm.invariants import CHECKS, PROPERTIES, check_ledger, check_rest
+from kvsm.ledger import Ledger
+from kvsm.states.block import BLOCK_WORDS, BlockState
+from kvsm.states.lease import LEASE_WORDS, LeaseState
+from kvsm.states.request import REQUEST_WORDS, RequestState
+from kvsm.states.transfer import TRANSFER_WORDS, TransferState
+
+
+@settings(deadline=None)
+@given(OPERATIONS)
+def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[str, int, int]]) -> None:
+    """S1 to S14, as far as a ledger shows them, after every operation of an engine that does anything."""
+    life = Life()
+    for operation in operations:
+        life.drive([operation])
+        assert check_ledger(life.core.ledger) == []
+
+
+@settings(deadline=None)
+@given(OPERATIONS)
+def test_when_all_is_over_nothing_is_left(operations: list[tuple[str, int, int]]) -> None:
+    """S9: let all copies end and all requests finish, from any state."""
+    ledger = Life().drive(operations).drain().core.ledger
+    assert not ledger.requests
+    assert check_rest(ledger) == []
+
+
+def busy_life() -> Life:
+    """Slots 0..2 stored, of which a load in flight (for `reader`) reads 0 and 1; slots 3 and 4 are being
+    stored (for `writer`), slot 5 is planned; `holder` has matched 2; slots 6 to 9 are free."""
+    life = Life(defer_ticks=0)
+    core = life.core
+    life.stored("past", [key(0), key(1), key(2)], [0, 1, 2])
+    core.match("reader", [key(0), key(1)])
+    load = core.prepare_load("reader", [10, 11])
+    store = core.prepare_store("writer", [key(3), key(4)], [3, 4]).plan
+    assert load is not None
+    assert store is not None
+    core.submit([load.transfer, store.transfer])
+    core.prepare_store("writer", [key(5)], [5])
+    core.match("holder", [key(2)])
+    core.finish("past")
+    return life
+
+
+def set_word(slot: int, state: BlockState, copies: int = 0, pins: int = 0) -> Callable[[Ledger], None]:
+    def damage(ledger: Ledger) -> None:
+        ledger.blocks.words[slot] = BLOCK_WORDS.encode(state, (copies, pins))
+
+    return damage
+
+
+def set_lease(block: int, state: LeaseState, readers: int = 0) -> Callable[[Ledger], None]:
+    def damage(ledger: Ledger) -> None:
+        ledger.leases.words[block] = LEASE_WORDS.encode(state, (readers,))
+
+    return damage
+
+
+def free_list_forgets(ledger: Ledger) -> None:
+    ledger.free.remove((9,))
+
+
+def free_list_takes(ledger: Ledger) -> None:
+    ledger.free.append((0,))
+
+
+def policy_takes(ledger: Ledger) -> None:
+    ledger.policy.idle((2,))
+
+
+def index_forgets(ledger: Ledger) -> None:
+    del ledger.index[key(2)]
+
+
+def index_mistakes(ledger: Ledger) -> None:
+    ledger.index[key(2)] = 0
+
+
+def index_invents(ledger: Ledger) -> None:
+    ledger.index[key(77)] = 9
+
+
+def keys_collide(ledger: Ledger) -> None:
+    ledger.key_of[2] = ledger.key_of[1]
+
+
+def slot_freed_under_copy(ledger: Ledger) -> None:
+    """Slot 0 goes to the free queue, properly, while the load reads it."""
+    ledger.blocks.words[0] = BLOCK_WORDS.encode(BlockState.EVICTED)
+    del ledger.index[key(0)]
+    ledger.free.append((0,))
+
+
+def published_early(ledger: Ledger) -> None:
+    """Slot 3 can be matched while its store is in flight."""
+    ledger.blocks.words[3] = BLOCK_WORDS.encode(BlockState.STORED, (1, 0))
+
+
+def transfers(ledger: Ledger, direction: Direction, state: TransferState) -> list[int]:
+    return [id for id, t in ledger.transfers.items() if t.direction is direction and t.state is state]
+
+
+def submitted_store(ledger: Ledger) -> int:
+    (id,) = transfers(ledger, Direction.STORE, TransferState.SUBMITTED)
+    return id
+
+
+def report_forgotten(ledger: Ledger) -> None:
+    ledger.transfers[submitted_store(ledger)].reported = 1
+
+
+def transfer_renamed(ledger: Ledger) -> None:
+    ledger.transfers[submitted_store(ledger)].id = 999
+
+
+def transfer_over_but_kept(ledger: Ledger) -> None:
+    """Both workers have reported the load, and one is still waited for."""
+    (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
+    ledger.transfers[id].reported = 3
+    ledger.transfers[id].word = TRANSFER_WORDS.encode(TransferState.SUBMITTED, (1, 0))
+
+
+def generation_moved(ledger: Ledger) -> None:
+    ledger.generation[3] += 1
+
+
+def pins_dropped(ledger: Ledger) -> None:
+    """`holder` forgets its pin, and so does the block: only the state says that there was a match."""
+    ledger.requests["holder"].pins = ()
+    ledger.blocks.words[2] = BLOCK_WORDS.encode(BlockState.STORED)
+    ledger.policy.idle((2,))
+
+
+def request_miscounts(ledger: Ledger) -> None:
+    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.NEW, (1,))
+
+
+def request_forgotten(ledger: Ledger) -> None:
+    del ledger.requests["writer"]
+
+
+def request_waits_for_nothing(ledger: Ledger) -> None:
+    request = ledger.requests["writer"]
+    request.word, request.awaits = REQUEST_WORDS.encode(RequestState.DEFERRED, (2,)), 999
+    ledger.deferred["writer"] = request
+
+
+def request_not_among_deferred(ledger: Ledger) -> None:
+    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.DEFERRED, (2,))
+
+
+def finished_but_kept(ledger: Ledger) -> None:
+    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.FINISHED, (0,))
+    for id in [*transfers(ledger, Direction.STORE, TransferState.PLANNED), submitted_store(ledger)]:
+        ledger.transfers[id].request = "reader"
+    ledger.requests["reader"].word = REQUEST_WORDS.encode(RequestState.LOADING, (3,))
+
+
+def epoch_left_behind(ledger: Ledger) -> None:
+    ledger.transfers[submitted_store(ledger)].epoch = 3
+
+
+def stored_twice(ledger: Ledger) -> None:
+    """The planned store reads the same device block as the one in flight; the lease counts them both."""
+    (id,) = transfers(ledger, Direction.STORE, TransferState.PLANNED)
+    ledger.transfers[id].device_blocks = (3,)
+    ledger.leases.words[3] = LEASE_WORDS.encode(LeaseState.READING, (2,))
+    ledger.leases.words[5] = LEASE_WORDS.encode(LeaseState.NONE)
+
+
+def loaded_into_while_stored(ledger: Ledger) -> None:
+    """The load writes a device block that a store reads."""
+    (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
+    ledger.transfers[id].device_blocks = (10, 5)
+    ledger.leases.words[11] = LEASE_WORDS.encode(LeaseState.NONE)
+    ledger.leases.words[5] = LEASE_WORDS.encode(LeaseState.WRITING)
+
+
+DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
+    ("S1", free_list_forgets),
+    ("S1", free_list_takes),
+    ("S1", policy_takes),
+    ("S1", index_forgets),
+    ("S1", index_mistakes),
+    ("S1", index_invents),
+    ("S2", published_early),
+    ("S3", slot_freed_under_copy),
+    ("S3", set_lease(3, LeaseState.NONE)),
+    ("S3", set_lease(10, LeaseState.NONE)),
+    ("S3", loaded_into_while_stored),
+    ("S4", set_lease(20, LeaseState.READING, 1)),
+    ("S4", set_lease(3, LeaseState.READING, 2)),
+    ("S4", set_word(0, BlockState.LOADING, copies=2)),
+    ("S4", set_word(0, BlockState.LOADING, copies=1, pins=1)),
+    ("S4", set_word(2, BlockState.STORED, pins=2)),
+    ("S4", request_miscounts),
+    ("S4", request_forgotten),
+    ("S5", report_forgotten),
+    ("S5", transfer_renamed),
+    ("S5", transfer_over_but_kept),
+    ("S5", generation_moved),
+    ("S7", pins_dropped),
+    ("S9", request_waits_for_nothing),
+    ("S9", request_not_among_deferred),
+    ("S9", finished_but_kept),
+    ("S13", keys_collide),
+    ("S13", stored_twice),
+    ("S14", epoch_left_behind),
+]
+
+
+@pytest.mark.parametrize(
+    ("property_id", "damage"), DAMAGES, ids=lambda one: getattr(one, "__qualname__", one)
+)
+def test_damage_breaks_exactly_its_property(property_id: str, damage: Callable[[Ledger], None]) -> None:
+    """No check is blind, and none cries under another's name."""
+    ledger = busy_life().core.ledger
+    assert check_ledger(ledger) == []
+    damage(ledger)
+    assert {violation.property_id for violation in check_ledger(ledger)} == {property_id}
+
+
+def test_every_check_is_broken_by_some_damage() -> None:
+    """Each function of the full check fails for one of the damages above, and not all functions for all."""
+    silent = {check.__name__ for check in CHECKS}
+    for _, damage in DAMAGES:
+        ledger = busy_life().core.ledger
+        damage(ledger)
+        for check in CHECKS:
+            only = pytest.MonkeyPatch()
+            only.setattr("kvsm.invariants.CHECKS", (check,))
+            if check_ledger(ledger):
+                silent.discard(check.__name__)
+            only.undo()
+    assert silent == set()
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        set_word(0, BlockState.QUARANTINED, copies=1),
+        set_word(0, BlockState.ALLOCATED),
+        set_word(0, BlockState.LOADING, copies=1),
+        set_word(0, BlockState.STORED, pins=1),
+        set_lease(3, LeaseState.READING, 1),
+        set_lease(3, LeaseState.WRITING),
+    ],
+)
+def test_what_is_left_at_rest_is_named(leave: Callable[[Ledger], None]) -> None:
+    """S9, S4: a hold that outlives all requests is found."""
+    ledger = busy_life().drain().core.ledger
+    assert check_rest(ledger) == []
+    leave(ledger)
+    assert [violation.property_id for violation in check_rest(ledger)] == ["S9"]
+
+
+def test_violations_name_known_properties_and_what_they_concern() -> None:
+    """A report can always say what a property means, and where to look."""
+    for property_id, damage in DAMAGES:
+        ledger = busy_life().core.ledger
+        damage(ledger)
+        for violation in check_ledger(ledger):
+            assert violation.property_id in PROPERTIES
+            assert violation.message
+            assert (
+                violation.slots or violation.device_blocks or violation.transfers or violation.requests
+            ) or property_id == "S1", violation
+
+
+def test_refused_calls_leave_all_properties() -> None:
+    """What the core refuses has changed nothing."""
+    life = busy_life()
+    with pytest.raises(KvsmError):
+        life.core.prepare_load("holder", [3])
+    with pytest.raises(KvsmError):
+        life.core.prepare_store("writer", [key(9)], [999])
+    assert check_ledger(life.core.ledger) == []

@@ -1,0 +1,77 @@
+"""The house stays in order: floors, sizes, and who may write to a ledger."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "kvsm"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+FLOORS = (
+    ("errors", "ids", "states", "events", "plan"),
+    ("records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
+    ("offloader", "cuda_io", "worker", "replay"),
+    ("traces", "engine"),
+    ("cli",),
+)
+"""docs/architecture.md, as data: a room imports its own floor and those below."""
+
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "kvsm":
+            rooms |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kvsm."):
+            rooms.add(str(node.module).split(".")[1])
+    return rooms
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if path.parent != PACKAGE or path.stem != "__init__"], ids=str
+)
+def test_room_imports_only_its_floor_and_those_below(path: Path) -> None:
+    floor = FLOOR_OF[room_of(path)]
+    assert {room for room in imported_rooms(path) if FLOOR_OF[room] > floor} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_file_fits_in_the_head(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 600
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_function_fits_on_a_screen(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room_of(path) not in {"ledger", "snapshot"}], ids=str
+)
+def test_only_the_fold_writes_to_a_ledger(path: Path) -> None:
+    """Rule 1: nobody else assigns to what hangs on a ledger, or commits words. (Restoring a snapshot makes
+    a new ledger; a listener only hears.)"""
+    for node in ast.walk(ast.parse(path.read_text())):
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AugAssign | ast.AnnAssign)
+            else []
+        )
+        for target in targets:
+            assert ".ledger." not in ast.unparse(target)
+            assert not ast.unparse(target).startswith("ledger.") or ast.unparse(target) == "ledger.listener"
+        if isinstance(node, ast.Call):
+            assert not ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))

@@ -1,0 +1,85 @@
+"""Beside real vLLM: the same hits from the same requests, and KV events that vLLM's own types decode.
+
+Runs where vLLM can be imported; the continuous integration makes an environment for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from core_life import keys, new_core, store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsm.kv_events import Publisher
+from kvsm.offloader import Offloader
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+HOST_BLOCKS = 6
+
+
+def kvsm_hit(core: Offloader, request: str, key: bytes) -> bool:
+    if core.match(request, [key]).hits:
+        plan = core.prepare_load(request, [0])
+        assert plan is not None
+        core.submit([plan.transfer])
+        core.complete_load(plan.transfer)
+        hit = True
+    else:
+        store(core, request, [key])
+        hit = False
+    core.finish(request)
+    return hit
+
+
+def vllm_hit(manager: Any, request: str, key: bytes) -> bool:
+    context = ReqContext(request)
+    if manager.lookup(key, context) is LookupResult.HIT:
+        manager.prepare_load([key], context)
+        manager.touch([key], context)
+        manager.complete_load([key], context)
+        return True
+    output = manager.prepare_store([key], context)
+    manager.complete_store(output.keys_to_store, context)
+    return False
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
+    """Requests of one block, where no order within a prefix can differ."""
+    core, _ = new_core(host_blocks=HOST_BLOCKS)
+    manager = CPUOffloadingManager(HOST_BLOCKS, cache_policy="lru")
+    for number, block in enumerate(requests):
+        key = make_offload_key(b"block-%03d" % block, 0)
+        assert kvsm_hit(core, str(number), key) == vllm_hit(manager, str(number), key), number
+
+
+def test_kv_events_decode_as_vllms() -> None:
+    """S10 on the wire: what a router of vLLM's reads is what kvsm says."""
+    publisher = Publisher()
+    core, _ = new_core(host_blocks=2, listener=publisher)
+    store(core, "r", keys(2, group=1))
+    store(core, "r", keys(1, "new", group=1), 4)
+    core.reset()
+    sent = msgspec.msgpack.encode(publisher.take_kv_events())
+    events = msgspec.msgpack.decode(sent, type=list[BlockStored | BlockRemoved | AllBlocksCleared])
+    assert [type(event) for event in events[:3]] == [BlockStored, BlockRemoved, BlockStored]
+    assert events[0].block_hashes == [key[:-4] for key in keys(2)]
+    assert (events[0].medium, events[0].group_idx, events[0].block_size) == ("CPU", 1, 0)
+    assert isinstance(events[-1], AllBlocksCleared)
+
+
+def test_offloading_event_has_vllms_fields() -> None:
+    from vllm.v1.kv_offload.base import OffloadingEvent as Theirs
+
+    from kvsm.kv_events import OffloadingEvent as Ours
+
+    assert set(Ours.__struct_fields__) <= set(Theirs.__dataclass_fields__)
