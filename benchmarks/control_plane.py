@@ -53,31 +53,43 @@ def run_kvsm(requests: Requests, host_blocks: int, with_log: bool, per_step: int
         core = Offloader(config, log)
         hits = 0
         started = time.perf_counter()
-        for number, keys in enumerate(requests):
-            hits += serve(core, str(number), keys)
-            if number % per_step == per_step - 1:
-                core.end_step()
+        for first in range(0, len(requests), per_step):
+            hits += serve_step(core, first, requests[first : first + per_step])
         if log is not None:
             log.close()
         seconds = time.perf_counter() - started
         return Measured(seconds / lives(requests) * 1e6, hits, log.bytes_written if log else 0)
 
 
-def serve(core: Offloader, request: str, keys: list[bytes]) -> int:
-    """One request through the whole protocol; returns its hits."""
-    hits = core.match(request, keys).hits
-    if hits:
-        plan = core.prepare_load(request, range(hits))
-        assert plan is not None
-        core.submit((plan.transfer,))
-        core.complete_load(plan.transfer)
-    if hits < len(keys):
-        store = core.prepare_store(request, keys[hits:], range(hits, len(keys))).plan
-        if store is not None:
-            core.submit((store.transfer,))
-            core.complete_store(store.transfer)
-    core.finish(request)
-    return hits
+def serve_step(core: Offloader, first: int, requests: Requests) -> int:
+    """One engine step: each request is matched and its copies are planned; all copies leave together, and
+    end before the next step. Returns the hits."""
+    total = 0
+    loads: list[int] = []
+    stores: list[int] = []
+    block = 0
+    for number, keys in enumerate(requests, first):
+        request = str(number)
+        hits = core.match(request, keys).hits
+        total += hits
+        if hits:
+            plan = core.prepare_load(request, range(block, block + hits))
+            assert plan is not None
+            loads.append(plan.transfer)
+        if hits < len(keys):
+            store = core.prepare_store(request, keys[hits:], range(block + hits, block + len(keys))).plan
+            if store is not None:
+                stores.append(store.transfer)
+        block += len(keys)
+    core.submit(loads + stores)
+    for transfer in loads:
+        core.complete_load(transfer)
+    for transfer in stores:
+        core.complete_store(transfer)
+    for number in range(first, first + len(requests)):
+        core.finish(str(number))
+    core.end_step()
+    return total
 
 
 def run_vllm(requests: Requests, host_blocks: int) -> Measured:
@@ -190,7 +202,7 @@ def main(
     ]
     for title, requests, slots, per_step in (
         (f"Trace at {block_tokens} tokens a block", expanded(trace, block_tokens, limit), host_blocks, 1),
-        ("Requests of one block", single_blocks(100_000, 40_000), 10_000, 64),
+        ("Requests of one block", single_blocks(1600, 64, 40_000), 10_000, 64),
     ):
         contestants: dict[str, Callable[[], Measured]] = {
             "kvsm, log on disk": lambda r=requests, s=slots, p=per_step: run_kvsm(r, s, True, p),  # type: ignore[misc]

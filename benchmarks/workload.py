@@ -36,8 +36,14 @@ def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Reques
     return requests
 
 
-def single_blocks(count: int, distinct: int, seed: int = 0) -> Requests:
-    """Requests of one block each, drawn with a heavy tail from `distinct` keys."""
+def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:
+    """Requests of one block each, drawn with a heavy tail from `distinct` keys; those of a step differ."""
     draw = random.Random(seed)
     keys = [blake2b(b"%d" % n, digest_size=32).digest() + bytes(4) for n in range(distinct)]
-    return [[keys[min(int(draw.paretovariate(0.6)) - 1, distinct - 1)]] for _ in range(count)]
+    requests: Requests = []
+    for _ in range(steps):
+        chosen: dict[bytes, None] = {}
+        while len(chosen) < per_step:
+            chosen[keys[min(int(draw.paretovariate(0.3)) - 1, distinct - 1)]] = None
+        requests += [[key] for key in chosen]
+    return requests

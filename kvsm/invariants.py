@@ -212,11 +212,10 @@ def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
     ledger = holds.ledger
     words = ledger.blocks.view
     for transfer in ledger.transfers.values():
+        allowed = _STATES_UNDER.get((transfer.direction, transfer.state), tuple(BlockState))
         slots = np.asarray(transfer.slots, dtype=np.int64)
-        states = words[slots] & STATE_MASK
-        wrong = slots[~np.isin(states, _STATES_UNDER[transfer.direction, transfer.state])][
-            :MOST_NAMED
-        ].tolist()
+        misled = slots[~np.isin(words[slots] & STATE_MASK, allowed)]
+        wrong = misled[:MOST_NAMED].tolist()
         if wrong:
             store = transfer.direction is Direction.STORE
             readable = store and any(ledger.readable(slot) for slot in wrong)
@@ -233,7 +232,10 @@ _STATES_UNDER = {
     (Direction.LOAD, TransferState.SUBMITTED): (BlockState.LOADING, *_VOIDED),
     (Direction.LOAD, TransferState.ABANDONED): _VOIDED,
 }
-"""States that a slot may be in under a live transfer. Another load may have voided what this one reads."""
+"""States that a slot may be in under a live transfer. Another load may have voided what this one reads.
+
+A transfer in another state is not live: that it is kept is for S5 to say.
+"""
 
 
 def _name(transfer: Transfer) -> str:

@@ -362,8 +362,7 @@ class Ledger:
         for transfer, word in zip(transfers, words):
             transfer.word = word
             if transfer.direction is Direction.STORE:
-                new = self.blocks.check(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
-                self.blocks.commit(transfer.slots, new)
+                self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
 
     def _reported(self, event: ev.WorkerReported) -> Transfer | None:
         seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
@@ -386,8 +385,7 @@ class Ledger:
         """The transfer touches its slots no more. The table decides what each of them becomes."""
         slots = transfer.slots
         trigger = _BLOCK_END_COPY_GOOD if good else _BLOCK_END_COPY_BAD
-        new = self.blocks.check(slots, trigger, seq)
-        self.blocks.commit(slots, new)
+        new = self.blocks.advance(slots, trigger, seq)
         if transfer.direction is Direction.LOAD:
             idle = _pick(slots, new, IDLE)
             if len(idle):
@@ -408,8 +406,7 @@ class Ledger:
         """The transfer is over: its leases, its request's count of it, and who waited for it."""
         store = transfer.direction is Direction.STORE
         lease = _LEASE_END_READ if store else _LEASE_END_WRITE
-        returned = self.leases.check(transfer.device_blocks, lease, seq)
-        self.leases.commit(transfer.device_blocks, returned)
+        self.leases.advance(transfer.device_blocks, lease, seq)
         self._close(transfer, seq)
 
     def _close(self, transfer: Transfer, seq: int) -> None:
@@ -432,8 +429,7 @@ class Ledger:
         if transfer.direction is Direction.LOAD:
             self._end_copies(transfer, good=False, seq=seq)
         else:
-            new = self.blocks.check(transfer.slots, _BLOCK_CANCEL, seq)
-            self.blocks.commit(transfer.slots, new)
+            self.blocks.advance(transfer.slots, _BLOCK_CANCEL, seq)
             self._unindex(transfer.slots)
             self.free.append(transfer.slots)
         self._end(transfer, seq)
@@ -446,8 +442,7 @@ class Ledger:
         self._withdraw(slots)
         self.blocks.commit(slots, new)
         self.voided_at = seq
-        retired = self.leases.check(transfer.device_blocks, _LEASE_LOSE, seq)
-        self.leases.commit(transfer.device_blocks, retired)
+        self.leases.advance(transfer.device_blocks, _LEASE_LOSE, seq)
         self._close(transfer, seq)
         return transfer
 
@@ -520,8 +515,7 @@ class Ledger:
         """End the request's match: `slots` are the live pins to give back; void ones need nothing."""
         request.pins = NO_IDS
         if len(slots):
-            new = self.blocks.check(slots, _BLOCK_UNPIN, seq)
-            self.blocks.commit(slots, new)
+            new = self.blocks.advance(slots, _BLOCK_UNPIN, seq)
             idle = _pick(slots, new, IDLE)
             if len(idle):
                 self.policy.idle(idle)

@@ -14,7 +14,9 @@ from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
 from kvsm.snapshot import snapshot
+from kvsm.states.block import BlockState
 from kvsm.states.transfer import TransferState
+from kvsm.states.words import STATE_MASK
 
 PROMPTS, PROMPT_BLOCKS, REQUESTS = 5, 6, 6
 
@@ -124,7 +126,9 @@ class Life:
         self._with_live(self.core.cancel, one)
 
     def lose(self, one: int, _other: int) -> None:
-        self._with_live(self.core.lose, one)
+        """Once a life: what is lost is never used again."""
+        if BlockState.RETIRED not in [word & STATE_MASK for word in self.core.ledger.blocks.words]:
+            self._with_live(self.core.lose, one)
 
     def _with_live(self, act: Callable[[int], object], one: int) -> None:
         live = list(self.core.ledger.transfers)
@@ -180,9 +184,6 @@ def live(life: Life, direction: Direction) -> list[int]:
 OFTEN = ("store", "match", "load", "submit", "report", "report", "step", "finish")
 SELDOM = ("fail", "misreport", "preempt", "release", "touch", "reset", "cancel", "lose", "engine_waits")
 NUMBERS = st.integers(0, 29)
-OPERATIONS = st.lists(
-    st.tuples(
-        st.one_of(st.sampled_from(OFTEN), st.sampled_from(OFTEN), st.sampled_from(SELDOM)), NUMBERS, NUMBERS
-    ),
-    max_size=60,
-)
+OPERATION = st.tuples(st.sampled_from(OFTEN * 4 + SELDOM), NUMBERS, NUMBERS)
+OPERATIONS = st.one_of(st.lists(OPERATION, max_size=20), st.lists(OPERATION, min_size=40, max_size=120))
+"""Short lives, which shrink well, and lives long enough for a small pool to be full and to be reset."""

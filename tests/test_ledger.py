@@ -160,7 +160,7 @@ class TestTriggerTable:
     def test_table_says_what_the_fold_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pulled: dict[type[OffloadingEvent], list[IntEnum]] = {kind: [] for kind in TRIGGERS}
         folding: list[type[OffloadingEvent]] = []
-        step, check, apply = Codec.step, StateWords.check, Ledger.apply
+        step, check, advance, apply = Codec.step, StateWords.check, StateWords.advance, Ledger.apply
 
         def spy_apply(ledger: Ledger, event: OffloadingEvent) -> object:
             folding.append(type(event))
@@ -176,7 +176,12 @@ class TestTriggerTable:
 
         monkeypatch.setattr(Ledger, "apply", spy_apply)
         monkeypatch.setattr(Codec, "step", spy_step)
+        def spy_advance(words: StateWords, ids: object, trigger: IntEnum, seq: int) -> object:
+            pulled[folding[-1]].append(trigger)
+            return advance(words, ids, trigger, seq)  # type: ignore[arg-type]
+
         monkeypatch.setattr(StateWords, "check", spy_check)
+        monkeypatch.setattr(StateWords, "advance", spy_advance)
         every_kind_of_event()
         difference = {
             kind.__name__: sorted(repr(one) for one in members(pulled[kind]) ^ members(TRIGGERS[kind]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,7 +19,7 @@ from replay_life import OFTEN, OPERATIONS, SELDOM, Life, key
 from kvsm import events as ev
 from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import KINDS, OffloadingEvent
-from kvsm.ids import NO_IDS
+from kvsm.ids import NO_IDS, pack
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import LogGap, LogReader, LogWriter
@@ -64,7 +64,8 @@ def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, pol
     life = Life(policy=policy)
     for operation in operations:
         life.drive([operation])
-        live += [""] * (len(life.events) - len(live) - 1) + [digest(life.core.ledger)]
+        if len(life.events) > len(live):
+            live += [""] * (len(life.events) - len(live) - 1) + [digest(life.core.ledger)]
     ledger = Ledger(life.config)
     for event, expected in zip(life.events, live):
         ledger.apply(event)
@@ -75,7 +76,7 @@ def test_a_log_rebuilds_whole_at_any_event_and_at_any_step(tmp_path: Path) -> No
     """S10: from disk, across segments, from the nearest snapshot or from the first event."""
     life = random_life(1, 600, tmp_path / "log", writer={"segment_bytes": 2000})
     life.close()
-    assert len(LogReader(tmp_path / "log").segments.__self__._paths()) > 3  # type: ignore[attr-defined]
+    assert len(list((tmp_path / "log").iterdir())) > 3
     ledger, steps = Ledger(life.config), {}
     digests = []
     for event in life.events:
@@ -84,7 +85,7 @@ def test_a_log_rebuilds_whole_at_any_event_and_at_any_step(tmp_path: Path) -> No
         steps[event.step] = digests[-1]
     whole = rebuild(tmp_path / "log")
     assert (whole.events, whole.first) == (len(life.events), 1)
-    assert whole.entries == sum(map(entries, life.events))
+    assert whole.entries == entries(life.events)
     assert digest(whole.ledger) == digest(life.core.ledger) == digests[-1]
     for seq in range(1, len(digests) + 1, 7):
         assert digest(rebuild(tmp_path / "log", seq=seq).ledger) == digests[seq - 1]
@@ -136,9 +137,9 @@ def test_what_retention_dropped_is_not_invented(tmp_path: Path) -> None:
 
 def test_entries_are_the_slots_that_an_event_names() -> None:
     """The unit of the throughput figures."""
-    assert entries(ev.HitMatched(1, 0, 0, "r", (1, 2))) == 2
-    assert entries(ev.BlocksEvicted(1, 0, 0, (1, 2), (3,), 2)) == 3
-    assert entries(ev.StepEnded(1, 0, 0)) == 0
+    many = pack(range(40))
+    assert entries([ev.HitMatched(1, 0, 0, "r", (1, 2)), ev.BlocksTouched(2, 0, 0, many)]) == 42
+    assert entries([ev.BlocksEvicted(1, 0, 0, (1, 2), (3,), 2), ev.StepEnded(2, 0, 0)]) == 3
 
 
 # Verifying good logs.
@@ -193,7 +194,7 @@ def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     assert found.good
     assert (found.violations, found.breakage, found.damage) == ((), None, None)
     assert (found.first, found.last, found.events) == (1, len(life.events), len(life.events))
-    assert found.entries == sum(map(entries, life.events))
+    assert found.entries == entries(life.events)
     assert found.digest == digest(life.core.ledger)
     assert seen == sorted(seen)
     assert seen
@@ -315,12 +316,16 @@ def test_the_last_of_several_events_is_the_false_one(
 # Verifying with a fold that is wrong: each fault is one line that the ledger, or its policy, forgets.
 
 
+def nothing(*_: object, **__: object) -> None:
+    """What a forgotten line does."""
+
+
 def forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(Ledger, name, lambda *args, **named: None)
+    return lambda patch: patch.setattr(Ledger, name, nothing)
 
 
 def policy_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(LRUPolicy, name, lambda *args, **named: None)
+    return lambda patch: patch.setattr(LRUPolicy, name, nothing)
 
 
 def publishes_early(patch: pytest.MonkeyPatch) -> None:
@@ -339,9 +344,11 @@ def publishes_early(patch: pytest.MonkeyPatch) -> None:
 def publishes_failures(patch: pytest.MonkeyPatch) -> None:
     """A failed store ends like a good one."""
     original = Ledger._end_copies
-    patch.setattr(
-        Ledger, "_end_copies", lambda self, transfer, good, seq: original(self, transfer, True, seq)
-    )
+
+    def end_copies(self: Ledger, transfer: Any, good: bool, seq: int) -> None:
+        original(self, transfer, good or transfer.direction is ev.Direction.STORE, seq)
+
+    patch.setattr(Ledger, "_end_copies", end_copies)
 
 
 def keeps_leases(patch: pytest.MonkeyPatch) -> None:
@@ -380,7 +387,7 @@ def reset_spares(patch: pytest.MonkeyPatch) -> None:
 
 
 def publisher_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(Publisher, name, lambda self, keys: None)
+    return lambda patch: patch.setattr(Publisher, name, nothing)
 
 
 def wrong_victim_leaves_the_order(patch: pytest.MonkeyPatch) -> None:
@@ -422,8 +429,8 @@ def full_life(log: Path) -> Life:
     life.ended(core.prepare_load("r1", [5]))
     plan = core.prepare_store("r1", [key(2)], [2]).plan
     assert plan is not None
+    core.report(plan.transfer, 1, True)
     core.submit([plan.transfer])
-    core.report(plan.transfer, 0, True)
     core.report(plan.transfer, 0, True)
     core.report(plan.transfer, 1, False)
     life.stored("r2", [key(3), key(4)], [3, 4])
@@ -625,7 +632,8 @@ def test_the_life_of_a_block(tmp_path: Path) -> None:
         "9 load 9 of request r2 will read it into device block 15 "
         "[STORED(copies=0, pins=1) -> LOADING(copies=1, pins=0)]",
         "10 submitted: load 9 of request r2 [LOADING(copies=1, pins=0) -> LOADING(copies=1, pins=0)]",
-        f"11 worker 0 reports load 9 of request r2: good; the last one: loaded [LOADING(copies=1, pins=0) -> {STORED}]",
+        f"11 worker 0 reports load 9 of request r2: good; the last one: loaded "
+        f"[LOADING(copies=1, pins=0) -> {STORED}]",
         f"14 key 000000010000.. evicted to make room for store 15 of request r3 [{STORED} -> {EVICTED}]",
     ]
 
@@ -747,12 +755,10 @@ def test_every_story_is_a_chain_of_states(operations: Operations) -> None:
     """Each line begins in the state in which the one before ended: no event that matters is left out."""
     with TemporaryDirectory() as directory:
         log = Path(directory) / "log"
-        life = Life(log).drive(operations).drain()
-        life.close()
-        shutil.copytree(log, Path(directory) / "copy")
+        Life(log).drive(operations).drain().close()
         for target in (*map(Block, range(4)), Request("r1"), Key("000003e8")):
             lines = list(tell(log, target))
-            for earlier, later in zip(lines, lines[1:]):
+            for earlier, later in pairwise(lines):
                 if earlier.after != "RELEASED":
                     assert later.before == earlier.after, (target, earlier, later)
 
@@ -778,7 +784,7 @@ def test_every_kind_of_event_renders_as_one_short_line() -> None:
     big = ev.StorePlanned(1, 0, 0, "r1", keys, tuple(range(3000)), tuple(range(3000)))
     assert render(big) == (
         "StorePlanned request r1 keys 000000000000.. to 00000bb70000.. (3000) slots 0..2999 (3000) "
-        "device_blocks 0..2999 (3000)".replace("device_blocks", "device blocks")
+        "device blocks 0..2999 (3000)"
     )
 
 

@@ -31,6 +31,10 @@ class _Commands(click.Group):
         except KvsmError as error:
             click.echo(f"kvsm: {error}", err=True)
             ctx.exit(UNUSABLE)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "kvsm"
+            click.echo(f"kvsm: {error.format_message()} See {command} --help.", err=True)
+            ctx.exit(UNUSABLE)
         except BrokenPipeError:
             # The reader of our output has left (`kvsm show ... | head`): nothing is wrong.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

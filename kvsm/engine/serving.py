@@ -104,7 +104,9 @@ class ServingEngine:
         while self._next is not None and self._next.arrival_ms <= self.clock.now_ms:
             # Named by its line in the trace.
             self.arrived += 1
-            self.scheduler.waiting.append(Request(f"r{self.arrived}", self._next))
+            request = Request(f"r{self.arrived}", self._next)
+            self._offloader.arrive(request.name)
+            self.scheduler.waiting.append(request)
             self._next = next(self._trace, None)
 
     def _end_copy(self, copy: Copy, good: bool) -> None:

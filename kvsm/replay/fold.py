@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -78,18 +77,21 @@ def condition_of(reader: LogReader) -> Condition:
     )
 
 
-def entries(event: OffloadingEvent) -> int:
-    """How many slots an event names."""
-    counter = _ENTRIES.get(type(event))
-    return counter(event) if counter is not None else 0
+def entries(events: Iterable[OffloadingEvent]) -> int:
+    """How many slots these events name."""
+    named = 0
+    for event in events:
+        if type(event) in _NAMING_SLOTS:
+            slots = event.slots  # type: ignore[attr-defined]
+            named += len(slots) if type(slots) is tuple else count(slots)
+            if type(event) is ev.BlocksEvicted:
+                named += count(event.moved)
+    return named
 
 
-_ENTRIES: dict[type[OffloadingEvent], Callable[..., int]] = {
-    **dict.fromkeys(
-        (ev.HitMatched, ev.StorePlanned, ev.LoadPlanned, ev.BlocksTouched), lambda event: count(event.slots)
-    ),
-    ev.BlocksEvicted: lambda event: count(event.slots) + count(event.moved),
-}
+_NAMING_SLOTS = frozenset(
+    {ev.HitMatched, ev.StorePlanned, ev.LoadPlanned, ev.BlocksTouched, ev.BlocksEvicted}
+)
 
 
 def opening(segment: Segment) -> Ledger:
@@ -128,7 +130,7 @@ def rebuild(log: str | os.PathLike[str], *, seq: int | None = None, step: int | 
             for event in wanted:
                 apply(event)
             folded += len(wanted)
-            named += sum(map(entries, wanted))
+            named += entries(wanted)
             stopped = len(wanted) < len(batch) or ledger.seq == seq
             if stopped:
                 break
@@ -193,10 +195,19 @@ def walk(reader: LogReader) -> Iterator[Moment]:
 
 
 def _with_next(
-    stream: Iterable[tuple[Segment, OffloadingEvent]],
+    stream: Iterator[tuple[Segment, OffloadingEvent]],
 ) -> Iterator[tuple[tuple[Segment, OffloadingEvent], tuple[Segment, OffloadingEvent] | None]]:
+    """Each item with its successor. Where the stream ends in an error, the last item comes before it."""
     previous = None
-    for item in chain(stream, (None,)):
+    while True:
+        try:
+            item = next(stream, None)
+        except LogError:
+            if previous is not None:
+                yield previous, None
+            raise
         if previous is not None:
             yield previous, item
+        if item is None:
+            return
         previous = item

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from kvsm import events as ev
-from kvsm import ledger as core
 from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
+from kvsm.records import Transfer as LiveTransfer
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fates import Fates, describe_transfer, kind_of, maker_of
 from kvsm.replay.fold import Moment, walk
@@ -224,10 +224,9 @@ class _Narrator:
         teller = self._tellers.get(type(moment.event))
         if teller is not None:
             return teller(moment, moment.event, slots)
-        plain = _PLAIN.get(type(moment.event))
-        return render(moment.event) if plain is None else plain(moment.event)
+        return _PLAIN.get(type(moment.event), render)(moment.event)
 
-    def _state_after(self, ledger: Ledger, ended: core.Transfer | None, before: str) -> str:
+    def _state_after(self, ledger: Ledger, ended: LiveTransfer | None, before: str) -> str:
         """A transfer that ended and a request that was released are in the ledger no more."""
         target = self._target
         if isinstance(target, Transfer) and ended is not None and ended.id == target.id:
@@ -238,7 +237,7 @@ class _Narrator:
             return RequestState.RELEASED.name
         return target.state(ledger)
 
-    def _outcome(self, event: OffloadingEvent, ended: core.Transfer | None) -> str:
+    def _outcome(self, event: OffloadingEvent, ended: LiveTransfer | None) -> str:
         """What the last worker's report came to."""
         if ended is None or not isinstance(event, ev.WorkerReported):
             return ""

@@ -3,8 +3,8 @@
 At each event the `Auditor` folds it, and looks at what it names, in the ledger and against the witness. At
 intervals, and at the end, everything is checked: all properties of the whole ledger, the two books against
 each other, the published events against what can be matched, and a snapshot restored against its origin.
-What only a full check notices lies somewhere in the interval before it; the interval is then folded again
-from its beginning in ever smaller parts, until the event is found.
+What is noticed may have begun before, anywhere since the last full check; so that interval is then read and
+folded again in ever smaller parts, everything checked, until the first event is found.
 
 Where one segment follows another, the snapshot in its head was taken from the live ledger: the fold must
 give the same bytes. That is the replay proving itself (S10).
@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import isqrt
+from pathlib import Path
 
 import msgspec
 
@@ -33,7 +34,7 @@ from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
 
 EVERY = 250_000
-"""Events and entries from one full check to the next: they are held in memory, to look again."""
+"""Events and entries from one full check to the next."""
 
 EVENTS_SHOWN = 10
 
@@ -120,11 +121,11 @@ class Auditor:
             if keys:
                 named = ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
                 broken.append(Violation("S10", f"{len(keys)} keys {message}: {named}"))
-        saved = snapshot(ledger)
-        if snapshot(restore(saved)) != saved:
-            broken.append(Violation("S10", "a ledger restored from its snapshot is another one"))
         if not ledger.requests:
             broken += check_rest(ledger)
+        # A broken ledger need not survive a restore.
+        if not broken and snapshot(restore(saved := snapshot(ledger))) != saved:
+            broken.append(Violation("S10", "a ledger restored from its snapshot is another one"))
         return broken
 
 
@@ -143,7 +144,7 @@ def verify_log(
     """
     began = time.perf_counter()
     reader = LogReader(log)
-    run = _Run(every, progress)
+    run = _Run(reader, every, progress)
     damage = None
     try:
         for segment in reader.segments():
@@ -158,7 +159,7 @@ def verify_log(
         raise LogError(f"{log}: there is no whole event in this log")
     breakage = run.breakage
     if breakage is not None:
-        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader, breakage))
+        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader.directory, breakage))
     last = run.auditor.ledger if run.auditor is not None else None
     return Verification(
         log=str(log),
@@ -176,15 +177,14 @@ def verify_log(
 
 
 class _Run:
-    """One pass over a log: the auditor, and what was folded since everything was last known to be good."""
+    """One pass over a log: the auditor, and the state in which everything was last known to be good."""
 
-    def __init__(self, every: int, progress: Progress | None) -> None:
+    def __init__(self, reader: LogReader, every: int, progress: Progress | None) -> None:
         self.auditor: Auditor | None = None
         self.breakage: Breakage | None = None
         self.first = self.events = self.entries = 0
-        self._every, self._progress = every, progress
-        self._saved = b""
-        self._since: list[OffloadingEvent] = []
+        self._directory, self._every, self._progress = reader.directory, every, progress
+        self._saved, self._good_until = b"", 0
         self._weight = 0
 
     def open(self, segment: Segment) -> bool:
@@ -195,14 +195,14 @@ class _Run:
         if self.auditor is None or segment.gap is not None:
             if self.auditor is not None and self.check():
                 return True
-            self._start(Auditor(opening(segment)))
-            return self.check()
+            auditor = Auditor(opening(segment))
+            self._start(auditor)
+            broken = auditor.check()
+            return bool(broken) and self._break(None, broken, segment.path.name)
         if segment.head.snapshot == snapshot(self.auditor.ledger):
             return False
         message = f"the live state in the head of {segment.path.name} is not what the fold gives"
-        return self.check() or self._break(
-            self._since[-1] if self._since else None, [Violation("S10", message)]
-        )
+        return self.check() or self._break(None, [Violation("S10", message)], segment.path.name)
 
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment; true if one breaks something."""
@@ -213,7 +213,7 @@ class _Run:
                 broken = apply(event)
                 if broken:
                     self._count(batch[: event.seq - batch[0].seq + 1])
-                    return self._break(event, broken)
+                    return self._locate(broken, event.seq)
             self._count(batch)
             if self._weight >= self._every and self.check():
                 return True
@@ -231,38 +231,55 @@ class _Run:
         assert self.auditor is not None
         broken = self.auditor.check()
         if broken:
-            event, found = _first_broken(self._saved, self._since)
-            return self._break(event, found or broken)
+            return self._locate(broken, self.auditor.ledger.seq)
         self._hold(self.auditor)
         return False
 
+    def _locate(self, broken: Sequence[Violation], until: int) -> bool:
+        """Something is broken after event `until`: find the first event after which it shows."""
+        events = _between(self._directory, self._good_until, until)
+        event, found = _first_broken(self._saved, events)
+        return self._break(event, found or broken)
+
     def _start(self, auditor: Auditor) -> None:
+        """Take a state as given, and go on from there."""
         self.auditor = auditor
         self.first = self.first or auditor.ledger.seq + 1
         self._hold(auditor)
 
     def _hold(self, auditor: Auditor) -> None:
         """All is good up to here."""
-        self._saved, self._since, self._weight = snapshot(auditor.ledger), [], 0
+        self._saved, self._good_until, self._weight = snapshot(auditor.ledger), auditor.ledger.seq, 0
 
     def _count(self, batch: Sequence[OffloadingEvent]) -> None:
-        named = sum(map(entries, batch))
+        named = entries(batch)
         self.events += len(batch)
         self.entries += named
-        self._since += batch
         self._weight += len(batch) + named
 
-    def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation]) -> bool:
+    def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation], segment: str = "") -> bool:
+        """Note what is broken, by an event or, without one, by the snapshot that opens a segment."""
         assert self.auditor is not None
         ledger = self.auditor.ledger
         self.breakage = Breakage(
             event=ledger.seq if event is None else event.seq,
             step=ledger.step if event is None else event.step,
             kind="SegmentHead" if event is None else event.kind,
-            text="the snapshot that the log starts from" if event is None else render(event),
+            text=f"the snapshot in the head of {segment}" if event is None else render(event),
             violations=tuple(broken),
         )
         return True
+
+
+def _between(directory: Path, good_until: int, until: int) -> list[OffloadingEvent]:
+    """The events after `good_until`, up to `until`, read again."""
+    events: list[OffloadingEvent] = []
+    for segment in LogReader(directory).segments(good_until + 1):
+        for batch in segment.batches():
+            events += [event for event in batch if good_until < event.seq <= until]
+            if batch[-1].seq >= until:
+                return events
+    return events
 
 
 def _first_broken(
@@ -287,7 +304,7 @@ def _first_broken(
     return (events[-1] if events else None), []
 
 
-def _led_there(reader: LogReader, breakage: Breakage) -> tuple[str, ...]:
+def _led_there(directory: Path, breakage: Breakage) -> tuple[str, ...]:
     """The last events that concern what is broken, the breaking one included, as lines."""
     lines: deque[str] = deque(maxlen=EVENTS_SHOWN)
     wanted = Concern(
@@ -297,21 +314,21 @@ def _led_there(reader: LogReader, breakage: Breakage) -> tuple[str, ...]:
         )
     )
     if not any(wanted):
-        wanted = _own_concern(reader, breakage.event)
-    for ledger, event, _ in walk(reader):
-        if event.seq > breakage.event:
-            break
-        if event.seq == breakage.event or concern(ledger, event).meets(wanted):
+        wanted = _own_concern(directory, breakage.event)
+    for ledger, event, _ in walk(LogReader(directory)):
+        breaks = event.seq == breakage.event
+        if breaks or concern(ledger, event).meets(wanted):
             lines.append(f"event {event.seq} step {event.step}: {render(event)}")
-        if event.seq < breakage.event:
-            ledger.apply(event)
+        if breaks:
+            break
+        ledger.apply(event)
     return tuple(lines)
 
 
-def _own_concern(reader: LogReader, seq: int) -> Concern:
+def _own_concern(directory: Path, seq: int) -> Concern:
     """What the breaking event itself concerns: for a violation that names nothing."""
-    for ledger, event, _ in walk(reader):
-        if event.seq >= seq:
+    for ledger, event, _ in walk(LogReader(directory)):
+        if event.seq == seq:
             return concern(ledger, event)
         ledger.apply(event)
     return Concern()

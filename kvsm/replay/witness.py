@@ -421,25 +421,23 @@ class Witness:
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What the ledger made of the event that was followed last, as far as the event names it."""
         broken: list[Violation] = []
-        if self._slots:
+        slots, blocks = self._slots, self._blocks
+        if slots:
             found, expected = ledger.blocks.words, self._words
-            if [found[slot] for slot in self._slots] != [expected[slot] for slot in self._slots]:
-                broken += self._compare_slots(ledger, self._slots)
-            counts = len(ledger.free), len(ledger.policy), len(ledger.index)
-            if counts != (self._free, self._idle, len(self._held)):
+            if [found[slot] for slot in slots] != [expected[slot] for slot in slots]:
+                broken += self._compare_slots(ledger, slots)
+            if (
+                len(ledger.index) != len(self._held)
+                or len(ledger.policy) != self._idle
+                or len(ledger.free) != self._free
+            ):
                 broken += self._compare_counts(ledger)
-        if self._blocks:
+        if blocks:
             found, expected = ledger.leases.words, self._leases
-            if [found[block] for block in self._blocks] != [expected[block] for block in self._blocks]:
-                broken += self._compare_leases(ledger, self._blocks)
+            if [found[block] for block in blocks] != [expected[block] for block in blocks]:
+                broken += self._compare_leases(ledger, blocks)
         if self._transfer:
             broken += self._compare_transfer(ledger, self._transfer)
-        if (len(ledger.free), len(ledger.policy), len(ledger.index)) != (
-            self._free,
-            self._idle,
-            len(self._held),
-        ):
-            broken += self._compare_counts(ledger)
         return broken
 
     def compare_all(self, ledger: Ledger) -> list[Violation]:

@@ -129,7 +129,7 @@ class StateWords:
             if (len(ids) > 1 and len(set(ids)) != len(ids)) or (ids and min(ids) < 0):
                 raise self._refusal(ids, trigger, seq)
             return new
-        return self._check_array(ids, memo, trigger, seq)  # type: ignore[arg-type]
+        return self._check_array(ids, trigger, seq)
 
     def commit(self, ids: IdArray, new: Words) -> None:
         if type(ids) is tuple:
@@ -139,6 +139,12 @@ class StateWords:
         else:
             self.view[ids] = new
 
+    def advance(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
+        """Check and commit in one: for ids that were checked to be distinct before, as a transfer's are."""
+        new = self.check(ids, trigger, seq) if type(ids) is tuple else self._next_words(ids, trigger, seq)
+        self.commit(ids, new)
+        return new
+
     def distinct(self, ids: IdArray) -> bool:
         """Whether no id stands twice: each is marked with its place, and a doubled one loses a mark."""
         if type(ids) is tuple:
@@ -147,18 +153,27 @@ class StateWords:
         self._mark[ids] = places
         return bool((self._mark[ids] == places).all())
 
-    def _check_array(self, ids: NDArray[np.int64], memo: dict[int, int], trigger: IntEnum, seq: int) -> Words:
+    def _check_array(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
         try:
-            old = self.view[ids]
-            if not self.distinct(ids):
-                raise self._refusal(tuple(ids.tolist()), trigger, seq)
+            distinct = self.distinct(ids)
+        except IndexError:
+            distinct = False
+        if not distinct:
+            raise self._refusal(tuple(ids.tolist()), trigger, seq)  # type: ignore[union-attr]
+        return self._next_words(ids, trigger, seq)
+
+    def _next_words(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
+        """The words that follow for an array; one int if all are equal."""
+        memo = self.codec.next[trigger]
+        old = self.view[ids]
+        try:
             first = int(old[0])
             if (old == first).all():
                 return memo[first]
             values, inverse = np.unique(old, return_inverse=True)
             return np.array([memo[word] for word in values.tolist()], dtype=np.int32)[inverse]
-        except (UndefinedStep, IndexError):
-            raise self._refusal(tuple(ids.tolist()), trigger, seq) from None
+        except UndefinedStep:
+            raise self._refusal(tuple(ids.tolist()), trigger, seq) from None  # type: ignore[union-attr]
 
     def _refusal(self, ids: tuple[int, ...], trigger: IntEnum, seq: int) -> IllegalTransition:
         """Name what is wrong with a batch that was refused: absent, doubled, or in the wrong state."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from kvsm.kv_events import Publisher
 from kvsm.offloader import Offloader
 
-pytest.importorskip("vllm", reason="vLLM is not installed")
+pytest.importorskip("vllm.v1.kv_offload.base", reason="vLLM is not installed")
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key

@@ -1,0 +1,162 @@
+"""How fast the log takes entries, how many bytes each takes, and how fast it is replayed and verified.
+
+An *entry* is one slot named in one event. Two logs are measured: one of large batches (the trace at a few
+tokens a block, as the control-plane benchmark makes it) and one of small events (`kvsm run`).
+
+    python benchmarks/log_replay.py --trace TRACE.jsonl --output benchmarks/results/log_replay.md
+"""
+
+from __future__ import annotations
+
+import gc
+import platform
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import click
+from control_plane import DEVICE_BLOCKS, serve_step
+from workload import expanded
+
+from kvsm.engine import RunOptions, run_workload
+from kvsm.events import OffloadConfig, OffloadingEvent, StorePlanned
+from kvsm.ids import count
+from kvsm.ledger import Ledger
+from kvsm.log import LogReader, LogWriter
+from kvsm.offloader import Offloader
+from kvsm.replay import verify_log
+from kvsm.snapshot import digest, snapshot
+
+
+def entries_of(event: OffloadingEvent) -> int:
+    slots = getattr(event, "slots", None)
+    return 0 if slots is None else count(slots)
+
+
+def seconds_of(work: Callable[[], object], rounds: int) -> float:
+    taken = []
+    for _ in range(rounds):
+        gc.collect()
+        started = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+def measure(name: str, directory: Path, rounds: int) -> list[str]:
+    """One row: appended, read and folded, verified."""
+    reader = LogReader(directory)
+    events = list(reader.events())
+    config = reader.head.config
+    entries = sum(map(entries_of, events))
+    first_keys = {key for event in events if isinstance(event, StorePlanned) for key in event.keys}
+    log_bytes = sum(path.stat().st_size for path in directory.iterdir())
+    beside_keys = log_bytes - sum(map(len, first_keys))
+
+    def append() -> None:
+        with tempfile.TemporaryDirectory() as target:
+            # The events alone are written, so that what is measured is the log and not the ledger.
+            with LogWriter(
+                Path(target) / "log", config=config, snapshot=bytes, durability="interval"
+            ) as writer:
+                for event in events:
+                    writer.append(event)
+
+    digests = set()
+
+    def replay() -> None:
+        ledger = Ledger(config)
+        for batch in LogReader(directory).batches():
+            for event in batch:
+                ledger.apply(event)
+        digests.add(digest(ledger))
+
+    def verify() -> None:
+        verification = verify_log(directory)
+        assert not verification.violations
+
+    appending, replaying, verifying = (seconds_of(work, rounds) for work in (append, replay, verify))
+    assert len(digests) == 1
+    return [
+        name,
+        f"{len(events):,}",
+        f"{entries:,}",
+        f"{beside_keys / entries:.2f}",
+        f"{entries / appending / 1e6:.2f} M",
+        f"{entries / replaying / 1e6:.2f} M",
+        f"{len(events) / replaying / 1e3:.0f} k",
+        f"{len(events) / verifying / 1e3:.0f} k",
+    ]
+
+
+def write_batches(
+    directory: Path, trace: Path | None, block_tokens: int, limit: int, host_blocks: int
+) -> None:
+    config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
+    core: Offloader
+    with LogWriter(
+        directory, config=config, snapshot=lambda: snapshot(core.ledger), durability="none"
+    ) as log:
+        core = Offloader(config, log)
+        for number, keys in enumerate(expanded(trace, block_tokens, limit)):
+            serve_step(core, number, [keys])
+
+
+@click.command()
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, exists=True),
+    help="Mooncake-format trace (default: generated).",
+)
+@click.option("--limit", default=3000, show_default=True, help="Requests of the log of large batches.")
+@click.option("--block-tokens", default=16, show_default=True)
+@click.option("--host-blocks", default=200_000, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the table here, with the command.")
+def main(
+    trace: Path | None, limit: int, block_tokens: int, host_blocks: int, rounds: int, output: Path | None
+) -> None:
+    """Measure the log."""
+    with tempfile.TemporaryDirectory() as directory:
+        batches, small = Path(directory) / "batches", Path(directory) / "small"
+        write_batches(batches, trace, block_tokens, limit, host_blocks)
+        run_workload(
+            RunOptions(trace=None if trace is None else str(trace), copies="simulated", log=str(small))
+        )
+        rows = [
+            measure(f"large batches ({block_tokens} tokens a block)", batches, rounds),
+            measure("small events (`kvsm run`, 512 tokens a block)", small, rounds),
+        ]
+    header = [
+        "log",
+        "events",
+        "entries",
+        "bytes an entry, keys' first appearance aside",
+        "entries appended a second",
+        "entries replayed a second",
+        "events replayed a second",
+        "events verified a second",
+    ]
+    lines = [
+        "# Log and replay",
+        "",
+        f"    python {shlex.join(sys.argv)}",
+        "",
+        f"{platform.machine()}, Python {platform.python_version()}; medians of {rounds} rounds.",
+        "",
+        *("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]),
+        "",
+    ]
+    text = "\n".join(lines)
+    click.echo(text)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
