@@ -23,18 +23,12 @@ from control_plane import DEVICE_BLOCKS, serve_step
 from workload import expanded
 
 from kvsm.engine import RunOptions, run_workload
-from kvsm.events import OffloadConfig, OffloadingEvent, StorePlanned
-from kvsm.ids import count
+from kvsm.events import OffloadConfig, StorePlanned
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import Offloader
-from kvsm.replay import verify_log
+from kvsm.replay import entries, verify_log
 from kvsm.snapshot import digest, snapshot
-
-
-def entries_of(event: OffloadingEvent) -> int:
-    slots = getattr(event, "slots", None)
-    return 0 if slots is None else count(slots)
 
 
 def seconds_of(work: Callable[[], object], rounds: int) -> float:
@@ -52,7 +46,7 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
     reader = LogReader(directory)
     events = list(reader.events())
     config = reader.head.config
-    entries = sum(map(entries_of, events))
+    named = entries(events)
     first_keys = {key for event in events if isinstance(event, StorePlanned) for key in event.keys}
     log_bytes = sum(path.stat().st_size for path in directory.iterdir())
     beside_keys = log_bytes - sum(map(len, first_keys))
@@ -84,10 +78,10 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
     return [
         name,
         f"{len(events):,}",
-        f"{entries:,}",
-        f"{beside_keys / entries:.2f}",
-        f"{entries / appending / 1e6:.2f} M",
-        f"{entries / replaying / 1e6:.2f} M",
+        f"{named:,}",
+        f"{beside_keys / named:.2f}",
+        f"{named / appending / 1e6:.2f} M",
+        f"{named / replaying / 1e6:.2f} M",
         f"{len(events) / replaying / 1e3:.0f} k",
         f"{len(events) / verifying / 1e3:.0f} k",
     ]

@@ -366,12 +366,11 @@ class Ledger:
 
     def _reported(self, event: ev.WorkerReported) -> Transfer | None:
         seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
-        bit = 1 << event.worker
-        if event.worker >= self.config.workers or transfer.reported & bit:
+        if event.worker >= self.config.workers or transfer.reported >> event.worker & 1:
             raise InvalidEvent(seq, f"worker {event.worker} cannot report transfer {transfer.id} (again)")
         trigger = _TRANSFER_REPORT_GOOD if event.good else _TRANSFER_REPORT_BAD
         transfer.word = TRANSFER_WORDS.step(transfer.word, trigger, transfer.id, seq)
-        transfer.reported |= bit
+        transfer.reported |= 1 << event.worker
         state = transfer.word & STATE_MASK
         if state in _UNDER_WAY:
             return None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
+from log_life import disk
 
+from kvsm import events as ev
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
@@ -183,7 +187,111 @@ def live(life: Life, direction: Direction) -> list[int]:
 
 OFTEN = ("store", "match", "load", "submit", "report", "report", "step", "finish")
 SELDOM = ("fail", "misreport", "preempt", "release", "touch", "reset", "cancel", "lose", "engine_waits")
+Operations = list[tuple[str, int, int]]
+POLICIES = st.sampled_from(("lru", "arc", "s3fifo", "slru"))
 NUMBERS = st.integers(0, 29)
 OPERATION = st.tuples(st.sampled_from(OFTEN * 4 + SELDOM), NUMBERS, NUMBERS)
 OPERATIONS = st.one_of(st.lists(OPERATION, max_size=20), st.lists(OPERATION, min_size=40, max_size=120))
 """Short lives, which shrink well, and lives long enough for a small pool to be full and to be reset."""
+
+
+# Lives that tests tell about.
+
+
+def random_life(seed: int, count: int, log: Path | None = None, **options: Any) -> Life:
+    """A long life of every kind of operation."""
+    rng = random.Random(seed)
+    life = Life(log, **options)
+    names = OFTEN * 4 + SELDOM
+    return life.drive((rng.choice(names), rng.randrange(30), rng.randrange(30)) for _ in range(count))
+
+
+def written(directory: Path, life: Life, events: Sequence[OffloadingEvent]) -> Path:
+    """A log of these events, whatever they say, numbered anew."""
+    writer = LogWriter(
+        directory, config=life.config, snapshot=lambda: b"", durability="none", clock=lambda: 7
+    )
+    with writer:
+        for number, event in enumerate(events, 1):
+            writer.append(msgspec.structs.replace(event, seq=number))
+    return directory
+
+
+def scene(**config: Any) -> Life:
+    """Two blocks stored for `r0`, matched by `r1`, and a store of two more in flight for `r2`."""
+    life = Life(**{"host_blocks": 4, "workers": 1, "defer_ticks": 0, **config})
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    life.core.finish("r0")
+    life.core.match("r1", [key(0), key(1)])
+    plan = life.core.prepare_store("r2", [key(2), key(3)], [2, 3]).plan
+    assert plan is not None
+    life.core.submit([plan.transfer])
+    return life
+
+
+def head(life: Life) -> tuple[int, int, int]:
+    return life.core.ledger.seq + 1, 0, 0
+
+
+def after_reset(life: Life) -> list[OffloadingEvent]:
+    seq, step, wall = head(life)
+    return [ev.CacheReset(seq, step, wall, 1), ev.HitMatched(seq + 1, step, wall, "r3", (0,))]
+
+
+def full_life(log: Path) -> Life:
+    """Stores, matches, loads, a failure, an eviction, a rejected report and a reset, one after another."""
+    life = Life(log, host_blocks=3, workers=2, defer_ticks=0)
+    core = life.core
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    core.report(core.ledger.seq, 0, True)
+    core.match("r1", [key(0), key(1)])
+    life.ended(core.prepare_load("r1", [5]))
+    plan = core.prepare_store("r1", [key(2)], [2]).plan
+    assert plan is not None
+    core.report(plan.transfer, 1, True)
+    core.submit([plan.transfer])
+    core.report(plan.transfer, 0, True)
+    core.report(plan.transfer, 1, False)
+    life.stored("r2", [key(3), key(4)], [3, 4])
+    core.reset()
+    life.stored("r2", [key(5), key(6), key(7)], [3, 4, 5])
+    life.stored("r3", [key(8)], [3])
+    for name in ("r0", "r1", "r2", "r3"):
+        core.finish(name)
+    core.end_step()
+    life.close()
+    return life
+
+
+def gapped(log: Path) -> Life:
+    """A log on a disk that was full for a while: events are missing, then it goes on."""
+    life = Life(log, writer={"on_failure": "continue", "segment_bytes": 3000})
+    rng = random.Random(8)
+    names = OFTEN * 4 + SELDOM
+    for room in (1 << 20, 0, 1 << 20):
+        with disk(room):
+            life.drive((rng.choice(names), rng.randrange(30), rng.randrange(30)) for _ in range(700))
+    life.close()
+    return life
+
+
+def story_life(log: Path) -> Life:
+    """Two slots. r1 stores keys 1 and 2; r2 loads key 1; r3 stores keys 3 and 4, for which both go; r4 asks
+    for key 1, and misses."""
+    life = Life(log, host_blocks=2, workers=1, defer_ticks=0)
+    core = life.core
+    core.arrive("r1")
+    life.stored("r1", [key(1), key(2)], [11, 12])
+    core.finish("r1")
+    core.end_step()
+    core.match("r2", [key(1), key(7)])
+    life.ended(core.prepare_load("r2", [15]))
+    core.finish("r2")
+    core.end_step()
+    life.stored("r3", [key(3), key(4)], [13, 14])
+    core.finish("r3")
+    core.match("r4", [key(1)])
+    core.finish("r4", aborted=True)
+    core.end_step()
+    life.close()
+    return life

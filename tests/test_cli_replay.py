@@ -12,8 +12,18 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from log_life import disk
-from replay_life import OFTEN, Life, key
-from test_replay import after_reset, full_life, gapped, random_life, scene, story_life, written
+from replay_life import (
+    OFTEN,
+    Life,
+    after_reset,
+    full_life,
+    gapped,
+    key,
+    random_life,
+    scene,
+    story_life,
+    written,
+)
 
 from kvsm.cli import main
 from kvsm.snapshot import digest
@@ -174,7 +184,7 @@ def test_a_torn_tail_is_told_and_exits_0(tmp_path: Path) -> None:
         result = kvsm(command, tmp_path / "log", "--json")
         assert result.exit_code == 0
         assert "unfinished end, cut at byte" in result.stderr
-        assert parsed(result)["condition"]["torn"] is not None
+        assert parsed(result)["condition"]["torn"]["path"] == str(path)
 
 
 def test_damage_is_told_with_file_offset_and_event_and_exits_1(tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ class TestTriggerTable:
 
         monkeypatch.setattr(Ledger, "apply", spy_apply)
         monkeypatch.setattr(Codec, "step", spy_step)
+
         def spy_advance(words: StateWords, ids: object, trigger: IntEnum, seq: int) -> object:
             pulled[folding[-1]].append(trigger)
             return advance(words, ids, trigger, seq)  # type: ignore[arg-type]

@@ -100,7 +100,7 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool) -> None:
         raise SystemExit(1) from None
     state = state_of(rebuilt.ledger)
     if as_json:
-        _print_json({**_replay_facts(rebuilt), "state": state, "condition": rebuilt.condition})
+        _print_json({**_replay_facts(rebuilt), "state": state, "condition": _facts(rebuilt.condition)})
     else:
         _print_state(log, rebuilt, state)
     _leave(rebuilt.condition)
@@ -151,7 +151,8 @@ def verify(log: Path, as_json: bool) -> None:
     """
     verification = _verify_with_progress(log)
     if as_json:
-        _print_json({"good": verification.good, **msgspec.structs.asdict(verification)})
+        facts = msgspec.structs.asdict(verification)
+        _print_json({"good": verification.good, **facts, "condition": _facts(verification.condition)})
     else:
         _print_verification(verification)
     _leave(verification.condition, good=verification.good)
@@ -169,7 +170,10 @@ def _verify_with_progress(log: Path) -> Verification:
 
 def _print_verification(found: Verification) -> None:
     rate = found.events / found.seconds if found.seconds else 0
-    broken = f"{len(found.violations)} violations" if found.violations else "no violation"
+    whole = found.damage is None and found.condition.complete
+    broken = "no violation" if whole else "no violation in what is left of a log that is not whole"
+    if found.violations:
+        broken = f"broken: {', '.join(sorted({one.property_id for one in found.violations}))}"
     _print_rows(
         ("log", found.log),
         ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
@@ -249,6 +253,12 @@ def _print_rows(*rows: tuple[str, str]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(highlight=False).print(table)
+
+
+def _facts(condition: Condition) -> dict[str, object]:
+    """A log's condition with every field by its name."""
+    torn = None if condition.torn is None else condition.torn._asdict()
+    return {**msgspec.structs.asdict(condition), "torn": torn}
 
 
 def _print_json(facts: dict[str, object]) -> None:

@@ -32,6 +32,9 @@ from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 
+MOST_TOLD = 4
+"""States of at most this many blocks stand in one line."""
+
 
 class Line(msgspec.Struct, frozen=True):
     """One event in the life of a thing. before, after: its state; the same if only a cause is told."""
@@ -74,37 +77,34 @@ class Block(NamedTuple):
 
 
 class Key:
-    """All blocks whose key starts with these hex digits."""
+    """All blocks whose key starts with these hex digits. The state told is that of the keys of one event."""
 
     def __init__(self, digits: str) -> None:
         self.digits = digits.lower().removesuffix("..")
-        self._keys: dict[bytes, None] = {}
+        self._met: dict[bytes, None] = {}
+        """Keys of ours that the event in hand concerns."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
         ledger, event = moment.ledger, moment.event
         named: Sequence[bytes] = getattr(event, "keys", ())
         missed = getattr(event, "missed", None)
-        ours = [key for key in (*named, *((missed,) if missed else ())) if self._is_ours(key)]
-        self._keys.update(dict.fromkeys(ours))
+        self._met = dict.fromkeys(key for key in (*named, missed) if key is not None and self._is_ours(key))
         if isinstance(event, ev.StorePlanned):
-            slots = [slot for slot, key in zip(to_list(event.slots), event.keys) if key in self._keys]
-        else:
-            slots = [slot for slot in found.slots if self._holds(ledger, slot)]
-        return slots if slots or ours else None
+            return [slot for slot, key in zip(to_list(event.slots), named) if key in self._met] or None
+        slots = [slot for slot in found.slots if self._is_held(ledger, slot)]
+        self._met.update(dict.fromkeys(ledger.key_of[slot] for slot in slots))
+        return slots if self._met else None
 
     def state(self, ledger: Ledger) -> str:
-        held = [(key, ledger.index[key]) for key in self._keys if key in ledger.index]
-        if not held:
-            return "not on the host"
-        words = [f"slot {slot} {BLOCK_WORDS.describe(ledger.blocks.words[slot])}" for _, slot in held]
-        return "; ".join(words[:4]) + ("; ..." if len(words) > 4 else "")
+        held = [ledger.index[key] for key in self._met if key in ledger.index]
+        words = [
+            f"slot {slot} {BLOCK_WORDS.describe(ledger.blocks.words[slot])}" for slot in held[:MOST_TOLD]
+        ]
+        return "; ".join(words) + ("; ..." if len(held) > MOST_TOLD else "") if held else "not on the host"
 
-    def _holds(self, ledger: Ledger, slot: int) -> bool:
+    def _is_held(self, ledger: Ledger, slot: int) -> bool:
         key = ledger.key_of[slot]
-        if ledger.index.get(key) != slot or not self._is_ours(key):
-            return False
-        self._keys[key] = None
-        return True
+        return self._is_ours(key) and ledger.index.get(key) == slot
 
     def _is_ours(self, key: bytes) -> bool:
         return key.hex().startswith(self.digits)

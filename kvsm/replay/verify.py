@@ -58,9 +58,9 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """What `verify_log` found.
 
     events, entries: how many were verified, from event `first` to event `last`. digest: of the state after
-    the last one. violations: those of the first event that breaks a property; empty if none does. breakage:
-    that event in detail. damage: where and why the log cannot be read any further, or None. condition: its
-    torn tail, gaps and broken mark.
+    the last one that folds. violations: those of the first event that breaks a property; empty if none
+    does. breakage: that event in detail. damage: where and why the log cannot be read any further, or None.
+    condition: its torn tail, gaps and broken mark.
     """
 
     log: str
@@ -164,7 +164,7 @@ def verify_log(
     return Verification(
         log=str(log),
         first=run.first,
-        last=0 if last is None else last.seq,
+        last=max(0 if last is None else last.seq, 0 if breakage is None else breakage.event),
         events=run.events,
         entries=run.entries,
         digest="" if last is None else digest(last),

@@ -82,7 +82,7 @@ class Witness:
     """Follows the events of one life of the core, from an empty pool on; `of` starts in the middle."""
 
     def __init__(self, config: OffloadConfig) -> None:
-        self._all_reported = (1 << config.workers) - 1
+        self._workers, self._all_reported = config.workers, (1 << config.workers) - 1
         self._words = [_FREE] * config.host_blocks
         """What each slot must be, as the word that says so."""
         self._leases = [0] * config.device_blocks
@@ -295,12 +295,17 @@ class Witness:
 
     def _reported(self, event: ev.WorkerReported) -> None:
         self._transfer = id = event.transfer
-        copy, bit = self._copies.get(id), 1 << event.worker
-        if copy is None or not copy.submitted or copy.reported & bit or bit > self._all_reported:
+        copy = self._copies.get(id)
+        if (
+            copy is None
+            or not copy.submitted
+            or event.worker >= self._workers
+            or copy.reported >> event.worker & 1
+        ):
             message = f"worker {event.worker} reports transfer {id}, which does not wait for it"
             self._breaks("S5", message, transfers=(id,))
             return
-        copy.reported |= bit
+        copy.reported |= 1 << event.worker
         copy.failed = copy.failed or not event.good
         if copy.reported == self._all_reported:
             self._end(event.seq, copy)

@@ -1,0 +1,190 @@
+"""Stories: the life of a block, a key, a request, a transfer, with causes, and why a request missed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from replay_life import (
+    OPERATIONS,
+    Life,
+    Operations,
+    key,
+    random_life,
+    scene,
+    story_life,
+)
+
+from kvsm.errors import LogError
+from kvsm.log import LogReader
+from kvsm.replay import (
+    Block,
+    Key,
+    Line,
+    Request,
+    Transfer,
+    tell,
+)
+
+# Stories.
+
+
+def told(lines: Sequence[Line]) -> list[str]:
+    return [f"{one.event} {one.text} [{one.before} -> {one.after}]" for one in lines]
+
+
+STORED, EVICTED = "STORED(copies=0, pins=0)", "EVICTED(copies=0, pins=0)"
+
+
+def test_the_life_of_a_block(tmp_path: Path) -> None:
+    """Who stored it, who read it, who evicted it and for whom."""
+    story_life(tmp_path / "log")
+    assert told(list(tell(tmp_path / "log", Block(0))))[:8] == [
+        "3 allocated for key 000000010000.., from device block 11, by store 3 of request r1 "
+        "[FREE(copies=0, pins=0) -> ALLOCATED(copies=0, pins=0)]",
+        "4 submitted: store 3 of request r1 [ALLOCATED(copies=0, pins=0) -> STORING(copies=1, pins=0)]",
+        "5 worker 0 reports store 3 of request r1: good; the last one: stored, and can be matched "
+        f"[STORING(copies=1, pins=0) -> {STORED}]",
+        f"8 request r2 matches it (block 1 of 1) [{STORED} -> STORED(copies=0, pins=1)]",
+        "9 load 9 of request r2 will read it into device block 15 "
+        "[STORED(copies=0, pins=1) -> LOADING(copies=1, pins=0)]",
+        "10 submitted: load 9 of request r2 [LOADING(copies=1, pins=0) -> LOADING(copies=1, pins=0)]",
+        f"11 worker 0 reports load 9 of request r2: good; the last one: loaded "
+        f"[LOADING(copies=1, pins=0) -> {STORED}]",
+        f"14 key 000000010000.. evicted to make room for store 15 of request r3 [{STORED} -> {EVICTED}]",
+    ]
+
+
+def test_the_life_of_a_key(tmp_path: Path) -> None:
+    """Stored, matched, evicted for another request, and missed by a third, with the reason."""
+    story_life(tmp_path / "log")
+    lines = told(list(tell(tmp_path / "log", Key("00000001"))))
+    assert [line.split()[0] for line in lines] == ["3", "4", "5", "8", "9", "10", "11", "14", "19"]
+    assert lines[0].endswith("[not on the host -> slot 0 ALLOCATED(copies=0, pins=0)]")
+    assert lines[-2].endswith(f"[slot 0 {STORED} -> not on the host]")
+    assert lines[-1] == (
+        "19 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
+        "store 15 of request r3 [not on the host -> not on the host]"
+    )
+
+
+def test_the_life_of_a_request(tmp_path: Path) -> None:
+    """From its first match to its release, and why it missed what it missed."""
+    story_life(tmp_path / "log")
+    assert told(list(tell(tmp_path / "log", Request("r2")))) == [
+        "8 request r2 matches slot 0; it misses key 000000070000..: never stored [not there -> MATCHED]",
+        "9 load 9 of request r2 is planned: slot 0 to device block 15 [MATCHED -> LOADING]",
+        "10 submitted: load 9 of request r2 [LOADING -> LOADING]",
+        "11 worker 0 reports load 9 of request r2: good; the last one: loaded [LOADING -> RUNNING]",
+        "12 request r2 finishes [RUNNING -> RELEASED]",
+    ]
+    assert told(list(tell(tmp_path / "log", Request("r3"))))[:2] == [
+        "14 slots 1, 0 (2), keys 000000020000.. to 000000010000.. (2), evicted to make room for store 15 of "
+        "request r3 [not there -> not there]",
+        "15 store 15 of request r3 is planned: keys 000000030000.. to 000000040000.. (2), "
+        "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> NEW]",
+    ]
+    assert told(list(tell(tmp_path / "log", Request("r4")))) == [
+        "19 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
+        "store 15 of request r3 [not there -> RUNNING]",
+        "20 request r4 is aborted [RUNNING -> RELEASED]",
+    ]
+
+
+def test_the_life_of_a_transfer(tmp_path: Path) -> None:
+    """From what made room for it to the report that ended it."""
+    story_life(tmp_path / "log")
+    lines = told(list(tell(tmp_path / "log", Transfer(15))))
+    assert [line.split(" [")[1] for line in lines] == [
+        "not planned -> not planned]",
+        "not planned -> PLANNED]",
+        "PLANNED -> SUBMITTED]",
+        "SUBMITTED -> COMPLETED]",
+    ]
+
+
+def why_missed(life: Life, wanted: bytes, log: Path) -> str:
+    """What the story of a new request says of a key that it misses."""
+    life.core.match("asker", [wanted])
+    life.flush()
+    (line,) = tell(log, Request("asker"))
+    return line.text.split(": ", 1)[1]
+
+
+def test_a_miss_because_the_store_is_in_flight(tmp_path: Path) -> None:
+    life = scene(log=tmp_path / "log")
+    store = life.core.ledger.seq - 1
+    assert why_missed(life, key(2), tmp_path / "log") == f"store {store} of request r2 is still in flight"
+
+
+def test_a_miss_because_the_store_failed(tmp_path: Path) -> None:
+    life = scene(log=tmp_path / "log")
+    store = life.core.ledger.seq - 1
+    life.core.report(store, 0, False)
+    expected = f"store {store} of request r2 failed at event {life.core.ledger.seq}"
+    assert why_missed(life, key(2), tmp_path / "log") == expected
+
+
+def test_a_miss_because_a_load_failed(tmp_path: Path) -> None:
+    life = scene(log=tmp_path / "log")
+    load = life.ended(life.core.prepare_load("r1", [9, 10]), good=False)
+    expected = f"load {load} of request r1 failed at event {life.core.ledger.seq}"
+    assert why_missed(life, key(0), tmp_path / "log") == expected
+
+
+def test_a_miss_because_of_a_reset_and_the_pool_being_full_since(tmp_path: Path) -> None:
+    life = scene(log=tmp_path / "log", host_blocks=4)
+    life.core.reset()
+    reset = life.core.ledger.seq
+    assert life.core.prepare_store("r5", [key(0), key(8), key(9)], [8, 9, 10]).plan is None
+    skipped = life.core.ledger.seq
+    assert why_missed(life, key(0), tmp_path / "log") == (
+        f"reset at event {reset}; offered at event {skipped} and skipped (pool full) since"
+    )
+
+
+def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> None:
+    life = scene(log=tmp_path / "log", host_blocks=8)
+    plan = life.core.prepare_store("r6", [key(6)], [6]).plan
+    assert plan is not None
+    life.core.cancel(plan.transfer)
+    cancelled = life.core.ledger.seq
+    life.core.lose(cancelled - 3)
+    life.core.match("other", [key(2)])
+    life.flush()
+    (line,) = tell(tmp_path / "log", Request("other"))
+    assert line.text.endswith(f": store {cancelled - 3} of request r2 was lost at event {cancelled + 1}")
+    assert why_missed(life, key(6), tmp_path / "log") == (
+        f"store {plan.transfer} of request r6 was cancelled at event {cancelled}"
+    )
+
+
+def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -> None:
+    """A log that begins with a snapshot knows nothing of before."""
+    life = random_life(10, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 8000})
+    oldest = LogReader(tmp_path / "log").head.seq + 1
+    assert why_missed(life, key(999), tmp_path / "log").startswith(f"not stored since event {oldest}")
+
+
+@settings(deadline=None, max_examples=40)
+@given(OPERATIONS)
+def test_every_story_is_a_chain_of_states(operations: Operations) -> None:
+    """Each line begins in the state in which the one before ended: no event that matters is left out."""
+    with TemporaryDirectory() as directory:
+        log = Path(directory) / "log"
+        Life(log).drive(operations).drain().close()
+        for target in (*map(Block, range(4)), Request("r1"), Key("000003e8")):
+            lines = list(tell(log, target))
+            for earlier, later in pairwise(lines):
+                if earlier.after != "RELEASED":
+                    assert later.before == earlier.after, (target, earlier, later)
+
+
+def test_a_slot_that_the_pool_does_not_have_is_refused(tmp_path: Path) -> None:
+    story_life(tmp_path / "log")
+    with pytest.raises(LogError, match="there is no slot 2; the pool has 2"):
+        list(tell(tmp_path / "log", Block(2)))
