@@ -25,11 +25,18 @@ import click
 from workload import Requests, expanded, single_blocks
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter
+from kvsm.log import Durability, LogWriter
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 
 DEVICE_BLOCKS = 1 << 14
+
+KVSM: dict[str, Durability | None] = {
+    "kvsm, log on disk": "none",
+    "kvsm, log synced every 100 ms": "interval",
+    "kvsm, no log": None,
+}
+"""Contestants by their log's durability; `none` leaves it to the kernel when pages reach the disk."""
 
 
 @dataclass
@@ -41,15 +48,19 @@ class Measured:
     log_bytes: int = 0
 
 
-def run_kvsm(requests: Requests, host_blocks: int, with_log: bool, per_step: int) -> Measured:
+def run_kvsm(requests: Requests, host_blocks: int, durability: Durability | None, per_step: int) -> Measured:
+    """durability: of the log; None keeps no log."""
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
     with tempfile.TemporaryDirectory() as directory:
         core: Offloader
-        log = (
-            LogWriter(Path(directory) / "log", config=config, snapshot=lambda: snapshot(core.ledger))
-            if with_log
-            else None
-        )
+        log = None
+        if durability is not None:
+            log = LogWriter(
+                Path(directory) / "log",
+                config=config,
+                snapshot=lambda: snapshot(core.ledger),
+                durability=durability,
+            )
         core = Offloader(config, log)
         hits = 0
         started = time.perf_counter()
@@ -205,8 +216,8 @@ def main(
         ("Requests of one block", single_blocks(1600, 64, 40_000), 10_000, 64),
     ):
         contestants: dict[str, Callable[[], Measured]] = {
-            "kvsm, log on disk": lambda r=requests, s=slots, p=per_step: run_kvsm(r, s, True, p),  # type: ignore[misc]
-            "kvsm, no log": lambda r=requests, s=slots, p=per_step: run_kvsm(r, s, False, p),  # type: ignore[misc]
+            name: lambda d=durability, r=requests, h=slots, p=per_step: run_kvsm(r, h, d, p)  # type: ignore[misc]
+            for name, durability in KVSM.items()
         }
         if peer:
             contestants["vLLM CPUOffloadingManager"] = lambda r=requests, s=slots: run_vllm(r, s)  # type: ignore[misc]

@@ -52,13 +52,13 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
     beside_keys = log_bytes - sum(map(len, first_keys))
 
     def append() -> None:
-        with tempfile.TemporaryDirectory() as target:
-            # The events alone are written, so that what is measured is the log and not the ledger.
-            with LogWriter(
-                Path(target) / "log", config=config, snapshot=bytes, durability="interval"
-            ) as writer:
-                for event in events:
-                    writer.append(event)
+        # The events alone are written, so that what is measured is the log and not the ledger.
+        with (
+            tempfile.TemporaryDirectory() as target,
+            LogWriter(Path(target) / "log", config=config, snapshot=bytes) as writer,
+        ):
+            for event in events:
+                writer.append(event)
 
     digests = set()
 

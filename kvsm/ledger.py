@@ -86,6 +86,7 @@ _REQUEST_WAKE = RequestTrigger.WAKE
 _COMPLETED = TransferState.COMPLETED
 _FAILED = TransferState.FAILED
 _PLANNED = TransferState.PLANNED
+_RELEASED = RequestState.RELEASED
 _UNDER_WAY = (TransferState.SUBMITTED, TransferState.ABANDONED)
 
 
@@ -525,7 +526,7 @@ class Ledger:
         state = word & STATE_MASK
         if self.deferred and state != RequestState.DEFERRED:
             self.deferred.pop(request.name, None)
-        if state == RequestState.RELEASED:
+        if state == _RELEASED:
             del self.requests[request.name]
 
     def _wake(self, seq: int, requests: Iterable[Request]) -> None:
@@ -574,6 +575,8 @@ def _listed(ids: IdArray) -> Sequence[int]:
 def _pick(slots: IdArray, words: Words, wanted: int) -> IdArray:
     """Those of `slots` whose word is `wanted`."""
     if type(words) is list:
+        if len(words) == 1:
+            return slots if words[0] == wanted else NO_IDS
         wanting = words.count(wanted)
         if wanting == len(words):
             return slots

@@ -34,6 +34,15 @@ from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
 
+# Bound once: to look a member up in its class costs more than to compare with it.
+_STORED = BlockState.STORED
+_PLANNED, _COMPLETED = TransferState.PLANNED, TransferState.COMPLETED
+_DEFERRED = RequestState.DEFERRED
+_FINISHED = RequestState.FINISHED
+_UNMATCHABLE = (RequestState.LOADING, RequestState.FINISHED)
+_MATCHED = RequestState.MATCHED
+_RUNNING = RequestState.RUNNING
+
 
 class EventSink(Protocol):
     """Where events go once applied: a `LogWriter`, or a list in tests. `flush` before plans leave."""
@@ -131,22 +140,22 @@ class Offloader:
         """
         entry = self.ledger.requests.get(request) or Request(request)
         state = entry.word & STATE_MASK
-        if state == RequestState.LOADING or state == RequestState.FINISHED:
+        if state in _UNMATCHABLE:
             return Match(0)
-        if state == RequestState.DEFERRED:
+        if state == _DEFERRED:
             return Match(0, entry.awaits)
         slots, pending = self._readable_prefix(keys)
         if pending is not None and self._may_wait(entry):
-            if state == RequestState.MATCHED:
+            if state == _MATCHED:
                 self._emit(ev.HitReleased, request)
             patience = entry.patience if entry.patience >= 0 else self.ledger.tick + self.config.defer_ticks
             self._emit(ev.RequestDeferred, request, pending, patience)
             return Match(0, pending)
-        if state == RequestState.MATCHED:
+        if state == _MATCHED:
             if to_list(entry.pins) == slots and len(self.ledger.live_pins(entry)) == len(slots):
                 return Match(len(slots))
             self._emit(ev.HitReleased, request)
-        elif state == RequestState.RUNNING and not slots:
+        elif state == _RUNNING and not slots:
             return Match(0)
         missed = keys[len(slots)] if len(slots) < len(keys) else None
         try:
@@ -164,16 +173,15 @@ class Offloader:
     def _readable_prefix(self, keys: Sequence[bytes]) -> tuple[list[int], int | None]:
         """(slots of the readable prefix, the store in flight of the first key that is not readable)."""
         ledger = self.ledger
+        words = ledger.blocks.words
         slots: list[int] = []
         for slot in map(ledger.index.get, keys):
             if slot is None:
                 break
+            # The index names ALLOCATED to LOADING blocks; those before STORED cannot be read yet.
+            if words[slot] & STATE_MASK < _STORED:
+                return slots, ledger.generation[slot]
             slots.append(slot)
-        # The index names ALLOCATED to LOADING blocks; those before STORED cannot be read yet.
-        words = ledger.blocks.words
-        for count, slot in enumerate(slots):
-            if words[slot] & STATE_MASK < BlockState.STORED:
-                return slots[:count], ledger.generation[slot]
         return slots, None
 
     def _may_wait(self, entry: Request) -> bool:
@@ -189,7 +197,7 @@ class Offloader:
         promise was voided since (a reset, bytes found bad): the engine computes these blocks (S6).
         """
         entry = self.ledger.requests.get(request)
-        if entry is None or entry.word & STATE_MASK != RequestState.MATCHED:
+        if entry is None or entry.word & STATE_MASK != _MATCHED:
             return None
         targets = self._device_ids(device_blocks)
         wanted = len(targets)
@@ -373,7 +381,7 @@ class Offloader:
             return RejectReason.WORKER
         if entry.reported >> worker & 1:
             return RejectReason.DUPLICATE
-        planned = entry.word & STATE_MASK == TransferState.PLANNED
+        planned = entry.word & STATE_MASK == _PLANNED
         return RejectReason.NOT_SUBMITTED if planned else ""
 
     def cancel(self, transfer: int) -> Ended | None:
@@ -414,7 +422,7 @@ class Offloader:
     def finish(self, request: str, *, aborted: bool = False) -> bool:
         """The request is over, at any time. Returns whether no copy of it is left in flight."""
         entry = self.ledger.requests.get(request)
-        if entry is not None and entry.word & STATE_MASK != RequestState.FINISHED:
+        if entry is not None and entry.word & STATE_MASK != _FINISHED:
             self._emit(ev.RequestFinished, request, aborted)
         return request not in self.ledger.requests
 
@@ -486,5 +494,5 @@ _NOT_PREEMPTABLE = (RequestState.NEW, RequestState.PREEMPTED, RequestState.FINIS
 
 
 def _ended(transfer: Transfer) -> Ended:
-    good = transfer.word & STATE_MASK == TransferState.COMPLETED
+    good = transfer.word & STATE_MASK == _COMPLETED
     return Ended(transfer.id, transfer.direction, transfer.request, good, transfer.device_blocks)

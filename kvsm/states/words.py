@@ -118,30 +118,31 @@ class StateWords:
         or that does not exist. An array is not searched for negative ids: it comes unpacked from unsigned
         words (`kvsm.ids`), and cannot hold one.
         """
-        memo = self.codec.next[trigger]
         if type(ids) is tuple:
-            words = self.words
-            try:
-                new = [memo[words[one]] for one in ids]
-            except (UndefinedStep, IndexError):
-                raise self._refusal(ids, trigger, seq) from None
+            new = self._next_list(ids, trigger, seq)
             # Python would take a negative id as one counted from the end.
-            if (len(ids) > 1 and len(set(ids)) != len(ids)) or (ids and min(ids) < 0):
+            if ids and ((len(ids) > 1 and len(set(ids)) != len(ids)) or min(ids) < 0):
                 raise self._refusal(ids, trigger, seq)
             return new
         return self._check_array(ids, trigger, seq)
 
     def commit(self, ids: IdArray, new: Words) -> None:
-        if type(ids) is tuple:
+        if type(ids) is not tuple:
+            self.view[ids] = new
+        elif len(ids) == 1:
+            self.words[ids[0]] = new[0]  # type: ignore[index]
+        else:
             words = self.words
             for one, word in zip(ids, new):  # type: ignore[arg-type]
                 words[one] = word
-        else:
-            self.view[ids] = new
 
     def advance(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
         """Check and commit in one: for ids that were checked to be distinct before, as a transfer's are."""
-        new = self.check(ids, trigger, seq) if type(ids) is tuple else self._next_words(ids, trigger, seq)
+        new: Words
+        if type(ids) is tuple:
+            new = self._next_list(ids, trigger, seq)
+        else:
+            new = self._next_array(ids, trigger, seq)
         self.commit(ids, new)
         return new
 
@@ -160,9 +161,19 @@ class StateWords:
             distinct = False
         if not distinct:
             raise self._refusal(tuple(ids.tolist()), trigger, seq)  # type: ignore[union-attr]
-        return self._next_words(ids, trigger, seq)
+        return self._next_array(ids, trigger, seq)
 
-    def _next_words(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
+    def _next_list(self, ids: tuple[int, ...], trigger: IntEnum, seq: int) -> list[int]:
+        """The words that follow for a tuple."""
+        memo, words = self.codec.next[trigger], self.words
+        try:
+            if len(ids) == 1:
+                return [memo[words[ids[0]]]]
+            return [memo[words[one]] for one in ids]
+        except (UndefinedStep, IndexError):
+            raise self._refusal(ids, trigger, seq) from None
+
+    def _next_array(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
         """The words that follow for an array; one int if all are equal."""
         memo = self.codec.next[trigger]
         old = self.view[ids]
