@@ -14,26 +14,18 @@ import pytest
 from click.testing import CliRunner
 
 from kvsm.cli.diagram import diagram
+from kvsm.diagrams import mermaid, svg, table
+from kvsm.diagrams.diagram import edges, finals, graph, guard_text
+from kvsm.diagrams.drawing import TONES
+from kvsm.diagrams.layouts import LAYOUTS
+from kvsm.diagrams.pages import embedded, write_docs
+from kvsm.diagrams.routing import Rect, Route, routes
 from kvsm.errors import ConfigError
 from kvsm.states import BLOCK, MACHINES, TRANSFER, BlockState, BlockTrigger
-from kvsm.states.diagram import (
-    LAYOUTS,
-    edges,
-    embedded,
-    finals,
-    graph,
-    guard_text,
-    mermaid,
-    svg,
-    table,
-    write_docs,
-)
-from kvsm.states.drawing import TONES
 from kvsm.states.machine import Machine, Row
-from kvsm.states.routing import Rect, Route, routes
 
 DOCS = Path(__file__).parent.parent / "docs"
-MEND = "not current: run `python -m kvsm.states.diagram docs`"
+MEND = "not current: run `python -m kvsm.diagrams docs`"
 EVERY_MACHINE = pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 
 
@@ -87,16 +79,16 @@ class TestDocs:
             page.replace("[*] --> FREE", "[*] --> STORED"), encoding="utf-8"
         )
         done = subprocess.run(
-            [sys.executable, "-m", "kvsm.states.diagram", str(tmp_path)], check=False, capture_output=True
+            [sys.executable, "-m", "kvsm.diagrams", str(tmp_path)], check=False, capture_output=True
         )
         assert (done.returncode, done.stderr) == (0, b"")
         assert (tmp_path / "machines.md").read_text(encoding="utf-8") == page
         assert (tmp_path / "images" / "lease.svg").read_text(encoding="utf-8") == picture("lease")
 
     def test_no_folder_is_told_how(self) -> None:
-        done = subprocess.run([sys.executable, "-m", "kvsm.states.diagram"], check=False, capture_output=True)
+        done = subprocess.run([sys.executable, "-m", "kvsm.diagrams"], check=False, capture_output=True)
         assert done.returncode == 1
-        assert b"usage: python -m kvsm.states.diagram DOCS" in done.stderr
+        assert b"usage: python -m kvsm.diagrams DOCS" in done.stderr
 
     @EVERY_MACHINE
     def test_a_table_has_a_line_for_each_row(self, machine: Machine) -> None:

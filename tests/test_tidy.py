@@ -12,7 +12,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("errors", "ids", "states", "events", "plan"),
-    ("records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
+    ("diagrams", "records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
     ("offloader", "cuda_io", "worker", "replay"),
     ("traces", "engine"),
     ("cli",),

@@ -25,7 +25,7 @@ from kvsm.states import MACHINES
 def diagram(machine: str, form: str, output: Path | None) -> None:
     """Draw MACHINE as its table declares it."""
     # The layout of a picture is of no use to the other commands, so that they do not load it.
-    from kvsm.states.diagram import mermaid, svg
+    from kvsm.diagrams import mermaid, svg
 
     text = (mermaid if form == "mermaid" else svg)(MACHINES[machine])
     if output is None:

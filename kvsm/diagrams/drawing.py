@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from kvsm.states.routing import (
+from kvsm.diagrams.routing import (
     LINE_HEIGHT,
     Graph,
     Line,
