@@ -65,24 +65,15 @@ class Publisher:
     def __init__(self) -> None:
         self._changes: list[tuple[bool, list[bytes]] | None] = []
         """(removed, keys) in order; None stands for a reset."""
-        self._keys: set[bytes] = set()
 
     def stored(self, keys: Sequence[bytes]) -> None:
-        self._keys.update(keys)
         self._changes.append((False, list(keys)))
 
     def removed(self, keys: Sequence[bytes]) -> None:
-        self._keys.difference_update(keys)
         self._changes.append((True, list(keys)))
 
     def cleared(self) -> None:
-        self._keys.clear()
         self._changes.append(None)
-
-    @property
-    def keys(self) -> frozenset[bytes]:
-        """What a consumer that folded every change holds to be readable."""
-        return frozenset(self._keys)
 
     def take_events(self) -> list[OffloadingEvent]:
         """All changes since the last take, as vLLM's offloading events. A reset names no keys there:

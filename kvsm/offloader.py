@@ -21,10 +21,12 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
+from kvsm import kv_events
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, Poisoned
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import NO_IDS, SMALL, IdArray, pack, to_list
-from kvsm.ledger import CacheListener, Ledger
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger
 from kvsm.plan import TransferPlan
 from kvsm.records import Request, Transfer
 from kvsm.states import machines_digest
@@ -103,13 +105,15 @@ class Offloader:
         config: OffloadConfig,
         log: EventSink | None = None,
         *,
-        listener: CacheListener | None = None,
+        publish: bool = False,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """config: fixed for life, written into the log. log: None keeps none. listener: hears how the set
-        of readable keys changes. clock_ns: wall time, data only."""
+        """config: fixed for life, written into the log. log: None keeps none. publish: collect what
+        `take_events` and `take_kv_events` give; whoever asks for it must take it, or it grows. clock_ns:
+        wall time, data only."""
         self.config = config
-        self.ledger = Ledger(config, listener)
+        self._publisher = Publisher() if publish else None
+        self.ledger = Ledger(config, self._publisher)
         self.log = log
         self.step = 0
         self._clock_ns = clock_ns
@@ -455,6 +459,16 @@ class Offloader:
         """
         self._emit(ev.CacheReset, self.ledger.epoch + 1)
         return not self.ledger.draining()
+
+    # What leaves for schedulers and routers.
+
+    def take_events(self) -> list[kv_events.OffloadingEvent]:
+        """What came to the host and left it since the last take, as vLLM's `OffloadingEvent`s."""
+        return [] if self._publisher is None else self._publisher.take_events()
+
+    def take_kv_events(self) -> list[kv_events.KVCacheEvent]:
+        """The same changes as KV events of the wire. One queue feeds both: choose a form, and keep to it."""
+        return [] if self._publisher is None else self._publisher.take_kv_events()
 
     # The one way to change state.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.ledger import CacheListener, Ledger
+from kvsm.ledger import Ledger
 from kvsm.offloader import Offloader
 
 
@@ -27,7 +27,7 @@ def new_core(
     host_blocks: int = 8,
     device_blocks: int = 16,
     workers: int = 1,
-    listener: CacheListener | None = None,
+    publish: bool = False,
     **options: object,
 ) -> tuple[Offloader, Recorder]:
     """A core and its log."""
@@ -38,7 +38,7 @@ def new_core(
         workers=workers,
         **options,  # type: ignore[arg-type]
     )
-    return Offloader(config, log, listener=listener, clock_ns=lambda: 0), log
+    return Offloader(config, log, publish=publish, clock_ns=lambda: 0), log
 
 
 def store(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:

@@ -158,15 +158,14 @@ class TestSnapshot:
 class TestKVEvents:
     def test_folding_gives_the_readable_keys(self) -> None:
         """S10."""
-        publisher = Publisher()
-        core, _ = new_core(host_blocks=3, listener=publisher)
+        core, _ = new_core(host_blocks=3, publish=True)
         readable: set[bytes] = set()
         for name in "abc":
             store(core, "r", keys(2, name))
         core.reset()
         store(core, "r", keys(2, "d"))
         core.fail_load(load(core, "q", keys(1, "d"), 4))
-        for event in publisher.take_kv_events():
+        for event in core.take_kv_events():
             if isinstance(event, AllBlocksCleared):
                 readable.clear()
             elif isinstance(event, BlockStored):

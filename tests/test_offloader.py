@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kvsm.errors import InvalidEvent, LimitReached, LogWriteFailed, Poisoned
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected, SkipReason, StoreSkipped
 from kvsm.ids import SMALL, to_list
-from kvsm.kv_events import Publisher
 from kvsm.offloader import LookupResult, Match, Offloader, PreparedStore
 from kvsm.snapshot import digest
 from kvsm.states import BlockState, LeaseState, RequestState, TransferState
@@ -677,15 +676,14 @@ def test_transfer_states_are_visible_while_it_lives() -> None:
     assert seen == [TransferState.PLANNED, TransferState.SUBMITTED, TransferState.COMPLETED]
 
 
-def test_publisher_speaks_both_forms() -> None:
+def test_offloading_events_say_what_came_and_went() -> None:
     """S10: folding what left kvsm gives the readable keys."""
-    publisher = Publisher()
-    core, _ = new_core(host_blocks=2, listener=publisher)
+    core, _ = new_core(host_blocks=2, publish=True)
     store(core, "r", keys(2))
     store(core, "r", keys(1, "new"), 4)
-    assert [(event.keys, event.medium, event.removed) for event in publisher.take_events()] == [
+    assert [(event.keys, event.medium, event.removed) for event in core.take_events()] == [
         (keys(2), "CPU", False),
         ([keys(2)[1]], "CPU", True),
         (keys(1, "new"), "CPU", False),
     ]
-    assert publisher.take_events() == []
+    assert core.take_events() == []

@@ -13,7 +13,6 @@ from core_life import keys, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.kv_events import Publisher
 from kvsm.offloader import Offloader
 
 pytest.importorskip("vllm.v1.kv_offload.base", reason="vLLM is not installed")
@@ -64,12 +63,11 @@ def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
 
 def test_kv_events_decode_as_vllms() -> None:
     """S10 on the wire: what a router of vLLM's reads is what kvsm says."""
-    publisher = Publisher()
-    core, _ = new_core(host_blocks=2, listener=publisher)
+    core, _ = new_core(host_blocks=2, publish=True)
     store(core, "r", keys(2, group=1))
     store(core, "r", keys(1, "new", group=1), 4)
     core.reset()
-    sent = msgspec.msgpack.encode(publisher.take_kv_events())
+    sent = msgspec.msgpack.encode(core.take_kv_events())
     events = msgspec.msgpack.decode(sent, type=list[BlockStored | BlockRemoved | AllBlocksCleared])
     assert [type(event) for event in events[:3]] == [BlockStored, BlockRemoved, BlockStored]
     assert events[0].block_hashes == [key[:-4] for key in keys(2)]

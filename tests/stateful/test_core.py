@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.ids import to_list
-from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
@@ -77,8 +76,9 @@ class CoreMachine(RuleBasedStateMachine):
             max_live_transfers=6,
             defer_ticks=defer_ticks,
         )
-        self.log, self.publisher = Recorder(), Publisher()
-        self.core = Offloader(config, self.log, listener=self.publisher, clock_ns=lambda: 0)
+        self.log = Recorder()
+        self.announced: set[bytes] = set()
+        self.core = Offloader(config, self.log, publish=True, clock_ns=lambda: 0)
         self.device: list[list[bytes | None]] = [[None] * WORKERS for _ in range(DEVICE_BLOCKS)]
         self.host: list[list[bytes | None]] = [[None] * WORKERS for _ in range(HOST_BLOCKS)]
         self.live: dict[int, Copy] = {}
@@ -339,7 +339,11 @@ class CoreMachine(RuleBasedStateMachine):
         readable = {key: slot for key, slot in ledger.index.items() if ledger.readable(slot)}
         for key, slot in readable.items():
             assert self.host[slot] == [key] * WORKERS, "S2/S15: a readable key has other bytes"
-        assert self.publisher.keys == set(readable), "S10: the KV events tell another story"
+        for event in self.core.take_events():
+            self.announced = (
+                self.announced - set(event.keys) if event.removed else self.announced | set(event.keys)
+            )
+        assert self.announced == set(readable), "S10: the KV events tell another story"
         assert set(ledger.transfers) == set(self.live)
 
     def teardown(self) -> None:
