@@ -7,8 +7,8 @@ An engine talks to it in the field's words. Per request: `match` (which prefix t
 
 Every call is legal in every state of every request (S8): a call that has nothing to do answers so, and
 emits no event. What a limit refuses raises `LimitReached`, what the engine got wrong (an id that does
-not exist) raises `IllegalTransition` or `InvalidEvent`; nothing has changed then. A call for a request that is
-over begins a new life under its name.
+not exist) raises `IllegalTransition` or `InvalidEvent`; nothing has changed then. A call for a request
+that is over begins a new life under its name.
 """
 
 from __future__ import annotations
