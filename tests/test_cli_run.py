@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +232,13 @@ def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(TRACE_VARIABLE not in os.environ, reason=f"{TRACE_VARIABLE} names no Mooncake trace")
-def test_a_whole_trace_takes_a_minute_and_two_gigabytes() -> None:
-    """12,031 requests, 288,500 block references, with defaults, replay and verification included."""
+def test_a_whole_trace_verifies_within_two_gigabytes() -> None:
+    """12,031 requests, 288,500 block references, with defaults: exit code 0 says that the log gave the live
+    state back and that no property was broken. (How long it takes is for a benchmark to say.)"""
+    # VmHWM begins anew with the program; a resource usage would begin with what its parent had taken.
     code = (
-        "import resource, sys; from kvsm.cli import main; code = main(standalone_mode=False); "
-        "sys.exit(code or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 2 * 1024 * 1024)"
+        "import re, sys; from kvsm.cli import main; code = main(standalone_mode=False); "
+        "peak = int(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]); "
+        "sys.exit(code or peak > 2 * 1024 * 1024)"
     )
-    started = time.monotonic()
     subprocess.run([sys.executable, "-c", code, "run", "--trace", os.environ[TRACE_VARIABLE]], check=True)
-    assert time.monotonic() - started < 60
