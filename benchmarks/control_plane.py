@@ -11,9 +11,6 @@ and without events; without vLLM the benchmark says that the peer is absent.
 from __future__ import annotations
 
 import gc
-import platform
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import click
+from page import markdown_table, publish
 from workload import Requests, expanded, single_blocks
 
 from kvsm.events import OffloadConfig
@@ -160,21 +158,14 @@ def vllm_version() -> str | None:
 
 def table(title: str, requests: Requests, host_blocks: int, results: dict[str, list[Measured]]) -> list[str]:
     best = median(one.life_us for one in results["kvsm, log on disk"])
-    lines = [
-        f"### {title}",
-        "",
-        f"{len(requests):,} requests, {lives(requests):,} lives, {host_blocks:,} host slots.",
-        "",
-        "| contestant | us a life: median (least .. most) | times kvsm with its log | hits |",
-        "| --- | --- | --- | --- |",
-    ]
+    rows = []
     for name, passes in results.items():
         costs = [one.life_us for one in passes]
-        lines.append(
-            f"| {name} | {median(costs):.3f} ({min(costs):.3f} .. {max(costs):.3f}) "
-            f"| {median(costs) / best:.2f} | {passes[0].hits:,} |"
-        )
-    return [*lines, ""]
+        spread = f"{median(costs):.3f} ({min(costs):.3f} .. {max(costs):.3f})"
+        rows.append([name, spread, f"{median(costs) / best:.2f}", f"{passes[0].hits:,}"])
+    header = ["contestant", "us a life: median (least .. most)", "times kvsm with its log", "hits"]
+    size = f"{len(requests):,} requests, {lives(requests):,} lives, {host_blocks:,} host slots."
+    return [f"### {title}", "", size, "", *markdown_table(header, rows), ""]
 
 
 @click.command()
@@ -198,19 +189,10 @@ def main(
 ) -> None:
     """Measure the cost of a block life."""
     peer = vllm_version()
-    lines = [
-        "# Control plane",
-        "",
-        f"    python {shlex.join(sys.argv)}",
-        "",
-        f"{platform.machine()}, Python {platform.python_version()}; "
-        + (
-            f"vLLM {peer}, `CPUOffloadingManager`, LRU"
-            if peer
-            else "vLLM is not installed: the peer is absent"
-        ),
-        "",
-    ]
+    note = (
+        f"vLLM {peer}, `CPUOffloadingManager`, LRU" if peer else "vLLM is not installed: the peer is absent"
+    )
+    lines: list[str] = []
     for title, requests, slots, per_step in (
         (f"Trace at {block_tokens} tokens a block", expanded(trace, block_tokens, limit), host_blocks, 1),
         ("Requests of one block", single_blocks(1600, 64, 40_000), 10_000, 64),
@@ -222,11 +204,7 @@ def main(
         if peer:
             contestants["vLLM CPUOffloadingManager"] = lambda r=requests, s=slots: run_vllm(r, s)  # type: ignore[misc]
         lines += table(title, requests, slots, by_turns(contestants, rounds))
-    text = "\n".join(lines)
-    click.echo(text)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+    publish("Control plane", note, lines, output)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,6 @@ tokens a block, as the control-plane benchmark makes it) and one of small events
 from __future__ import annotations
 
 import gc
-import platform
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,6 +17,7 @@ from statistics import median
 
 import click
 from control_plane import DEVICE_BLOCKS, serve_step
+from page import markdown_table, publish
 from workload import expanded
 
 from kvsm.engine import RunOptions, run_workload
@@ -138,21 +136,7 @@ def main(
         "events replayed a second",
         "events verified a second",
     ]
-    lines = [
-        "# Log and replay",
-        "",
-        f"    python {shlex.join(sys.argv)}",
-        "",
-        f"{platform.machine()}, Python {platform.python_version()}; medians of {rounds} rounds.",
-        "",
-        *("| " + " | ".join(row) + " |" for row in [header, ["---"] * len(header), *rows]),
-        "",
-    ]
-    text = "\n".join(lines)
-    click.echo(text)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
+    publish("Log and replay", f"medians of {rounds} rounds", markdown_table(header, rows), output)
 
 
 if __name__ == "__main__":

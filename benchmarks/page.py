@@ -1,0 +1,33 @@
+"""A page of results: what was measured, where, and by which command."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+
+
+def publish(title: str, note: str, lines: Sequence[str], output: Path | None) -> None:
+    """Print the page, and write it to `output` if that is given. note: how it was measured, after the machine."""
+    page = [
+        f"# {title}",
+        "",
+        f"    python {shlex.join(sys.argv)}",
+        "",
+        f"{platform.machine()}, Python {platform.python_version()}; {note}.",
+        "",
+        *lines,
+    ]
+    text = "\n".join(page).rstrip() + "\n"
+    click.echo(text)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
