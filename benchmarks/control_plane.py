@@ -189,9 +189,7 @@ def main(
 ) -> None:
     """Measure the cost of a block life."""
     peer = vllm_version()
-    note = (
-        f"vLLM {peer}, `CPUOffloadingManager`, LRU" if peer else "vLLM is not installed: the peer is absent"
-    )
+    note = f"vLLM {peer}, `CPUOffloadingManager`, LRU" if peer else "vLLM is absent, and so is its column"
     lines: list[str] = []
     for title, requests, slots, per_step in (
         (f"Trace at {block_tokens} tokens a block", expanded(trace, block_tokens, limit), host_blocks, 1),

@@ -16,7 +16,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 
 def publish(title: str, note: str, lines: Sequence[str], output: Path | None) -> None:
-    """Print the page, and write it to `output` if that is given. note: how it was measured, after the machine."""
+    """Print the page, and write it to `output` if that is given. note: how it was measured."""
     page = [
         f"# {title}",
         "",

@@ -131,12 +131,19 @@ class TestMatch:
         """S9: rule 8, every wait has a bound; once it is used up the request waits for nothing more."""
         core, _ = new_core(defer_ticks=3)
         core.prepare_store("r", keys(2), [0, 1])
-        waits = 0
-        while core.match("q", keys(2)).waits_for is not None:
+        waiting = []
+        for _ in range(5):
+            waiting.append(core.match("q", keys(2)).waits_for is not None)
             core.tick()
-            waits += 1
-        assert waits == 3
-        assert core.match("q", keys(2)) == Match(0)
+        assert waiting == [True, True, True, False, False]
+
+    def test_end_of_another_transfer_wakes_nobody(self) -> None:
+        core, _ = new_core()
+        awaited = core.prepare_store("r", keys(2), [0, 1]).plan
+        assert awaited is not None
+        core.match("q", keys(2))
+        store(core, "r", keys(1, "other"), 4)
+        assert list(core.ledger.deferred) == ["q"]
 
     def test_zero_defer_ticks_never_wait(self) -> None:
         core, _ = new_core(defer_ticks=0)
@@ -244,16 +251,24 @@ class TestLoad:
         assert len(core.ledger.policy) == 1
         assert core.ledger.requests["q"].state is RequestState.RUNNING
 
-    def test_pin_does_not_pass_to_the_next_life_of_a_slot(self) -> None:
+    @pytest.mark.parametrize("count", [1, 3 * SMALL])
+    def test_pin_does_not_pass_to_the_next_life_of_a_slot(self, count: int) -> None:
         """Identity is (slot, generation): a slot stored again after a reset is not what was matched."""
-        core, _ = new_core(host_blocks=1)
-        store(core, "r", keys(1))
-        core.match("q", keys(1))
+        core, _ = new_core(host_blocks=count, device_blocks=count)
+        store(core, "r", keys(count))
+        core.match("q", keys(count))
         core.reset()
-        store(core, "r", keys(1, "other"))
-        assert core.prepare_load("q", [5]) is None
+        store(core, "r", keys(count, "other"))
+        assert core.prepare_load("q", range(count)) is None
         core.finish("q")
-        assert len(core.ledger.policy) == 1
+        assert len(core.ledger.policy) == count
+
+    def test_slots_of_a_failed_load_are_free_and_nothing_else(self) -> None:
+        """S1: each slot in one list: what was voided leaves the eviction order."""
+        core, _ = new_core()
+        store(core, "r", keys(2))
+        core.fail_load(load(core, "q", keys(2), 4))
+        assert (len(core.ledger.free), len(core.ledger.policy)) == (8, 0)
 
 
 class TestStore:
