@@ -103,7 +103,7 @@ def test_refused_events_leave_no_trace(
 
 @pytest.mark.slow
 @given(st.lists(any_event(), max_size=12))
-@settings(max_examples=10_000, deadline=None)
+@settings(max_examples=10_000)
 def test_refused_events_leave_no_trace_long(
     attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]],
 ) -> None:

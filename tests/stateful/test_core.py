@@ -402,13 +402,9 @@ def digest_without_log(ledger: Ledger) -> str:
 
 
 def test_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(
-        CoreMachine, settings=settings(max_examples=150, stateful_step_count=60, deadline=None)
-    )
+    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=150, stateful_step_count=60))
 
 
 @pytest.mark.slow
 def test_core_keeps_its_promises_long() -> None:
-    run_state_machine_as_test(
-        CoreMachine, settings=settings(max_examples=10_000, stateful_step_count=60, deadline=None)
-    )
+    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=10_000, stateful_step_count=60))
