@@ -359,7 +359,7 @@ class Offloader:
         """These plans leave for the workers: call it just before they do. Flushes the log first."""
         if transfers:
             self._emit(ev.TransfersSubmitted, tuple(transfers))
-        self._flush()
+            self._flush()
 
     def report(self, transfer: int, worker: int, good: bool) -> Ended | None:
         """A worker's report. Returns what it ended, if it was the last worker of the transfer.
@@ -444,11 +444,11 @@ class Offloader:
             self._emit(ev.Ticked, self.ledger.tick + 1)
 
     def end_step(self) -> None:
-        """The engine's step is over. Flushes the log, unless `submit` did so in this step: what came after
-        it can wait, because copies that are under way bring another step."""
+        """The engine's step is over. Flushes the log, unless `submit` did so in this step and copies are
+        still under way: they bring another step, and what came after `submit` can wait for it."""
         if self.ledger.step == self.step:
             self._emit(ev.StepEnded)
-            if self._flushed_at != self.step:
+            if self._flushed_at != self.step or not self.ledger.transfers:
                 self._flush()
         self.step += 1
 
@@ -490,8 +490,8 @@ class Offloader:
             return ended
         except (IllegalTransition, InvalidEvent):
             raise
-        except Exception as error:
-            self._poisoned = str(error)
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._poisoned = str(error) or type(error).__name__
             raise
 
     def _flush(self) -> None:
@@ -500,8 +500,8 @@ class Offloader:
             return
         try:
             self.log.flush()
-        except Exception as error:
-            self._poisoned = str(error)
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._poisoned = str(error) or type(error).__name__
             raise
 
 

@@ -648,6 +648,20 @@ class TestStepsAndLog:
         with pytest.raises(Poisoned, match="disk full"):
             core.match("r", keys(1))
 
+    def test_interrupt_between_fold_and_log_poisons_the_core(self) -> None:
+        """S10: what the ledger has and the log lacks must not go on."""
+
+        class Interrupted(Recorder):
+            def append(self, event: OffloadingEvent) -> None:
+                if event.kind == "RequestArrived":
+                    raise KeyboardInterrupt
+
+        core = Offloader(OffloadConfig(host_blocks=1, device_blocks=1), Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            core.arrive("r")
+        with pytest.raises(Poisoned, match="KeyboardInterrupt"):
+            core.match("r", keys(1))
+
     def test_step_is_flushed_once(self) -> None:
         """A frame a step: by `submit` if plans leave, else when the step ends."""
         flushes: list[int] = []
@@ -657,12 +671,36 @@ class TestStepsAndLog:
                 flushes.append(core.step)
 
         core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), Sink())
-        store(core, "r", keys(1))
+        plan = core.prepare_store("r", keys(1), [0]).plan
+        assert plan is not None
+        core.submit([plan.transfer])
         core.end_step()
-        core.finish("r")
+        core.complete_store(plan.transfer)
         core.end_step()
         core.end_step()
         assert flushes == [0, 1]
+
+    @pytest.mark.parametrize("copies_end", [True, False], ids=["copies end", "nothing to submit"])
+    def test_nothing_is_left_unwritten_when_no_copy_brings_another_step(self, copies_end: bool) -> None:
+        """An engine that goes idle leaves a whole log: rule 6."""
+        unwritten: list[str] = []
+
+        class Sink(Recorder):
+            def append(self, event: OffloadingEvent) -> None:
+                unwritten.append(event.kind)
+
+            def flush(self) -> None:
+                unwritten.clear()
+
+        core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), Sink())
+        if copies_end:
+            store(core, "r", keys(1))
+        else:
+            core.submit([])
+        core.arrive("q")
+        core.finish("q")
+        core.end_step()
+        assert unwritten == []
 
     def test_wall_time_is_data_only(self) -> None:
         """S11: the same calls under another clock give the same decisions."""
