@@ -21,7 +21,7 @@ from kvsm.errors import (
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
 __all__ = [
     "Offloader",
@@ -30,6 +30,7 @@ __all__ = [
     "PreparedStore",
     "Ended",
     "LookupResult",
+    "TransferJob",
     "TransferPlan",
     "WorkerReport",
     "Direction",

@@ -36,18 +36,25 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host_blocks: slots of the host pool. device_blocks: blocks of the device pool, so that a lease has a
     place. block_bytes: bytes of one block on one worker (for accounting). workers: ranks that must report
-    each transfer. policy: `lru`, `arc`, `s3fifo`, `slru`, or `package.module:Class`. max_live_transfers:
-    planned or in flight at once. defer_ticks: how long a match may wait for a block in flight; 0 never
-    waits, and the block is computed again.
+    each transfer. blocks_per_chunk: device blocks that one slot holds. policy: `lru`, `arc`, `s3fifo`,
+    `slru`, or `package.module:Class`. max_live_transfers: planned or in flight at once. defer_ticks: how
+    long a match may wait for a block in flight; 0 never waits, and the block is computed again.
+    transfer_ticks: how long a transfer may be in flight until it counts as lost; 0 waits for ever.
+    store_threshold: a key is stored when it is offered for the n-th time. offer_history: keys whose offers
+    are remembered for that.
     """
 
     host_blocks: int
     device_blocks: int
     block_bytes: int = 0
     workers: int = 1
+    blocks_per_chunk: int = 1
     policy: str = "lru"
     max_live_transfers: int = 1024
     defer_ticks: int = 64
+    transfer_ticks: int = 10_000
+    store_threshold: int = 1
+    offer_history: int = 65_536
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -56,11 +63,22 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("block_bytes", 0, 1 << 40),
             ("workers", 1, TRANSFER.counters[0].limit),
             ("max_live_transfers", 1, BLOCK.counters[0].limit),
+            ("blocks_per_chunk", 1, 1 << 10),
             ("defer_ticks", 0, 1 << 31),
+            ("transfer_ticks", 0, 1 << 31),
+            ("store_threshold", 1, 1 << 31),
+            ("offer_history", 1, 1 << 31),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+Owners = tuple[tuple[str, Id], ...]
+"""(request, how many of an event's keys are its), in the order of the keys."""
+
+Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
+"""(request, settled, offered), the latter two in blocks of each KV cache group."""
 
 
 class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -89,13 +107,15 @@ class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 
 
 class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=3):
-    """The engine took its device blocks. Its pins are released; its copies in flight keep their leases."""
+    """The engine took its device blocks. Its pins are released and its cursors restart; its copies in flight
+    keep their leases."""
 
     request: str
 
 
 class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=4):
-    """Finished or aborted. It is RELEASED in this very event, or by the end of its last live transfer."""
+    """Finished or aborted. It is RELEASED in this very event, or by the end of its load. Its stores go on:
+    others may want them."""
 
     request: str
     aborted: bool = False
@@ -142,13 +162,14 @@ class BlocksEvicted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag
 
 
 class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=10):
-    """A transfer will copy device_blocks[i] to slots[i], which will then hold keys[i].
+    """A transfer will copy the i-th chunk of `device_blocks` to slots[i], which will then hold keys[i].
 
     A plan's event number is the transfer's id and the generation of the blocks that it allocates: one
-    number, never reused, names all three.
+    number, never reused, names all three. owners: (request, how many of the keys are its), in their order,
+    for whoever reads the log: a store needs no request. Nobody's, if the free queue was stored.
     """
 
-    request: str
+    owners: Owners
     keys: tuple[bytes, ...]
     slots: Ids
     device_blocks: Ids
@@ -157,23 +178,26 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=11):
     """Offered blocks that were not stored, and why (`SkipReason`); the engine may offer them again."""
 
-    request: str
+    owners: Owners
     keys: tuple[bytes, ...]
     reason: str
 
 
 class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=12):
-    """A transfer will copy slots[i] to device_blocks[i]: the first pins of the request's match.
+    """A transfer will copy slots[i], the first pins of the request's match, to the i-th chunk of
+    `device_blocks`.
 
     The event number is the transfer's id. Pins beyond those loaded are released. A pinned block that was
     invalidated since the match is not readable any more: the plan is then empty, `voided` is true, and
-    the request is told that its load failed.
+    the request is told that its load failed. parts: where not all of every chunk is loaded, which: part p
+    is place p % blocks_per_chunk of slots[p // blocks_per_chunk], and goes to the device block beside it.
     """
 
     request: str
     slots: Ids
     device_blocks: Ids
     voided: bool = False
+    parts: Ids = ()
 
 
 class TransfersSubmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=13):
@@ -240,6 +264,26 @@ class Ticked(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=22):
     tick: Id
 
 
+class BlocksOffered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=23):
+    """How far the blocks of these requests have been dealt with, by KV cache group: every block before
+    `settled` is stored, being stored, or will not be; those up to `offered` have been looked at once."""
+
+    offers: tuple[Offer, ...]
+
+
+class OffersCounted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=24):
+    """These keys were offered once more; they are not stored before their n-th time (store_threshold)."""
+
+    keys: tuple[bytes, ...]
+
+
+class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=25):
+    """The engine gave these device blocks away to be computed: what a load of an older epoch brought into
+    them is gone."""
+
+    device_blocks: Ids
+
+
 class SkipReason:
     """Why an offered block was not stored."""
 
@@ -247,6 +291,9 @@ class SkipReason:
     KEY_IN_FLIGHT = "key in flight"
     DEVICE_BLOCK_IN_FLIGHT = "device block in flight"
     TOO_MANY_TRANSFERS = "too many live transfers"
+    OLDER_EPOCH = "brought by a load of an older epoch"
+    BELOW_THRESHOLD = "offered too seldom"
+    DRAINING = "a reset is draining"
 
 
 class RejectReason:
@@ -262,7 +309,7 @@ class RejectReason:
 
 _B, _T, _L, _R = BlockTrigger, TransferTrigger, LeaseTrigger, RequestTrigger
 _BLOCK_ENDS = (_B.END_COPY_GOOD, _B.END_COPY_BAD)
-_ENDS = (_L.END_READ, _L.END_WRITE, _R.END_STORE, _R.END_LOAD, _R.WAKE)
+_ENDS = (_L.END_READ, _L.END_WRITE, _R.END_LOAD, _R.WAKE)
 
 TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     LogOpened: (),
@@ -274,19 +321,22 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     RequestDeferred: (_R.DEFER,),
     KeysRecalled: (),
     BlocksEvicted: (_B.EVICT, _B.TOUCH),
-    StorePlanned: (_R.BEGIN_STORE, _B.ALLOCATE, _L.BEGIN_READ),
+    StorePlanned: (_B.ALLOCATE, _L.BEGIN_READ),
     StoreSkipped: (),
     LoadPlanned: (_R.BEGIN_LOAD, _B.BEGIN_LOAD, _B.UNPIN, _L.BEGIN_WRITE, _R.END_LOAD),
     TransfersSubmitted: (_T.SUBMIT, _B.SUBMIT_STORE),
     TransferCancelled: (_T.CANCEL, _B.CANCEL, _B.END_COPY_BAD, *_ENDS),
     WorkerReported: (_T.REPORT_GOOD, _T.REPORT_BAD, *_BLOCK_ENDS, _B.INVALIDATE, *_ENDS),
     ReportRejected: (),
-    TransferLost: (_T.LOSE, _B.LOSE, _L.LOSE, _R.END_STORE, _R.END_LOAD, _R.WAKE),
+    TransferLost: (_T.LOSE, _B.LOSE, _L.LOSE, _L.END_READ, _R.END_LOAD, _R.WAKE),
     BlocksTouched: (_B.TOUCH,),
     FlushRequested: (),
     CacheReset: (_T.CANCEL, _T.ABANDON, _B.CANCEL, _B.END_COPY_BAD, _B.INVALIDATE, *_ENDS),
     StepEnded: (),
     Ticked: (_R.WAKE,),
+    BlocksOffered: (),
+    OffersCounted: (),
+    BlocksRewritten: (),
 }
 """Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several
 for one machine, its fields or the transfer that it names decide: good or bad, store or load."""

@@ -91,3 +91,15 @@ def to_list(ids: Ids | IdArray) -> list[int]:
     if isinstance(ids, bytes):
         ids = _unpack_bytes(ids)
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def listed(ids: IdArray) -> Sequence[int]:
+    """An array of the ledger as a sequence of plain ints, without copying a tuple."""
+    return ids if type(ids) is tuple else ids.tolist()  # type: ignore[union-attr]
+
+
+def equal(first: IdArray, second: IdArray) -> bool:
+    """Whether two arrays of the ledger hold the same ids in the same order."""
+    if type(first) is tuple and type(second) is tuple:
+        return first == second
+    return bool(np.array_equal(first, second))

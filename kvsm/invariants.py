@@ -21,7 +21,7 @@ S7    what a match counted it holds until the load, or it is voided         both
 S9    nothing waits for what will not come; at rest, nothing is left        here
 S10   the events published, a snapshot, and the fold tell of one state      kvsm.replay
 S13   a key has one block, a device block one store in flight               both
-S14   nothing of an older epoch can be matched                              both
+S14   nothing of an older epoch can be matched, or be stored again          both
 ====  ====================================================================  ==============
 
 Not checked here, because a ledger and its log do not hold what it takes: S8 (every call is legal: the core's
@@ -34,6 +34,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from operator import gt
 
 import msgspec
 import numpy as np
@@ -59,8 +60,8 @@ PROPERTIES: dict[str, str] = {
     "S7": "What a match counts, it holds: a pin until the load begins, a reader until it ends, or released.",
     "S9": "When all copies have ended and all requests finished, no job, hold, lease or request is left.",
     "S10": "Folding the log gives the live state; folding the published events gives the matchable keys.",
-    "S13": "A stored key is not stored again, nor is a device block whose store is in flight.",
-    "S14": "After a reset nothing matches that was stored before it.",
+    "S13": "Nothing stored or being stored is stored again, and no offered block is passed over.",
+    "S14": "After a reset nothing matches that was stored before it, and what it loaded is not stored again.",
 }
 """What each checked property says, in one sentence."""
 
@@ -297,19 +298,22 @@ def copies_and_pins_equal_holders(holds: _Holds) -> Iterator[Violation]:
             yield Violation("S4", f"{_slot_words(ledger, slots)}: {message} (hold it: {held})", slots)
 
 
-def requests_count_their_transfers(holds: _Holds) -> Iterator[Violation]:
-    """S4: a request knows how many copies of it are in flight; only so is it released with the last."""
+def requests_name_their_loads(holds: _Holds) -> Iterator[Violation]:
+    """S4: a request knows its one load in flight; only so is it told the end, and released with it."""
     ledger = holds.ledger
-    live = Counter(transfer.request for transfer in ledger.transfers.values())
+    live: dict[str, list[int]] = {}
+    for transfer in ledger.transfers.values():
+        if transfer.direction is Direction.LOAD:
+            live.setdefault(transfer.owners[0][0], []).append(transfer.id)
     for name, request in ledger.requests.items():
         _, (count,) = REQUEST_WORDS.decode(request.word)
-        if count != live[name]:
-            message = f"request {name} counts {count} transfers, and {live[name]} are live"
-            yield Violation("S4", message, requests=(name,))
-    for transfer in ledger.transfers.values():
-        if transfer.request not in ledger.requests:
-            message = f"{_name(transfer)} belongs to request {transfer.request}, which was released"
-            yield Violation("S4", message, transfers=(transfer.id,), requests=(transfer.request,))
+        loads = live.pop(name, [])
+        if loads != ([request.load] if request.load else []) or count != len(loads):
+            message = f"request {name} counts {count} loads and names {request.load}; live are {loads}"
+            yield Violation("S4", message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,))
+    for name, loads in live.items():
+        message = f"{_name(ledger.transfers[loads[0]])} is of request {name}, which was released"
+        yield Violation("S4", message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,))
 
 
 def reports_add_up(holds: _Holds) -> Iterator[Violation]:
@@ -345,18 +349,18 @@ def matches_hold_pins(holds: _Holds) -> Iterator[Violation]:
 
 
 def waits_have_owners(holds: _Holds) -> Iterator[Violation]:
-    """S9: who is DEFERRED waits for a live transfer; who is FINISHED is released by a live transfer's end."""
+    """S9: who is DEFERRED waits for a live transfer; who is FINISHED is released by its load's end."""
     ledger = holds.ledger
     for name, request in ledger.requests.items():
-        state, (transfers,) = REQUEST_WORDS.decode(request.word)
+        state, (loads,) = REQUEST_WORDS.decode(request.word)
         if (state == RequestState.DEFERRED) != (ledger.deferred.get(name) is request):
             message = f"request {name} is {request.state.name}, and the list of deferred ones says otherwise"
             yield Violation("S9", message, requests=(name,))
         elif state == RequestState.DEFERRED and request.awaits not in ledger.transfers:
             message = f"request {name} waits for transfer {request.awaits}, which is not live"
             yield Violation("S9", message, transfers=(request.awaits,), requests=(name,))
-        elif state == RequestState.RELEASED or (state == RequestState.FINISHED and not transfers):
-            message = f"request {name} is {request.state.name} without a transfer, and still kept"
+        elif state == RequestState.RELEASED or (state == RequestState.FINISHED and not loads):
+            message = f"request {name} is {request.state.name} without a load, and still kept"
             yield Violation("S9", message, requests=(name,))
 
 
@@ -369,15 +373,55 @@ def epochs_are_current(holds: _Holds) -> Iterator[Violation]:
             yield Violation("S14", message, transfers=(transfer.id,))
 
 
+def cursors_are_in_order(holds: _Holds) -> Iterator[Violation]:
+    """S13: what a request has settled it has offered: else a block would be dealt with unseen."""
+    for name, request in holds.ledger.requests.items():
+        settled, offered = request.settled, request.offered
+        if len(settled) != len(offered) or any(map(gt, settled, offered)):
+            message = f"request {name} settled {settled} of its blocks, and offered {offered}"
+            yield Violation("S13", message, requests=(name,))
+
+
+def provenance_is_of_one_epoch(holds: _Holds) -> Iterator[Violation]:
+    """S14: a device block holds what one load brought, of this epoch or of an older one."""
+    ledger = holds.ledger
+    brought, stale = ledger.provenance.brought, ledger.provenance.stale
+    limit = ledger.config.device_blocks
+    loads = [one for one in ledger.transfers.values() if one.direction is Direction.LOAD]
+    loading = {block for one in loads if one.epoch == ledger.epoch for block in to_list(one.device_blocks)}
+    for blocks, message in (
+        (sorted(loading - brought.keys()), "a load writes it, and no note says what it brings"),
+        (sorted(brought.keys() & stale.keys()), "brought by a load of this epoch and of an older one"),
+        (sorted(one for one in (*brought, *stale) if not 0 <= one < limit), "no device block of the pool"),
+    ):
+        if blocks:
+            named = tuple(blocks[:MOST_NAMED])
+            yield Violation("S14", f"device blocks {list(named)}: {message}", device_blocks=named)
+
+
+def history_is_bounded(holds: _Holds) -> Iterator[Violation]:
+    """S1: the history of offers keeps to its limit (rule 10), and counts nothing that was never offered."""
+    offers = holds.ledger.offers
+    if len(offers.times) > holds.ledger.config.offer_history:
+        limit = holds.ledger.config.offer_history
+        yield Violation("S1", f"{len(offers.times)} keys are in the history of offers, and {limit} may be")
+    never = [key for key, times in offers.times.items() if times < 1]
+    if never:
+        yield Violation("S1", f"key {never[0].hex()} is in the history of offers, offered 0 times")
+
+
 CHECKS: tuple[Callable[[_Holds], Iterator[Violation]], ...] = (
     slots_stand_in_one_list,
     index_names_live_blocks,
     live_copies_keep_their_slots,
     leases_equal_live_copies,
     copies_and_pins_equal_holders,
-    requests_count_their_transfers,
+    requests_name_their_loads,
     reports_add_up,
     matches_hold_pins,
     waits_have_owners,
     epochs_are_current,
+    cursors_are_in_order,
+    provenance_is_of_one_epoch,
+    history_is_bounded,
 )

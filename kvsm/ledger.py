@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from operator import itemgetter
+from operator import gt, itemgetter
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -33,16 +33,16 @@ from numpy.typing import NDArray
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import Direction, OffloadConfig, OffloadingEvent
-from kvsm.ids import NO_IDS, IdArray, unpack
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent, Owners
+from kvsm.ids import NO_IDS, IdArray, equal, listed, unpack
 from kvsm.policies import Choice, make_policy
 from kvsm.policies.slot_queue import SlotQueue
-from kvsm.records import Request, Transfer
+from kvsm.records import OfferHistory, Provenance, Request, Transfer
 from kvsm.states.block import BLOCK_WORDS, IDLE, PINNED_ONCE, BlockState, BlockTrigger
 from kvsm.states.lease import LEASE_WORDS, LeaseTrigger
 from kvsm.states.request import REQUEST_WORDS, RequestState, RequestTrigger
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState, TransferTrigger
-from kvsm.states.words import STATE_MASK, StateWords, Words
+from kvsm.states.words import STATE_MASK, StateWords, pick
 
 _FIRST_INDEXED, _LAST_INDEXED = int(BlockState.ALLOCATED), int(BlockState.LOADING)
 _FIRST_READABLE, _LAST_READABLE = int(BlockState.STORED), int(BlockState.LOADING)
@@ -73,10 +73,8 @@ _LEASE_END_READ = LeaseTrigger.END_READ
 _LEASE_END_WRITE = LeaseTrigger.END_WRITE
 _LEASE_LOSE = LeaseTrigger.LOSE
 _REQUEST_BEGIN_LOAD = RequestTrigger.BEGIN_LOAD
-_REQUEST_BEGIN_STORE = RequestTrigger.BEGIN_STORE
 _REQUEST_DEFER = RequestTrigger.DEFER
 _REQUEST_END_LOAD = RequestTrigger.END_LOAD
-_REQUEST_END_STORE = RequestTrigger.END_STORE
 _REQUEST_FINISH = RequestTrigger.FINISH
 _REQUEST_HIT = RequestTrigger.HIT
 _REQUEST_MISS = RequestTrigger.MISS
@@ -86,14 +84,14 @@ _REQUEST_WAKE = RequestTrigger.WAKE
 _COMPLETED = TransferState.COMPLETED
 _FAILED = TransferState.FAILED
 _PLANNED = TransferState.PLANNED
-_RELEASED = RequestState.RELEASED
+_FINISHED, _RELEASED = RequestState.FINISHED, RequestState.RELEASED
 _UNDER_WAY = (TransferState.SUBMITTED, TransferState.ABANDONED)
 
 
 class CacheListener(Protocol):
     """Hears, in order, how the set of readable keys changes. It must not touch the ledger."""
 
-    def stored(self, keys: Sequence[bytes]) -> None: ...
+    def stored(self, transfer: int, keys: Sequence[bytes]) -> None: ...
 
     def removed(self, keys: Sequence[bytes]) -> None: ...
 
@@ -108,6 +106,8 @@ class Ledger:
         self.seq = self.step = self.tick = self.epoch = 0
         self.voided_at = 0
         """Number of the last event that invalidated a block: pins taken after it all hold."""
+        self.ended_at = self.forgotten_at = 0
+        """Numbers of the last event that ended a transfer, and of the last after which a key was gone."""
         slots = config.host_blocks
         self.blocks = StateWords(BLOCK_WORDS, slots)
         self.leases = StateWords(LEASE_WORDS, config.device_blocks)
@@ -123,6 +123,7 @@ class Ledger:
         self._planned_word = TRANSFER_WORDS.encode(TransferState.PLANNED, (config.workers,))
         self.requests: dict[str, Request] = {}
         self.deferred: dict[str, Request] = {}
+        self.provenance, self.offers = Provenance(), OfferHistory(config.offer_history)
         self._handlers: dict[type[OffloadingEvent], Callable[[Any], Transfer | None]] = {
             ev.LogOpened: self._opened,
             ev.RequestArrived: self._arrived,
@@ -146,6 +147,9 @@ class Ledger:
             ev.CacheReset: self._reset,
             ev.StepEnded: self._noted,
             ev.Ticked: self._ticked,
+            ev.BlocksOffered: self._offered,
+            ev.OffersCounted: self._offers_counted,
+            ev.BlocksRewritten: self._rewritten,
         }
 
     def apply(self, event: OffloadingEvent) -> Transfer | None:
@@ -169,7 +173,7 @@ class Ledger:
         """The keys of these slots' latest lives."""
         if len(slots) < 2:
             return [self.key_of[slot] for slot in slots]
-        return cast(Sequence[bytes], itemgetter(*_listed(slots))(self.key_of))
+        return cast(Sequence[bytes], itemgetter(*listed(slots))(self.key_of))
 
     def live_pins(self, request: Request) -> IdArray:
         """The pins that still hold: same life of the slot, and not invalidated since."""
@@ -215,7 +219,7 @@ class Ledger:
     def _leave(self, request: Request, trigger: RequestTrigger, seq: int) -> None:
         word = REQUEST_WORDS.step(request.word, trigger, request.name, seq)
         self._unpin(request, self.live_pins(request), seq)
-        request.patience = -1
+        request.patience, request.settled, request.offered = -1, (), ()
         self._settle(request, word)
 
     def _matched(self, event: ev.HitMatched) -> None:
@@ -226,7 +230,7 @@ class Ledger:
         if len(slots):
             new = self.blocks.check(slots, _BLOCK_PIN, event.seq)
             self.blocks.commit(slots, new)
-            busy = _pick(slots, new, PINNED_ONCE)
+            busy = pick(slots, new, PINNED_ONCE)
             if len(busy):
                 self.policy.busy(busy)
             request.pins, request.pinned_at = slots, event.seq
@@ -259,12 +263,25 @@ class Ledger:
     def _recalled(self, event: ev.KeysRecalled) -> None:
         self.policy.recalled(event.keys)
 
+    def _offered(self, event: ev.BlocksOffered) -> None:
+        requests = [self._request(event.seq, name) for name, _, _ in event.offers]
+        for request, (name, settled, offered) in zip(requests, event.offers):
+            if len(settled) != len(offered) or any(map(gt, settled, offered)):
+                raise InvalidEvent(event.seq, f"request {name} has settled more than it offered")
+            if request.word & STATE_MASK == _FINISHED:
+                raise InvalidEvent(event.seq, f"request {name} is over, and has nothing to offer")
+        for request, (_, settled, offered) in zip(requests, event.offers):
+            request.settled, request.offered = settled, offered
+
+    def _offers_counted(self, event: ev.OffersCounted) -> None:
+        self.offers.count(event.keys)
+
     def _evicted(self, event: ev.BlocksEvicted) -> None:
         victims, moved = unpack(event.slots), unpack(event.moved)
         new = self.blocks.check(victims, _BLOCK_EVICT, event.seq)
         if len(moved):
             self.blocks.check(moved, _BLOCK_TOUCH, event.seq)
-            if not set(_listed(victims)).isdisjoint(_listed(moved)):
+            if not set(listed(victims)).isdisjoint(listed(moved)):
                 raise InvalidEvent(event.seq, "a block is evicted and moved at once")
         self.blocks.commit(victims, new)
         keys = self._unindex(victims)
@@ -274,15 +291,11 @@ class Ledger:
             self.listener.removed(keys)
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
-        seq, slots, device_blocks, keys = (
-            event.seq,
-            unpack(event.slots),
-            unpack(event.device_blocks),
-            event.keys,
-        )
-        request = self.requests.get(event.request) or Request(event.request)
-        self._paired(seq, len(keys), slots, device_blocks)
-        word = REQUEST_WORDS.step(request.word, _REQUEST_BEGIN_STORE, request.name, seq)
+        seq, keys = event.seq, event.keys
+        slots, device_blocks = unpack(event.slots), unpack(event.device_blocks)
+        if len(keys) != len(slots) or sum([count for _, count in event.owners]) not in (0, len(keys)):
+            raise InvalidEvent(seq, "a store names as many slots as keys, and owners for all or for none")
+        self._paired(seq, slots, device_blocks)
         new = self.blocks.check(slots, _BLOCK_ALLOCATE, seq)
         leased = self.leases.check(device_blocks, _LEASE_BEGIN_READ, seq)
         self._enter(seq, keys, slots)
@@ -294,9 +307,9 @@ class Ledger:
                 self.generation[slot] = seq
         else:
             self.generation_view[slots] = seq
-        request.word = word
-        self.requests[request.name] = request
-        self._plan(seq, Direction.STORE, request, slots, device_blocks, keys)
+        self.provenance.rewritten(device_blocks)
+        self.offers.forget(keys)
+        self._plan(seq, Direction.STORE, event.owners, slots, device_blocks, keys)
 
     def _enter(self, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
         """Let the index name these slots by these keys. Refuses a key that stands in it, or twice here.
@@ -304,7 +317,7 @@ class Ledger:
         The index grows by one a key exactly if all keys are new: that is cheaper to see afterwards, and
         a refusal, which only a wrong event earns, puts back what it was.
         """
-        numbers, index, key_of = _listed(slots), self.index, self.key_of
+        numbers, index, key_of = listed(slots), self.index, self.key_of
         size = len(index) + len(keys)
         index.update(zip(keys, numbers))
         if len(index) != size:
@@ -327,17 +340,28 @@ class Ledger:
             request.word = REQUEST_WORDS.step(word, _REQUEST_END_LOAD, request.name, seq)
             return
         loaded = len(slots)
-        promised = _same(slots, request.pins[:loaded])
-        if not promised or not (live is request.pins or _same(slots, live[:loaded])):
+        promised = equal(slots, request.pins[:loaded])
+        if not promised or not (live is request.pins or equal(slots, live[:loaded])):
             raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
-        self._paired(seq, loaded, slots, device_blocks)
+        parts = unpack(event.parts)
+        self._paired(seq, slots, device_blocks, parts)
         new = self.blocks.check(slots, _BLOCK_BEGIN_LOAD, seq)
         leased = self.leases.check(device_blocks, _LEASE_BEGIN_WRITE, seq)
         self.blocks.commit(slots, new)
         self.leases.commit(device_blocks, leased)
         self._unpin(request, live[loaded:] if loaded < len(live) else NO_IDS, seq)
-        request.word = word
-        self._plan(seq, Direction.LOAD, request, slots, device_blocks, ())
+        request.word, request.load = word, seq
+        self.provenance.bring(device_blocks, self._keys_by_device_block(slots, parts))
+        self._plan(seq, Direction.LOAD, ((request.name, loaded),), slots, device_blocks, ())
+
+    def _keys_by_device_block(self, slots: IdArray, parts: IdArray) -> Sequence[bytes]:
+        keys, chunk = self.keys_of(slots), self.config.blocks_per_chunk
+        if len(parts):
+            return [keys[part // chunk] for part in listed(parts)]
+        return keys if chunk == 1 else [key for key in keys for _ in range(chunk)]
+
+    def _rewritten(self, event: ev.BlocksRewritten) -> None:
+        self.provenance.rewritten(unpack(event.device_blocks))
 
     # Transfers.
 
@@ -345,15 +369,13 @@ class Ledger:
         self,
         seq: int,
         direction: Direction,
-        request: Request,
+        owners: Owners,
         slots: IdArray,
         device_blocks: IdArray,
         keys: tuple[bytes, ...],
     ) -> None:
-        word = TRANSFER_WORDS.encode(_PLANNED, (self.config.workers,))
-        self.transfers[seq] = Transfer(
-            seq, direction, request.name, slots, device_blocks, keys, word, self.epoch
-        )
+        word = self._planned_word
+        self.transfers[seq] = Transfer(seq, direction, owners, slots, device_blocks, keys, word, self.epoch)
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         seq = event.seq
@@ -361,7 +383,7 @@ class Ledger:
         words = [TRANSFER_WORDS.step(one.word, _TRANSFER_SUBMIT, one.id, seq) for one in transfers]
         # A planned store's slots are ALLOCATED and its own, so that the next step cannot be refused.
         for transfer, word in zip(transfers, words):
-            transfer.word = word
+            transfer.word, transfer.since = word, self.tick
             if transfer.direction is Direction.STORE:
                 self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
 
@@ -387,7 +409,7 @@ class Ledger:
         trigger = _BLOCK_END_COPY_GOOD if good else _BLOCK_END_COPY_BAD
         new = self.blocks.advance(slots, trigger, seq)
         if transfer.direction is Direction.LOAD:
-            idle = _pick(slots, new, IDLE)
+            idle = pick(slots, new, IDLE)
             if len(idle):
                 self.policy.idle(idle)
             if len(idle) == len(slots):
@@ -395,15 +417,15 @@ class Ledger:
         elif good:
             self.policy.admitted(slots, transfer.keys)
             if self.listener is not None:
-                self.listener.stored(transfer.keys)
+                self.listener.stored(transfer.id, transfer.keys)
         elif transfer.word & STATE_MASK == _FAILED:
             self._unindex(slots)
-        freed = _pick(slots, new, _EVICTED_WORD)
+        freed = pick(slots, new, _EVICTED_WORD)
         if len(freed):
             self.free.append(freed)
 
     def _end(self, transfer: Transfer, seq: int) -> None:
-        """The transfer is over: its leases, its request's count of it, and who waited for it."""
+        """The transfer is over: its leases, the request that it loads for, and who waited for it."""
         store = transfer.direction is Direction.STORE
         lease = _LEASE_END_READ if store else _LEASE_END_WRITE
         self.leases.advance(transfer.device_blocks, lease, seq)
@@ -411,10 +433,14 @@ class Ledger:
 
     def _close(self, transfer: Transfer, seq: int) -> None:
         del self.transfers[transfer.id]
-        request = self.requests[transfer.request]
-        store = transfer.direction is Direction.STORE
-        trigger = _REQUEST_END_STORE if store else _REQUEST_END_LOAD
-        self._settle(request, REQUEST_WORDS.step(request.word, trigger, request.name, seq))
+        self.ended_at = seq
+        if transfer.direction is Direction.LOAD:
+            request = self.requests[transfer.owners[0][0]]
+            request.load = 0
+            if transfer.word & STATE_MASK != _COMPLETED:
+                # The request computes these blocks itself before it offers them.
+                self.provenance.forget(transfer.device_blocks)
+            self._settle(request, REQUEST_WORDS.step(request.word, _REQUEST_END_LOAD, request.name, seq))
         if self.deferred:
             self._wake(seq, [one for one in self.deferred.values() if one.awaits == transfer.id])
 
@@ -436,13 +462,15 @@ class Ledger:
 
     def _lost(self, event: ev.TransferLost) -> Transfer | None:
         seq, transfer = event.seq, self._transfer(event.seq, event.transfer)
-        transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_LOSE, transfer.id, seq)
         slots = transfer.slots
+        transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_LOSE, transfer.id, seq)
         new = self.blocks.check(slots, _BLOCK_LOSE, seq)
         self._withdraw(slots)
         self.blocks.commit(slots, new)
         self.voided_at = seq
-        self.leases.advance(transfer.device_blocks, _LEASE_LOSE, seq)
+        # A block that the lost copy may still read can be reused: its bytes go to a retired slot.
+        lease = _LEASE_END_READ if transfer.direction is Direction.STORE else _LEASE_LOSE
+        self.leases.advance(transfer.device_blocks, lease, seq)
         self._close(transfer, seq)
         return transfer
 
@@ -454,8 +482,7 @@ class Ledger:
 
     def _touched(self, event: ev.BlocksTouched) -> None:
         slots = unpack(event.slots)
-        words = self.blocks.check(slots, _BLOCK_TOUCH, event.seq)
-        self.policy.touched(_pick(slots, words, IDLE))
+        self.policy.touched(pick(slots, self.blocks.check(slots, _BLOCK_TOUCH, event.seq), IDLE))
 
     def _reset(self, event: ev.CacheReset) -> None:
         if event.epoch != self.epoch + 1:
@@ -471,6 +498,9 @@ class Ledger:
         named = np.flatnonzero((states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED))
         if len(named):
             self._invalidate(named, seq)
+        self.provenance.age()
+        for request in self.requests.values():
+            request.settled = request.offered = ()
         self.policy = make_policy(self.config.policy, self.config.host_blocks)
         if self.listener is not None:
             self.listener.cleared()
@@ -509,6 +539,7 @@ class Ledger:
         index = self.index
         for key in keys:
             del index[key]
+        self.forgotten_at = self.seq + 1
         return keys
 
     def _unpin(self, request: Request, slots: IdArray, seq: int) -> None:
@@ -516,7 +547,7 @@ class Ledger:
         request.pins = NO_IDS
         if len(slots):
             new = self.blocks.advance(slots, _BLOCK_UNPIN, seq)
-            idle = _pick(slots, new, IDLE)
+            idle = pick(slots, new, IDLE)
             if len(idle):
                 self.policy.idle(idle)
 
@@ -550,37 +581,20 @@ class Ledger:
             raise InvalidEvent(seq, "a transfer is named twice")
         return [self._transfer(seq, id) for id in ids]
 
-    @staticmethod
-    def _paired(seq: int, count: int, slots: IdArray, device_blocks: IdArray) -> None:
-        if not 0 < count == len(slots) == len(device_blocks):
-            raise InvalidEvent(seq, "a plan names as many slots as device blocks (and keys), at least one")
+    def _paired(self, seq: int, slots: IdArray, device_blocks: IdArray, parts: IdArray = NO_IDS) -> None:
+        """Refuse a plan whose device blocks are not the chunks of its slots, or the named parts of them."""
+        places = len(slots) * self.config.blocks_per_chunk
+        if not 0 < len(device_blocks) == (len(parts) or places):
+            raise InvalidEvent(seq, "a plan names a chunk of device blocks for each slot, at least one")
+        if len(parts):
+            named = listed(parts)
+            chunk = self.config.blocks_per_chunk
+            ascending = all(map(gt, named[1:], named))
+            if not ascending or {part // chunk for part in named} != set(range(len(slots))):
+                raise InvalidEvent(seq, "parts ascend, and name each slot of the plan and no other")
 
 
 def indexed_slots(ledger: Ledger) -> list[int]:
     """Slots whose block has a key that the index names: ALLOCATED to LOADING, by slot number."""
     states = ledger.blocks.view & STATE_MASK
     return np.flatnonzero((states >= _FIRST_INDEXED) & (states <= _LAST_INDEXED)).tolist()
-
-
-def _same(first: IdArray, second: IdArray) -> bool:
-    if type(first) is tuple and type(second) is tuple:
-        return first == second
-    return bool(np.array_equal(first, second))
-
-
-def _listed(ids: IdArray) -> Sequence[int]:
-    return ids if type(ids) is tuple else cast(NDArray[np.int64], ids).tolist()
-
-
-def _pick(slots: IdArray, words: Words, wanted: int) -> IdArray:
-    """Those of `slots` whose word is `wanted`."""
-    if type(words) is list:
-        if len(words) == 1:
-            return slots if words[0] == wanted else NO_IDS
-        wanting = words.count(wanted)
-        if wanting == len(words):
-            return slots
-        return tuple([slot for slot, word in zip(slots, words) if word == wanted]) if wanting else ()
-    if type(words) is int:
-        return slots if words == wanted else NO_IDS
-    return cast(NDArray[np.int64], cast(NDArray[np.int64], slots)[words == wanted])

@@ -8,17 +8,37 @@ from kvsm.events import Direction
 from kvsm.ids import Id, IdArray, Ids, unpack
 
 
-class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One copy of several blocks: device_blocks[i] and slots[i] are a pair. Fixed when planned."""
+class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One copy of several blocks: device_blocks[i] and host_blocks[i] are a pair. Fixed when planned.
+
+    A host block is the place of one device block in the host pool: place p of slot s is host block
+    s * blocks_per_chunk + p. With one device block a slot, host blocks are slots.
+    """
 
     transfer: Id
     direction: Direction
     device_blocks: Ids
-    slots: Ids
+    host_blocks: Ids
 
     def pairs(self) -> tuple[IdArray, IdArray]:
-        """(device blocks, host slots) as the ledger's arrays."""
-        return unpack(self.device_blocks), unpack(self.slots)
+        """(device blocks, host blocks) as the ledger's arrays."""
+        return unpack(self.device_blocks), unpack(self.host_blocks)
+
+
+class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every worker does in one engine step, before it computes.
+
+    It waits until the transfers in `flush` that it was given before have ended, starts `loads` and `stores`,
+    and waits for those of them that are in `flush` too. Loads may overwrite what the step before read, and
+    stores read what it wrote: on a device that computes asynchronously both start behind it (S12).
+    """
+
+    loads: tuple[TransferJob, ...] = ()
+    stores: tuple[TransferJob, ...] = ()
+    flush: tuple[Id, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.loads or self.stores or self.flush)
 
 
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True, gc=False):

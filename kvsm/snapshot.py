@@ -12,7 +12,7 @@ from hashlib import blake2b
 import msgspec
 import numpy as np
 
-from kvsm.events import Direction, OffloadConfig
+from kvsm.events import Direction, OffloadConfig, Owners
 from kvsm.ids import Ids, pack, unpack
 from kvsm.ledger import Ledger, indexed_slots
 from kvsm.records import Request, Transfer
@@ -23,12 +23,13 @@ from kvsm.states.words import STATE_MASK
 class _TransferState(msgspec.Struct, array_like=True, frozen=True):
     id: int
     direction: Direction
-    request: str
+    owners: Owners
     slots: Ids
     device_blocks: Ids
     keys: tuple[bytes, ...]
     word: int
     epoch: int
+    since: int
     reported: int
     flush: bool
 
@@ -40,6 +41,9 @@ class _RequestState(msgspec.Struct, array_like=True, frozen=True):
     pinned_at: int
     awaits: int
     patience: int
+    load: int
+    settled: tuple[int, ...]
+    offered: tuple[int, ...]
 
 
 class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
@@ -49,6 +53,8 @@ class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
     tick: int
     epoch: int
     voided_at: int
+    ended_at: int
+    forgotten_at: int
     blocks: bytes
     leases: bytes
     generations: bytes
@@ -58,6 +64,10 @@ class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
     policy: bytes
     transfers: tuple[_TransferState, ...]
     requests: tuple[_RequestState, ...]
+    brought: tuple[tuple[int, bytes], ...]
+    stale: tuple[tuple[int, bytes], ...]
+    offers: tuple[tuple[bytes, int], ...]
+    """The longest unoffered first."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -74,6 +84,8 @@ def snapshot(ledger: Ledger) -> bytes:
             tick=ledger.tick,
             epoch=ledger.epoch,
             voided_at=ledger.voided_at,
+            ended_at=ledger.ended_at,
+            forgotten_at=ledger.forgotten_at,
             blocks=ledger.blocks.view.tobytes(),
             leases=ledger.leases.view.tobytes(),
             generations=ledger.generation_view.tobytes(),
@@ -82,6 +94,9 @@ def snapshot(ledger: Ledger) -> bytes:
             policy=ledger.policy.snapshot(),
             transfers=tuple([_save_transfer(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
             requests=tuple([_save_request(ledger.requests[name]) for name in sorted(ledger.requests)]),
+            brought=tuple(sorted(ledger.provenance.brought.items())),
+            stale=tuple(sorted(ledger.provenance.stale.items())),
+            offers=tuple(ledger.offers.times.items()),
         )
     )
 
@@ -92,6 +107,10 @@ def restore(saved: bytes) -> Ledger:
     ledger = Ledger(state.config)
     ledger.seq, ledger.step, ledger.tick = state.seq, state.step, state.tick
     ledger.epoch, ledger.voided_at = state.epoch, state.voided_at
+    ledger.ended_at, ledger.forgotten_at = state.ended_at, state.forgotten_at
+    ledger.provenance.brought.update(state.brought)
+    ledger.provenance.stale.update(state.stale)
+    ledger.offers.times.update(state.offers)
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
     ledger.generation_view[:] = np.frombuffer(state.generations, dtype=np.int64)
@@ -120,12 +139,13 @@ def _save_transfer(one: Transfer) -> _TransferState:
     return _TransferState(
         one.id,
         one.direction,
-        one.request,
+        one.owners,
         pack(one.slots),
         pack(one.device_blocks),
         one.keys,
         one.word,
         one.epoch,
+        one.since,
         one.reported,
         one.flush,
     )
@@ -135,23 +155,35 @@ def _load_transfer(saved: _TransferState) -> Transfer:
     transfer = Transfer(
         saved.id,
         saved.direction,
-        saved.request,
+        saved.owners,
         unpack(saved.slots),
         unpack(saved.device_blocks),
         saved.keys,
         saved.word,
         saved.epoch,
+        saved.since,
     )
     transfer.reported, transfer.flush = saved.reported, saved.flush
     return transfer
 
 
 def _save_request(one: Request) -> _RequestState:
-    return _RequestState(one.name, one.word, pack(one.pins), one.pinned_at, one.awaits, one.patience)
+    return _RequestState(
+        one.name,
+        one.word,
+        pack(one.pins),
+        one.pinned_at,
+        one.awaits,
+        one.patience,
+        one.load,
+        one.settled,
+        one.offered,
+    )
 
 
 def _load_request(saved: _RequestState) -> Request:
     request = Request(saved.name)
     request.word, request.pins = saved.word, unpack(saved.pins)
     request.pinned_at, request.awaits, request.patience = saved.pinned_at, saved.awaits, saved.patience
+    request.load, request.settled, request.offered = saved.load, saved.settled, saved.offered
     return request

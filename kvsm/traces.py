@@ -1,16 +1,17 @@
 """Workloads: requests as a serving engine meets them, read from a trace or generated.
 
 Both have the form of the Mooncake traces: when a request arrives, how many tokens it brings and asks
-for, and one hash id per started block of `BLOCK_TOKENS` prompt tokens. A hash id stands for the *whole*
-prefix that ends with its block: equal ids mean equal prefixes, so that a cache may share them. Output
-tokens have no ids; the engine gives the blocks that they fill keys of their own (`output_key`), so that
-such a block is stored and evicted like any other, but found again by its own request only.
+for, and one hash id per started block of `block_tokens` prompt tokens (Mooncake's: 512). A hash id stands
+for the *whole* prefix that ends with its block: equal ids mean equal prefixes, so that a cache may share
+them. An engine whose blocks are smaller takes the parts of an id as hashes of their own. Output tokens have
+no ids; the blocks that they fill get hashes of their own (`output_hash`), so that such a block is stored and
+evicted like any other, but found again by its own request only.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import blake2b
 from heapq import heappop, heappush
 from itertools import accumulate, count
@@ -23,12 +24,9 @@ import msgspec
 from kvsm.errors import TraceError
 
 BLOCK_TOKENS = 512
-"""Tokens of a block."""
+"""Tokens that a hash id of a Mooncake trace stands for."""
 
 HASH_BYTES = 32
-GROUP_SUFFIX = (0).to_bytes(4, "big")
-"""Last bytes of a key: the KV cache group. A trace knows one group."""
-KEY_BYTES = HASH_BYTES + len(GROUP_SUFFIX)
 
 _Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 _Length = Annotated[int, msgspec.Meta(ge=1)]
@@ -43,41 +41,42 @@ class TraceRequest(msgspec.Struct, frozen=True, rename={"arrival_ms": "timestamp
     output_length: _Length
     hash_ids: tuple[_HashId, ...]
 
-    @property
-    def blocks(self) -> int:
-        """Blocks that its prompt and its output need together."""
-        return started_blocks(self.input_length + self.output_length)
 
-
-def started_blocks(tokens: int) -> int:
+def started_blocks(tokens: int, block_tokens: int) -> int:
     """Blocks that so many tokens need; the last of them may not be full."""
-    return -(-tokens // BLOCK_TOKENS)
+    return -(-tokens // block_tokens)
 
 
-def block_key(hash_id: int) -> bytes:
-    """36 bytes, vLLM's layout of an offload key: a block hash of 32 bytes, and the group index."""
-    return blake2b(b"%d" % hash_id, digest_size=HASH_BYTES).digest() + GROUP_SUFFIX
+def prompt_hashes(request: TraceRequest, block_tokens: int, hash_tokens: int) -> list[bytes]:
+    """One block hash for each whole `hash_tokens` of the prompt, which divide block_tokens.
+
+    The last part of an id's block ends where the block ends, and so has the hash of the id, however long the
+    parts are; the parts before it are told apart by their place.
+    """
+    ids, parts, full = request.hash_ids, block_tokens // hash_tokens, request.input_length // hash_tokens
+    return [
+        _hash(b"%d" % ids[number // parts])
+        if (number + 1) % parts == 0
+        else _hash(b"%d/%d" % (ids[number // parts], number % parts))
+        for number in range(full)
+    ]
 
 
-def block_keys(hash_ids: Iterable[int]) -> list[bytes]:
-    """The key of each hash id."""
-    return list(map(block_key, hash_ids))
+def output_hash(request: str, index: int) -> bytes:
+    """Block hash number `index` of a request, if the last token that it covers is an output token."""
+    return blake2b(f"{request}/{index}".encode(), digest_size=HASH_BYTES, person=b"kvsm output").digest()
 
 
-def output_key(request: str, index: int) -> bytes:
-    """Key of block `index` of a request, if its last token is an output token."""
-    return (
-        blake2b(f"{request}/{index}".encode(), digest_size=HASH_BYTES, person=b"kvsm output").digest()
-        + GROUP_SUFFIX
-    )
+def _hash(name: bytes) -> bytes:
+    return blake2b(name, digest_size=HASH_BYTES).digest()
 
 
 # Reading.
 
 
-def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRequest]:
+def read_trace(path: str | os.PathLike[str], block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
     """Stream a JSONL trace: `timestamp`, `input_length`, `output_length`, `hash_ids`; other fields are passed
-    over.
+    over. block_tokens: that a hash id stands for.
 
     Raises `TraceError` at the first line that is not such a request, that comes before the line above it
     in time, or whose ids do not match its length; and for a file without requests.
@@ -91,7 +90,7 @@ def read_trace(path: str | os.PathLike[str]) -> Iterator[TraceRequest]:
                     request = decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise TraceError(name, number, _why(line, error)) from error
-                wrong = _inconsistency(request, latest)
+                wrong = _inconsistency(request, latest, block_tokens)
                 if wrong:
                     raise TraceError(name, number, wrong)
                 latest = request.arrival_ms
@@ -109,14 +108,14 @@ def _why(line: bytes, error: Exception) -> str:
     return f"{what}: {error}"
 
 
-def _inconsistency(request: TraceRequest, latest_ms: float) -> str:
+def _inconsistency(request: TraceRequest, latest_ms: float, block_tokens: int) -> str:
     if request.arrival_ms < latest_ms:
         return f"timestamp {request.arrival_ms:g} comes after {latest_ms:g}; a trace is sorted by time"
-    expected = started_blocks(request.input_length)
+    expected = started_blocks(request.input_length, block_tokens)
     if len(request.hash_ids) != expected:
         return (
             f"{len(request.hash_ids)} hash_ids for {request.input_length} tokens; "
-            f"blocks of {BLOCK_TOKENS} tokens make {expected}"
+            f"blocks of {block_tokens} tokens make {expected}"
         )
     return ""
 
@@ -142,10 +141,11 @@ class _Conversation:
         """Tokens so far."""
 
 
-def multi_turn(seed: int, requests: int) -> Iterator[TraceRequest]:
+def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
     """Generate `requests` requests of conversations with several turns, in order of arrival.
 
-    Equal seeds give equal requests. The distributions:
+    Equal seeds give equal requests. The distributions, with lengths for blocks of 512 tokens; for other
+    blocks they are longer or shorter in proportion, so that the workload has about as many blocks:
 
     =====================  ===================================================================
     conversations start    as a Poisson process, one a second
@@ -159,11 +159,12 @@ def multi_turn(seed: int, requests: int) -> Iterator[TraceRequest]:
                            would grow beyond 32,768 tokens
     =====================  ===================================================================
     """
-    random, fresh, numbers = Random(seed), count(), count()
+    lengths = _Lengths(Random(seed), block_tokens)
+    random, fresh, numbers = lengths.random, count(), count()
     systems = []
     for _ in range(SYSTEM_PROMPTS):
-        length = _lognormal(random, 2000, 0.5, INPUT_MOST)
-        systems.append(([next(fresh) for _ in range(length // BLOCK_TOKENS)], length))
+        length = lengths.draw(2000, 0.5, INPUT_MOST)
+        systems.append(([next(fresh) for _ in range(length // block_tokens)], length))
     weights = list(accumulate(1 / rank for rank in range(1, SYSTEM_PROMPTS + 1)))
     # One conversation (None) always waits to start; when it does, the next one enters the heap. The number
     # decides between equal times, so that no comparison ever reaches a conversation.
@@ -175,26 +176,38 @@ def multi_turn(seed: int, requests: int) -> Iterator[TraceRequest]:
             heappush(turns, (now_ms + gap_ms, next(numbers), None))
             [(system_ids, length)] = random.choices(systems, cum_weights=weights)
             conversation = _Conversation(system_ids, length)
-        request = _take_turn(conversation, int(now_ms), random, fresh)
+        request = _take_turn(conversation, int(now_ms), lengths, fresh)
         yield request
         goes_on = random.random() < ANOTHER_TURN_PROBABILITY
-        if goes_on and conversation.context + INPUT_MOST + OUTPUT_MOST <= CONTEXT_MOST:
+        longest = conversation.context + lengths.of(INPUT_MOST + OUTPUT_MOST)
+        if goes_on and longest <= lengths.of(CONTEXT_MOST):
             wait_ms = request.output_length * OUTPUT_TOKEN_MS + random.expovariate(1 / THINK_TIME_MS)
             heappush(turns, (now_ms + wait_ms, next(numbers), conversation))
 
 
+class _Lengths:
+    """Draws lengths in tokens, in proportion to the blocks."""
+
+    def __init__(self, random: Random, block_tokens: int) -> None:
+        self.random, self.block_tokens = random, block_tokens
+
+    def of(self, tokens: int) -> int:
+        """What so many tokens are, if blocks have 512, for these blocks."""
+        return tokens * self.block_tokens // BLOCK_TOKENS
+
+    def draw(self, median: int, sigma: float, most: int) -> int:
+        """Lognormal, at least 1."""
+        return max(1, self.of(min(most, int(self.random.lognormvariate(log(median), sigma)))))
+
+
 def _take_turn(
-    conversation: _Conversation, arrival_ms: int, random: Random, fresh: Iterator[int]
+    conversation: _Conversation, arrival_ms: int, lengths: _Lengths, fresh: Iterator[int]
 ) -> TraceRequest:
-    ids = conversation.ids
-    input_length = conversation.context + _lognormal(random, 1000, 1.2, INPUT_MOST)
-    output_length = _lognormal(random, 250, 0.7, OUTPUT_MOST)
-    ids += [next(fresh) for _ in range(input_length // BLOCK_TOKENS - len(ids))]
+    ids, block_tokens = conversation.ids, lengths.block_tokens
+    input_length = conversation.context + lengths.draw(1000, 1.2, INPUT_MOST)
+    output_length = lengths.draw(250, 0.7, OUTPUT_MOST)
+    ids += [next(fresh) for _ in range(input_length // block_tokens - len(ids))]
     # A block that is not full yet will hold other tokens in the next turn: its id is of this turn only.
-    tail = [next(fresh)] if input_length % BLOCK_TOKENS else []
+    tail = [next(fresh)] if input_length % block_tokens else []
     conversation.context = input_length + output_length
     return TraceRequest(arrival_ms, input_length, output_length, tuple(ids + tail))
-
-
-def _lognormal(random: Random, median: int, sigma: float, most: int) -> int:
-    return max(1, min(most, int(random.lognormvariate(log(median), sigma))))

@@ -1,4 +1,4 @@
-"""A worker: runs the plans of one rank on its copy engine, and reports the end of each.
+"""A worker: carries out the plans of one rank on its copy engine, and reports the end of each transfer.
 
 Several workers may live in one process, each with its own engine and pools.
 """
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvsm.cuda_io.engine import CopyEngine
-from kvsm.errors import TransferFailed
+from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
@@ -48,20 +48,35 @@ class Worker:
         self._refused: list[WorkerReport] = []
         self._totals = {direction: CopyStatistics() for direction in Direction}
 
-    def submit(self, plans: Sequence[TransferPlan]) -> None:
-        """Start these. A plan that the engine refuses is reported as bad: nothing of it ran.
+    @property
+    def num_host_blocks(self) -> int:
+        """Size of this rank's host pool, in places of one device block."""
+        return self._engine.num_host_blocks
+
+    def start(self, plan: TransferPlan) -> None:
+        """Do what one engine step's plan says (`TransferPlan`), before the step computes.
+
+        Returns when everything in `plan.flush` has ended; `poll` gives the reports. Raises as `submit` does.
+        """
+        given = {job.transfer for job in (*plan.loads, *plan.stores)}
+        self._engine.wait([transfer for transfer in plan.flush if transfer not in given])
+        self.submit((*plan.loads, *plan.stores))
+        self._engine.wait([transfer for transfer in plan.flush if transfer in given])
+
+    def submit(self, jobs: Sequence[TransferJob]) -> None:
+        """Start these. A job that the engine cannot start is reported as bad: nothing of it ran.
 
         Raises `TransferFailed`, with nothing started, for a transfer that this worker has not reported
         yet. A bad report in its place would free memory that the first copy may still touch.
         """
         named: set[int] = set()
-        for plan in plans:
-            if plan.transfer in self._live or plan.transfer in named:
-                raise TransferFailed(f"transfer {plan.transfer} was submitted twice to worker {self.rank}")
-            named.add(plan.transfer)
+        for job in jobs:
+            if job.transfer in self._live or job.transfer in named:
+                raise TransferFailed(f"transfer {job.transfer} was submitted twice to worker {self.rank}")
+            named.add(job.transfer)
         self._live |= named
-        for plan in plans:
-            self._start(plan)
+        for job in jobs:
+            self._start(job)
 
     def poll(self) -> list[WorkerReport]:
         """The transfers that ended since the last call: those refused, then the others as they ended."""
@@ -83,12 +98,13 @@ class Worker:
     def statistics(self) -> WorkerStatistics:
         return WorkerStatistics(self.rank, self._totals[Direction.STORE], self._totals[Direction.LOAD])
 
-    def _start(self, plan: TransferPlan) -> None:
+    def _start(self, job: TransferJob) -> None:
         try:
-            self._engine.submit(plan)
-        except TransferFailed as refusal:
-            self._refused.append(WorkerReport(plan.transfer, self.rank, False, str(refusal)))
-            self._count(plan.direction, False, 0, 0.0)
+            self._engine.submit(job)
+        except Exception as error:  # one job's error must not leave the others of a plan without a report
+            text = str(error) if isinstance(error, TransferFailed) else f"{type(error).__name__}: {error}"
+            self._refused.append(WorkerReport(job.transfer, self.rank, False, text))
+            self._count(job.direction, False, 0, 0.0)
 
     def _count(self, direction: Direction, good: bool, copied_bytes: int, seconds: float) -> None:
         total = self._totals[direction]
@@ -98,3 +114,14 @@ class Worker:
             total.bytes + copied_bytes,
             total.seconds + seconds,
         )
+
+
+def smallest_host_pool(workers: Iterable[Worker]) -> int:
+    """Places of one device block that every rank has: a transfer names the same ones on all of them.
+
+    An `OffloadConfig` takes this divided by blocks_per_chunk as its host_blocks. Raises `ConfigError`.
+    """
+    sizes = [worker.num_host_blocks for worker in workers]
+    if not sizes:
+        raise ConfigError("there are no workers, and so no host pool to agree on; give one for each rank")
+    return min(sizes)

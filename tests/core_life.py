@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.offloader import Offloader
 
@@ -27,7 +28,7 @@ def new_core(
     host_blocks: int = 8,
     device_blocks: int = 16,
     workers: int = 1,
-    publish: bool = False,
+    publisher: Publisher | None = None,
     **options: object,
 ) -> tuple[Offloader, Recorder]:
     """A core and its log."""
@@ -38,27 +39,35 @@ def new_core(
         workers=workers,
         **options,  # type: ignore[arg-type]
     )
-    return Offloader(config, log, publish=publish, clock_ns=lambda: 0), log
+    return Offloader(config, log, publisher=publisher, clock_ns=lambda: 0), log
 
 
 def store(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
     """Store these keys from device blocks first_block, first_block + 1, ...; returns the transfer."""
-    plan = core.prepare_store(request, names, range(first_block, first_block + len(names))).plan
-    assert plan is not None
-    core.submit([plan.transfer])
+    transfer = begin_store(core, request, names, first_block)
     for worker in range(core.config.workers):
-        core.complete_store(plan.transfer, worker)
-    return plan.transfer
+        core.complete_store(transfer, worker)
+    return transfer
+
+
+def begin_store(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
+    """The same, submitted and not reported."""
+    blocks = range(first_block, first_block + len(names) * core.config.blocks_per_chunk)
+    job = core.prepare_store(request, names, blocks).job
+    assert job is not None
+    core.submit([job.transfer])
+    return job.transfer
 
 
 def load(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
     """Match these keys and begin to load all of them; returns the submitted transfer."""
     hits = core.match(request, names).hits
     assert hits == len(names)
-    plan = core.prepare_load(request, range(first_block, first_block + hits))
-    assert plan is not None
-    core.submit([plan.transfer])
-    return plan.transfer
+    blocks = range(first_block, first_block + hits * core.config.blocks_per_chunk)
+    job = core.prepare_load(request, blocks)
+    assert job is not None
+    core.submit([job.transfer])
+    return job.transfer
 
 
 def fold(log: list[OffloadingEvent], config: OffloadConfig) -> Ledger:

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 from log_life import disk
 
 from kvsm import events as ev
-from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
+from kvsm.ids import to_list
 from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 from kvsm.snapshot import snapshot
 from kvsm.states.block import BlockState
+from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
 
@@ -74,17 +76,58 @@ class Life:
     # What an engine does. Every operation takes two numbers, and means something for any of them.
 
     def store(self, one: int, other: int) -> None:
+        """Blocks of one request, of two, or of nobody."""
         keys = prompt(one)[: 1 + other % PROMPT_BLOCKS]
-        blocks = [int.from_bytes(k[:4], "big") % self.config.device_blocks for k in keys]
-        self.core.prepare_store(request(other), keys, blocks)
+        owners = [(request(other), len(keys))]
+        if other % 4 == 1 and len(keys) > 1:
+            owners = [(request(one), 1), (request(other), len(keys) - 1)]
+        if self.config.store_threshold > 1:
+            self.core.count_offers(keys)
+            keys = [one for one in keys if self.core.offered_enough(one)]
+            owners = []
+        elif other % 7 == 0:
+            owners = []
+        self.core.store(tuple(owners), keys, [block for k in keys for block in self.home(k)])
+
+    def home(self, wanted: bytes) -> range:
+        """The device blocks on which the engine computes the content of this key: it has few of them."""
+        chunk = self.config.blocks_per_chunk
+        first = int.from_bytes(wanted[:4], "big") % (self.config.device_blocks // chunk) * chunk
+        return range(first, first + chunk)
+
+    def offer(self, one: int, other: int) -> None:
+        """The request's blocks have been dealt with further, in both of its KV cache groups, or in one."""
+        entry = self.core.ledger.requests.get(request(one))
+        if entry is None:
+            self.core.arrive(request(one))
+        elif entry.state is RequestState.FINISHED:
+            return
+        settled, offered = (
+            ((0, 0), (0, 0)) if entry is None or not entry.offered else (entry.settled, entry.offered)
+        )
+        last = offered[0] + other % 3, offered[1] + other % 2
+        end = min(last[0], settled[0] + other % 4), min(last[1], settled[1] + other % 3)
+        self.core.advance([(request(one), end, last)])
+
+    def rewrite(self, one: int, other: int) -> None:
+        self.core.rewrite(range(one % self.config.device_blocks, self.config.device_blocks)[: 1 + other])
 
     def match(self, one: int, other: int) -> None:
         self.core.match(request(one), prompt(other))
 
     def load(self, one: int, other: int) -> None:
-        entry = self.core.ledger.requests.get(request(one))
-        wanted = 0 if entry is None else min(len(entry.pins), 1 + other % PROMPT_BLOCKS)
-        self.core.prepare_load(request(one), self.unleased()[:wanted])
+        """Into the device blocks on which a key is stored, too: what a load brought may be offered again."""
+        ledger, chunk = self.core.ledger, self.config.blocks_per_chunk
+        entry = ledger.requests.get(request(one))
+        free = self.unleased()
+        wanted = min(1 + other % PROMPT_BLOCKS, len(free) // chunk)
+        pins = [] if entry is None else to_list(entry.pins)[:wanted]
+        parts = range(other % chunk, len(pins) * chunk) if other % 2 and pins else range(0)
+        blocks = free[: len(pins) * chunk]
+        homes = [block for slot in pins for block in self.home(ledger.key_of[slot])]
+        if other % 4 < 2 and len(set(homes)) == len(homes) and set(homes) <= set(free):
+            blocks = homes
+        self.core.prepare_load(request(one), [blocks[part] for part in parts] if parts else blocks, parts)
 
     def unleased(self) -> list[int]:
         return [block for block, word in enumerate(self.core.ledger.leases.words) if word == 0]
@@ -121,6 +164,7 @@ class Life:
 
     def step(self, _one: int, _other: int) -> None:
         self.core.tick()
+        self.core.lose_overdue()
         self.core.end_step()
 
     def reset(self, _one: int, _other: int) -> None:
@@ -163,16 +207,24 @@ class Life:
 
     def stored(self, name: str, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
         """Store these keys for a request, to the end; returns the transfer."""
-        plan = self.core.prepare_store(name, keys, blocks).plan
+        plan = self.core.prepare_store(name, keys, blocks).job
         assert plan is not None
         return self.ended(plan)
 
-    def ended(self, plan: TransferPlan | None, good: bool = True) -> int:
+    def ended(self, plan: TransferJob | None, good: bool = True) -> int:
         """Submit a plan, and let every worker report it."""
         assert plan is not None
         self.core.submit([plan.transfer])
         for worker in range(self.config.workers):
             self.core.report(plan.transfer, worker, good)
+        return plan.transfer
+
+    def lost(self, plan: TransferJob | None) -> int:
+        """Submit a plan, and give it up a tick later."""
+        assert plan is not None
+        self.core.submit([plan.transfer])
+        self.core.tick()
+        self.core.lose(plan.transfer)
         return plan.transfer
 
 
@@ -185,10 +237,31 @@ def live(life: Life, direction: Direction) -> list[int]:
     return [id for id, one in life.core.ledger.transfers.items() if one.direction is direction]
 
 
-OFTEN = ("store", "match", "load", "submit", "report", "report", "step", "finish")
-SELDOM = ("fail", "misreport", "preempt", "release", "touch", "reset", "cancel", "lose", "engine_waits")
+OFTEN = ("store", "match", "load", "submit", "report", "report", "step", "finish", "offer")
+SELDOM = (
+    "fail",
+    "misreport",
+    "preempt",
+    "release",
+    "touch",
+    "reset",
+    "cancel",
+    "lose",
+    "engine_waits",
+    "rewrite",
+)
 Operations = list[tuple[str, int, int]]
 POLICIES = st.sampled_from(("lru", "arc", "s3fifo", "slru"))
+CONFIGS = st.fixed_dictionaries(
+    {
+        "policy": POLICIES,
+        "workers": st.integers(1, 3),
+        "blocks_per_chunk": st.integers(1, 3),
+        "store_threshold": st.integers(1, 2),
+        "offer_history": st.sampled_from((3, 65_536)),
+        "transfer_ticks": st.sampled_from((0, 4, 10_000)),
+    }
+)
 NUMBERS = st.integers(0, 29)
 OPERATION = st.tuples(st.sampled_from(OFTEN * 4 + SELDOM), NUMBERS, NUMBERS)
 OPERATIONS = st.one_of(st.lists(OPERATION, max_size=20), st.lists(OPERATION, min_size=40, max_size=120))
@@ -223,7 +296,7 @@ def scene(**config: Any) -> Life:
     life.stored("r0", [key(0), key(1)], [0, 1])
     life.core.finish("r0")
     life.core.match("r1", [key(0), key(1)])
-    plan = life.core.prepare_store("r2", [key(2), key(3)], [2, 3]).plan
+    plan = life.core.prepare_store("r2", [key(2), key(3)], [2, 3]).job
     assert plan is not None
     life.core.submit([plan.transfer])
     return life
@@ -246,7 +319,7 @@ def full_life(log: Path) -> Life:
     core.report(core.ledger.seq, 0, True)
     core.match("r1", [key(0), key(1)])
     life.ended(core.prepare_load("r1", [5]))
-    plan = core.prepare_store("r1", [key(2)], [2]).plan
+    plan = core.prepare_store("r1", [key(2)], [2]).job
     assert plan is not None
     core.report(plan.transfer, 1, True)
     core.submit([plan.transfer])
@@ -257,6 +330,43 @@ def full_life(log: Path) -> Life:
     life.stored("r2", [key(5), key(6), key(7)], [3, 4, 5])
     life.stored("r3", [key(8)], [3])
     for name in ("r0", "r1", "r2", "r3"):
+        core.finish(name)
+    core.end_step()
+    life.close()
+    return life
+
+
+def offered_life(log: Path) -> Life:
+    """Two device blocks a slot, stored at the second offer: cursors, a load in parts, a reset after which its
+    blocks are offered again, blocks that are computed anew, and transfers that are lost."""
+    config = {"host_blocks": 8, "device_blocks": 16, "blocks_per_chunk": 2, "store_threshold": 2}
+    life = Life(log, workers=1, defer_ticks=0, **config)
+    core = life.core
+    core.arrive("r0")
+    core.arrive("r1")
+    core.count_offers([key(0), key(1), key(9)])
+    core.skip((("r0", 2), ("r1", 1)), [key(0), key(1), key(9)], SkipReason.BELOW_THRESHOLD)
+    core.advance([("r0", (0, 0), (2, 1))])
+    core.count_offers([key(0), key(1)])
+    life.stored("r0", [key(0), key(1)], [0, 1, 2, 3])
+    core.advance([("r0", (2, 1), (2, 2)), ("r1", (0,), (1,))])
+    late = core.prepare_store("r0", [key(2)], [4, 5]).job
+    assert late is not None
+    core.submit([late.transfer])
+    core.tick()
+    core.report(late.transfer, 0, True)
+    core.preempt("r0")
+    core.match("r1", [key(0), key(1)])
+    life.ended(core.prepare_load("r1", [6, 7, 8], [0, 1, 3]))
+    core.reset()
+    core.prepare_store("r1", [key(0)], [6, 7])
+    core.rewrite([8])
+    life.stored("r1", [key(5)], [6, 7])
+    life.lost(core.prepare_store("r2", [key(6)], [9, 10]).job)
+    life.stored("r2", [key(7)], [9, 10])
+    core.match("r3", [key(5)])
+    life.lost(core.prepare_load("r3", [12, 13]))
+    for name in ("r0", "r1", "r3"):
         core.finish(name)
     core.end_step()
     life.close()

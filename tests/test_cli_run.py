@@ -24,6 +24,17 @@ from kvsm.traces import multi_turn
 SMALL = ["--requests", "60", "--block-bytes", "64"]
 TRACE_VARIABLE = "KVSM_TRACE"
 
+TROUBLE: list[object] = [
+    *("--groups", "full,sliding:4096/1024,mamba", "--policy", "arc", "--workers", 2, "--defer-ticks", 16),
+    *("--store-threshold", 2, "--last-step", "keep-stepping", "--remote-decode", 0.2, "--abort-rate", 0.1),
+    *("--fail-rate", 0.1, "--seed", 5),
+]
+EVERYTHING = [
+    *TROUBLE,
+    *("--requests", 300, "--device-blocks", 300, "--host-blocks", 400, "--block-bytes", 64),
+    *("--preempt", 0.02, "--reset-every", 300),
+]
+
 
 def kvsm(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["run", *map(str, arguments)], catch_exceptions=False)
@@ -38,6 +49,9 @@ def test_the_main_job_tells_what_happened() -> None:
         "tokens hit on device",
         "tokens hit on host",
         "tokens missed",
+        "loads failed",
+        "remote decode",
+        "resets",
         "blocks stored",
         "blocks loaded",
         "blocks evicted",
@@ -74,6 +88,17 @@ def test_a_trace_is_served(tmp_path: Path) -> None:
     assert json.loads(kvsm("--trace", path, "--requests", 7, "--json").stdout)["requests"] == 7
 
 
+def test_everything_that_can_go_wrong_goes_wrong_at_once() -> None:
+    """Every option together is legal, and the result tells how much there was of each."""
+    told = json.loads(kvsm(*EVERYTHING, "--copies", "host", "--json").stdout)
+    assert told["violations"] == []
+    assert told["digest"] == told["replayed_digest"]
+    for name in ("aborted", "preemptions", "failed_loads", "restarts", "resets", "fully_offloaded"):
+        assert told[name] > 0, name
+    assert told["stores"]["failed"] > 0
+    assert set(told["properties"]) >= {"S15", "S16", "S17", "S18"}
+
+
 def test_help_teaches() -> None:
     """What it does, what to type, and what the exit codes mean."""
     result = kvsm("--help")
@@ -100,6 +125,22 @@ def test_help_teaches() -> None:
         (["--policy", "mru"], "policy 'mru': choose one of"),
         (["--copies", "cuda"], "copies is 'cuda', which this version does not have yet"),
         (["--host-blocks", "3"], "host_blocks is 3; request"),
+        (
+            ["--groups", "full,local"],
+            "groups is 'full,local': 'local' is no group; write full, sliding:WINDOW",
+        ),
+        (["--groups", "full,mamba", "--blocks-per-chunk", "2"], "a mamba group has one state a block"),
+        (
+            ["--store", "lazy", "--store-threshold", "2"],
+            "store_threshold counts offers; a lazy store has none",
+        ),
+        (["--store", "never"], "'never' is not one of 'eager', 'lazy'"),
+        (["--last-step", "stop"], "'stop' is not one of 'flush', 'keep-stepping'"),
+        (["--fail-rate", "1.1"], "failure_rate is 1.1; it must be from 0 to 1"),
+        (["--preempt", "1"], "preempt_rate is 1.0; it must be from 0 to 0.9"),
+        (["--remote-decode", "-1"], "remote_decode is -1"),
+        (["--reset-every", "often"], "'often' is not a valid integer"),
+        (["--block-tokens", "100", "--trace", "good.jsonl"], "blocks of 100 tokens make"),
         (["--device-blocks", "3"], "device_blocks is 3; request"),
     ],
 )
@@ -109,6 +150,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     """Exit code 2, one clear line on standard error, and no log directory."""
     monkeypatch.chdir(tmp_path)
     good = msgspec.json.encode(next(multi_turn(0, 1)))
+    Path("good.jsonl").write_bytes(good + b"\n")
     Path("broken.jsonl").write_bytes(good + b"\n" + good[:40] + b"\n")
     Path("typed.jsonl").write_bytes(good.replace(b'"output_length":', b'"output_length":"1","x":') + b"\n")
     result = kvsm(*arguments, "--log", "log")
@@ -142,7 +184,7 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
     result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
     assert result.exit_code == 1
     assert "digest equal" in result.stdout
-    assert "  S15: load " in result.stdout
+    assert "  S15: request " in result.stdout
     assert " more" in result.stdout.splitlines()[-1]
 
 
@@ -188,22 +230,11 @@ def test_progress_tells_how_far_the_run_is() -> None:
 # That it repeats itself.
 
 
-def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int) -> Path:
+def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: object) -> Path:
     """One run in a process of its own, whose sets and dicts of strings iterate in an order of their own."""
-    arguments = [
-        "run",
-        "--requests",
-        "200",
-        "--device-blocks",
-        "96",
-        "--host-blocks",
-        "128",
-        "--policy",
-        "arc",
-    ]
-    arguments += ["--copies", copies_by, "--log", str(log), "--seed", "5"]
+    arguments = ["run", *options, "--copies", copies_by, "--log", log]
     subprocess.run(
-        [sys.executable, "-c", "from kvsm.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from kvsm.cli import main; main()", *map(str, arguments)],
         env={**os.environ, "PYTHONHASHSEED": str(hash_seed)},
         check=True,
         capture_output=True,
@@ -211,9 +242,13 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int) -> Path:
     return log
 
 
-def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path) -> None:
-    """S11: under any PYTHONHASHSEED the files of the log are the same."""
-    first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed) for seed in (1, 2))
+LAZY = ["--store", "lazy", "--requests", 200, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
+
+
+@pytest.mark.parametrize("options", [EVERYTHING, LAZY])
+def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path, options: list[object]) -> None:
+    """S11: under any PYTHONHASHSEED the files of the log are the same, with every option on."""
+    first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed, *options) for seed in (1, 2))
     names = sorted(path.name for path in first.iterdir())
     assert names == sorted(path.name for path in second.iterdir())
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
@@ -223,7 +258,7 @@ def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
     """S11: threads end copies in any order, and yet the records are the same but for their wall times."""
     records = []
     for seed in (1, 2):
-        log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed)
+        log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed, *EVERYTHING)
         batches = LogReader(log).batches()
         records.append([msgspec.structs.replace(event, wall_ns=0) for batch in batches for event in batch])
     assert records[0] == records[1]
@@ -232,13 +267,23 @@ def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(TRACE_VARIABLE not in os.environ, reason=f"{TRACE_VARIABLE} names no Mooncake trace")
-def test_a_whole_trace_verifies_within_two_gigabytes() -> None:
-    """12,031 requests, 288,500 block references, with defaults: exit code 0 says that the log gave the live
-    state back and that no property was broken. (How long it takes is for a benchmark to say.)"""
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--store", "lazy", "--remote-decode", 0.1, "--fail-rate", 0.05, "--preempt", 0.01],
+        [*TROUBLE, "--device-blocks", 6144, "--preempt", 0.01, "--reset-every", 2000],
+    ],
+    ids=["defaults", "lazy", "everything"],
+)
+def test_a_whole_trace_verifies_within_two_gigabytes(options: list[object]) -> None:
+    """12,031 requests, 288,500 block references: exit code 0 says that the log gave the live state back and
+    that no property was broken. (How long it takes is for a benchmark to say.)"""
     # VmHWM begins anew with the program; a resource usage would begin with what its parent had taken.
     code = (
         "import re, sys; from kvsm.cli import main; code = main(standalone_mode=False); "
         "peak = int(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]); "
         "sys.exit(code or peak > 2 * 1024 * 1024)"
     )
-    subprocess.run([sys.executable, "-c", code, "run", "--trace", os.environ[TRACE_VARIABLE]], check=True)
+    arguments = ["run", "--trace", os.environ[TRACE_VARIABLE], *map(str, options)]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)

@@ -26,7 +26,7 @@ from kvsm.cuda_io.simulated import LONGEST_POLLS
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import SMALL, pack
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 
 MakeEngine = Callable[[Any, Any], CopyEngine]
 
@@ -49,12 +49,12 @@ def random_pools(
     return device, host
 
 
-def store(transfer: int, device_blocks: list[int], slots: list[int]) -> TransferPlan:
-    return TransferPlan(transfer, Direction.STORE, pack(device_blocks), pack(slots))
+def store(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return TransferJob(transfer, Direction.STORE, pack(device_blocks), pack(host_blocks))
 
 
-def load(transfer: int, device_blocks: list[int], slots: list[int]) -> TransferPlan:
-    return TransferPlan(transfer, Direction.LOAD, pack(device_blocks), pack(slots))
+def load(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return TransferJob(transfer, Direction.LOAD, pack(device_blocks), pack(host_blocks))
 
 
 def finish(engine: CopyEngine, transfers: list[int]) -> list[CopyResult]:
@@ -71,32 +71,31 @@ def short_pieces(blocks: int, block_bytes: int) -> Iterator[None]:
 
 
 @st.composite
-def rounds_of_plans(draw: st.DrawFn, blocks: int) -> list[list[TransferPlan]]:
-    """Rounds of transfers both ways; those of one round touch no block and no slot in common."""
+def rounds_of_jobs(draw: st.DrawFn, blocks: int) -> list[list[TransferJob]]:
+    """Rounds of transfers both ways; those of one round touch no block of either pool in common."""
     rounds, transfer = [], 0
     for _ in range(draw(st.integers(1, 3))):
         device_blocks = draw(st.permutations(range(blocks)))
-        slots = draw(st.permutations(range(blocks)))
+        host_blocks = draw(st.permutations(range(blocks)))
         if draw(st.booleans()):  # so that runs are long, which random permutations never give
-            slots = device_blocks
+            host_blocks = device_blocks
         cuts = sorted(draw(st.lists(st.integers(0, blocks), max_size=6)))
-        plans = []
+        jobs = []
         for first, last in pairwise(cuts):
             make = store if draw(st.booleans()) else load
-            plans.append(make(transfer, device_blocks[first:last], slots[first:last]))
+            jobs.append(make(transfer, device_blocks[first:last], host_blocks[first:last]))
             transfer += 1
-        rounds.append(plans)
+        rounds.append(jobs)
     return rounds
 
 
-def copy_plainly(plan: TransferPlan, device: np.ndarray[Any, Any], host: np.ndarray[Any, Any]) -> None:
+def copy_plainly(job: TransferJob, device: np.ndarray[Any, Any], host: np.ndarray[Any, Any]) -> None:
     """The reference: a loop over single blocks."""
-    device_blocks, slots = plan.pairs()
-    for device_block, slot in zip(device_blocks, slots):
-        if plan.direction is Direction.STORE:
-            host[slot] = device[device_block]
+    for device_block, host_block in zip(*job.pairs()):
+        if job.direction is Direction.STORE:
+            host[host_block] = device[device_block]
         else:
-            device[device_block] = host[slot]
+            device[device_block] = host[host_block]
 
 
 # The conformance suite.
@@ -111,14 +110,14 @@ def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
     """S15, S9: random transfers both ways, overlapping waits, some of them left to close."""
     device, host = random_pools(40, block_bytes)
     expected_device, expected_host = device.copy(), host.copy()
-    rounds = data.draw(rounds_of_plans(40))
+    rounds = data.draw(rounds_of_jobs(40))
     results: list[CopyResult] = []
     with short_pieces(piece, block_bytes), closing(make_engine(device, host)) as engine:
-        for number, plans in enumerate(rounds):
-            for plan in plans:
-                copy_plainly(plan, expected_device, expected_host)
-                engine.submit(plan)
-            transfers = [plan.transfer for plan in plans]
+        for number, jobs in enumerate(rounds):
+            for job in jobs:
+                copy_plainly(job, expected_device, expected_host)
+                engine.submit(job)
+            transfers = [job.transfer for job in jobs]
             if transfers:
                 engine.wait(data.draw(st.lists(st.sampled_from(transfers))))
                 results += engine.poll()
@@ -129,12 +128,12 @@ def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
         assert engine.poll() == []
     assert np.array_equal(device, expected_device)
     assert np.array_equal(host, expected_host)
-    submitted = {plan.transfer: plan for plans in rounds for plan in plans}
+    submitted = {job.transfer: job for jobs in rounds for job in jobs}
     assert sorted(result.transfer for result in results) == sorted(submitted)
     for result in results:
-        plan = submitted[result.transfer]
-        assert (result.good, result.error, result.direction) == (True, "", plan.direction)
-        assert result.bytes == len(plan.pairs()[0]) * block_bytes
+        job = submitted[result.transfer]
+        assert (result.good, result.error, result.direction) == (True, "", job.direction)
+        assert result.bytes == len(job.pairs()[0]) * block_bytes
 
 
 @every_engine
@@ -146,12 +145,12 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     """S6, S9: a host pool that refuses writes fails every store that has blocks; loads are still served."""
     device, host = random_pools()
     host.flags.writeable = False
-    (plans,) = data.draw(rounds_of_plans(40).filter(lambda rounds: len(rounds) == 1))
+    (jobs,) = data.draw(rounds_of_jobs(40).filter(lambda rounds: len(rounds) == 1))
     with short_pieces(piece, 3), closing(make_engine(device, host)) as engine:
-        for plan in plans:
-            engine.submit(plan)
-        results = finish(engine, [plan.transfer for plan in plans])
-        blocks = {plan.transfer: len(plan.pairs()[0]) for plan in plans}
+        for job in jobs:
+            engine.submit(job)
+        results = finish(engine, [job.transfer for job in jobs])
+        blocks = {job.transfer: len(job.pairs()[0]) for job in jobs}
         assert sorted(result.transfer for result in results) == sorted(blocks)
         for result in results:
             fails = result.direction is Direction.STORE and blocks[result.transfer] > 0
@@ -165,21 +164,27 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
 
 REFUSED = {
     "a device block beyond the pool": (store(1, [0, 40], [0, 1]), "store 1: device block 40 .* pool of 40"),
-    "a slot beyond the pool": (load(1, [0, 1], [40, 0]), "load 1: slot 40 .* pool of 40"),
+    "a host block beyond the pool": (load(1, [0, 1], [40, 0]), "load 1: host block 40 .* pool of 40"),
     "a negative device block": (load(1, [-1, 0], [0, 1]), "load 1: device block -1 .* pool of 40"),
-    "a negative slot": (store(1, [0, 1], [0, -1]), "store 1: slot -1 .* pool of 40"),
-    "a slot stored twice": (store(1, [0, 1, 2], [3, 4, 3]), "store 1: slot 3 is the target of two"),
+    "a negative host block": (store(1, [0, 1], [0, -1]), "store 1: host block -1 .* pool of 40"),
+    "a host block stored twice": (
+        store(1, [0, 1, 2], [3, 4, 3]),
+        "store 1: host block 3 is the target of two",
+    ),
     "a device block loaded twice": (load(1, [5, 5], [0, 1]), "load 1: device block 5 is the target of two"),
-    "more blocks than slots": (store(1, [0, 1], [0]), "store 1: 2 device blocks for 1 slots"),
+    "more device blocks than host blocks": (
+        store(1, [0, 1], [0]),
+        "store 1: 2 device blocks for 1 host blocks",
+    ),
     "ids that cannot be read": (
-        TransferPlan(1, Direction.STORE, b"\x09\x00\x00", (0,)),
+        TransferJob(1, Direction.STORE, b"\x09\x00\x00", (0,)),
         "store 1: packed ids start with their width",
     ),
-    "a slot beyond the pool, in a large plan": (
+    "a host block beyond the pool, in a large job": (
         store(1, list(range(20)), [*range(19), 40]),
-        "store 1: slot 40 .* pool of 40",
+        "store 1: host block 40 .* pool of 40",
     ),
-    "a device block loaded twice, in a large plan": (
+    "a device block loaded twice, in a large job": (
         load(1, [*range(19), 7], list(range(20))),
         "load 1: device block 7 is the target of two",
     ),
@@ -188,16 +193,16 @@ REFUSED = {
 
 @every_engine
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_plan_that_cannot_be_right_is_refused_before_anything_runs(
+def test_a_job_that_cannot_be_right_is_refused_before_anything_runs(
     make_engine: MakeEngine, case: str
 ) -> None:
-    """S3: not a byte is touched, there is no result, and the id is free for a plan that can be right."""
-    plan, message = REFUSED[case]
+    """S3: not a byte is touched, there is no result, and the id is free for a job that can be right."""
+    job, message = REFUSED[case]
     device, host = random_pools()
     before = device.copy(), host.copy()
     with closing(make_engine(device, host)) as engine:
         with pytest.raises(TransferFailed, match=message):
-            engine.submit(plan)
+            engine.submit(job)
         assert finish(engine, [1]) == []
         assert np.array_equal(device, before[0])
         assert np.array_equal(host, before[1])
@@ -243,12 +248,21 @@ def test_a_transfer_that_was_told_is_forgotten(make_engine: MakeEngine) -> None:
 
 
 @every_engine
-def test_a_plan_without_blocks_ends_as_good(make_engine: MakeEngine) -> None:
+def test_a_job_without_blocks_ends_as_good(make_engine: MakeEngine) -> None:
     device, host = random_pools()
     with closing(make_engine(device, host)) as engine:
         engine.submit(load(1, [], []))
         (result,) = finish(engine, [1])
     assert (result.good, result.bytes) == (True, 0)
+
+
+@every_engine
+def test_the_size_of_the_host_pool_is_told(make_engine: MakeEngine) -> None:
+    """Ranks with pools of different sizes must agree on the smallest."""
+    device, _ = random_pools(5)
+    _, host = random_pools(9)
+    with closing(make_engine(device, host)) as engine:
+        assert engine.num_host_blocks == 9
 
 
 @every_engine
@@ -312,11 +326,12 @@ class HeldEngine(HostCopyEngine):
         self.release = threading.Event()
         super().__init__(device, host, threads)
 
-    def _copy(self, direction: Direction, device_blocks: Any, slots: Any) -> None:
+    def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
         if device_blocks[0] == 0:
+            self.holder = threading.current_thread()
             self.held.set()
             assert self.release.wait(30), "the test never released the copy"
-        super()._copy(direction, device_blocks, slots)
+        super()._copy(direction, device_blocks, host_blocks)
 
 
 @pytest.fixture
@@ -372,10 +387,10 @@ def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good() 
     """S6: of two pieces in work at once, the one that fails ends first."""
 
     class FailingEngine(HeldEngine):
-        def _copy(self, direction: Direction, device_blocks: Any, slots: Any) -> None:
+        def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
             if device_blocks[0] == 4:
                 raise OSError("out of luck")
-            super()._copy(direction, device_blocks, slots)
+            super()._copy(direction, device_blocks, host_blocks)
 
     with short_pieces(4, 3):
         engine = FailingEngine(*random_pools())
@@ -394,10 +409,10 @@ def test_no_exception_ends_a_copy_thread(raised: type[BaseException]) -> None:
     """S9: whatever a copy raises, the transfer ends as bad, and the only thread serves the next one."""
 
     class RaisingEngine(HostCopyEngine):
-        def _copy(self, direction: Direction, device_blocks: Any, slots: Any) -> None:
+        def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
             if device_blocks[0] == 0:
                 raise raised("out of luck")
-            super()._copy(direction, device_blocks, slots)
+            super()._copy(direction, device_blocks, host_blocks)
 
     device, host = random_pools()
     with closing(RaisingEngine(device, host, threads=1)) as engine:
@@ -406,6 +421,83 @@ def test_no_exception_ends_a_copy_thread(raised: type[BaseException]) -> None:
         first, second = finish(engine, [1, 2])
     assert (first.good, first.error) == (False, f"{raised.__name__}: out of luck")
     assert second.good
+
+
+@pytest.mark.parametrize("raised", [SystemExit, MemoryError])
+def test_a_pool_that_raises_anything_fails_its_transfers_and_the_engine_goes_on(
+    raised: type[BaseException],
+) -> None:
+    """S6, S9: what reads the pool raises, out of every copy while it does; each transfer is told once."""
+
+    class Pool(np.ndarray):  # type: ignore[type-arg]
+        broken = True
+
+        def __getitem__(self, place: Any) -> Any:
+            if Pool.broken:
+                raise raised("no pool")
+            return super().__getitem__(place)
+
+    device, host = random_pools()
+    with closing(HostCopyEngine(device.view(Pool), host)) as engine:
+        for transfer in range(6):
+            engine.submit(store(transfer, [transfer], [transfer]))
+        results = finish(engine, list(range(6)))
+        assert sorted((one.transfer, one.good, one.error) for one in results) == [
+            (transfer, False, f"{raised.__name__}: no pool") for transfer in range(6)
+        ]
+        Pool.broken = False
+        engine.submit(store(6, [6], [6]))
+        assert [one.good for one in finish(engine, [6])] == [True]
+
+
+def deadly_clock(deaths: int) -> Callable[[], float]:
+    """A clock whose first readings kill the thread that reads it: outside of what guards a copy."""
+    left = [SystemExit("clock gone")] * deaths
+
+    def clock() -> float:
+        if left:
+            raise left.pop()
+        return 0.0
+
+    return clock
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_dead_thread_ends_all_transfers_as_bad_and_new_ones_are_refused(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9: nobody waits for a thread that is gone; and who submits afterwards hears what it died of."""
+    reason = "a copying thread died of SystemExit: clock gone"
+    monkeypatch.setattr(host_module, "perf_counter", deadly_clock(1))
+    with short_pieces(1, 3):
+        engine = HeldEngine(*random_pools(), threads)
+    engine.submit(store(1, [5, 6, 7], [5, 6, 7]))
+    engine.wait([1])
+    assert [(one.transfer, one.good, one.error) for one in engine.poll()] == [(1, False, reason)]
+    with pytest.raises(TransferFailed, match=f"transfer 2: {reason}; make a new engine"):
+        engine.submit(store(2, [8], [8]))
+    engine.wait([1, 2])
+    engine.close()
+    assert engine.poll() == []
+    assert not any(thread.is_alive() for thread in engine._threads)
+
+
+def test_no_transfer_ends_while_a_living_thread_still_copies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3: one thread is in the middle of a copy when the other dies; its transfer is live until it let go."""
+    with short_pieces(1, 3):
+        engine = HeldEngine(*random_pools())
+    engine.submit(store(1, [0], [0]))
+    assert engine.held.wait(30)
+    monkeypatch.setattr(host_module, "perf_counter", deadly_clock(1))
+    engine.submit(store(2, [2], [2]))
+    (dying,) = [thread for thread in engine._threads if thread is not engine.holder]
+    dying.join(30)
+    assert not dying.is_alive()
+    assert engine.poll() == []
+    engine.release.set()
+    results = {one.transfer: one.good for one in finish(engine, [1, 2])}
+    engine.close()
+    assert results == {1: True, 2: False}
 
 
 def test_waits_of_several_threads_overlap(held_engine: HeldEngine) -> None:
@@ -545,7 +637,7 @@ def test_transfers_end_in_many_orders() -> None:
 @given(seed=st.integers(0, 2**32), count=st.integers(0, 3 * SMALL))
 @settings(max_examples=50, deadline=None)
 def test_an_injected_failure_is_bad_and_touches_only_its_targets(seed: int, count: int) -> None:
-    """S6: a prefix of the blocks was copied, the rest was not, and no other slot is touched."""
+    """S6: a prefix of the blocks was copied, the rest was not, and no other host block is touched."""
     device, host = random_pools(3 * SMALL)
     before = host.copy()
     engine = SimulatedCopyEngine(device, host, seed)

@@ -17,18 +17,18 @@ from kvsm.events import Direction
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), unique_by=lambda pair: pair[1]),
 )
-def test_runs_hold_exactly_the_pairs_of_the_plan(pairs: list[tuple[int, int]]) -> None:
+def test_runs_hold_exactly_the_pairs_of_the_job(pairs: list[tuple[int, int]]) -> None:
     """S15: no pair is lost, doubled or bent; and no two runs are left that are one."""
-    device_blocks, slots = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-    runs = merge_runs(device_blocks, slots)
+    device_blocks, host_blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    runs = merge_runs(device_blocks, host_blocks)
     spread = [
-        (device_block + step, slot + step)
-        for device_block, slot, count in zip(*(column.tolist() for column in runs))
+        (device_block + step, host_block + step)
+        for device_block, host_block, count in zip(*(column.tolist() for column in runs))
         for step in range(count)
     ]
     assert sorted(spread) == sorted(pairs)
-    heads = set(zip(runs.device_blocks.tolist(), runs.slots.tolist()))
-    ends = set(zip((runs.device_blocks + runs.counts).tolist(), (runs.slots + runs.counts).tolist()))
+    heads = set(zip(runs.device_blocks.tolist(), runs.host_blocks.tolist()))
+    ends = set(zip((runs.device_blocks + runs.counts).tolist(), (runs.host_blocks + runs.counts).tolist()))
     assert not heads & ends
 
 
@@ -41,17 +41,17 @@ def test_blocks_that_are_listed_backwards_are_one_run() -> None:
 @pytest.mark.parametrize("direction", Direction)
 def test_long_runs_and_short_runs_copy_the_same(direction: Direction, block_bytes: int) -> None:
     """S15: scattered blocks as long as a long run take one form of the copy, blocks of one byte the other."""
-    device_blocks, slots = (7, 2, 5, 0), (1, 6, 3, 4)
+    device_blocks, host_blocks = (7, 2, 5, 0), (1, 6, 3, 4)
     random = np.random.default_rng(0)
     device = random.integers(0, 256, (8, block_bytes), dtype=np.uint8)
     host = random.integers(0, 256, (8, block_bytes), dtype=np.uint8)
     expected_device, expected_host = device.copy(), host.copy()
-    for device_block, slot in zip(device_blocks, slots):
+    for device_block, host_block in zip(device_blocks, host_blocks):
         if direction is Direction.STORE:
-            expected_host[slot] = device[device_block]
+            expected_host[host_block] = device[device_block]
         else:
-            expected_device[device_block] = host[slot]
-    Pools(device, host).copy(direction, device_blocks, slots)
+            expected_device[device_block] = host[host_block]
+    Pools(device, host).copy(direction, device_blocks, host_blocks)
     assert np.array_equal(device, expected_device)
     assert np.array_equal(host, expected_host)
 

@@ -16,8 +16,8 @@ from kvsm import ids
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS, SCHEMA_VERSION, Direction, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, count, pack, to_list, unpack
-from kvsm.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent, Publisher
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.snapshot import digest, restore, snapshot
 
 ANY_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * SMALL)
@@ -100,6 +100,11 @@ class TestConfig:
             ("max_live_transfers", 0),
             ("max_live_transfers", 4096),
             ("defer_ticks", -1),
+            ("blocks_per_chunk", 0),
+            ("blocks_per_chunk", 1025),
+            ("transfer_ticks", -1),
+            ("store_threshold", 0),
+            ("offer_history", 0),
         ],
     )
     def test_value_out_of_bounds_names_field_value_and_bound(self, field: str, value: int) -> None:
@@ -110,13 +115,26 @@ class TestConfig:
 
 class TestPlans:
     @pytest.mark.parametrize("size", [1, SMALL, SMALL + 1])
-    def test_plan_travels_to_another_process(self, size: int) -> None:
-        plan = TransferPlan(7, Direction.LOAD, pack(range(size)), pack(range(size, 2 * size)))
-        assert pickle.loads(pickle.dumps(plan)) == plan
-        assert [list(map(int, side)) for side in plan.pairs()] == [
+    def test_job_travels_to_another_process(self, size: int) -> None:
+        job = TransferJob(7, Direction.LOAD, pack(range(size)), pack(range(size, 2 * size)))
+        assert pickle.loads(pickle.dumps(job)) == job
+        assert [list(map(int, side)) for side in job.pairs()] == [
             list(range(size)),
             list(range(size, 2 * size)),
         ]
+
+    def test_plan_travels_to_another_process(self) -> None:
+        """By pickle or by msgpack, as the embedder has it."""
+        loads = (TransferJob(7, Direction.LOAD, (1,), (2,)),)
+        stores = (TransferJob(8, Direction.STORE, pack(range(20)), pack(range(20))),)
+        plan = TransferPlan(loads, stores, (3, 7))
+        assert pickle.loads(pickle.dumps(plan)) == plan
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=TransferPlan) == plan
+
+    def test_plan_with_nothing_to_do_is_false(self) -> None:
+        job = TransferJob(7, Direction.LOAD, (1,), (2,))
+        assert not TransferPlan()
+        assert all((TransferPlan((job,)), TransferPlan((), (job,)), TransferPlan(flush=(7,))))
 
     def test_report_travels_to_another_process(self) -> None:
         report = WorkerReport(7, 1, False, "copy engine lost")
@@ -130,15 +148,15 @@ class TestSnapshot:
         store(core, "r", keys(6))
         load(core, "q", keys(3), 8)
         core.match("s", keys(2))
-        plan = core.prepare_store("t", keys(2, "t"), [12, 13]).plan
-        assert plan is not None
+        job = core.prepare_store("t", keys(2, "t"), [12, 13]).job
+        assert job is not None
         core.match("w", keys(1, "t"))
         half = restore(snapshot(core.ledger))
         since = len(log)
-        core.submit([plan.transfer])
+        core.submit([job.transfer])
         core.reset()
-        core.report(plan.transfer, 1, True)
-        core.report(plan.transfer, 0, True)
+        core.report(job.transfer, 1, True)
+        core.report(job.transfer, 0, True)
         store(core, "r", keys(2, "after"))
         for event in log[since:]:
             half.apply(event)
@@ -158,7 +176,7 @@ class TestSnapshot:
 class TestKVEvents:
     def test_folding_gives_the_readable_keys(self) -> None:
         """S10."""
-        core, _ = new_core(host_blocks=3, publish=True)
+        core, _ = new_core(host_blocks=3, publisher=Publisher())
         readable: set[bytes] = set()
         for name in "abc":
             store(core, "r", keys(2, name))
@@ -166,9 +184,7 @@ class TestKVEvents:
         store(core, "r", keys(2, "d"))
         core.fail_load(load(core, "q", keys(1, "d"), 4))
         for event in core.take_kv_events():
-            if isinstance(event, AllBlocksCleared):
-                readable.clear()
-            elif isinstance(event, BlockStored):
+            if isinstance(event, BlockStored):
                 readable |= {block + event.group_idx.to_bytes(4, "big") for block in event.block_hashes}  # type: ignore[union-attr]
             elif isinstance(event, BlockRemoved):
                 readable -= {block + event.group_idx.to_bytes(4, "big") for block in event.block_hashes}  # type: ignore[union-attr]
@@ -181,7 +197,7 @@ class TestKVEvents:
     def test_wire_form_is_a_tagged_map_without_defaults(self) -> None:
         """vLLM's `kv_events`: what its own decoder expects, and no block size (B26 is about payloads)."""
         publisher = Publisher()
-        publisher.stored(keys(1, group=3))
+        publisher.stored(7, keys(1, group=3))
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.take_kv_events()))
         assert sent == [
             {
@@ -205,7 +221,7 @@ class TestKVEvents:
 
     def test_events_are_taken_once(self) -> None:
         publisher = Publisher()
-        publisher.stored(keys(1))
+        publisher.stored(7, keys(1))
         publisher.take_kv_events()
         assert publisher.take_kv_events() == []
         assert publisher.take_events() == []

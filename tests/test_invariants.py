@@ -39,18 +39,27 @@ def test_when_all_is_over_nothing_is_left(operations: list[tuple[str, int, int]]
 
 def busy_life() -> Life:
     """Slots 0..2 stored, of which a load in flight (for `reader`) reads 0 and 1; slots 3 and 4 are being
-    stored (for `writer`), slot 5 is planned; `holder` has matched 2; slots 6 to 9 are free."""
-    life = Life(defer_ticks=0)
+    stored (for `writer`), slot 5 is planned; `holder` has matched 2; slots 6 to 9 are free. Before a reset,
+    loads brought something into device blocks 13 and 14; key 20 was offered once."""
+    life = Life(defer_ticks=0, store_threshold=3, offer_history=2)
     core = life.core
+    life.stored("old", [key(30 + n) for n in range(10)], range(10))
+    core.match("old", [key(30), key(31)])
+    life.ended(core.prepare_load("old", [13, 14]))
+    core.finish("old")
+    core.reset()
     life.stored("past", [key(0), key(1), key(2)], [0, 1, 2])
     core.match("reader", [key(0), key(1)])
     load = core.prepare_load("reader", [10, 11])
-    store = core.prepare_store("writer", [key(3), key(4)], [3, 4]).plan
+    core.arrive("writer")
+    store = core.prepare_store("writer", [key(3), key(4)], [3, 4]).job
     assert load is not None
     assert store is not None
     core.submit([load.transfer, store.transfer])
     core.prepare_store("writer", [key(5)], [5])
     core.match("holder", [key(2)])
+    core.advance([("writer", (3,), (5,))])
+    core.count_offers([key(20)])
     core.finish("past")
     return life
 
@@ -144,29 +153,68 @@ def pins_dropped(ledger: Ledger) -> None:
     ledger.policy.idle((2,))
 
 
-def request_miscounts(ledger: Ledger) -> None:
+def loads_miscounted(ledger: Ledger) -> None:
     ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.NEW, (1,))
 
 
-def request_forgotten(ledger: Ledger) -> None:
-    del ledger.requests["writer"]
+def load_unnamed(ledger: Ledger) -> None:
+    ledger.requests["reader"].load = 0
+
+
+def load_mistaken(ledger: Ledger) -> None:
+    ledger.requests["reader"].load = submitted_store(ledger)
+
+
+def load_of_another(ledger: Ledger) -> None:
+    """The end of the load would be told to `writer`, which never asked for it."""
+    (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
+    ledger.transfers[id].owners = (("writer", 2),)
+
+
+def loading_request_forgotten(ledger: Ledger) -> None:
+    del ledger.requests["reader"]
 
 
 def request_waits_for_nothing(ledger: Ledger) -> None:
     request = ledger.requests["writer"]
-    request.word, request.awaits = REQUEST_WORDS.encode(RequestState.DEFERRED, (2,)), 999
+    request.word, request.awaits = REQUEST_WORDS.encode(RequestState.DEFERRED), 999
     ledger.deferred["writer"] = request
 
 
 def request_not_among_deferred(ledger: Ledger) -> None:
-    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.DEFERRED, (2,))
+    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.DEFERRED)
 
 
 def finished_but_kept(ledger: Ledger) -> None:
-    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.FINISHED, (0,))
-    for id in [*transfers(ledger, Direction.STORE, TransferState.PLANNED), submitted_store(ledger)]:
-        ledger.transfers[id].request = "reader"
-    ledger.requests["reader"].word = REQUEST_WORDS.encode(RequestState.LOADING, (3,))
+    ledger.requests["writer"].word = REQUEST_WORDS.encode(RequestState.FINISHED)
+
+
+def settled_unseen(ledger: Ledger) -> None:
+    ledger.requests["writer"].settled = (6,)
+
+
+def cursor_of_a_group_lost(ledger: Ledger) -> None:
+    ledger.requests["writer"].offered = (5, 5)
+
+
+def brought_in_two_epochs(ledger: Ledger) -> None:
+    ledger.provenance.brought[13] = key(30)
+
+
+def brought_nowhere(ledger: Ledger) -> None:
+    ledger.provenance.stale[24] = key(30)
+
+
+def load_brings_unnoted(ledger: Ledger) -> None:
+    del ledger.provenance.brought[10]
+
+
+def history_overflows(ledger: Ledger) -> None:
+    ledger.offers.times.update({key(21): 1, key(22): 2})
+
+
+def history_invents(ledger: Ledger) -> None:
+    ledger.offers.times[key(21)] = 0
 
 
 def epoch_left_behind(ledger: Ledger) -> None:
@@ -185,6 +233,7 @@ def loaded_into_while_stored(ledger: Ledger) -> None:
     """The load writes a device block that a store reads."""
     (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
     ledger.transfers[id].device_blocks = (10, 5)
+    ledger.provenance.brought[5] = key(1)
     ledger.leases.words[11] = LEASE_WORDS.encode(LeaseState.NONE)
     ledger.leases.words[5] = LEASE_WORDS.encode(LeaseState.WRITING)
 
@@ -196,6 +245,8 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
     ("S1", index_forgets),
     ("S1", index_mistakes),
     ("S1", index_invents),
+    ("S1", history_overflows),
+    ("S1", history_invents),
     ("S2", published_early),
     ("S3", slot_freed_under_copy),
     ("S3", set_lease(3, LeaseState.NONE)),
@@ -206,8 +257,11 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
     ("S4", set_word(0, BlockState.LOADING, copies=2)),
     ("S4", set_word(0, BlockState.LOADING, copies=1, pins=1)),
     ("S4", set_word(2, BlockState.STORED, pins=2)),
-    ("S4", request_miscounts),
-    ("S4", request_forgotten),
+    ("S4", loads_miscounted),
+    ("S4", load_unnamed),
+    ("S4", load_mistaken),
+    ("S4", load_of_another),
+    ("S4", loading_request_forgotten),
     ("S5", report_forgotten),
     ("S5", transfer_renamed),
     ("S5", transfer_over_but_kept),
@@ -218,7 +272,12 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
     ("S9", finished_but_kept),
     ("S13", keys_collide),
     ("S13", stored_twice),
+    ("S13", settled_unseen),
+    ("S13", cursor_of_a_group_lost),
     ("S14", epoch_left_behind),
+    ("S14", brought_in_two_epochs),
+    ("S14", brought_nowhere),
+    ("S14", load_brings_unnoted),
 ]
 
 

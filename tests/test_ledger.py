@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 import pytest
-from core_life import Recorder, fold, keys, load, new_core, store
+from core_life import Recorder, begin_store, fold, keys, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +26,9 @@ KEYS = st.lists(st.sampled_from(keys(6)), max_size=3).map(tuple)
 SLOTS = st.lists(st.integers(0, HOST_BLOCKS), max_size=3).map(tuple)
 BLOCKS = st.lists(st.integers(0, DEVICE_BLOCKS), max_size=3).map(tuple)
 TRANSFERS = st.integers(0, 30)
+OWNERS = st.lists(st.tuples(NAMES, st.integers(0, 3)), max_size=2).map(tuple)
+PARTS = st.lists(st.integers(0, 2 * HOST_BLOCKS), max_size=3).map(tuple)
+CURSORS = st.lists(st.integers(0, 2), max_size=2).map(tuple)
 FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
     ev.RequestArrived: (NAMES,),
     ev.RequestPreempted: (NAMES,),
@@ -34,8 +37,8 @@ FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
     ev.HitReleased: (NAMES,),
     ev.RequestDeferred: (NAMES, TRANSFERS, st.integers(0, 3)),
     ev.BlocksEvicted: (SLOTS, st.just(()), TRANSFERS),
-    ev.StorePlanned: (NAMES, KEYS, SLOTS, BLOCKS),
-    ev.LoadPlanned: (NAMES, SLOTS, BLOCKS, st.booleans()),
+    ev.StorePlanned: (OWNERS, KEYS, SLOTS, BLOCKS),
+    ev.LoadPlanned: (NAMES, SLOTS, BLOCKS, st.booleans(), PARTS),
     ev.TransfersSubmitted: (st.lists(TRANSFERS, max_size=2).map(tuple),),
     ev.TransferCancelled: (TRANSFERS,),
     ev.WorkerReported: (TRANSFERS, st.integers(0, 2), st.booleans()),
@@ -44,6 +47,9 @@ FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
     ev.FlushRequested: (st.lists(TRANSFERS, max_size=2).map(tuple),),
     ev.CacheReset: (st.integers(0, 3),),
     ev.Ticked: (st.integers(0, 3),),
+    ev.BlocksOffered: (st.lists(st.tuples(NAMES, CURSORS, CURSORS), max_size=2).map(tuple),),
+    ev.OffersCounted: (KEYS,),
+    ev.BlocksRewritten: (BLOCKS,),
 }
 
 
@@ -54,16 +60,22 @@ def any_event(draw: st.DrawFn) -> tuple[type[OffloadingEvent], tuple[object, ...
     return kind, tuple(draw(field) for field in FIELDS[kind])
 
 
-def lived_in(workers: int = 2) -> tuple[Offloader, Recorder]:
+def lived_in(chunk: int, workers: int = 2) -> tuple[Offloader, Recorder]:
     """A core in which every machine is somewhere in the middle."""
-    core, log = new_core(HOST_BLOCKS, DEVICE_BLOCKS, workers)
+    core, log = new_core(
+        HOST_BLOCKS,
+        DEVICE_BLOCKS * chunk,
+        workers,
+        blocks_per_chunk=chunk,
+        store_threshold=2,
+        offer_history=2,
+    )
     store(core, "a", keys(2))
-    load(core, "a", keys(2), 2)
+    load(core, "a", keys(2), 2 * chunk)
     core.match("b", keys(1))
-    plan = core.prepare_store("b", keys(3)[2:], [4]).plan
-    assert plan is not None
-    core.submit([plan.transfer])
-    core.report(plan.transfer, 1, True)
+    core.report(begin_store(core, "b", keys(3)[2:], 4 * chunk), 1, True)
+    core.advance([("b", (0,), (1,))])
+    core.count_offers(keys(5)[4:])
     return core, log
 
 
@@ -75,8 +87,10 @@ def apply_or_refuse(ledger: Ledger, event: OffloadingEvent) -> str | None:
     return None
 
 
-def refused_events_leave_no_trace(attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]) -> None:
-    core, log = lived_in()
+def refused_events_leave_no_trace(
+    chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
+) -> None:
+    core, log = lived_in(chunk)
     ledger = core.ledger
     applied = Recorder(log)
     for kind, fields in attempts:
@@ -92,22 +106,22 @@ def refused_events_leave_no_trace(attempts: list[tuple[type[OffloadingEvent], tu
     assert digest(restore(snapshot(ledger))) == digest(ledger)
 
 
-@given(st.lists(any_event(), max_size=12))
+@given(st.sampled_from([1, 2]), st.lists(any_event(), max_size=12))
 @settings(max_examples=400)
 def test_refused_events_leave_no_trace(
-    attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]],
+    chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
 ) -> None:
     """Rule 2: an illegal transition raises before anything has changed, whatever came before."""
-    refused_events_leave_no_trace(attempts)
+    refused_events_leave_no_trace(chunk, attempts)
 
 
 @pytest.mark.slow
-@given(st.lists(any_event(), max_size=12))
+@given(st.sampled_from([1, 2]), st.lists(any_event(), max_size=12))
 @settings(max_examples=10_000)
 def test_refused_events_leave_no_trace_long(
-    attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]],
+    chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
 ) -> None:
-    refused_events_leave_no_trace(attempts)
+    refused_events_leave_no_trace(chunk, attempts)
 
 
 def test_event_numbers_have_no_gaps() -> None:
@@ -140,7 +154,7 @@ def test_planned_key_that_has_a_block_is_refused_whole(count: int) -> None:
     ids = pack(range(1, count + 1))
     before = digest(core.ledger)
     with pytest.raises(InvalidEvent, match="has a block already"):
-        core.ledger.apply(ev.StorePlanned(core.ledger.seq + 1, 0, 0, "r", names, ids, ids))
+        core.ledger.apply(ev.StorePlanned(core.ledger.seq + 1, 0, 0, (("r", count),), names, ids, ids))
     assert digest(core.ledger) == before
     assert core.ledger.index == fold(log, core.config).index
 
@@ -211,9 +225,9 @@ def every_kind_of_event() -> None:
     core, _ = new_core(host_blocks=8, device_blocks=32, defer_ticks=1)
 
     def planned(request: str, name: str, block: int) -> int:
-        plan = core.prepare_store(request, keys(1, name), [block]).plan
-        assert plan is not None
-        return plan.transfer
+        job = core.prepare_store(request, keys(1, name), [block]).job
+        assert job is not None
+        return job.transfer
 
     def submitted(request: str, name: str, block: int) -> int:
         transfer = planned(request, name, block)
@@ -227,9 +241,9 @@ def every_kind_of_event() -> None:
     # Loads: good, bad, cancelled, in part, voided, lost.
     core.complete_load(load(core, "a", keys(2), 8))
     core.match("b", keys(3))
-    plan = core.prepare_load("b", [10])
-    assert plan is not None
-    core.cancel(plan.transfer)
+    job = core.prepare_load("b", [10])
+    assert job is not None
+    core.cancel(job.transfer)
     core.match("c", keys(2))
     core.fail_load(load(core, "d", keys(1), 11))
     core.prepare_load("c", [12, 13])

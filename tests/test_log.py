@@ -28,7 +28,16 @@ from log_life import (
 )
 
 from kvsm.errors import ConfigError, LogDamaged, LogError
-from kvsm.events import KINDS, HitMatched, LogOpened, OffloadConfig, OffloadingEvent, StepEnded
+from kvsm.events import (
+    KINDS,
+    HitMatched,
+    LogOpened,
+    Offer,
+    OffloadConfig,
+    OffloadingEvent,
+    Owners,
+    StepEnded,
+)
 from kvsm.ids import Id, Ids, pack
 from kvsm.log import LogGap, LogReader, LogWriter, SegmentHead, Torn
 from kvsm.log.frames import encode_preamble, segment_path
@@ -39,6 +48,7 @@ from kvsm.log.writer import FRAME_EVENTS
 
 NUMBERS = st.integers(0, 2**63 - 1)
 BATCHES = st.lists(st.integers(0, 2**32 - 1), max_size=40).map(pack)
+CURSORS = st.lists(NUMBERS, max_size=3).map(tuple)
 FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Id: NUMBERS,
     int: st.integers(-(2**63), 2**63 - 1),
@@ -47,6 +57,11 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     Ids: BATCHES,
     tuple[bytes, ...]: st.lists(st.binary(max_size=40), max_size=20).map(tuple),
     tuple[Id, ...]: st.lists(NUMBERS, max_size=20).map(tuple),
+    Owners: st.lists(st.tuples(st.text(max_size=20), NUMBERS), max_size=5).map(tuple),
+    tuple[Offer, ...]: st.lists(
+        st.tuples(st.text(max_size=20), CURSORS, CURSORS),
+        max_size=5,
+    ).map(tuple),
     bytes | None: st.none() | st.binary(max_size=40),
     OffloadConfig: st.builds(
         OffloadConfig, host_blocks=st.integers(1, 2**31), device_blocks=st.integers(1, 2**31)

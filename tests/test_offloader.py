@@ -6,14 +6,13 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from core_life import Recorder, fold, keys, load, new_core, store
-from hypothesis import given
-from hypothesis import strategies as st
+from core_life import Recorder, begin_store, fold, keys, load, new_core, store
 
-from kvsm.errors import InvalidEvent, LimitReached, LogWriteFailed, Poisoned
-from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected, SkipReason, StoreSkipped
+from kvsm.errors import InvalidEvent, LogWriteFailed, Poisoned
+from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected
 from kvsm.ids import SMALL, to_list
-from kvsm.offloader import LookupResult, Match, Offloader, PreparedStore
+from kvsm.kv_events import Publisher
+from kvsm.offloader import LookupResult, Match, Offloader
 from kvsm.snapshot import digest
 from kvsm.states import BlockState, LeaseState, RequestState, TransferState
 
@@ -26,13 +25,13 @@ class TestLookup:
     def test_key_hits_only_after_every_worker_has_stored_it(self) -> None:
         """S2: a store is published by its last worker's report, not before (B38, B34)."""
         core, _ = new_core(workers=3)
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
         seen = [core.lookup(keys(1)[0])]
-        core.submit([plan.transfer])
+        core.submit([job.transfer])
         for worker in (2, 0, 1):
             seen.append(core.lookup(keys(1)[0]))
-            core.complete_store(plan.transfer, worker)
+            core.complete_store(job.transfer, worker)
         assert seen == [LookupResult.HIT_PENDING] * 4
         assert core.lookup(keys(1)[0]) is LookupResult.HIT
 
@@ -66,8 +65,9 @@ class TestMatch:
         core, _ = new_core(host_blocks=3)
         store(core, "r", keys(3))
         core.match("q", keys(2))
-        assert core.prepare_store("r", keys(2, "other"), [4, 5]).plan is None
-        assert core.prepare_store("r", keys(1, "other"), [4]).evicted == [keys(3)[2]]
+        prepared = core.prepare_store("r", keys(2, "other"), [4, 5])
+        assert prepared.evicted == [keys(3)[2]]
+        assert prepared.deferred == (1,)
 
     def test_same_question_is_no_event(self) -> None:
         core, log = new_core()
@@ -103,28 +103,28 @@ class TestMatch:
     def test_waits_for_a_store_in_flight(self) -> None:
         """B08: a key in flight is not a miss."""
         core, _ = new_core()
-        plan = core.prepare_store("r", keys(2), [0, 1]).plan
-        assert plan is not None
-        assert core.match("q", keys(2)) == Match(0, plan.transfer)
+        job = core.prepare_store("r", keys(2), [0, 1]).job
+        assert job is not None
+        assert core.match("q", keys(2)) == Match(0, job.transfer)
         assert core.ledger.requests["q"].state is RequestState.DEFERRED
 
     def test_end_of_the_store_wakes_who_waits(self) -> None:
         core, _ = new_core()
-        plan = core.prepare_store("r", keys(2), [0, 1]).plan
-        assert plan is not None
+        job = core.prepare_store("r", keys(2), [0, 1]).job
+        assert job is not None
         core.match("q", keys(2))
-        core.submit([plan.transfer])
-        core.complete_store(plan.transfer)
+        core.submit([job.transfer])
+        core.complete_store(job.transfer)
         assert core.match("q", keys(2)) == Match(2)
 
     def test_failed_store_wakes_who_waits(self) -> None:
         """S9: B15, a wait that nobody ends."""
         core, _ = new_core()
-        plan = core.prepare_store("r", keys(2), [0, 1]).plan
-        assert plan is not None
+        job = core.prepare_store("r", keys(2), [0, 1]).job
+        assert job is not None
         core.match("q", keys(2))
-        core.submit([plan.transfer])
-        core.fail_store(plan.transfer)
+        core.submit([job.transfer])
+        core.fail_store(job.transfer)
         assert core.match("q", keys(2)) == Match(0)
 
     def test_wait_is_bounded_in_ticks(self) -> None:
@@ -139,7 +139,7 @@ class TestMatch:
 
     def test_end_of_another_transfer_wakes_nobody(self) -> None:
         core, _ = new_core()
-        awaited = core.prepare_store("r", keys(2), [0, 1]).plan
+        awaited = core.prepare_store("r", keys(2), [0, 1]).job
         assert awaited is not None
         core.match("q", keys(2))
         store(core, "r", keys(1, "other"), 4)
@@ -171,9 +171,9 @@ class TestLoad:
         core, _ = new_core()
         store(core, "r", keys(4))
         core.match("q", keys(4))
-        plan = core.prepare_load("q", [5, 6])
-        assert plan is not None
-        assert to_list(plan.slots) == [0, 1]
+        job = core.prepare_load("q", [5, 6])
+        assert job is not None
+        assert to_list(job.host_blocks) == [0, 1]
         assert [core.ledger.blocks.state(slot) for slot in (2, 3)] == [BlockState.STORED] * 2
         assert len(core.ledger.policy) == 2
 
@@ -208,7 +208,7 @@ class TestLoad:
         core, _ = new_core(host_blocks=2)
         store(core, "r", keys(2))
         load(core, "q", keys(2), 4)
-        assert core.prepare_store("r", keys(1, "new"), [8]).plan is None
+        assert core.prepare_store("r", keys(1, "new"), [8]).job is None
 
     def test_failed_load_voids_its_keys_before_the_request_hears(self) -> None:
         """S6: B27, B28; else the next match finds them and fails again for ever."""
@@ -271,132 +271,6 @@ class TestLoad:
         assert (len(core.ledger.free), len(core.ledger.policy)) == (8, 0)
 
 
-class TestStore:
-    def test_resident_keys_are_not_stored_again(self) -> None:
-        """S13."""
-        core, _ = new_core()
-        store(core, "r", keys(2))
-        prepared = core.prepare_store("r", keys(3), [4, 5, 6])
-        assert prepared.keys == tuple(keys(3)[2:])
-        assert prepared.resident == 2
-
-    def test_key_offered_twice_in_one_call_is_stored_once(self) -> None:
-        """S1: B11, a slot that nothing can reach."""
-        core, _ = new_core()
-        prepared = core.prepare_store("r", [*keys(1), *keys(1)], [0, 1])
-        assert prepared.keys == tuple(keys(1))
-        assert len(core.ledger.free) == 7
-
-    def test_device_block_at_two_positions_is_leased_once(self) -> None:
-        """S4: B10, one device block at two positions of a request."""
-        core, _ = new_core()
-        prepared = core.prepare_store("r", keys(2), [3, 3])
-        assert prepared.keys == tuple(keys(1))
-        assert prepared.deferred == tuple(keys(2)[1:])
-
-    def test_device_block_with_a_store_in_flight_is_deferred(self) -> None:
-        """S13: B01, told by its id, for the life of the transfer."""
-        core, log = new_core()
-        plan = core.prepare_store("r", keys(1), [3]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        core.end_step()
-        assert core.prepare_store("q", keys(1, "rehashed"), [3]).deferred == tuple(keys(1, "rehashed"))
-        assert log[-1].reason == SkipReason.DEVICE_BLOCK_IN_FLIGHT
-        core.complete_store(plan.transfer)
-        assert core.prepare_store("q", keys(1, "rehashed"), [3]).plan is not None
-
-    def test_key_in_flight_from_another_block_is_deferred_and_stored_if_that_fails(self) -> None:
-        """S13: deferred, not forgotten."""
-        core, _ = new_core()
-        plan = core.prepare_store("r", keys(1), [3]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        assert core.prepare_store("q", keys(1), [4]).deferred == tuple(keys(1))
-        core.fail_store(plan.transfer)
-        assert core.prepare_store("q", keys(1), [4]).keys == tuple(keys(1))
-
-    def test_offered_keys_are_not_evicted_for_each_other(self) -> None:
-        """S7: B07, [2, 3, 4, 5] with 2 resident and least recent."""
-        core, _ = new_core(host_blocks=4)
-        store(core, "r", [*keys(1), *keys(3, "other")])
-        prepared = core.prepare_store("r", keys(3), [4, 5, 6])
-        assert keys(1)[0] not in prepared.evicted
-        assert prepared.keys == tuple(keys(3)[1:])
-
-    def test_eviction_is_all_or_nothing(self) -> None:
-        core, log = new_core(host_blocks=3)
-        store(core, "r", keys(3))
-        core.match("q", keys(2))
-        prepared = core.prepare_store("r", keys(2, "new"), [4, 5])
-        assert prepared == PreparedStore(None, (), 0, tuple(keys(2, "new")))
-        assert isinstance(log[-1], StoreSkipped)
-        assert log[-1].reason == SkipReason.POOL_FULL
-        assert core.lookup(keys(3)[2]) is LookupResult.HIT
-
-    def test_eviction_names_the_store_that_it_makes_room_for(self) -> None:
-        core, log = new_core(host_blocks=2)
-        store(core, "r", keys(2))
-        plan = core.prepare_store("r", keys(1, "new"), [4]).plan
-        assert plan is not None
-        assert log[-2].transfer == log[-1].seq == plan.transfer
-
-    def test_failed_store_gives_its_slots_back(self) -> None:
-        """S6, S1."""
-        core, _ = new_core(workers=2)
-        plan = core.prepare_store("r", keys(3), [0, 1, 2]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        core.complete_store(plan.transfer, 0)
-        core.fail_store(plan.transfer, 1)
-        assert core.lookup(keys(3)[0]) is LookupResult.MISS
-        assert len(core.ledger.free) == 8
-
-    def test_live_transfers_are_limited(self) -> None:
-        core, log = new_core(max_live_transfers=1)
-        core.prepare_store("r", keys(1), [0])
-        assert core.prepare_store("r", keys(1, "b"), [1]).plan is None
-        assert log[-1].reason == SkipReason.TOO_MANY_TRANSFERS
-
-    def test_load_beyond_the_limit_is_a_named_refusal(self) -> None:
-        core, _ = new_core(max_live_transfers=1)
-        store(core, "r", keys(1))
-        core.match("q", keys(1))
-        core.prepare_store("r", keys(1, "b"), [1])
-        with pytest.raises(LimitReached, match="max_live_transfers"):
-            core.prepare_load("q", [2])
-
-    @pytest.mark.parametrize("block", [-1, 16])
-    def test_device_block_that_does_not_exist_is_refused(self, block: int) -> None:
-        core, log = new_core()
-        with pytest.raises(InvalidEvent, match=f"device block {block} is not one of the 16"):
-            core.prepare_store("r", keys(1), [block])
-        assert log.kinds() == ["LogOpened"]
-
-    def test_cancelled_plan_leaves_nothing(self) -> None:
-        core, _ = new_core()
-        plan = core.prepare_store("r", keys(3), [0, 1, 2]).plan
-        assert plan is not None
-        assert core.cancel(plan.transfer) is not None
-        assert core.cancel(plan.transfer) is None
-        assert (len(core.ledger.free), core.ledger.index, core.ledger.transfers) == (8, {}, {})
-
-    @given(count=st.integers(1, 3 * SMALL), resident=st.integers(0, 3 * SMALL))
-    def test_batches_of_any_size_store_what_is_new(self, count: int, resident: int) -> None:
-        """Tuples and arrays are one behaviour: the sizes around SMALL are where they could differ."""
-        core, log = new_core(host_blocks=3 * SMALL, device_blocks=6 * SMALL)
-        names = keys(count)
-        if min(resident, count):
-            store(core, "r", names[: min(resident, count)])
-        if resident < count:
-            assert store(core, "r", names, 3 * SMALL)
-        core.complete_load(load(core, "q", names, 0))
-        assert core.finish("q")
-        assert core.finish("r")
-        assert len(core.ledger.policy) == count
-        assert digest(fold(log, core.config)) == digest(core.ledger)
-
-
 class TestReports:
     @pytest.mark.parametrize(
         ("transfer", "worker", "reason"),
@@ -415,9 +289,9 @@ class TestReports:
     ) -> None:
         """S5."""
         core, log = new_core(workers=2)
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        assert plan.transfer == 2
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        assert job.transfer == 2
         core.submit([2])
         core.complete_store(2, 1)
         before = (
@@ -437,27 +311,27 @@ class TestReports:
 
     def test_report_of_an_unsubmitted_plan_is_rejected(self) -> None:
         core, log = new_core()
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.complete_store(plan.transfer)
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.complete_store(job.transfer)
         assert log[-1].reason == RejectReason.NOT_SUBMITTED
 
     def test_report_of_the_other_direction_is_rejected(self) -> None:
         core, log = new_core()
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        core.complete_load(plan.transfer)
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.complete_load(job.transfer)
         assert log[-1].reason == RejectReason.DIRECTION
 
     def test_late_report_does_not_complete_the_next_store_of_the_key(self) -> None:
         """S5: B12, B39."""
         core, _ = new_core()
-        first = core.prepare_store("r", keys(1), [0]).plan
+        first = core.prepare_store("r", keys(1), [0]).job
         assert first is not None
         core.submit([first.transfer])
         core.reset()
-        second = core.prepare_store("r", keys(1), [1]).plan
+        second = core.prepare_store("r", keys(1), [1]).job
         assert second is not None
         core.submit([second.transfer])
         core.complete_store(first.transfer)
@@ -477,15 +351,15 @@ class TestReset:
     def test_slot_of_a_store_in_flight_is_quarantined_until_it_ends(self) -> None:
         """S3: B13, free is not reuse."""
         core, _ = new_core(host_blocks=1)
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
         assert not core.reset()
-        assert core.prepare_store("r", keys(1), [1]).plan is None
+        assert core.prepare_store("r", keys(1), [1]).job is None
         assert core.ledger.draining()
-        core.complete_store(plan.transfer)
+        core.complete_store(job.transfer)
         assert not core.ledger.draining()
-        assert core.prepare_store("r", keys(1), [1]).plan is not None
+        assert core.prepare_store("r", keys(1), [1]).job is not None
 
     def test_load_under_way_fails(self) -> None:
         """S14: what a load of an older epoch brought is not used."""
@@ -503,14 +377,36 @@ class TestReset:
         assert core.reset()
         assert len(core.ledger.free) == 8
 
-    def test_reset_twice_is_legal(self) -> None:
-        core, _ = new_core()
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        core.reset()
+    def test_reset_twice_is_one_event(self) -> None:
+        core, log = new_core()
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
+        events = len(log)
         assert not core.reset()
-        assert core.ledger.epoch == 2
+        assert not core.reset()
+        core.complete_store(job.transfer)
+        assert core.reset()
+        assert log.kinds(events) == ["CacheReset", "WorkerReported"]
+
+    @pytest.mark.parametrize("ended", [True, False], ids=["stored", "in flight"])
+    def test_what_came_since_the_last_reset_makes_the_next_one_an_event(self, ended: bool) -> None:
+        core, _ = new_core()
+        for epoch in (1, 2):
+            (store if ended else begin_store)(core, "r", keys(1), epoch)
+            core.reset()
+            assert core.ledger.epoch == epoch
+
+    def test_reset_of_an_empty_pool_still_ages_what_was_loaded(self) -> None:
+        """S14: nothing is resident any more, but a device block holds what an older epoch's load brought."""
+        core, _ = new_core()
+        store(core, "r", keys(1))
+        core.complete_load(load(core, "q", keys(1), 4))
+        core.fail_load(load(core, "s", keys(1), 5))
+        assert not core.ledger.index
+        core.reset()
+        assert core.ledger.epoch == 1
+        assert core.prepare_store("q", keys(1), [4]).job is None
 
 
 class TestRequests:
@@ -529,17 +425,37 @@ class TestRequests:
         assert core.finish("r", aborted=True)
         assert log.kinds() == ["LogOpened"]
 
-    def test_finished_request_lives_until_its_last_copy_ends(self) -> None:
+    def test_finished_request_lives_until_its_load_ends(self) -> None:
         """S4, S8: B20, B29."""
         core, _ = new_core()
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        assert not core.finish("r")
-        assert core.ledger.requests["r"].state is RequestState.FINISHED
-        core.complete_store(plan.transfer)
+        store(core, "r", keys(1))
+        transfer = load(core, "q", keys(1), 4)
+        assert not core.finish("q")
+        assert core.ledger.requests["q"].state is RequestState.FINISHED
+        core.complete_load(transfer)
+        assert "q" not in core.ledger.requests
+
+    @pytest.mark.parametrize("good", [True, False])
+    def test_finished_request_is_released_at_once_and_its_stores_go_on(self, good: bool) -> None:
+        """S4, S16: what was confirmed at the finish is stored under lease; nobody need remember for whom."""
+        core, _ = new_core()
+        core.arrive("r")
+        transfer = begin_store(core, "r", keys(1), 3)
+        assert core.finish("r")
         assert "r" not in core.ledger.requests
-        assert core.lookup(keys(1)[0]) is LookupResult.HIT
+        assert core.ledger.leases.state(3) is LeaseState.READING
+        core.report(transfer, 0, good)
+        assert core.ledger.leases.state(3) is LeaseState.NONE
+        assert core.lookup(keys(1)[0]) is (LookupResult.HIT if good else LookupResult.MISS)
+
+    def test_new_life_under_a_name_has_nothing_of_the_old_ones_stores(self) -> None:
+        core, _ = new_core()
+        core.arrive("r")
+        transfer = begin_store(core, "r", keys(1))
+        core.finish("r")
+        core.arrive("r")
+        core.fail_store(transfer)
+        assert core.ledger.requests["r"].state is RequestState.NEW
 
     def test_abort_in_mid_load_keeps_the_lease(self) -> None:
         """S3: B05, the copy would land in another request's block."""
@@ -559,30 +475,97 @@ class TestRequests:
         core.finish("q")
         assert len(core.ledger.policy) == 2
 
-    def test_preempted_request_may_match_again_while_its_copies_run(self) -> None:
-        """S8: B18."""
+    def test_preempted_request_waits_for_its_load_and_matches_when_that_has_ended(self) -> None:
+        """S8: B18, re-admission while a load runs; two loads of one request could be told apart by nobody."""
         core, _ = new_core()
         store(core, "r", keys(2))
-        transfer = load(core, "q", keys(1), 4)
+        transfer = load(core, "q", keys(2), 4)
         core.preempt("q")
-        assert core.match("q", keys(2)).hits == 2
+        assert core.match("q", keys(2)) == Match(0, transfer)
+        assert core.prepare_load("q", [6, 7]) is None
         core.complete_load(transfer)
-        assert core.ledger.requests["q"].state is RequestState.MATCHED
+        assert core.match("q", keys(2)) == Match(2)
 
-    def test_lost_transfer_retires_its_memory_and_frees_the_request(self) -> None:
-        """S9: the engine goes on; S3: the memory is never used again."""
+    def test_preempted_request_that_may_not_wait_computes(self) -> None:
+        """S9, S4: without patience left it is told that nothing is served; a second load never begins."""
+        core, log = new_core(defer_ticks=2)
+        store(core, "r", keys(2))
+        transfer = load(core, "q", keys(2), 4)
+        core.preempt("q")
+        core.match("q", keys(2))
+        core.tick()
+        core.tick()
+        events = len(log)
+        assert core.match("q", keys(2)) == Match(0)
+        assert core.prepare_load("q", [6, 7]) is None
+        assert len(log) == events
+        assert core.ledger.requests["q"].load == transfer
+
+    def test_preempted_and_finished_request_is_released_by_its_load(self) -> None:
+        """S9, S8."""
+        core, _ = new_core()
+        store(core, "r", keys(2))
+        transfer = load(core, "q", keys(2), 4)
+        core.preempt("q")
+        core.match("q", keys(2))
+        assert not core.finish("q", aborted=True)
+        assert core.match("q", keys(2)) == Match(0)
+        core.fail_load(transfer)
+        assert not core.ledger.requests
+        assert not core.ledger.deferred
+
+    def test_finished_request_moves_no_cursors_and_is_not_preempted(self) -> None:
+        """S8: a request that only waits for its load has nothing to offer, and no blocks to be taken."""
+        core, log = new_core()
+        store(core, "r", keys(1))
+        transfer = load(core, "q", keys(1), 4)
+        core.finish("q")
+        events = len(log)
+        with pytest.raises(InvalidEvent, match="request q is over"):
+            core.advance([("q", (1,), (1,))])
+        core.preempt("q")
+        assert len(log) == events
+        core.complete_load(transfer)
+        assert not core.ledger.requests
+
+    def test_preemption_restarts_the_cursors(self) -> None:
+        """The block table starts anew: what was settled of the old one says nothing."""
+        core, log = new_core()
+        core.arrive("r")
+        core.advance([("r", (3,), (4,))])
+        core.preempt("r")
+        core.preempt("r")
+        request = core.ledger.requests["r"]
+        assert (request.settled, request.offered) == ((), ())
+        assert log.kinds().count("RequestPreempted") == 1
+
+    def test_lost_store_retires_its_slots_and_leaves_its_device_blocks_usable(self) -> None:
+        """S9, S3: what the dead copy may still write is never used again; what it reads may be."""
         core, _ = new_core(host_blocks=2)
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
-        core.finish("r")
-        ended = core.lose(plan.transfer)
+        transfer = begin_store(core, "r", keys(1), 3)
+        ended = core.lose(transfer)
         assert ended is not None
-        assert not ended.good
-        assert "r" not in core.ledger.requests
+        assert (ended.good, ended.lost, ended.request) == (False, True, "")
         assert core.ledger.blocks.state(0) is BlockState.RETIRED
-        assert core.prepare_store("q", keys(2), [1, 2]).plan is None
-        assert core.prepare_store("q", keys(1), [0]).deferred == tuple(keys(1))
+        assert core.ledger.leases.state(3) is LeaseState.NONE
+        prepared = core.prepare_store("q", keys(2), [3, 4])
+        assert prepared.keys == tuple(keys(1))
+        assert prepared.deferred == (1,)
+
+    def test_lost_load_retires_what_it_may_still_write_and_frees_the_request(self) -> None:
+        """S9: the engine goes on; S3: the memory is never used again."""
+        core, _ = new_core()
+        store(core, "r", keys(1))
+        transfer = load(core, "q", keys(1), 4)
+        core.finish("q")
+        ended = core.lose(transfer)
+        assert ended is not None
+        assert (ended.good, ended.lost, ended.request) == (False, True, "q")
+        assert to_list(ended.device_blocks) == [4]
+        assert "q" not in core.ledger.requests
+        assert core.ledger.leases.state(4) is LeaseState.RETIRED
+        assert core.ledger.blocks.state(0) is BlockState.RETIRED
+        assert core.prepare_store("r", keys(1), [4]).deferred == (0,)
 
     def test_loss_voids_the_pins_of_others(self) -> None:
         core, _ = new_core()
@@ -592,6 +575,56 @@ class TestRequests:
         core.lose(transfer)
         assert core.prepare_load("s", [6]) is None
         assert core.finish("s")
+
+
+class TestOverdue:
+    def test_transfers_are_lost_at_their_bound_and_not_before(self) -> None:
+        """S9: rule 8, a worker that never reports is found in a bounded number of ticks."""
+        core, _ = new_core(workers=2, transfer_ticks=3)
+        store(core, "r", keys(1, "old"))
+        first = begin_store(core, "r", keys(1))
+        core.complete_store(first, 0)
+        lost: list[list[int]] = []
+        for tick in range(4):
+            if tick == 1:
+                second = load(core, "q", keys(1, "old"), 4)
+            core.tick()
+            lost.append([ended.transfer for ended in core.lose_overdue()])
+        assert lost == [[], [], [first], [second]]
+        assert not core.ledger.transfers
+        assert core.report(first, 1, True) is None
+
+    def test_what_was_not_submitted_is_never_overdue(self) -> None:
+        """No copy of it can be missing; and its time begins when it leaves."""
+        core, _ = new_core(transfer_ticks=2)
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        for _ in range(3):
+            core.tick()
+        assert core.lose_overdue() == []
+        core.submit([job.transfer])
+        core.tick()
+        assert core.lose_overdue() == []
+        core.tick()
+        assert [ended.transfer for ended in core.lose_overdue()] == [job.transfer]
+
+    def test_abandoned_transfers_are_overdue_too(self) -> None:
+        """S9: a reset whose copies never end drains all the same."""
+        core, _ = new_core(transfer_ticks=1)
+        begin_store(core, "r", keys(1))
+        assert not core.reset()
+        core.tick()
+        core.lose_overdue()
+        assert core.reset()
+
+    def test_without_a_bound_time_is_not_counted_and_nothing_is_lost(self) -> None:
+        core, log = new_core(transfer_ticks=0)
+        begin_store(core, "r", keys(1))
+        events = len(log)
+        for _ in range(5):
+            core.tick()
+        assert core.lose_overdue() == []
+        assert len(log) == events
 
 
 class TestStepsAndLog:
@@ -611,11 +644,11 @@ class TestStepsAndLog:
 
     def test_flush_names_all_submitted_transfers_and_asks_once(self) -> None:
         core, log = new_core()
-        plan = core.prepare_store("r", keys(1), [0]).plan
+        job = core.prepare_store("r", keys(1), [0]).job
         core.prepare_store("r", keys(1, "b"), [1])
-        assert plan is not None
-        core.submit([plan.transfer])
-        assert core.flush() == core.flush() == (plan.transfer,)
+        assert job is not None
+        core.submit([job.transfer])
+        assert core.flush() == core.flush() == (job.transfer,)
         assert log.kinds().count("FlushRequested") == 1
 
     def test_log_is_flushed_before_plans_leave(self) -> None:
@@ -630,9 +663,9 @@ class TestStepsAndLog:
                 order.append("flush")
 
         core = Offloader(OffloadConfig(host_blocks=1, device_blocks=1), Sink())
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
         assert order[-2:] == ["TransfersSubmitted", "flush"]
 
     def test_failed_write_poisons_the_core(self) -> None:
@@ -671,11 +704,11 @@ class TestStepsAndLog:
                 flushes.append(core.step)
 
         core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), Sink())
-        plan = core.prepare_store("r", keys(1), [0]).plan
-        assert plan is not None
-        core.submit([plan.transfer])
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
         core.end_step()
-        core.complete_store(plan.transfer)
+        core.complete_store(job.transfer)
         core.end_step()
         core.end_step()
         assert flushes == [0, 1]
@@ -718,20 +751,20 @@ class TestStepsAndLog:
 
 def test_transfer_states_are_visible_while_it_lives() -> None:
     core, _ = new_core()
-    plan = core.prepare_store("r", keys(1), [0]).plan
-    assert plan is not None
-    transfer = core.ledger.transfers[plan.transfer]
+    job = core.prepare_store("r", keys(1), [0]).job
+    assert job is not None
+    transfer = core.ledger.transfers[job.transfer]
     seen = [transfer.state]
-    core.submit([plan.transfer])
+    core.submit([job.transfer])
     seen.append(transfer.state)
-    core.complete_store(plan.transfer)
+    core.complete_store(job.transfer)
     seen.append(transfer.state)
     assert seen == [TransferState.PLANNED, TransferState.SUBMITTED, TransferState.COMPLETED]
 
 
 def test_offloading_events_say_what_came_and_went() -> None:
     """S10: folding what left kvsm gives the readable keys."""
-    core, _ = new_core(host_blocks=2, publish=True)
+    core, _ = new_core(host_blocks=2, publisher=Publisher())
     store(core, "r", keys(2))
     store(core, "r", keys(1, "new"), 4)
     assert [(event.keys, event.medium, event.removed) for event in core.take_events()] == [

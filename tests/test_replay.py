@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from replay_life import (
+    CONFIGS,
     OPERATIONS,
-    POLICIES,
     Life,
     Operations,
     key,
@@ -32,11 +33,11 @@ from kvsm.snapshot import digest
 
 
 @settings(deadline=None)
-@given(OPERATIONS, POLICIES)
-def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, policy: str) -> None:
+@given(OPERATIONS, CONFIGS)
+def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, config: dict[str, Any]) -> None:
     """S10: fold(log) equals live state, at every prefix."""
     live: list[str] = []
-    life = Life(policy=policy)
+    life = Life(**config)
     for operation in operations:
         life.drive([operation])
         if len(life.events) > len(live):
@@ -129,7 +130,7 @@ def test_every_kind_of_event_renders_as_one_short_line() -> None:
         assert "\n" not in line
         assert len(line) < 200
     keys = tuple(key(number) for number in range(3000))
-    big = ev.StorePlanned(1, 0, 0, "r1", keys, tuple(range(3000)), tuple(range(3000)))
+    big = ev.StorePlanned(1, 0, 0, (("r1", 3000),), keys, tuple(range(3000)), tuple(range(3000)))
     assert render(big) == (
         "StorePlanned request r1 keys 000000000000.. to 00000bb70000.. (3000) slots 0..2999 (3000) "
         "device blocks 0..2999 (3000)"
@@ -141,6 +142,22 @@ def test_fields_that_say_nothing_are_left_out() -> None:
     assert render(ev.RequestFinished(1, 0, 0, "r1")) == "RequestFinished request r1"
     assert render(ev.RequestFinished(1, 0, 0, "r1", True)) == "RequestFinished request r1 aborted"
     assert render(ev.BlocksEvicted(1, 0, 0, (5, 6, 9), (), 3)) == "BlocksEvicted slots 5..6, 9 (3) transfer 3"
+
+
+def test_many_owners_and_offers_are_abbreviated() -> None:
+    """The first four by name, and how many there are."""
+    names = [f"r{number}" for number in range(9)]
+    store = ev.StorePlanned(1, 0, 0, tuple((name, 1) for name in names), (key(1),), (0,), (4,))
+    assert render(store).startswith("StorePlanned requests r0, r1, r2, r3, ... (9) key ")
+    assert render(ev.StoreSkipped(1, 0, 0, (), (key(1),), "why")).startswith("StoreSkipped no request key ")
+    offers = ev.BlocksOffered(1, 0, 0, tuple((name, (3, 2), (4, 2)) for name in names[:2]))
+    assert render(offers) == (
+        "BlocksOffered requests r0 settled 3, 2 of 4, 2 blocks; r1 settled 3, 2 of 4, 2 blocks"
+    )
+    many = ev.BlocksOffered(1, 0, 0, tuple((name, (3,), (4,)) for name in names))
+    assert render(many).endswith("r3 settled 3 of 4 blocks; ... (9)")
+    load = ev.LoadPlanned(1, 0, 0, "r1", (7, 9), (1, 2, 3), False, (0, 1, 3))
+    assert render(load) == ("LoadPlanned request r1 slots 7, 9 (2) device blocks 1..3 (3) parts 0..1, 3 (3)")
 
 
 def test_a_witness_needs_no_ledger() -> None:

@@ -288,8 +288,8 @@ class TestStep:
             (BLOCK, BlockState.STORED, (0, 0), BlockTrigger.UNPIN),
             (BLOCK, BlockState.STORED, (0, 0), BlockTrigger.BEGIN_LOAD),
             (LEASE, LeaseState.READING, (LEASE.counters[0].limit,), LeaseTrigger.BEGIN_READ),
-            (REQUEST, RequestState.RUNNING, (REQUEST.counters[0].limit,), RequestTrigger.BEGIN_STORE),
-            (REQUEST, RequestState.RUNNING, (0,), RequestTrigger.END_STORE),
+            (REQUEST, RequestState.MATCHED, (REQUEST.counters[0].limit,), RequestTrigger.BEGIN_LOAD),
+            (REQUEST, RequestState.RUNNING, (0,), RequestTrigger.END_LOAD),
             (TRANSFER, TransferState.SUBMITTED, (0, 0), TransferTrigger.REPORT_GOOD),
         ],
         ids=lambda value: value.name if isinstance(value, (Machine, IntEnum)) else str(value),
@@ -519,22 +519,31 @@ class TestRequest:
     OVER = (RequestState.FINISHED, RequestState.RELEASED)
 
     def test_finish_is_legal_in_every_living_state(self) -> None:
-        """S8: an abort may come at any time; with copies in flight the request waits for them."""
-        for state, (transfers,) in self.REACHED:
+        """S8: an abort may come at any time; with a load in flight the request waits for it."""
+        for state, (loads,) in self.REACHED:
             if state not in self.OVER:
-                then = after(REQUEST, (state, (transfers,)), RequestTrigger.FINISH)
-                over = RequestState.FINISHED if transfers else RequestState.RELEASED
-                assert then == (over, (transfers,))
+                then = after(REQUEST, (state, (loads,)), RequestTrigger.FINISH)
+                over = RequestState.FINISHED if loads else RequestState.RELEASED
+                assert then == (over, (loads,))
 
-    def test_is_released_only_when_its_last_transfer_has_ended(self) -> None:
-        """S4: FINISHED has some, RELEASED has none."""
-        for state, (transfers,) in self.REACHED:
+    def test_is_released_only_when_its_load_has_ended(self) -> None:
+        """S4: FINISHED has one, RELEASED has none."""
+        for state, (loads,) in self.REACHED:
             if state in self.OVER:
-                assert (transfers > 0) == (state == RequestState.FINISHED)
+                assert loads == (state == RequestState.FINISHED)
 
-    def test_the_end_of_a_copy_always_finds_it(self) -> None:
-        """S5, S8: whatever became of the request since, the end of its transfer is a legal step."""
-        for state, (transfers,) in self.REACHED:
-            if transfers:
-                for end in (RequestTrigger.END_LOAD, RequestTrigger.END_STORE):
-                    assert after(REQUEST, (state, (transfers,)), end) is not None
+    def test_the_end_of_its_load_always_finds_it(self) -> None:
+        """S5, S8: whatever became of the request since, the end of its load is a legal step."""
+        for state, (loads,) in self.REACHED:
+            if loads:
+                then = after(REQUEST, (state, (loads,)), RequestTrigger.END_LOAD)
+                assert then is not None
+                assert then[1] == (0,)
+
+    def test_a_second_load_never_begins(self) -> None:
+        """S4: with a load in flight a request gets no match that it could load, in whatever state it is."""
+        for state, (loads,) in self.REACHED:
+            if loads:
+                assert state is not RequestState.MATCHED
+                for trigger in (RequestTrigger.HIT, RequestTrigger.BEGIN_LOAD):
+                    assert after(REQUEST, (state, (loads,)), trigger) is None

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from replay_life import (
+    CONFIGS,
     OPERATIONS,
     Life,
     Operations,
     key,
+    offered_life,
     random_life,
     scene,
     story_life,
@@ -63,11 +66,11 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
     """Stored, matched, evicted for another request, and missed by a third, with the reason."""
     story_life(tmp_path / "log")
     lines = told(list(tell(tmp_path / "log", Key("00000001"))))
-    assert [line.split()[0] for line in lines] == ["3", "4", "5", "8", "9", "10", "11", "14", "19"]
+    assert [line.split()[0] for line in lines] == ["3", "4", "5", "8", "9", "10", "11", "14", "18"]
     assert lines[0].endswith("[not on the host -> slot 0 ALLOCATED(copies=0, pins=0)]")
     assert lines[-2].endswith(f"[slot 0 {STORED} -> not on the host]")
     assert lines[-1] == (
-        "19 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
+        "18 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
         "store 15 of request r3 [not on the host -> not on the host]"
     )
 
@@ -86,12 +89,12 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
         "14 slots 1, 0 (2), keys 000000020000.. to 000000010000.. (2), evicted to make room for store 15 of "
         "request r3 [not there -> not there]",
         "15 store 15 of request r3 is planned: keys 000000030000.. to 000000040000.. (2), "
-        "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> NEW]",
+        "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> not there]",
     ]
     assert told(list(tell(tmp_path / "log", Request("r4")))) == [
-        "19 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
+        "18 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
         "store 15 of request r3 [not there -> RUNNING]",
-        "20 request r4 is aborted [RUNNING -> RELEASED]",
+        "19 request r4 is aborted [RUNNING -> RELEASED]",
     ]
 
 
@@ -105,6 +108,92 @@ def test_the_life_of_a_transfer(tmp_path: Path) -> None:
         "PLANNED -> SUBMITTED]",
         "SUBMITTED -> COMPLETED]",
     ]
+
+
+def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
+    """Its cursors in words, by group, and why a block was not stored; its stores are told among others'."""
+    offered_life(tmp_path / "log")
+    lines = told(list(tell(tmp_path / "log", Request("r0"))))
+    assert lines == [
+        "2 request r0 arrives [not there -> NEW]",
+        "5 offered by request r0, not stored: keys 000000000000.. to 000000010000.. (2) (offered too seldom) "
+        "[NEW -> NEW]",
+        "6 request r0: blocks 0..1 of group 0 offered, and not settled yet; "
+        "block 0 of group 1 offered, and not settled yet [NEW -> NEW]",
+        "8 store 8 of request r0 is planned: keys 000000000000.. to 000000010000.. (2), "
+        "device blocks 0..3 (4) to slots 0..1 (2) [NEW -> NEW]",
+        "9 submitted: store 8 of request r0 [NEW -> NEW]",
+        "10 worker 0 reports store 8 of request r0: good; the last one: stored, and can be matched "
+        "[NEW -> NEW]",
+        "11 request r0: blocks 0..1 of group 0 settled; block 0 of group 1 settled; "
+        "block 1 of group 1 offered, and not settled yet [NEW -> NEW]",
+        "12 store 12 of request r0 is planned: key 000000020000.., device blocks 4..5 (2) to slot 2 "
+        "[NEW -> NEW]",
+        "13 submitted: store 12 of request r0 [NEW -> NEW]",
+        "15 worker 0 reports store 12 of request r0: good; the last one: stored, and can be matched "
+        "[NEW -> NEW]",
+        "16 request r0 is preempted; its blocks are offered anew [NEW -> NEW]",
+        "39 request r0 finishes [NEW -> RELEASED]",
+    ]
+    texts = [line.text for line in tell(tmp_path / "log", Request("r1"))]
+    assert texts[1:3] == [
+        "offered by request r1, not stored: key 000000090000.. (offered too seldom)",
+        "request r1: block 0 offered, and not settled yet",
+    ]
+    assert "reset: epoch 1 begins; the blocks of request r1 are offered anew" in texts
+    skipped = "offered by request r1, not stored: key 000000000000.. (brought by a load of an older epoch)"
+    assert skipped in texts
+
+
+def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
+    """With several device blocks a slot: all of one slot's, and the second of another's."""
+    offered_life(tmp_path / "log")
+    texts = [[line.text for line in tell(tmp_path / "log", Block(slot))] for slot in (0, 1)]
+    assert (
+        "allocated for key 000000010000.., from device blocks 2..3 (2), by store 8 of request r0" in texts[1]
+    )
+    assert "load 18 of request r1 will read parts 0..1 (2) of it into device blocks 6..7 (2)" in texts[0]
+    assert "load 18 of request r1 will read part 1 of it into device block 8" in texts[1]
+    planned = next(line.text for line in tell(tmp_path / "log", Transfer(18)))
+    assert planned == (
+        "load 18 of request r1 is planned: parts 0..1, 3 (3) of slots 0..1 (2) to device blocks 6..8 (3)"
+    )
+
+
+def test_what_a_lost_transfer_takes_with_it(tmp_path: Path) -> None:
+    """A store its slots, a load its device blocks, too."""
+    offered_life(tmp_path / "log")
+    ends = [list(tell(tmp_path / "log", Transfer(id)))[-1] for id in (27, 35)]
+    assert told(ends) == [
+        "30 store 27 of request r2 is given up: a worker has not reported since tick 1; "
+        "its slots are never used again [SUBMITTED -> LOST]",
+        "38 load 35 of request r3 is given up: a worker has not reported since tick 2; "
+        "its slots and device blocks are never used again [SUBMITTED -> LOST]",
+    ]
+
+
+def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
+    """With the keys that are theirs; and an eviction says for whose store it made room, if for anybody's."""
+    life = Life(tmp_path / "log", host_blocks=3, workers=1, defer_ticks=0)
+    first = life.core.store((("r1", 1), ("r2", 2)), [key(1), key(2), key(3)], [1, 2, 3]).job
+    life.core.store((("r2", 1), ("r1", 1)), [key(1), key(4)], [7, 3])
+    life.ended(first)
+    life.ended(life.core.store((), [key(5)], [5]).job)
+    life.core.store((("r4", 1), ("r5", 1)), [key(6), key(7)], [6, 7])
+    life.close()
+    texts = {
+        name: [line.text for line in tell(tmp_path / "log", Request(name))] for name in ("r1", "r2", "r5")
+    }
+    assert texts["r1"][0].startswith("store 2 of requests r1, r2 (request r1: key 000000010000..) is planned")
+    assert texts["r2"][0].startswith(
+        "store 2 of requests r1, r2 (request r2: keys 000000020000.. to 000000030000.. (2)) is planned"
+    )
+    assert texts["r1"][1] == "offered by request r1, not stored: key 000000040000.. (device block in flight)"
+    assert texts["r2"][1] == "offered by request r2, not stored: key 000000010000.. (key in flight)"
+    assert [line.text for line in tell(tmp_path / "log", Key(key(3).hex()))][-1] == (
+        "key 000000030000.. evicted to make room for store 8 of no request"
+    )
+    assert texts["r5"][0].endswith("evicted to make room for store 12 of requests r4, r5")
 
 
 def why_missed(life: Life, wanted: bytes, log: Path) -> str:
@@ -129,6 +218,19 @@ def test_a_miss_because_the_store_failed(tmp_path: Path) -> None:
     assert why_missed(life, key(2), tmp_path / "log") == expected
 
 
+def test_a_miss_because_of_an_older_epoch(tmp_path: Path) -> None:
+    """What was loaded before a reset is not stored after it."""
+    life = scene(log=tmp_path / "log")
+    life.ended(life.core.prepare_load("r1", [9, 10]))
+    life.core.reset()
+    reset = life.core.ledger.seq
+    assert life.core.prepare_store("r1", [key(0)], [9]).job is None
+    assert why_missed(life, key(0), tmp_path / "log") == (
+        f"reset at event {reset}; offered at event {reset + 1} and skipped "
+        "(brought by a load of an older epoch) since"
+    )
+
+
 def test_a_miss_because_a_load_failed(tmp_path: Path) -> None:
     life = scene(log=tmp_path / "log")
     load = life.ended(life.core.prepare_load("r1", [9, 10]), good=False)
@@ -140,8 +242,8 @@ def test_a_miss_because_of_a_reset_and_the_pool_being_full_since(tmp_path: Path)
     life = scene(log=tmp_path / "log", host_blocks=4)
     life.core.reset()
     reset = life.core.ledger.seq
-    assert life.core.prepare_store("r5", [key(0), key(8), key(9)], [8, 9, 10]).plan is None
-    skipped = life.core.ledger.seq
+    assert life.core.prepare_store("r5", [key(8), key(9), key(0)], [8, 9, 10]).deferred == (2,)
+    skipped = life.core.ledger.seq - 1
     assert why_missed(life, key(0), tmp_path / "log") == (
         f"reset at event {reset}; offered at event {skipped} and skipped (pool full) since"
     )
@@ -149,7 +251,7 @@ def test_a_miss_because_of_a_reset_and_the_pool_being_full_since(tmp_path: Path)
 
 def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> None:
     life = scene(log=tmp_path / "log", host_blocks=8)
-    plan = life.core.prepare_store("r6", [key(6)], [6]).plan
+    plan = life.core.prepare_store("r6", [key(6)], [6]).job
     assert plan is not None
     life.core.cancel(plan.transfer)
     cancelled = life.core.ledger.seq
@@ -174,12 +276,12 @@ def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -
 
 
 @settings(deadline=None, max_examples=40)
-@given(OPERATIONS)
-def test_every_story_is_a_chain_of_states(operations: Operations) -> None:
+@given(OPERATIONS, CONFIGS)
+def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[str, Any]) -> None:
     """Each line begins in the state in which the one before ended: no event that matters is left out."""
     with TemporaryDirectory() as directory:
         log = Path(directory) / "log"
-        Life(log).drive(operations).drain().close()
+        Life(log, **config).drive(operations).drain().close()
         for target in (*map(Block, range(4)), Request("r1"), Key("000003e8")):
             lines = list(tell(log, target))
             for earlier, later in pairwise(lines):

@@ -13,7 +13,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = (
     ("errors", "ids", "states", "events", "plan"),
     ("diagrams", "records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
-    ("offloader", "cuda_io", "worker", "replay"),
+    ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
+    ("scheduler",),
     ("traces", "engine"),
     ("cli",),
 )

@@ -14,9 +14,9 @@ from kvsm.traces import (
     BLOCK_TOKENS,
     CONTEXT_MOST,
     TraceRequest,
-    block_keys,
     multi_turn,
-    output_key,
+    output_hash,
+    prompt_hashes,
     read_trace,
 )
 
@@ -143,19 +143,59 @@ def test_turns_extend_conversations_and_users_share_system_prompts() -> None:
     assert max(seen.values()) > 50, "some system prompt is used by many"
 
 
-# Keys.
+@settings(max_examples=25)
+@given(seed=st.integers(0, 1 << 32), block_tokens=st.sampled_from([4, 16, 64, 1000]))
+def test_a_workload_of_other_blocks_is_as_large_in_blocks(seed: int, block_tokens: int) -> None:
+    """Lengths go with the block: tests of small blocks meet the same workload, in about as many blocks."""
+    made = list(multi_turn(seed, 60, block_tokens))
+    for request in made:
+        assert len(request.hash_ids) == -(-request.input_length // block_tokens)
+    usual = sum(len(one.hash_ids) for one in multi_turn(seed, 60))
+    assert 0.3 * usual < sum(len(one.hash_ids) for one in made) < 3 * usual
 
 
-def test_a_key_is_a_hash_and_a_group() -> None:
-    """vLLM's layout: 32 bytes of hash, 4 of group index, which is 0."""
-    keys = block_keys([1, 2, 1])
-    assert [len(key) for key in keys] == [36, 36, 36]
-    assert {key[32:] for key in keys} == {bytes(4)}
-    assert keys[0] == keys[2] != keys[1]
+def test_a_trace_of_other_blocks_is_read(tmp_path: Path) -> None:
+    """Not every trace has a hash id for each 512 tokens."""
+    path = write(tmp_path / "t", GOOD)
+    assert list(read_trace(path, 300)) == [TraceRequest(5, 600, 3, (0, 1))]
+    with pytest.raises(TraceError, match="2 hash_ids for 600 tokens; blocks of 200 tokens make 3"):
+        list(read_trace(path, 200))
 
 
-def test_output_blocks_have_keys_of_their_own() -> None:
+# Hashes.
+
+
+def hashes(ids: tuple[int, ...], tokens: int, hash_tokens: int) -> list[bytes]:
+    return prompt_hashes(TraceRequest(0, tokens, 1, ids), 8, hash_tokens)
+
+
+def test_a_hash_is_of_whole_blocks() -> None:
+    """One for each whole block of the prompt; equal ids, equal hashes."""
+    first, second, third = hashes((1, 2, 1), 24, 8)
+    assert len(first) == 32
+    assert first == third != second
+    assert hashes((1, 2, 1), 23, 8) == [first, second]
+
+
+@settings(max_examples=50)
+@given(
+    ids=st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple),
+    lacking=st.integers(0, 7),
+    parts=st.sampled_from([2, 4, 8]),
+)
+def test_parts_of_a_block_have_hashes_of_their_own(ids: tuple[int, ...], lacking: int, parts: int) -> None:
+    """However fine the hashes are: where an id's block ends is the hash of the id, and no two parts of
+    different places or ids share a hash."""
+    tokens = len(ids) * 8 - lacking
+    fine, whole = hashes(ids, tokens, 8 // parts), hashes(ids, tokens, 8)
+    assert len(fine) == tokens // (8 // parts)
+    assert fine[parts - 1 :: parts] == whole
+    names = [(ids[number // parts], number % parts) for number in range(len(fine))]
+    assert len(set(fine)) == len(set(names))
+
+
+def test_output_blocks_have_hashes_of_their_own() -> None:
     """No block filled by output is taken for another one, nor for a prompt's."""
-    outputs = {output_key(name, index) for name in ("r1", "r11") for index in (1, 11, 111)}
+    outputs = {output_hash(name, index) for name in ("r1", "r11") for index in (1, 11, 111)}
     assert len(outputs) == 6
-    assert outputs.isdisjoint(block_keys(range(1000)))
+    assert outputs.isdisjoint(prompt_hashes(TraceRequest(0, 1000, 1, tuple(range(1000))), 1, 1))

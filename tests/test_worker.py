@@ -1,7 +1,8 @@
-"""The worker: every plan that it takes is reported exactly once, and what was copied is counted."""
+"""The worker: every job that it takes is reported exactly once, a plan in its order, copies are counted."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from typing import Any
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.cuda_io import HostCopyEngine, SimulatedCopyEngine
-from kvsm.errors import TransferFailed
+from kvsm.cuda_io import host as host_module
+from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
-from kvsm.plan import TransferPlan, WorkerReport
-from kvsm.worker import CopyStatistics, Worker
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.worker import CopyStatistics, Worker, smallest_host_pool
 
 BLOCKS = 8
 OUT_OF_RANGE = BLOCKS
@@ -24,12 +26,12 @@ def pools() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     return np.ones((BLOCKS, 4), np.uint8), np.zeros((BLOCKS, 4), np.uint8)
 
 
-def store(transfer: int, device_block: int, slot: int) -> TransferPlan:
-    return TransferPlan(transfer, Direction.STORE, (device_block,), (slot,))
+def store(transfer: int, device_block: int, host_block: int) -> TransferJob:
+    return TransferJob(transfer, Direction.STORE, (device_block,), (host_block,))
 
 
-def load(transfer: int, device_block: int, slot: int) -> TransferPlan:
-    return TransferPlan(transfer, Direction.LOAD, (device_block,), (slot,))
+def load(transfer: int, device_block: int, host_block: int) -> TransferJob:
+    return TransferJob(transfer, Direction.LOAD, (device_block,), (host_block,))
 
 
 @given(
@@ -38,7 +40,7 @@ def load(transfer: int, device_block: int, slot: int) -> TransferPlan:
     polls=st.integers(0, 3),
 )
 @settings(max_examples=100, deadline=None)
-def test_every_plan_is_reported_exactly_once(
+def test_every_job_is_reported_exactly_once(
     seed: int, batches: list[list[tuple[Direction, int]]], polls: int
 ) -> None:
     """S9, S6: good, failed or refused (block 8 is out of range), each transfer is heard of once."""
@@ -46,11 +48,11 @@ def test_every_plan_is_reported_exactly_once(
     reports: list[WorkerReport] = []
     submitted: dict[int, tuple[Direction, int]] = {}
     for batch in batches:
-        plans = []
+        jobs = []
         for direction, block in batch:
-            plans.append(TransferPlan(len(submitted), direction, (block,), (0,)))
+            jobs.append(TransferJob(len(submitted), direction, (block,), (0,)))
             submitted[len(submitted)] = (direction, block)
-        worker.submit(plans)
+        worker.submit(jobs)
         for _ in range(polls):
             reports += worker.poll()
     worker.close()
@@ -71,7 +73,7 @@ def test_every_plan_is_reported_exactly_once(
         assert counted.bytes == 4 * good
 
 
-def test_a_doubled_plan_is_refused_before_anything_of_the_batch_runs() -> None:
+def test_a_doubled_job_is_refused_before_anything_of_the_batch_runs() -> None:
     """S5, S3: a bad report in its place would end a transfer whose first copy still runs."""
     device, host = pools()
     worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
@@ -85,7 +87,7 @@ def test_a_doubled_plan_is_refused_before_anything_of_the_batch_runs() -> None:
     assert host[:, 0].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
 
 
-def test_a_plan_that_was_refused_is_live_until_it_is_reported() -> None:
+def test_a_job_that_was_refused_is_live_until_it_is_reported() -> None:
     worker = Worker(0, SimulatedCopyEngine(*pools(), seed=1))
     worker.submit([store(1, OUT_OF_RANGE, 0)])
     with pytest.raises(TransferFailed, match="submitted twice"):
@@ -102,7 +104,7 @@ def test_a_transfer_that_was_reported_is_forgotten() -> None:
         assert worker.poll() == [WorkerReport(1, 0, True)]
 
 
-def test_plans_after_close_are_reported_as_failed() -> None:
+def test_jobs_after_close_are_reported_as_failed() -> None:
     """S9: the scheduler that submits late still hears the end of its transfer."""
     worker = Worker(0, HostCopyEngine(*pools()))
     worker.close()
@@ -119,6 +121,123 @@ def test_waiting_leaves_the_reports_to_poll() -> None:
             (2, False),
             (3, True),
         ]
+
+
+class Calls(SimulatedCopyEngine):
+    """An engine that notes what is asked of it, and in which order."""
+
+    def __init__(self) -> None:
+        super().__init__(*pools(), seed=1)
+        self.asked: list[tuple[str, list[int]]] = []
+
+    def submit(self, job: TransferJob) -> None:
+        if job.transfer == 666:
+            raise RuntimeError("driver gone")
+        self.asked.append(("submit", [job.transfer]))
+        super().submit(job)
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        named = list(transfers)
+        if named:
+            self.asked.append(("wait", named))
+        super().wait(named)
+
+
+def test_a_plan_waits_for_the_old_starts_the_new_and_waits_for_those() -> None:
+    """S12, S17: what was flushed of earlier steps has ended before anything of this step may touch memory."""
+    engine = Calls()
+    worker = Worker(0, engine)
+    worker.start(TransferPlan(stores=(store(1, 1, 1), store(2, 2, 2))))
+    worker.start(TransferPlan((load(3, 3, 3),), (store(4, 4, 4), store(5, 5, 5)), flush=(4, 1, 3)))
+    assert engine.asked == [
+        ("submit", [1]),
+        ("submit", [2]),
+        ("wait", [1]),
+        ("submit", [3]),
+        ("submit", [4]),
+        ("submit", [5]),
+        ("wait", [4, 3]),
+    ]
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sets(st.integers(0, 20))), max_size=6),
+)
+@settings(max_examples=100, deadline=None)
+def test_what_a_plan_flushes_has_ended_when_it_returns(
+    seed: int, steps: list[tuple[int, int, set[int]]]
+) -> None:
+    """S17: of transfers of this step and of earlier ones; and each is still reported exactly once."""
+    worker = Worker(0, SimulatedCopyEngine(*pools(), seed, failure_rate=0.3))
+    given_before, reported = 0, []
+    for loads, stores, flush in steps:
+        numbers = range(given_before, given_before + loads + stores)
+        jobs = [(load if number < given_before + loads else store)(number, 0, 1) for number in numbers]
+        given_before += len(jobs)
+        worker.start(TransferPlan(tuple(jobs[:loads]), tuple(jobs[loads:]), tuple(sorted(flush))))
+        reported += [report.transfer for report in worker.poll()]
+        assert {transfer for transfer in flush if transfer < given_before} <= set(reported)
+    worker.close()
+    reported += [report.transfer for report in worker.poll()]
+    assert sorted(reported) == list(range(given_before))
+
+
+def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() -> None:
+    """S6, S9: whatever starting it raises, no other job goes without its report."""
+    worker = Worker(0, Calls())
+    bad = TransferJob(666, Direction.STORE, (0,), (0,))
+    worker.start(TransferPlan((load(1, OUT_OF_RANGE, 0),), (bad, store(2, 2, 2)), flush=(1, 2, 666)))
+    assert [(report.transfer, report.good) for report in worker.poll()] == [
+        (1, False),
+        (666, False),
+        (2, True),
+    ]
+
+
+def test_a_plan_with_a_doubled_transfer_starts_nothing() -> None:
+    """S5: also where it is flushed, so that nobody takes the first one's end for the second's."""
+    device, host = pools()
+    worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
+    worker.start(TransferPlan(stores=(store(1, 1, 1),)))
+    with pytest.raises(TransferFailed, match="submitted twice"):
+        worker.start(TransferPlan((load(2, 2, 2),), (store(1, 3, 3),), flush=(1,)))
+    worker.close()
+    assert [report.transfer for report in worker.poll()] == [1]
+    assert host[:, 0].tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_a_rank_whose_copying_threads_died_reports_every_transfer_as_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S9: those in flight and those that come later; the scheduler is never left waiting."""
+
+    def gone() -> float:
+        raise SystemExit("clock gone")
+
+    monkeypatch.setattr(host_module, "perf_counter", gone)
+    with closing(Worker(0, HostCopyEngine(*pools()))) as worker:
+        worker.start(TransferPlan(stores=(store(1, 1, 1), store(2, 2, 2)), flush=(1, 2)))
+        worker.start(TransferPlan(loads=(load(3, 3, 3),), flush=(3,)))
+        reports = worker.poll()
+    assert sorted((report.transfer, report.good) for report in reports) == [
+        (1, False),
+        (2, False),
+        (3, False),
+    ]
+    assert all("a copying thread died of SystemExit: clock gone" in report.error for report in reports)
+
+
+def test_ranks_agree_on_the_smallest_host_pool() -> None:
+    """A transfer names the same host blocks on every rank: each must have them."""
+    workers = [
+        Worker(rank, SimulatedCopyEngine(np.zeros((2, 4), np.uint8), np.zeros((size, 4), np.uint8), seed=1))
+        for rank, size in enumerate((7, 5, 9))
+    ]
+    assert [worker.num_host_blocks for worker in workers] == [7, 5, 9]
+    assert smallest_host_pool(workers) == 5
+    with pytest.raises(ConfigError, match="no workers"):
+        smallest_host_pool([])
 
 
 def test_ranks_in_one_process_copy_their_own_shards() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import click
 import msgspec
@@ -12,7 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvsm.engine.run import COPIES, Progress, RunOptions, RunResult, run_workload
+from kvsm.engine.options import COPIES, LAST_STEPS, STORES, RunOptions
+from kvsm.engine.run import Progress, RunResult, run_workload
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
 
@@ -20,81 +23,56 @@ _DEFAULTS = RunOptions()
 _VIOLATIONS_SHOWN = 10
 
 
+def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
+    """An option whose default is that of the field of `RunOptions`."""
+    return click.option(flag, field, type=of, default=getattr(_DEFAULTS, field), show_default=True, help=text)
+
+
 @click.command()
 @click.option("--trace", metavar="FILE", help="Mooncake-format JSONL trace. Default: a generated workload.")
 @click.option(
     "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
 )
-@click.option(
-    "--device-blocks",
-    type=int,
-    default=_DEFAULTS.device_blocks,
-    show_default=True,
-    help="Blocks of each device pool.",
+@_option("--block-tokens", "block_tokens", int, "Tokens of a hash id of the trace, and of a block.")
+@_option("--groups", "groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
+@_option("--device-blocks", "device_blocks", int, "Blocks of each device pool, for all groups.")
+@_option("--host-blocks", "host_blocks", int, "Slots of each host pool.")
+@_option("--block-bytes", "block_bytes", int, "Bytes of a block on one worker.")
+@_option("--blocks-per-chunk", "blocks_per_chunk", int, "Device blocks that one host slot holds.")
+@_option("--workers", "workers", int, "Ranks, each with pools of its own.")
+@_option("--policy", "policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
+@_option("--store", "store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
+@_option("--store-threshold", "store_threshold", int, "Store a block when it is offered the n-th time.")
+@_option("--defer-ticks", "defer_ticks", int, "Steps that a request waits for a copy of what it needs.")
+@_option(
+    "--last-step", "last_step", click.Choice(LAST_STEPS), "What becomes of copies when no request is left."
 )
-@click.option(
-    "--host-blocks",
-    type=int,
-    default=_DEFAULTS.host_blocks,
-    show_default=True,
-    help="Blocks of each host pool.",
-)
-@click.option(
-    "--block-bytes",
-    type=int,
-    default=_DEFAULTS.block_bytes,
-    show_default=True,
-    help="Bytes of a block on one worker.",
-)
-@click.option(
-    "--policy",
-    default=_DEFAULTS.policy,
-    show_default=True,
-    help=f"Eviction: {', '.join(POLICIES)}, or package.module:Class.",
-)
-@click.option(
-    "--workers",
-    type=int,
-    default=_DEFAULTS.workers,
-    show_default=True,
-    help="Ranks, each with pools of its own.",
-)
-@click.option(
-    "--seed",
-    type=int,
-    default=_DEFAULTS.seed,
-    show_default=True,
-    help="Of the generator and of simulated copies.",
-)
-@click.option(
-    "--copies",
-    type=click.Choice(COPIES),
-    default=_DEFAULTS.copies,
-    show_default=True,
-    help="Who copies: threads, or a simulation.",
-)
+@_option("--remote-decode", "remote_decode", float, "Share of requests that are prefilled for remote decode.")
+@_option("--abort-rate", "abort_rate", float, "Share of requests whose client leaves within 1000 steps.")
+@_option("--preempt", "preempt_rate", float, "Share of steps that preempt a running request without need.")
+@_option("--fail-rate", "failure_rate", float, "Share of copies that copy a part and fail, on each worker.")
+@_option("--reset-every", "reset_every", int, "Steps from one reset of the whole cache to the next; 0: none.")
+@_option("--seed", "seed", int, "Of the generator, of simulated copies, and of what goes wrong.")
+@_option("--copies", "copies", click.Choice(COPIES), "Who copies: threads, or a simulation.")
 @click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
-@click.option(
-    "--time-scale",
-    type=float,
-    default=_DEFAULTS.time_scale,
-    show_default=True,
-    help="Real seconds for each second of the workload.",
-)
+@_option("--time-scale", "time_scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, then replay the log and prove it.
 
     Requests arrive at a small serving engine: continuous batching, a prefix cache on the device, a host
-    pool behind it, real copies of real bytes between the two. Blocks have 512 tokens. Every decision is an
-    event in a log. At the end the log is replayed: it must give the state that the engine ended with, and
-    every property must hold at every event. What a load brought is compared with what was stored.
+    pool behind it, real copies of real bytes between the two. Every decision is an event in a log. At the
+    end the log is replayed: it must give the state that the engine ended with, and every property must
+    hold at every event. What a request computes from is compared with what was stored.
 
     \b
     Examples:
       kvsm run                                  4000 requests of generated conversations
       kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
+      kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
+      kvsm run --store lazy --fail-rate 0.05 --abort-rate 0.1 --preempt 0.01 --reset-every 2000
+                                                much goes wrong, and nothing is lost but time
       kvsm run --copies simulated --log DIR     the same log, byte for byte, every time
 
     \b
@@ -167,6 +145,17 @@ def _request_rows(result: RunResult) -> list[_Row]:
             f"{result.finished:,} finished, {result.aborted:,} aborted, {result.preemptions:,} preemptions, "
             f"{result.deferrals:,} waits for a block in flight",
         ),
+        (
+            "loads failed",
+            f"{result.failed_loads:,}",
+            f"{result.restarts:,} requests restarted; {result.transfers_lost:,} copies lost, of any kind",
+        ),
+        (
+            "remote decode",
+            f"{result.remote_decode:,}",
+            f"requests over, {result.fully_offloaded:,} of them offloaded in full",
+        ),
+        ("resets", f"{result.resets:,}", "of the whole cache"),
         (
             "time",
             f"{result.run_seconds:.1f} s",

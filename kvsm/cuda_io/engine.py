@@ -1,12 +1,13 @@
-"""What a copy engine is: the least that a worker needs in order to carry out plans.
+"""What a copy engine is: the least that a worker needs in order to carry out jobs.
 
 A copy engine moves bytes between the device pool and the host pool of one rank. Its promises, the same
 for every implementation and held by one conformance suite:
 
-1. `submit` refuses or accepts. It refuses before anything runs, with `TransferFailed`: an id out of
-   range, a target used twice, a transfer id that is live, an engine that is closed.
+1. `submit` refuses or accepts. Whatever it raises, nothing of the job runs: `TransferFailed` for an id
+   out of range, a target used twice, a transfer id that is live, an engine that is closed or broken.
 2. A transfer that was accepted ends exactly once, good or bad. A failure is an outcome in `poll`, never
-   a dead thread and never a silence, and the engine goes on serving.
+   a silence, and the engine goes on serving. Where it cannot, because what carries the copies out is
+   gone, every live transfer ends as bad, and each new one is refused with what broke it.
 3. Memory is read and written between `submit` and the result in `poll`, at any moment and in any order,
    also between blocks of one transfer. Whoever plans keeps live transfers off each other's bytes.
 4. What a bad transfer wrote is unknown: its targets may hold all, some or none of the bytes.
@@ -22,7 +23,7 @@ from typing import Protocol
 import msgspec
 
 from kvsm.events import Direction
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 
 
 class CopyResult(msgspec.Struct, frozen=True, gc=False):
@@ -42,10 +43,14 @@ class CopyResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class CopyEngine(Protocol):
-    """Carries out plans on the pools of one rank. The module's text holds the promises."""
+    """Carries out jobs on the pools of one rank. The module's text holds the promises."""
 
-    def submit(self, plan: TransferPlan) -> None:
-        """Start a transfer and return without waiting for the copy. A plan without blocks ends as good.
+    @property
+    def num_host_blocks(self) -> int:
+        """Size of the host pool, in places of one device block."""
+
+    def submit(self, job: TransferJob) -> None:
+        """Start a transfer and return without waiting for the copy. A job without blocks ends as good.
 
         Raises `TransferFailed`; nothing has run then, and the transfer has no result.
         """

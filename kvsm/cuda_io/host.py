@@ -3,6 +3,11 @@
 A transfer is cut into pieces. A thread that takes a transfer claims its next piece and puts the transfer
 back at the end of the queue before it copies: the threads share one large transfer, and a small one
 behind it waits for one piece, not for all. Transfers thus end out of order, as on real hardware.
+
+What a copy raises makes its transfer bad, and the thread goes on. A thread that dies all the same (of the
+bookkeeping around a copy, for want of memory, say) breaks the engine: what it had in hand is in a state
+that nobody knows. The other threads then stop too, each after its piece, and the last one ends every live
+transfer as bad. Not before: a transfer that is over must not be touched any more.
 """
 
 from __future__ import annotations
@@ -18,22 +23,22 @@ from kvsm.cuda_io.pools import Pools
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 
 PIECE_BYTES = 4 << 20
 """Bytes of a piece: some hundred microseconds of copying, beside which the queue costs nothing."""
 
 
-class _Job:
-    """A transfer in work. `claimed` belongs to the thread that took the job from the queue; the condition
-    of the engine guards the rest."""
+class _Copying:
+    """A transfer in work. `claimed` belongs to the thread that took it from the queue; the condition of the
+    engine guards the rest."""
 
-    __slots__ = ("claimed", "device_blocks", "error", "pieces_left", "plan", "seconds", "slots")
+    __slots__ = ("claimed", "device_blocks", "error", "host_blocks", "job", "pieces_left", "seconds")
 
-    def __init__(self, plan: TransferPlan, device_blocks: IdArray, slots: IdArray, pieces: int) -> None:
-        self.plan = plan
+    def __init__(self, job: TransferJob, device_blocks: IdArray, host_blocks: IdArray, pieces: int) -> None:
+        self.job = job
         self.device_blocks = device_blocks
-        self.slots = slots
+        self.host_blocks = host_blocks
         self.claimed = 0
         self.pieces_left = pieces
         self.seconds = 0.0
@@ -41,8 +46,8 @@ class _Job:
 
     def result(self, block_bytes: int) -> CopyResult:
         good = not self.error
-        copied = len(self.slots) * block_bytes if good else 0
-        return CopyResult(self.plan.transfer, self.plan.direction, good, self.error, copied, self.seconds)
+        copied = len(self.host_blocks) * block_bytes if good else 0
+        return CopyResult(self.job.transfer, self.job.direction, good, self.error, copied, self.seconds)
 
 
 class HostCopyEngine:
@@ -56,27 +61,37 @@ class HostCopyEngine:
             raise ConfigError(f"threads is {threads}; a host engine needs at least 1")
         self._pools = Pools(device, host)
         self._piece_blocks = max(1, PIECE_BYTES // self._pools.block_bytes)
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._queue: SimpleQueue[_Copying | None] = SimpleQueue()
         self._changed = Condition()
-        self._live: dict[int, _Job] = {}
+        self._live: dict[int, _Copying] = {}
         self._finished: list[CopyResult] = []
         self._closed = False
+        self._broken = ""
+        """What a copying thread died of."""
+        self._serving = threads
+        """Threads that may still touch memory."""
         # Daemons: an embedder that dies without closing must not hang at exit behind an idle thread.
-        self._threads = [Thread(target=self._serve, name="kvsm-copy", daemon=True) for _ in range(threads)]
+        self._threads = [Thread(target=self._run, name="kvsm-copy", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, plan: TransferPlan) -> None:
-        device_blocks, slots = self._pools.check(plan)
-        pieces = max(1, -(-len(slots) // self._piece_blocks))
-        job = _Job(plan, device_blocks, slots, pieces)
+    @property
+    def num_host_blocks(self) -> int:
+        return len(self._pools.host)
+
+    def submit(self, job: TransferJob) -> None:
+        device_blocks, host_blocks = self._pools.check(job)
+        pieces = max(1, -(-len(host_blocks) // self._piece_blocks))
+        copying = _Copying(job, device_blocks, host_blocks, pieces)
         with self._changed:
             if self._closed:
-                raise TransferFailed(f"transfer {plan.transfer}: the engine is closed")
-            if plan.transfer in self._live:
-                raise TransferFailed(f"transfer {plan.transfer} is live; an id is never used again")
-            self._live[plan.transfer] = job
-            self._queue.put(job)
+                raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
+            if self._broken:
+                raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
+            if job.transfer in self._live:
+                raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
+            self._live[job.transfer] = copying
+            self._queue.put(copying)
 
     def poll(self) -> list[CopyResult]:
         with self._changed:
@@ -88,48 +103,83 @@ class HostCopyEngine:
     def wait(self, transfers: Iterable[int]) -> None:
         with self._changed:
             named = [self._live[transfer] for transfer in transfers if transfer in self._live]
-            self._changed.wait_for(lambda: not any(job.pieces_left for job in named))
+            self._changed.wait_for(lambda: not any(copying.pieces_left for copying in named))
 
     def close(self) -> None:
         with self._changed:
             if not self._closed:
                 self._closed = True
                 # A thread stops at the first None that it meets, so none goes in before the last piece.
-                self._changed.wait_for(lambda: not any(job.pieces_left for job in self._live.values()))
-                for _ in self._threads:
-                    self._queue.put(None)
+                self._changed.wait_for(
+                    lambda: not any(copying.pieces_left for copying in self._live.values())
+                )
+                self._stop_threads()
         for thread in self._threads:
             thread.join()
 
-    def _serve(self) -> None:
-        while (job := self._queue.get()) is not None:
-            first = job.claimed
-            job.claimed = last = first + self._piece_blocks
-            if last < len(job.slots):
-                self._queue.put(job)
-            started = perf_counter()
-            error = self._copy_piece(job, first, last)
-            self._end_piece(job, perf_counter() - started, error)
+    def _stop_threads(self) -> None:
+        for _ in self._threads:
+            self._queue.put(None)
 
-    def _copy_piece(self, job: _Job, first: int, last: int) -> str:
-        """Copy the pairs from `first` up to `last`; what went wrong, or nothing. A piece of a job that has
-        failed is only counted."""
-        if job.error:
-            return job.error
+    def _run(self) -> None:
+        """A copying thread, and what is left to do when it ends."""
+        died_of = ""
         try:
-            self._copy(job.plan.direction, job.device_blocks[first:last], job.slots[first:last])
+            self._serve()
+        except BaseException as error:  # nobody else would hear of it
+            died_of = _described(error)
+        with self._changed:
+            self._serving -= 1
+            if died_of and not self._broken:
+                self._broken = f"a copying thread died of {died_of}"
+                self._stop_threads()
+            if self._broken and not self._serving:
+                self._end_all()
+
+    def _serve(self) -> None:
+        while (copying := self._queue.get()) is not None and not self._broken:
+            first = copying.claimed
+            copying.claimed = last = first + self._piece_blocks
+            if last < len(copying.host_blocks):
+                self._queue.put(copying)
+            started = perf_counter()
+            error = self._copy_piece(copying, first, last)
+            self._end_piece(copying, perf_counter() - started, error)
+
+    def _copy_piece(self, copying: _Copying, first: int, last: int) -> str:
+        """Copy the pairs from `first` up to `last`; what went wrong, or nothing. A piece of a transfer that
+        has failed is only counted."""
+        if copying.error:
+            return copying.error
+        try:
+            self._copy(
+                copying.job.direction, copying.device_blocks[first:last], copying.host_blocks[first:last]
+            )
         except BaseException as error:  # whatever it is, the transfer must end and the thread must live
-            return f"{type(error).__name__}: {error}"
+            return _described(error)
         return ""
 
-    def _copy(self, direction: Direction, device_blocks: IdArray, slots: IdArray) -> None:
-        self._pools.copy(direction, device_blocks, slots)
+    def _copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
+        self._pools.copy(direction, device_blocks, host_blocks)
 
-    def _end_piece(self, job: _Job, seconds: float, error: str) -> None:
+    def _end_piece(self, copying: _Copying, seconds: float, error: str) -> None:
         with self._changed:
-            job.seconds += seconds
-            job.error = job.error or error
-            job.pieces_left -= 1
-            if not job.pieces_left:
-                self._finished.append(job.result(self._pools.block_bytes))
+            copying.seconds += seconds
+            copying.error = copying.error or error
+            if copying.pieces_left == 1:
+                self._finished.append(copying.result(self._pools.block_bytes))
+            copying.pieces_left -= 1
+            if not copying.pieces_left:
                 self._changed.notify_all()
+
+    def _end_all(self) -> None:
+        """No thread is left: what has not ended will not."""
+        for copying in self._live.values():
+            if copying.pieces_left:
+                copying.pieces_left, copying.error = 0, copying.error or self._broken
+                self._finished.append(copying.result(self._pools.block_bytes))
+        self._changed.notify_all()
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -28,33 +28,33 @@ from numpy.typing import NDArray
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 
 LONG_RUN_BYTES = 1 << 20
 """Mean length of a run from which on a statement for each run pays."""
 
 
 class Runs(NamedTuple):
-    """Run i: counts[i] blocks from device_blocks[i] on, and as many slots from slots[i] on."""
+    """Run i: counts[i] blocks from device_blocks[i] on, and as many host blocks from host_blocks[i] on."""
 
     device_blocks: NDArray[np.int64]
-    slots: NDArray[np.int64]
+    host_blocks: NDArray[np.int64]
     counts: NDArray[np.int64]
 
 
-def merge_runs(device_blocks: NDArray[np.int64], slots: NDArray[np.int64]) -> Runs:
-    """The pairs of a plan in the order of their slots, consecutive ones on both sides merged into runs.
+def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> Runs:
+    """The pairs of a job in the order of their host blocks, consecutive ones on both sides merged into runs.
 
-    Sorting finds runs that the plan lists backwards, as caches do that free a request's tail first. With
-    distinct slots no two of the runs could be merged further.
+    Sorting finds runs that the job lists backwards, as caches do that free a request's tail first. With
+    distinct host blocks no two of the runs could be merged further.
     """
-    order = np.argsort(slots, kind="stable")
-    device_blocks, slots = device_blocks[order], slots[order]
-    is_head = np.ones(len(slots), dtype=np.bool_)
-    is_head[1:] = (device_blocks[1:] - device_blocks[:-1] != 1) | (slots[1:] - slots[:-1] != 1)
+    order = np.argsort(host_blocks, kind="stable")
+    device_blocks, host_blocks = device_blocks[order], host_blocks[order]
+    is_head = np.ones(len(host_blocks), dtype=np.bool_)
+    is_head[1:] = (device_blocks[1:] - device_blocks[:-1] != 1) | (host_blocks[1:] - host_blocks[:-1] != 1)
     heads = np.flatnonzero(is_head)
-    counts = np.diff(heads, append=len(slots))
-    return Runs(device_blocks[heads], slots[heads], counts)
+    counts = np.diff(heads, append=len(host_blocks))
+    return Runs(device_blocks[heads], host_blocks[heads], counts)
 
 
 class Pools:
@@ -71,30 +71,32 @@ class Pools:
             raise ConfigError("blocks of the device pool have 0 bytes; they need at least 1")
         if self.host.shape[1] != self.block_bytes:
             raise ConfigError(
-                f"blocks of the device pool have {self.block_bytes} bytes, slots of the host pool "
+                f"blocks of the device pool have {self.block_bytes} bytes, those of the host pool "
                 f"{self.host.shape[1]}; they must be equal"
             )
 
-    def check(self, plan: TransferPlan) -> tuple[IdArray, IdArray]:
-        """(device blocks, slots) of a plan that can be carried out. Raises `TransferFailed` otherwise."""
-        what = f"{plan.direction.name.lower()} {plan.transfer}"
+    def check(self, job: TransferJob) -> tuple[IdArray, IdArray]:
+        """(device blocks, host blocks) of a job that can be carried out. Raises `TransferFailed` if not."""
+        what = f"{job.direction.name.lower()} {job.transfer}"
         try:
-            device_blocks, slots = plan.pairs()
+            device_blocks, host_blocks = job.pairs()
         except ValueError as error:
             raise TransferFailed(f"{what}: {error}") from error
-        if len(device_blocks) != len(slots):
-            raise TransferFailed(f"{what}: {len(device_blocks)} device blocks for {len(slots)} slots")
-        to_host = plan.direction is Direction.STORE
+        if len(device_blocks) != len(host_blocks):
+            raise TransferFailed(
+                f"{what}: {len(device_blocks)} device blocks for {len(host_blocks)} host blocks"
+            )
+        to_host = job.direction is Direction.STORE
         _check_ids(f"{what}: device block", device_blocks, len(self.device), distinct=not to_host)
-        _check_ids(f"{what}: slot", slots, len(self.host), distinct=to_host)
-        return device_blocks, slots
+        _check_ids(f"{what}: host block", host_blocks, len(self.host), distinct=to_host)
+        return device_blocks, host_blocks
 
-    def copy(self, direction: Direction, device_blocks: IdArray, slots: IdArray) -> None:
+    def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
         """Copy checked pairs now. Raises what numpy raises; the targets may then hold part of the bytes."""
         source, target = self.device, self.host
-        sources, targets = np.asarray(device_blocks, np.int64), np.asarray(slots, np.int64)
+        sources, targets = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
         runs = merge_runs(sources, targets)
-        heads, into = runs.device_blocks, runs.slots
+        heads, into = runs.device_blocks, runs.host_blocks
         if direction is Direction.LOAD:
             source, target, sources, targets, heads, into = target, source, targets, sources, into, heads
         if len(heads) <= 2 or len(sources) * self.block_bytes >= LONG_RUN_BYTES * len(heads):

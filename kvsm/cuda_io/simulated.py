@@ -15,7 +15,7 @@ from kvsm.cuda_io.engine import CopyResult
 from kvsm.cuda_io.pools import Pools
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.ids import IdArray
-from kvsm.plan import TransferPlan
+from kvsm.plan import TransferJob
 
 LONGEST_POLLS = 4
 """A transfer ends in one of this many calls of `poll` after its submission, so that all end."""
@@ -24,14 +24,14 @@ LONGEST_POLLS = 4
 class _Queued:
     """A transfer that has not ended. `due` is the number of the call of `poll` that ends it."""
 
-    __slots__ = ("device_blocks", "due", "fails", "plan", "slots")
+    __slots__ = ("device_blocks", "due", "fails", "host_blocks", "job")
 
     def __init__(
-        self, plan: TransferPlan, device_blocks: IdArray, slots: IdArray, due: int, fails: bool
+        self, job: TransferJob, device_blocks: IdArray, host_blocks: IdArray, due: int, fails: bool
     ) -> None:
-        self.plan = plan
+        self.job = job
         self.device_blocks = device_blocks
-        self.slots = slots
+        self.host_blocks = host_blocks
         self.due = due
         self.fails = fails
 
@@ -54,15 +54,19 @@ class SimulatedCopyEngine:
         self._finished: dict[int, CopyResult] = {}
         self._closed = False
 
-    def submit(self, plan: TransferPlan) -> None:
-        device_blocks, slots = self._pools.check(plan)
+    @property
+    def num_host_blocks(self) -> int:
+        return len(self._pools.host)
+
+    def submit(self, job: TransferJob) -> None:
+        device_blocks, host_blocks = self._pools.check(job)
         if self._closed:
-            raise TransferFailed(f"transfer {plan.transfer}: the engine is closed")
-        if plan.transfer in self._queued or plan.transfer in self._finished:
-            raise TransferFailed(f"transfer {plan.transfer} is live; an id is never used again")
+            raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
+        if job.transfer in self._queued or job.transfer in self._finished:
+            raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
         due = self._polls + 1 + int(self._random.random() * LONGEST_POLLS)
         fails = self._random.random() < self._failure_rate
-        self._queued[plan.transfer] = _Queued(plan, device_blocks, slots, due, fails)
+        self._queued[job.transfer] = _Queued(job, device_blocks, host_blocks, due, fails)
 
     def fail(self, transfer: int) -> None:
         """Let a transfer that has not ended copy some of its blocks and end as bad."""
@@ -92,13 +96,13 @@ class SimulatedCopyEngine:
             self._finished[transfer] = self._copy(self._queued.pop(transfer))
 
     def _copy(self, queued: _Queued) -> CopyResult:
-        plan, count = queued.plan, len(queued.slots)
+        job, count = queued.job, len(queued.host_blocks)
         copied = int(self._random.random() * (count + 1)) if queued.fails else count
         error = f"simulated failure after {copied} of {count} blocks" if queued.fails else ""
         try:
-            self._pools.copy(plan.direction, queued.device_blocks[:copied], queued.slots[:copied])
+            self._pools.copy(job.direction, queued.device_blocks[:copied], queued.host_blocks[:copied])
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
         good = not error
         copied_bytes = count * self._pools.block_bytes if good else 0
-        return CopyResult(plan.transfer, plan.direction, good, error, copied_bytes)
+        return CopyResult(job.transfer, job.direction, good, error, copied_bytes)

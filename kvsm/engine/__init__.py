@@ -3,13 +3,16 @@
     result = run_workload(RunOptions(requests=100))
     assert result.good
 
-A file a noun: `request`, `block_pool`, `scheduler` (who runs, and what is offloaded), `copies` (transfers
-under way), `content` (what the bytes must be), `serving` (the loop), `run` (a whole run and its proof).
+A file a noun: `request`, `block_pool`, `kv_cache` (block tables by group), `scheduler` (who runs), `copies`
+(transfers under way), `failing` (copies that fail on purpose), `content` (what the bytes must be),
+`offload_checks` (what must have been offloaded), `disturbances` (what goes wrong, and when), `serving` (the
+loop), `options` and `run` (a whole run and its proof).
 """
 
 from kvsm.engine.block_pool import BlockPool
+from kvsm.engine.options import RunOptions
 from kvsm.engine.request import Request, RequestStatus
-from kvsm.engine.run import Progress, Run, RunOptions, RunResult, load_workload, run_workload
+from kvsm.engine.run import Progress, Run, RunResult, load_workload, run_workload
 from kvsm.engine.scheduler import Scheduler
 from kvsm.engine.serving import ServingEngine, VirtualClock
 

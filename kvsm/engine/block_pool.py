@@ -1,7 +1,8 @@
 """The device blocks of the engine: who holds them, and which keys they cache.
 
-Names and behaviour are those of vLLM's `BlockPool`. A block has a reference count: one for each request
-whose table names it, and one for each copy in flight that touches it. A block that nobody holds stands
+Names and behaviour are those of vLLM's `BlockPool`; the blocks of all KV cache groups come from one pool, and
+keys end with the group. A block has a reference count: one for each request whose table names it, and one for
+each copy in flight that touches it. A block that nobody holds stands
 in the free queue and keeps its key until it is taken, so that a free block still serves prefix hits; the
 one that was freed first is taken first.
 """
@@ -9,11 +10,11 @@ one that was freed first is taken first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from kvsm.errors import PropertyBroken
 from kvsm.states import LeaseState
-from kvsm.states.words import StateWords
+from kvsm.states.words import STATE_MASK, StateWords
 
 
 class BlockPool:
@@ -35,24 +36,32 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self._references[block] == 0
 
-    def get_cached_block(self, key: bytes) -> int | None:
-        """The block that holds the content of `key`, if one does."""
+    def held_blocks(self) -> list[int]:
+        """Blocks that somebody holds, but for those that a lost copy may still write: they are gone."""
+        words, retired = self._leases.words, int(LeaseState.RETIRED)
+        return [
+            block
+            for block, references in enumerate(self._references)
+            if references and words[block] & STATE_MASK != retired
+        ]
+
+    def key_of(self, block: int) -> bytes | None:
+        """What the block caches, if anything."""
+        return self._key_of[block]
+
+    def cached_block(self, key: bytes) -> int | None:
+        """The block that holds the content of `key`, if one does. Nothing is held yet: `touch` it."""
         return self._cached.get(key)
 
-    def get_computed_blocks(self, keys: Sequence[bytes]) -> list[int]:
-        """The blocks of the longest cached prefix of `keys`. Nothing is held yet: `touch` them."""
-        blocks = []
-        for block in map(self._cached.get, keys):
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    def free_queue(self) -> Iterator[int]:
+        """The free blocks, the next to be taken first."""
+        return iter(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
         """Take `count` blocks, the longest free first; what they cached is gone.
 
-        The caller has looked at `num_free_blocks`. Raises `PropertyBroken` (S3) if a copy in flight still
-        holds a lease on one of them: its bytes are not free, whatever the reference count says.
+        The caller has looked at `num_free_blocks`. Raises `PropertyBroken` (S3) if a copy in flight, or a
+        lost one, still holds a lease on one of them: its bytes are not free, whatever the count says.
         """
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -90,3 +99,10 @@ class BlockPool:
         for block, key in zip(blocks, keys, strict=True):
             if self._key_of[block] is None and self._cached.setdefault(key, block) == block:
                 self._key_of[block] = key
+
+    def reset_prefix_cache(self) -> bool:
+        """No block serves hits any more. True if nothing is held: then no content of before is left to be
+        used; what is held keeps its content for its holders."""
+        self._cached.clear()
+        self._key_of = [None] * self.num_blocks
+        return self.num_free_blocks == self.num_blocks

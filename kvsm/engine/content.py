@@ -1,8 +1,9 @@
 """What the bytes of a device block must be, so that a wrong copy is seen (S15).
 
-A block's content follows from its key and the worker's rank: eight bytes, repeated over the block. Other
-key, other rank, other bytes; so a block that was copied from the wrong place, too early, too late or in
-part does not pass. Order inside one block is not checked: every eighth byte is the same.
+A block's content follows from its key (hash and KV cache group) and the worker's rank: eight bytes, repeated
+over the block. Other key, other rank, other bytes; so a block that was copied from the wrong place, too
+early, too late or in part does not pass. Order inside one block is not checked: every eighth byte is the
+same.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.traces import KEY_BYTES
+from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.traces import HASH_BYTES
 
 _WORD = 8
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -46,9 +48,11 @@ class DeviceContent:
 
     def _expected(self, keys: Sequence[bytes], rank: int) -> NDArray[np.uint64] | NDArray[np.uint8]:
         """One row a key: its word (to be broadcast over the block), or the block's bytes."""
-        # A key starts with a hash, so its first eight bytes are a hash too.
-        heads = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)[:, :_WORD]
-        words = (np.ascontiguousarray(heads).view("<u8") ^ np.uint64(rank)) * _MIX
+        # A key starts with a hash, so its first eight bytes are a hash too; it ends with the group.
+        whole = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, HASH_BYTES + GROUP_INDEX_BYTES)
+        heads = np.ascontiguousarray(whole[:, :_WORD]).view("<u8")
+        groups = np.ascontiguousarray(whole[:, HASH_BYTES:]).view(">u4").astype("<u8")
+        words: NDArray[np.uint64] = (heads ^ (groups << np.uint64(32)) ^ np.uint64(rank)) * _MIX
         if self._whole_words:
             return words
         return np.tile(words.view(np.uint8), -(-self._bytes // _WORD))[:, : self._bytes]

@@ -3,7 +3,7 @@
 Threads end copies when they like. So that the same workload makes the same decisions every time, a
 transfer's reports are handed on at a step that follows from its size alone; if a worker is not done by
 then, the engine waits for it, as it would for a copy that is slower than modelled. A report that came
-early is kept until its step.
+early is kept until its step. What a plan flushes is due in the step after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import count
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.worker import Worker
 
 OVERDUE_SECONDS = 60.0
@@ -25,36 +25,44 @@ _BLOCKS_PER_STEP = {Direction.LOAD: 64, Direction.STORE: 32}
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-6, 1e-3
 
 
-def latency_steps(plan: TransferPlan) -> int:
+def latency_steps(job: TransferJob) -> int:
     """Modelled length of a copy, at least one step: stores give way to loads, which a request waits for."""
-    return _LATENCY_STEPS[plan.direction] + count(plan.slots) // _BLOCKS_PER_STEP[plan.direction]
+    return _LATENCY_STEPS[job.direction] + count(job.host_blocks) // _BLOCKS_PER_STEP[job.direction]
 
 
 class Copies:
-    """The transfers that the workers have and the offload core has not been told about yet."""
+    """The transfers that the workers have and the offload core has not been told about yet.
+
+    blocks: device blocks of the transfers that ended well on every worker, so far.
+    """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
+        self.blocks = dict.fromkeys(Direction, 0)
         self._workers = workers
-        self._due: dict[int, list[int]] = {}
+        self._due: dict[int, dict[int, None]] = {}
         """Step -> transfers whose reports are handed on in it."""
+        self._jobs: dict[int, TransferJob] = {}
         self._reports: dict[int, list[WorkerReport]] = {}
         """Transfer -> reports that have arrived."""
 
     def __len__(self) -> int:
-        return len(self._reports)
+        return len(self._jobs)
 
-    def submit(self, plans: Sequence[TransferPlan], step: int) -> None:
-        """Hand the plans of this step to every worker."""
-        for plan in plans:
-            self._due.setdefault(step + latency_steps(plan), []).append(plan.transfer)
-            self._reports[plan.transfer] = []
+    def start(self, plan: TransferPlan, step: int) -> None:
+        """Hand the plan of this step to every worker. What it flushes has ended then, and is due next."""
+        if not plan:
+            return
         for worker in self._workers:
-            worker.submit(plans)
-
-    def hasten(self, step: int) -> None:
-        """Everything under way is now due at `step`: the engine is about to stop stepping (S17)."""
-        waiting = [transfer for transfers in self._due.values() for transfer in transfers]
-        self._due = {step: waiting} if waiting else {}
+            worker.start(plan)
+        for job in (*plan.loads, *plan.stores):
+            self._due.setdefault(step + latency_steps(job), {})[job.transfer] = None
+            self._jobs[job.transfer], self._reports[job.transfer] = job, []
+        if plan.flush:
+            flushed = dict.fromkeys(plan.flush)
+            for due in self._due.values():
+                for transfer in flushed:
+                    due.pop(transfer, None)
+            self._due.setdefault(step + 1, {}).update({one: None for one in flushed if one in self._jobs})
 
     def collect(self, step: int) -> list[WorkerReport]:
         """All reports that are due in this step, by transfer and worker, after waiting for the last one.
@@ -65,8 +73,13 @@ class Copies:
         if not due:
             return []
         self._await(due)
-        reports = [report for transfer in due for report in self._reports.pop(transfer)]
-        return sorted(reports, key=lambda report: (report.transfer, report.worker))
+        reports = []
+        for transfer in due:
+            job, own = self._jobs.pop(transfer), self._reports.pop(transfer)
+            if all(report.good for report in own):
+                self.blocks[job.direction] += count(job.device_blocks)
+            reports += sorted(own, key=lambda report: report.worker)
+        return reports
 
     def _await(self, due: list[int]) -> None:
         # Polling, because a wait inside a worker could not be given a bound; the pause lets the copying

@@ -1,11 +1,14 @@
-"""A request as the engine sees it: its blocks by key and by id, and how far its computation has come."""
+"""A request as the engine sees it: its blocks, its block hashes, and how far its computation has come."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from enum import Enum
+from typing import Any
 
-from kvsm.traces import BLOCK_TOKENS, TraceRequest, block_keys, output_key
+from kvsm.scheduler import SchedulerConfig
+from kvsm.scheduler.groups import group_suffix
+from kvsm.traces import TraceRequest, output_hash, prompt_hashes
 
 
 class RequestStatus(Enum):
@@ -13,95 +16,116 @@ class RequestStatus(Enum):
 
     WAITING = "waiting"
     LOADING = "loading"
-    """Its blocks are allocated, and a copy from the host writes the first of them."""
+    """Its blocks are allocated, and a copy from the host writes some of them."""
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
 
 
 class Request:
-    """One request, from its arrival to its end.
+    """One request, from its arrival to its end. It is an `EngineRequest` of the offload scheduler.
 
-    Its tokens are the prompt and the output so far. Of these, the first `num_computed` have their KV in
-    the block table. While it decodes there is exactly one more: the token that was sampled last is
-    computed in the next step, and that of the last step never.
+    Its tokens are the prompt and the output so far. Of these, the first `num_computed_tokens` have their KV
+    in the block tables, one for each KV cache group. While it decodes there is exactly one more: the token
+    that was sampled last is computed in the next step, and that of the last step never.
 
     Every running request decodes one token in every step, so that nothing needs to be counted for it step
     by step: its counts are those at the end of step `counted_at`, and `count_to` brings them forward.
     """
 
     __slots__ = (
-        "block_table",
+        "_hash_tokens",
+        "_key_strides",
+        "block_hashes",
         "counted_at",
-        "deferred",
-        "deferred_at",
-        "full_blocks",
-        "input_length",
-        "name",
-        "num_computed",
-        "num_output",
+        "keys",
+        "kv_transfer_params",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_placeholders",
+        "num_output_tokens",
+        "num_prompt_tokens",
         "output_length",
         "preemptions",
-        "prompt_keys",
+        "request_id",
+        "skip_reading_prefix_cache",
         "status",
+        "tables",
     )
 
-    def __init__(self, name: str, trace: TraceRequest) -> None:
-        self.name = name
-        self.input_length, self.output_length = trace.input_length, trace.output_length
-        self.prompt_keys = block_keys(trace.hash_ids[: trace.input_length // BLOCK_TOKENS])
-        """Of the full blocks of the prompt. The last block, if not full, is filled by output."""
+    def __init__(
+        self,
+        request_id: str,
+        trace: TraceRequest,
+        config: SchedulerConfig,
+        block_tokens: int,
+        *,
+        kv_transfer_params: Mapping[str, Any] | None = None,
+        skip_reading_prefix_cache: bool = False,
+    ) -> None:
+        """block_tokens: what a hash id of the trace stands for."""
+        self.request_id = request_id
+        self.num_prompt_tokens, self.output_length = trace.input_length, trace.output_length
+        self.kv_transfer_params = kv_transfer_params
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.status = RequestStatus.WAITING
-        self.block_table: list[int] = []
-        self.num_computed = self.num_output = self.counted_at = 0
-        self.full_blocks = 0
-        """Its first blocks that are full and have been cached and offered for a store."""
-        self.deferred: dict[bytes, int] = {}
-        """Keys to offer again, and the device blocks that hold them."""
-        self.deferred_at = 0
-        """How many stores had ended when these were deferred."""
+        self.tables: list[list[int]] = [[] for _ in config.groups]
+        self.num_computed_tokens = self.num_output_tokens = self.counted_at = 0
+        self.num_output_placeholders = 0
+        self.num_cached_tokens = 0
+        """Tokens whose full blocks are in the prefix cache of the device."""
         self.preemptions = 0
+        self._hash_tokens = config.tokens_per_hash
+        self._key_strides = [group.block_tokens // self._hash_tokens for group in config.groups]
+        self.block_hashes = prompt_hashes(trace, block_tokens, self._hash_tokens)
+        """One for each whole `hash_tokens` of its tokens."""
+        self.keys: list[list[bytes]] = [[] for _ in config.groups]
+        """Of each group, for each whole block of its tokens."""
+        self._update_keys()
 
     @property
     def num_tokens(self) -> int:
         """Prompt and output so far: what must be computed before the next token is sampled."""
-        return self.input_length + self.num_output
+        return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def is_done(self) -> bool:
-        return self.num_output >= self.output_length
+        return self.num_output_tokens >= self.output_length
 
-    def keys(self, first: int, last: int) -> list[bytes]:
-        """Keys of its blocks from `first` up to `last`, which are full or will be."""
-        prompt = self.prompt_keys
-        from_output = range(max(first, len(prompt)), last)
-        return prompt[first:last] + [output_key(self.name, index) for index in from_output]
-
-    def matchable_keys(self) -> list[bytes]:
-        """Keys that a match may cover: at least one token is left to compute (S18)."""
-        return self.keys(0, (self.num_tokens - 1) // BLOCK_TOKENS)
+    def compute(self, tokens: int) -> bool:
+        """So many tokens get their KV. Returns whether that was all, and the next one was sampled."""
+        self.num_computed_tokens += tokens
+        if self.num_computed_tokens < self.num_tokens:
+            return False
+        self._sample(1)
+        return True
 
     def count_to(self, step: int) -> None:
         """Bring the counts of a request that decodes to the end of `step`."""
         decoded = step - self.counted_at
-        self.num_computed += decoded
-        self.num_output += decoded
+        self.num_computed_tokens += decoded
         self.counted_at = step
+        self._sample(decoded)
 
-    def next_event(self) -> int:
-        """The next step, for a request that decodes, at whose end a block is full or the output ends."""
-        to_full_block = BLOCK_TOKENS - self.num_computed % BLOCK_TOKENS
-        return self.counted_at + min(to_full_block, self.output_length - self.num_output)
+    def _sample(self, tokens: int) -> None:
+        self.num_output_tokens += tokens
+        hashes = self.block_hashes
+        if len(hashes) < self.num_tokens // self._hash_tokens:
+            hashes += [
+                output_hash(self.request_id, index)
+                for index in range(len(hashes), self.num_tokens // self._hash_tokens)
+            ]
+            self._update_keys()
 
-    def take_deferred(self) -> tuple[Sequence[bytes], Sequence[int]]:
-        """(keys, device blocks) to offer again; they are forgotten here."""
-        deferred, self.deferred = self.deferred, {}
-        return tuple(deferred), tuple(deferred.values())
+    def _update_keys(self) -> None:
+        hashes = self.block_hashes
+        for group, (keys, stride) in enumerate(zip(self.keys, self._key_strides)):
+            suffix = group_suffix(group)
+            keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
 
     def restart(self) -> None:
         """Back to waiting, without a block: what it has sampled stays, what it computed is gone."""
         self.status = RequestStatus.WAITING
-        self.block_table = []
-        self.num_computed = self.full_blocks = 0
-        self.deferred = {}
+        self.tables = [[] for _ in self.tables]
+        self.num_computed_tokens = self.num_cached_tokens = 0
         self.preemptions += 1

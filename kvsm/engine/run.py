@@ -13,85 +13,37 @@ from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.cuda_io import CopyEngine, HostCopyEngine, SimulatedCopyEngine
-from kvsm.engine.counting import CountingLog
+from kvsm.engine import offload_checks
+from kvsm.engine.disturbances import Disturbances
+from kvsm.engine.failing import FailingCopyEngine
+from kvsm.engine.offload_checks import SkipNotes
+from kvsm.engine.options import RunOptions
 from kvsm.engine.scheduler import Scheduler
 from kvsm.engine.serving import ServingEngine, VirtualClock
-from kvsm.engine.timed import TimedOffloader
+from kvsm.engine.timed import TimedOffloadScheduler
 from kvsm.errors import ConfigError
-from kvsm.events import Direction, OffloadConfig
+from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation
 from kvsm.log import LogWriter
-from kvsm.policies import make_policy
+from kvsm.metrics import Metrics
+from kvsm.offloader import Offloader
 from kvsm.replay import Verification, verify_log
 from kvsm.snapshot import digest, snapshot
 from kvsm.traces import TraceRequest, multi_turn, read_trace
 from kvsm.worker import Worker
 
 GENERATED_REQUESTS = 4000
-COPIES = ("host", "simulated", "cuda")
-
 LEDGER_BYTES_PER_BLOCK = 200
 """About what the ledger and the device pool keep for each block, beside its content."""
 
 PROGRESS_STEPS = 64
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. Raises `ConfigError` for a value that cannot work.
-
-    trace: path of a trace; None generates a multi-turn workload. requests: how many of the trace (None: all)
-    or to generate (None: 4,000). device_blocks, host_blocks: sizes of the pools of each worker, of
-    block_bytes a block. policy: of eviction. workers: ranks. seed: of the generator and of simulated copies.
-    copies: `host` (threads that copy) or `simulated` (no threads, and the log has virtual times).
-    failure_rate: share of simulated copies that fail. log: directory of the event log, kept; None: not
-    kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
-    """
-
-    trace: str | None = None
-    requests: int | None = None
-    device_blocks: int = 2048
-    host_blocks: int = 16384
-    block_bytes: int = 4096
-    policy: str = "lru"
-    workers: int = 2
-    seed: int = 0
-    copies: str = "host"
-    failure_rate: float = 0.0
-    log: str | None = None
-    time_scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("requests", 1, 1 << 31),
-            ("block_bytes", 1, 1 << 40),
-            ("time_scale", 0, 1 << 31),
-            ("failure_rate", 0, 1),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
-        if self.copies not in COPIES:
-            raise ConfigError(f"copies is {self.copies!r}; choose one of {', '.join(COPIES)}")
-        if self.copies == "cuda":
-            raise ConfigError("copies is 'cuda', which this version does not have yet; use 'host'")
-        if self.failure_rate and self.copies != "simulated":
-            raise ConfigError("failure_rate is for simulated copies only")
-        make_policy(self.offload_config().policy, self.host_blocks)
-
-    def offload_config(self) -> OffloadConfig:
-        return OffloadConfig(
-            host_blocks=self.host_blocks,
-            device_blocks=self.device_blocks,
-            block_bytes=self.block_bytes,
-            workers=self.workers,
-            policy=self.policy,
-        )
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -116,25 +68,33 @@ class CopyTotals(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. Tokens are of prompts, hit on the device, hit on the host, or computed; they count
-    again when a preempted request starts anew. blocks_skipped: by reason. decision_us: time inside the
-    offload core, log included, for each slot named in an event (`log_entries`). digest, replayed_digest: of
-    the state at the end, live and rebuilt from the log. properties: those checked."""
+    """What a run came to. The first fields are those of `SchedulerCounts`. remote_decode: requests for
+    remote decode that are over; fully_offloaded: those of them of which the host got every full block.
+    blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker. blocks_skipped: by
+    reason. transfers_lost: given up, because a worker did not report. decision_us: time inside the offload
+    scheduler, log included, for each slot named in an event (`log_entries`). digest, replayed_digest: of the
+    state at the end, live and rebuilt from the log. properties: those checked."""
 
     requests: int
     finished: int
     aborted: int
     preemptions: int
+    restarts: int
     deferrals: int
     failed_loads: int
+    lost_loads: int
     device_hit_tokens: int
     host_hit_tokens: int
     computed_tokens: int
     decoded_tokens: int
+    resets: int
+    remote_decode: int
+    fully_offloaded: int
     blocks_stored: int
     blocks_loaded: int
     blocks_evicted: int
     blocks_skipped: dict[str, int]
+    transfers_lost: int
     stores: CopyTotals
     loads: CopyTotals
     steps: int
@@ -152,6 +112,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     properties: tuple[str, ...]
     violations: tuple[Violation, ...]
     damage: str | None
+    metrics: dict[str, Any]
 
     @property
     def good(self) -> bool:
@@ -162,16 +123,14 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 def load_workload(options: RunOptions) -> list[TraceRequest]:
     """Every request of the run, each of which fits into both pools. Raises `TraceError`, `ConfigError`."""
     if options.trace is None:
-        requests = list(multi_turn(options.seed, options.requests or GENERATED_REQUESTS))
+        generated = options.requests or GENERATED_REQUESTS
+        requests = list(multi_turn(options.seed, generated, options.block_tokens))
     else:
-        requests = list(islice(read_trace(options.trace), options.requests))
-    number, largest = max(enumerate(requests, 1), key=lambda one: (one[1].blocks, -one[0]))
-    for name in ("device_blocks", "host_blocks"):
-        if getattr(options, name) < largest.blocks:
-            raise ConfigError(
-                f"{name} is {getattr(options, name)}; request {number} of the workload alone needs "
-                f"{largest.blocks} ({largest.input_length} + {largest.output_length} tokens)"
-            )
+        requests = list(islice(read_trace(options.trace, options.block_tokens), options.requests))
+    number, largest = max(
+        enumerate(requests, 1), key=lambda one: (one[1].input_length + one[1].output_length, -one[0])
+    )
+    options.check_size(number, largest)
     return requests
 
 
@@ -193,38 +152,52 @@ def run_workload(options: RunOptions, progress: Callable[[Progress], None] | Non
 class Run:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
-    Attributes for whoever wants to look at it, or to interfere: `engine`, `offloader`, `device_pools` and
-    `host_pools` (one of each a worker), `directory` (of the log).
+    Attributes for whoever wants to look at it, or to interfere: `engine`, `connector`, `offloader`,
+    `device_pools` and `host_pools` (one of each a worker), `directory` (of the log).
     """
 
     def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
         self._options, self._requests, self.directory = options, requests, directory
         config, clock = options.offload_config(), VirtualClock()
+        places = options.host_blocks * options.blocks_per_chunk
         self.device_pools = [_pool(options.device_blocks, options) for _ in range(options.workers)]
-        self.host_pools = [_pool(options.host_blocks, options) for _ in range(options.workers)]
+        self.host_pools = [_pool(places, options) for _ in range(options.workers)]
         # A simulated run has no wall time at all, so that equal runs have equal logs.
         clock_ns = clock.now_ns if options.copies == "simulated" else time.time_ns
         self._writer = LogWriter(
             directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
         )
-        self._log = CountingLog(self._writer)
-        self.offloader = TimedOffloader(config, self._log, clock_ns=clock_ns)
+        self.metrics = Metrics(config, self._writer)
+        notes = SkipNotes(self.metrics)
+        self.offloader = Offloader(config, notes, clock_ns=clock_ns)
+        self.connector = TimedOffloadScheduler(self.offloader, options.scheduler_config())
         self._workers = [Worker(rank, self._copy_engine(rank)) for rank in range(options.workers)]
         self.engine = ServingEngine(
-            Scheduler(self.offloader),
+            Scheduler(self.connector, notes, token_budget=options.token_budget),
             self._workers,
             self.device_pools,
             requests,
             clock=clock,
+            disturbances=Disturbances(
+                options.seed,
+                abort_rate=options.abort_rate,
+                preempt_rate=options.preempt_rate,
+                reset_every=options.reset_every,
+                remote_decode=options.remote_decode,
+            ),
+            block_tokens=options.block_tokens,
             time_scale=options.time_scale,
         )
         self._seconds = 0.0
 
     def _copy_engine(self, rank: int) -> CopyEngine:
         device, host, options = self.device_pools[rank], self.host_pools[rank], self._options
-        if options.copies == "simulated":
-            return SimulatedCopyEngine(device, host, options.seed + rank, options.failure_rate)
-        return HostCopyEngine(device, host)
+        engine: CopyEngine = (
+            SimulatedCopyEngine(device, host, options.seed + rank)
+            if options.copies == "simulated"
+            else HostCopyEngine(device, host)
+        )
+        return FailingCopyEngine(engine, options.seed + rank, options.failure_rate)
 
     def serve(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Run the workload to its end, and close the log. The workers are closed only after a good end:
@@ -232,7 +205,7 @@ class Run:
         started = time.perf_counter()
         with self._writer:
             while self.engine.step():
-                if progress is not None and self.offloader.step % PROGRESS_STEPS == 0:
+                if progress is not None and self.engine.steps % PROGRESS_STEPS == 0:
                     self._seconds = time.perf_counter() - started
                     progress(self._progress())
         for worker in self._workers:
@@ -274,31 +247,36 @@ class Run:
         )
 
     def _result(self, verification: Verification) -> RunResult:
-        counts, engine = self.engine.scheduler.counts, self.engine
+        counts, engine, metrics = self.engine.scheduler.counts, self.engine, self.metrics.values()
         return RunResult(
             requests=len(self._requests),
             **msgspec.structs.asdict(counts),
-            blocks_stored=engine.stored_blocks,
-            blocks_loaded=engine.loaded_blocks,
-            blocks_evicted=self._log.evicted,
-            blocks_skipped=dict(sorted(self._log.skipped.items())),
+            resets=engine.resets,
+            remote_decode=engine.scheduler.checks.remote_decode,
+            fully_offloaded=engine.scheduler.checks.fully_offloaded,
+            blocks_stored=engine.copies.blocks[Direction.STORE],
+            blocks_loaded=engine.copies.blocks[Direction.LOAD],
+            blocks_evicted=metrics["blocks_evicted"],
+            blocks_skipped={why: count for why, count in metrics["blocks_skipped"].items() if count},
+            transfers_lost=sum(ends["lost"] for ends in metrics["transfers_ended"].values()),
             stores=self._copy_totals(Direction.STORE),
             loads=self._copy_totals(Direction.LOAD),
-            steps=self.offloader.step,
+            steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
             run_seconds=self._seconds,
-            decision_us=self.offloader.seconds / max(1, verification.entries) * 1e6,
+            decision_us=self.connector.seconds / max(1, verification.entries) * 1e6,
             log=self._options.log,
             log_events=verification.events,
             log_entries=verification.entries,
             log_bytes=self._writer.bytes_written,
-            log_key_bytes=self._log.key_bytes,
+            log_key_bytes=metrics["key_bytes"],
             verify_seconds=verification.seconds,
             digest=digest(self.offloader.ledger),
             replayed_digest=verification.digest,
-            properties=(*PROPERTIES, "S15"),
+            properties=(*PROPERTIES, *offload_checks.PROPERTIES),
             violations=(*engine.violations, *engine.check_rest(), *verification.violations),
             damage=verification.damage,
+            metrics=metrics,
         )
 
 
@@ -308,11 +286,11 @@ def _pool(blocks: int, options: RunOptions) -> NDArray[np.uint8]:
 
 def _check_memory(options: RunOptions) -> None:
     """Refuse what this machine cannot hold, before the kernel does so in the middle of the run."""
-    blocks = options.device_blocks + options.host_blocks
+    blocks = options.device_blocks + options.host_blocks * options.blocks_per_chunk
     needed = blocks * (options.workers * options.block_bytes + LEDGER_BYTES_PER_BLOCK)
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > physical:
         raise ConfigError(
             f"the pools take {needed / 1e9:.1f} GB and this machine has {physical / 1e9:.1f}: lower "
-            "device_blocks, host_blocks, block_bytes or workers"
+            "device_blocks, host_blocks, blocks_per_chunk, block_bytes or workers"
         )

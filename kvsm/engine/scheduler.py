@@ -1,72 +1,62 @@
-"""The scheduler: which requests run, on which device blocks, and what is offloaded of them.
+"""The scheduler: which requests run, and on which device blocks. What is offloaded decides the connector.
 
 Continuous batching as in vLLM. Each step every decoding request computes one token; what is left of the
-token budget goes to prefills, in chunks, in the order of admission; then waiting requests are admitted.
+token budget goes to prefills, in chunks, in the order of admission; then waiting requests are admitted. The
+connector (`OffloadScheduler`) is called where vLLM calls it.
 
 The life of a request, from top to bottom:
 
-1. `_place`    its prefix is looked up on the device, then on the host (`match`); blocks for the whole
-               prompt are allocated; a load of the host's part is planned (LOADING), or it can start;
-2. `end_copy`  the load has ended: good, its blocks are computed; bad, they are left to compute;
-3. `_prefill`  a chunk of the prompt; the last chunk samples the first output token;
-4. `update`    what the step before computed: full blocks are cached and offered for a store, a request
-               that decodes gets its next block, one that is done leaves;
-5. `_preempt`  no device block is left: the youngest request goes back to waiting.
+1. `_place`      its prefix is looked up on the device, then on the host (`get_num_new_matched_tokens`); it
+                 gets blocks (`update_state_after_alloc`), and waits for its load (LOADING), or starts;
+2. `take`        its load has ended: good, it starts behind it; bad, it computes that, or starts anew;
+3. `_prefill`    a chunk of the prompt, and blocks for it; the last chunk samples the first output token;
+4. `update`      what the step before computed: full blocks are cached, and it is done, or will go on;
+5. `_preempt`    no device block is left: the youngest request goes back to waiting.
 
-A block is offered in the step after the one that computed its last token (S12), and the token that was
-sampled last never counts as computed. Whoever holds device blocks has references in the pool: a request
-for its table, a copy for what it touches; so that neither abort nor preemption frees what a copy uses
-(S3). Nothing here looks at a request that decodes until a block is full or the output ends: `_calendar`.
+Whoever holds device blocks has references in the pool: a request for its tables, a copy for what it touches;
+so that neither abort nor preemption frees what a copy uses (S3). Nothing here looks at a request that decodes
+until a block is full or the output ends: `_calendar`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
 from kvsm.engine.block_pool import BlockPool
+from kvsm.engine.kv_cache import KVCacheManager
+from kvsm.engine.offload_checks import OffloadChecks, SkipNotes
 from kvsm.engine.request import Request, RequestStatus
-from kvsm.errors import LimitReached
-from kvsm.events import Direction
-from kvsm.offloader import Ended, Offloader
-from kvsm.plan import TransferPlan
-from kvsm.traces import BLOCK_TOKENS, started_blocks
+from kvsm.scheduler import OffloadScheduler, StepOutput, StepResults
 
 
 class SchedulerCounts(msgspec.Struct):
-    """What has happened so far. Prompt tokens are hit on the device, hit on the host, or computed; after a
-    preemption they count again."""
+    """What has happened so far. preemptions: for want of blocks, and forced. restarts: of requests whose load
+    failed, and left them nothing to go on with. Prompt tokens are hit on the device, hit on the host, or
+    computed; after a preemption or a restart they count again."""
 
     finished: int = 0
     aborted: int = 0
     preemptions: int = 0
+    restarts: int = 0
     deferrals: int = 0
     failed_loads: int = 0
+    lost_loads: int = 0
     device_hit_tokens: int = 0
     host_hit_tokens: int = 0
     computed_tokens: int = 0
     decoded_tokens: int = 0
 
 
-class Copy(NamedTuple):
-    """What the engine remembers of a plan: for whom it is, and what its device blocks hold after it."""
-
-    plan: TransferPlan
-    request: Request
-    keys: Sequence[bytes]
-    blocks: Sequence[int]
-
-
 class Batch(NamedTuple):
     """One step's work: how many tokens, and the blocks that are full at its end."""
 
     tokens: int
-    keys: list[bytes]
     blocks: list[int]
+    keys: list[bytes]
 
 
 class _Placement(Enum):
@@ -76,90 +66,167 @@ class _Placement(Enum):
 
 
 class Scheduler:
-    """Drives an offload core over one pool of device blocks. token_budget: tokens of a step, at most;
-    max_running: requests at once, at most that many."""
+    """Serves requests over one pool of device blocks.
 
-    def __init__(self, offloader: Offloader, *, token_budget: int = 8192, max_running: int = 256) -> None:
-        self.offloader = offloader
-        self.pool = BlockPool(offloader.ledger.leases)
+    notes: of what the connector's log says. token_budget: tokens of a step, at most; max_running: requests at
+    once, at most that many. begun: requests that start to compute in this step.
+    """
+
+    def __init__(
+        self,
+        connector: OffloadScheduler,
+        notes: SkipNotes,
+        *,
+        token_budget: int = 8192,
+        max_running: int = 256,
+    ) -> None:
+        self.connector = connector
+        self.pool = BlockPool(connector.offloader.ledger.leases)
+        connector.bind_gpu_block_pool(self.pool)
+        self.kv_cache = KVCacheManager(self.pool, connector.config, token_budget)
         self.counts = SchedulerCounts()
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Request] = {}
         """In order of admission; the last is the youngest."""
-        self.plans: list[TransferPlan] = []
-        """Planned in this step; whoever drives the scheduler takes them."""
+        self.begun: list[Request] = []
+        self.checks = OffloadChecks(connector, self.pool, notes)
         self._token_budget, self._max_running = token_budget, max_running
         self._prefilling: dict[str, Request] = {}
         self._decoding = 0
-        self._copies: dict[int, Copy] = {}
-        self._stores_ended = 0
-        self._batch: list[Request] = []
-        """Those that the step before brought to a full block, or to the end of a chunk or of the output."""
         self._calendar: dict[int, list[tuple[Request, int]]] = {}
         """Step -> (decoding request, its preemptions when that was noted): what happens to it then."""
+        self._batch: list[tuple[Request, int]] = []
+        """Those that the step before brought to a full block, or to the end of a chunk or of the output, and
+        how many tokens they had computed before."""
+        # What the step in hand has come to so far:
+        self._growing: list[Request] = []
+        self._chunks: dict[str, int] = {}
+        self._confirmed: dict[str, None] = {}
+        self._new_blocks: dict[str, list[list[int]]] = {}
+        self._preempted: list[str] = []
+        self._states: dict[str, list[tuple[int, int, int]]] = {}
 
     @property
     def unfinished(self) -> int:
         return len(self.waiting) + len(self.running)
 
+    def add_request(self, request: Request) -> None:
+        self.connector.add_request(request)
+        self.waiting.append(request)
+
     # What the step before did.
 
-    def update(self, step: int) -> None:
-        """Take in what the step before `step` computed: cache, offer, finish, and allocate for `step`."""
+    def take(self, results: StepResults, step: int) -> None:
+        """Loads that have ended: their requests go on. One that was aborted or preempted since does not."""
+        for ended in results.loads:
+            request = self.running.get(ended.request)
+            if request is None or request.status is not RequestStatus.LOADING:
+                continue
+            if ended.good:
+                self.counts.host_hit_tokens += ended.num_computed_tokens - request.num_computed_tokens
+                request.num_computed_tokens = ended.num_computed_tokens
+                self.kv_cache.cache_blocks(request)
+                self._start(request)
+                continue
+            self.counts.failed_loads += 1
+            self.counts.lost_loads += ended.lost
+            if ended.lost or not self.kv_cache.resumable or len(self.kv_cache.groups) > 1:
+                self.counts.restarts += 1
+                self._put_back(request, step)
+            else:
+                request.num_computed_tokens = ended.num_computed_tokens
+                self._start(request)
+
+    def update(self) -> None:
+        """Take in what the step before computed: cache, finish, and note what can go on."""
         batch, self._batch = self._batch, []
-        for request in batch:
-            if request.status in (RequestStatus.PREFILL, RequestStatus.DECODE):
-                self._publish(request)
-                if request.is_done:
-                    self._finish(request)
-        for request in batch:
-            if request.status is RequestStatus.DECODE and self._grow(request, step):
-                self._calendar.setdefault(request.next_event(), []).append((request, request.preemptions))
-
-    def _publish(self, request: Request) -> None:
-        """Cache and offer the blocks that have become full; offer again what had to wait for a store."""
-        if request.deferred and request.deferred_at != self._stores_ended:
-            self._offer(request, *request.take_deferred())
-        first, last = request.full_blocks, request.num_computed // BLOCK_TOKENS
-        if first < last:
-            keys, blocks = request.keys(first, last), request.block_table[first:last]
-            request.full_blocks = last
-            self.pool.cache_full_blocks(blocks, keys)
-            self._offer(request, keys, blocks)
-
-    def _offer(self, request: Request, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
-        prepared = self.offloader.prepare_store(request.name, keys, blocks)
-        block_of = dict(zip(keys, blocks, strict=True))
-        if prepared.plan is not None:
-            self._carry(prepared.plan, request, prepared.keys, [block_of[key] for key in prepared.keys])
-        for key in prepared.deferred:
-            request.deferred[key] = block_of[key]
-        request.deferred_at = self._stores_ended
-
-    def _carry(
-        self, plan: TransferPlan, request: Request, keys: Sequence[bytes], blocks: Sequence[int]
-    ) -> None:
-        """A plan holds its device blocks until it has ended, whatever becomes of its request."""
-        self.pool.touch(blocks)
-        self._copies[plan.transfer] = Copy(plan, request, keys, blocks)
-        self.plans.append(plan)
+        for request, before in batch:
+            if request.status not in (RequestStatus.PREFILL, RequestStatus.DECODE):
+                continue
+            self.kv_cache.cache_blocks(request)
+            if request.is_done:
+                self._finish(request)
+                continue
+            self._confirmed[request.request_id] = None
+            states = self.kv_cache.completed_states(request, before, request.num_computed_tokens)
+            if states:
+                # Held until the connector has seen them.
+                self.pool.touch([block for _, block, _ in states])
+                self._states[request.request_id] = list(states)
+            if request.status is RequestStatus.DECODE:
+                self._growing.append(request)
 
     def _finish(self, request: Request) -> None:
-        self.offloader.finish(request.name)
+        self.connector.request_finished(request, request.tables)
+        self.checks.request_finished(request)
         self.counts.finished += 1
         self._leave(request)
         request.status = RequestStatus.FINISHED
 
-    def _grow(self, request: Request, step: int) -> bool:
-        """The block for its next token, by preemption if need be. False if it had to go itself."""
-        if request.num_computed < len(request.block_table) * BLOCK_TOKENS:
-            return True
-        while not self.pool.num_free_blocks:
+    def abort(self, name: str, step: int) -> None:
+        """The client of this request has left, at any time. Nothing happens if the request is over."""
+        waiting = (one for one in self.waiting if one.request_id == name)
+        request = self.running.get(name) or next(waiting, None)
+        if request is None:
+            return
+        if request.status is RequestStatus.WAITING:
+            self.waiting.remove(request)
+            self.connector.request_finished(request, (), aborted=True)
+        else:
+            if request.status is RequestStatus.DECODE:
+                request.count_to(step - 1)
+            self.connector.request_finished(request, request.tables, aborted=True)
+            self.checks.request_finished(request)
+            self._leave(request)
+        request.status = RequestStatus.FINISHED
+        self.counts.aborted += 1
+
+    # What this step does.
+
+    def schedule(self, step: int) -> StepOutput:
+        """Choose the tokens of `step`, and give their requests blocks. `compute` counts them."""
+        growing, self._growing = self._growing, []
+        for request in growing:
+            if request.status is RequestStatus.DECODE and self._grow(request, 1, step):
+                happens = step - 1 + self._steps_to_event(request)
+                self._calendar.setdefault(happens, []).append((request, request.preemptions))
+        budget = self._token_budget - self._decoding
+        for request in list(self._prefilling.values()):
+            if budget <= 0:
+                break
+            if request.status is RequestStatus.PREFILL:
+                budget -= self._prefill(request, budget, step)
+        if not self._preempted:
+            # As in vLLM: whoever lost its blocks in this step gets no others before the next.
+            self._admit(budget)
+        output = StepOutput(
+            scheduled=tuple(dict.fromkeys((*self._confirmed, *self._chunks))),
+            new_block_ids=self._new_blocks,
+            preempted=tuple(self._preempted),
+            boundary_states=self._states,
+        )
+        self._confirmed, self._new_blocks, self._preempted = {}, {}, []
+        return output
+
+    def _steps_to_event(self, request: Request) -> int:
+        """Steps until a block of a decoding request is full, or its output ends."""
+        computed = request.num_computed_tokens
+        to_full_block = min([size - computed % size for size in self.kv_cache.block_sizes])
+        return min(to_full_block, request.output_length - request.num_output_tokens)
+
+    def _grow(self, request: Request, tokens: int, step: int) -> bool:
+        """Blocks for its next tokens, by preemption if need be. False if it had to go itself."""
+        self.kv_cache.remove_skipped_blocks(request)
+        while True:
+            new = self.kv_cache.grow(request, request.num_computed_tokens + tokens)
+            if new is not None:
+                break
             victim = self._youngest()
-            self._preempt(victim, step)
+            self.preempt(victim, step)
             if victim is request:
                 return False
-        request.block_table += self.pool.get_new_blocks(1)
+        if any(new):
+            self._new_blocks[request.request_id] = new
         return True
 
     def _youngest(self) -> Request:
@@ -167,156 +234,113 @@ class Scheduler:
         running = reversed(self.running.values())
         return next(one for one in running if one.status is not RequestStatus.LOADING)
 
-    def _preempt(self, request: Request, step: int) -> None:
-        """Its blocks are taken before it runs in `step`; it is the next to be admitted."""
+    def preempt(self, request: Request, step: int) -> None:
+        """Take the blocks of a running request before it runs in `step`; it is the next to be admitted."""
+        self.counts.preemptions += 1
+        self._put_back(request, step)
+
+    def _put_back(self, request: Request, step: int) -> None:
         if request.status is RequestStatus.DECODE:
             request.count_to(step - 1)
-        self.offloader.preempt(request.name)
-        self.counts.preemptions += 1
+        name = request.request_id
         self._leave(request)
+        self._new_blocks.pop(name, None)
+        self._preempted.append(name)
         request.restart()
         self.waiting.appendleft(request)
 
     def _leave(self, request: Request) -> None:
         """It runs no more: its references go. Copies keep theirs."""
-        del self.running[request.name]
-        self._prefilling.pop(request.name, None)
+        name = request.request_id
+        del self.running[name]
+        self._prefilling.pop(name, None)
+        self._chunks.pop(name, None)
+        self._confirmed.pop(name, None)
         if request.status is RequestStatus.DECODE:
             self._decoding -= 1
-        self.pool.free_blocks(request.block_table[::-1])
-
-    def abort(self, name: str) -> None:
-        """The client of this request has left, at any time. Nothing happens if the request is over."""
-        request = self.running.get(name) or next((one for one in self.waiting if one.name == name), None)
-        if request is None:
-            return
-        if request.status is RequestStatus.WAITING:
-            self.waiting.remove(request)
-        else:
-            self._leave(request)
-        request.status = RequestStatus.FINISHED
-        self.offloader.finish(name, aborted=True)
-        self.counts.aborted += 1
-
-    # Copies.
-
-    def end_copy(self, ended: Ended) -> Copy:
-        """A transfer is over: its blocks lose a holder, and the request that waited for a load goes on."""
-        copy = self._copies.pop(ended.transfer)
-        request = copy.request
-        if ended.direction is Direction.STORE:
-            self._stores_ended += 1
-        elif ended.good:
-            self.pool.cache_full_blocks(copy.blocks, copy.keys)
-        if ended.direction is Direction.LOAD and request.status is RequestStatus.LOADING:
-            if ended.good:
-                request.full_blocks += len(copy.blocks)
-                request.num_computed = request.full_blocks * BLOCK_TOKENS
-                self.counts.host_hit_tokens += len(copy.blocks) * BLOCK_TOKENS
-            else:
-                self.counts.failed_loads += 1
-            self._start(request)
-        self.pool.free_blocks(copy.blocks[::-1])
-        return copy
+        self.kv_cache.free(request)
 
     def _start(self, request: Request) -> None:
         request.status = RequestStatus.PREFILL
-        self._prefilling[request.name] = request
-
-    # What this step does.
-
-    def schedule(self, step: int) -> Batch:
-        """Choose the tokens of `step` and count them as computed: the caller carries them out."""
-        for request, preemptions in self._calendar.pop(step, ()):
-            if request.status is RequestStatus.DECODE and request.preemptions == preemptions:
-                request.count_to(step)
-                self._batch.append(request)
-        decoding = self._decoding
-        budget = self._token_budget - decoding
-        for request in list(self._prefilling.values()):
-            if budget <= 0:
-                break
-            budget -= self._prefill(request, budget, step)
-        budget = self._admit(budget, step)
-        self.counts.decoded_tokens += decoding
-        keys: list[bytes] = []
-        blocks: list[int] = []
-        for request in self._batch:
-            first, last = request.full_blocks, request.num_computed // BLOCK_TOKENS
-            keys += request.keys(first, last)
-            blocks += request.block_table[first:last]
-        return Batch(self._token_budget - budget, keys, blocks)
+        self._prefilling[request.request_id] = request
+        self.begun.append(request)
 
     def _prefill(self, request: Request, budget: int, step: int) -> int:
-        """Compute a chunk of what is missing, at most `budget` tokens. Returns its length."""
-        chunk = min(budget, request.num_tokens - request.num_computed)
-        request.num_computed += chunk
-        self.counts.computed_tokens += chunk
-        if request.num_computed == request.num_tokens:
-            request.num_output += 1
-            request.status, request.counted_at = RequestStatus.DECODE, step
-            del self._prefilling[request.name]
-            self._decoding += 1
-        self._batch.append(request)
+        """Blocks for a chunk of what is missing, at most `budget` tokens. Returns its length."""
+        chunk = min(budget, request.num_tokens - request.num_computed_tokens)
+        if not self._grow(request, chunk, step):
+            return 0
+        self._chunks[request.request_id] = chunk
         return chunk
 
-    def _admit(self, budget: int, step: int) -> int:
+    def _admit(self, budget: int) -> None:
         """Admit from the head of the queue while there is room. Those that wait for a transfer are passed;
-        one that needs more blocks than are free is not, or it would wait for ever. Returns what is left of
-        the budget."""
+        one that needs more blocks than are free is not, or it would wait for ever."""
         passed = []
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting[0]
-            placement = self._place(request)
+            placement = self._place(request, budget)
             if placement is _Placement.NO_ROOM:
                 break
             self.waiting.popleft()
             if placement is _Placement.WAITS:
                 passed.append(request)
-            elif request.status is RequestStatus.PREFILL:
-                budget -= self._prefill(request, budget, step)
+            else:
+                budget -= self._chunks.get(request.request_id, 0)
         self.waiting.extendleft(reversed(passed))
-        return budget
 
-    def _place(self, request: Request) -> _Placement:
-        """Give the request blocks for all its tokens, or say why not. Room is looked at first: a match
-        pins blocks of the host, and should not do so for a request that cannot be placed."""
-        if request.name in self.offloader.ledger.deferred:
-            return _Placement.WAITS
-        keys = request.matchable_keys()
-        hits = self.pool.get_computed_blocks(keys)
-        missing = started_blocks(request.num_tokens) - len(hits)
-        if missing > self.pool.num_free_blocks - sum(map(self.pool.is_free, hits)):
+    def _place(self, request: Request, budget: int) -> _Placement:
+        """Admit the request, or say why not. Room for all of it is looked at first: a match pins blocks of
+        the host, and should not do so for a request that cannot be placed."""
+        hit = self.kv_cache.longest_hit(request)
+        if not self.kv_cache.has_room(request, hit):
             return _Placement.NO_ROOM
-        match = self.offloader.match(request.name, keys[len(hits) :])
-        if match.waits_for is not None:
+        loaded, takes_steps = self.connector.get_num_new_matched_tokens(request, hit)
+        if loaded is None:
             self.counts.deferrals += 1
             return _Placement.WAITS
-        self.pool.touch(hits)
-        request.block_table = hits + self.pool.get_new_blocks(missing)
-        request.full_blocks = len(hits)
-        request.num_computed = len(hits) * BLOCK_TOKENS
-        self.running[request.name] = request
-        self.counts.device_hit_tokens += request.num_computed
-        if not self._load(request, keys[len(hits) :][: match.hits]):
+        end = hit + loaded
+        self.checks.matched(request, end)
+        chunk = 0 if takes_steps else min(budget, request.num_tokens - end)
+        if not self.kv_cache.place(request, hit, end, chunk):
+            return _Placement.NO_ROOM
+        self.connector.update_state_after_alloc(request, request.tables, loaded)
+        self.running[request.request_id] = request
+        self.counts.device_hit_tokens += hit
+        if takes_steps:
+            request.status = RequestStatus.LOADING
+        else:
             self._start(request)
-        if hits:
-            self.offloader.touch(keys[: len(hits)])
-            self._offer(request, keys[: len(hits)], hits)
+            self._chunks[request.request_id] = chunk
         return _Placement.PLACED
 
-    def _load(self, request: Request, keys: list[bytes]) -> bool:
-        """Begin to load these blocks behind those that it has. False: they are left to compute."""
-        if not keys:
-            return False
-        blocks = request.block_table[request.full_blocks :][: len(keys)]
-        try:
-            plan = self.offloader.prepare_load(request.name, blocks)
-        except LimitReached:
-            self.offloader.release(request.name)
-            return False
-        if plan is None:
-            return False
-        request.status = RequestStatus.LOADING
-        self._carry(plan, request, keys, blocks)
-        return True
+    def compute(self, step: int) -> Batch:
+        """Count the tokens of `step` as computed, once its plan has left. The caller writes the blocks."""
+        for states in self._states.values():
+            self.pool.free_blocks([block for _, block, _ in states])
+        self._states, self.begun = {}, []
+        self.counts.decoded_tokens += self._decoding
+        tokens = self._decoding + sum(self._chunks.values())
+        for request, preemptions in self._calendar.pop(step, ()):
+            if request.status is RequestStatus.DECODE and request.preemptions == preemptions:
+                self._batch.append((request, request.num_computed_tokens))
+                request.count_to(step)
+        chunks, self._chunks = self._chunks, {}
+        for name, chunk in chunks.items():
+            request = self._prefilling[name]
+            self._batch.append((request, request.num_computed_tokens))
+            self._compute_chunk(request, chunk, step)
+        blocks: list[int] = []
+        keys: list[bytes] = []
+        for request, before in self._batch:
+            full = self.kv_cache.full_blocks(request, before, request.num_computed_tokens)
+            blocks += full[0]
+            keys += full[1]
+        return Batch(tokens, blocks, keys)
+
+    def _compute_chunk(self, request: Request, chunk: int, step: int) -> None:
+        self.counts.computed_tokens += chunk
+        if request.compute(chunk):
+            request.status, request.counted_at = RequestStatus.DECODE, step
+            del self._prefilling[request.request_id]
+            self._decoding += 1

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from kvsm.engine.content import DeviceContent
 from kvsm.engine.copies import Copies
-from kvsm.engine.request import Request
-from kvsm.engine.scheduler import Copy, Scheduler
-from kvsm.events import Direction
+from kvsm.engine.disturbances import Disturbances
+from kvsm.engine.request import Request, RequestStatus
+from kvsm.engine.scheduler import Scheduler
 from kvsm.invariants import Violation, check_rest
-from kvsm.offloader import Offloader
-from kvsm.traces import TraceRequest
+from kvsm.scheduler import LastStep
+from kvsm.traces import BLOCK_TOKENS, TraceRequest
 from kvsm.worker import Worker
 
 STEP_MS = 25.0
@@ -40,11 +40,11 @@ class VirtualClock:
 
 
 class ServingEngine:
-    """Serves `trace` through an offload core, on `workers` whose device pools are `device_pools`.
+    """Serves `trace` through an offload scheduler, on `workers` whose device pools are `device_pools`.
 
-    clock: advanced by the engine alone. time_scale: real seconds to sleep for each virtual one. Call
-    `step` until it returns False, then `check_rest`. Attributes: `scheduler`, `violations` (of S15, so
-    far), `arrived` (requests), `stored_blocks`, `loaded_blocks` (by good transfers).
+    block_tokens: what a hash id of the trace stands for. clock: advanced by the engine alone. time_scale:
+    real seconds to sleep for each virtual one. Call `step` until it returns False, then `check_rest`.
+    Attributes: `scheduler`, `copies`, `arrived` (requests), `steps`, `resets` (so far).
     """
 
     def __init__(
@@ -55,83 +55,124 @@ class ServingEngine:
         trace: Iterable[TraceRequest],
         *,
         clock: VirtualClock,
+        disturbances: Disturbances,
+        block_tokens: int = BLOCK_TOKENS,
         time_scale: float = 0.0,
     ) -> None:
         self.scheduler, self.clock = scheduler, clock
-        self.violations: list[Violation] = []
-        self.arrived = self.stored_blocks = self.loaded_blocks = 0
-        self._offloader: Offloader = scheduler.offloader
-        self._copies = Copies(workers)
+        self.copies = Copies(workers)
+        self.arrived = self.steps = self.resets = 0
+        self._connector = scheduler.connector
         self._content = DeviceContent(device_pools)
         self._trace = iter(trace)
         self._next = next(self._trace, None)
-        self._time_scale = time_scale
+        self._disturbances, self._block_tokens, self._time_scale = disturbances, block_tokens, time_scale
+        self._aborts: dict[int, list[str]] = {}
+        """Step -> requests whose clients leave then."""
+        self._mismatches: list[Violation] = []
+
+    @property
+    def violations(self) -> list[Violation]:
+        """What was found so far."""
+        return [*self._mismatches, *self.scheduler.checks.violations]
 
     def step(self) -> bool:
-        """One iteration. Returns whether anything is left to do."""
-        step = self._offloader.step
-        self._take_arrivals()
-        for report in self._copies.collect(step):
-            ended = self._offloader.report(report.transfer, report.worker, report.good)
-            if ended is not None:
-                self._end_copy(self.scheduler.end_copy(ended), ended.good)
-        self.scheduler.update(step)
-        batch = self.scheduler.schedule(step)
-        self._submit(step)
+        """One iteration, in the connector's order of calls. Returns whether anything is left to do."""
+        scheduler, step = self.scheduler, self.steps
+        self._take_arrivals(step)
+        scheduler.take(self._connector.update_connector_output(self.copies.collect(step)), step)
+        scheduler.update()
+        self._disturb(step)
+        plan = self._connector.build_connector_meta(scheduler.schedule(step))
+        if not scheduler.unfinished:
+            scheduler.checks.last_step(plan)
+        self.copies.start(plan, step)
+        self._check_begun()
+        batch = scheduler.compute(step)
         if batch.blocks:
             self._content.write(batch.blocks, batch.keys)
-        self._offloader.tick()
-        if not self.scheduler.unfinished:
-            # The next step may be far away, or never come: what is under way ends now (S17).
-            self._offloader.flush()
-            self._copies.hasten(step + 1)
-        self._offloader.end_step()
+        self.steps += 1
         self._let_time_pass(STEP_MS + TOKEN_MS * batch.tokens)
-        return self._next is not None or bool(self.scheduler.unfinished or self._copies)
+        return self._next is not None or self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self.scheduler.unfinished) or self._connector.has_pending_work()
 
     def abort(self, name: str) -> None:
         """The client of this request has left. Legal at any time, also for a request that is over."""
-        self.scheduler.abort(name)
+        self.scheduler.abort(name, self.steps)
+
+    def reset_cache(self) -> bool:
+        """Nothing computed so far serves a request to come, from the device or from the host. False while
+        copies of before are under way."""
+        self.resets += 1
+        self.scheduler.pool.reset_prefix_cache()
+        return self._connector.reset_cache()
 
     def check_rest(self) -> list[Violation]:
         """After the last step: what S9 says must be gone and is not."""
-        pool = self.scheduler.pool
-        held = pool.num_blocks - pool.num_free_blocks
-        left = [Violation("S9", f"at rest, {held} device blocks are still held")] if held else []
-        return check_rest(self._offloader.ledger) + left
+        left = check_rest(self._connector.offloader.ledger)
+        held = self.scheduler.pool.held_blocks()
+        if held:
+            message = f"at rest, {len(held)} device blocks are still held"
+            left.append(Violation("S9", message, (), tuple(held[:8])))
+        if self._connector.has_pending_work():
+            left.append(Violation("S9", "at rest, the connector has work pending"))
+        return left
 
-    def _take_arrivals(self) -> None:
+    def _take_arrivals(self, step: int) -> None:
         while self._next is not None and self._next.arrival_ms <= self.clock.now_ms:
             # Named by its line in the trace.
             self.arrived += 1
-            request = Request(f"r{self.arrived}", self._next)
-            self._offloader.arrive(request.name)
-            self.scheduler.waiting.append(request)
+            name = f"r{self.arrived}"
+            for_remote = self._disturbances.is_for_remote_decode(name)
+            request = Request(
+                name,
+                self._next,
+                self._connector.config,
+                self._block_tokens,
+                kv_transfer_params={"do_remote_decode": True} if for_remote else None,
+            )
+            self.scheduler.checks.arrived(request)
+            self.scheduler.add_request(request)
+            patience = self._disturbances.patience_steps(name)
+            if patience is not None:
+                self._aborts.setdefault(step + patience, []).append(name)
             self._next = next(self._trace, None)
 
-    def _end_copy(self, copy: Copy, good: bool) -> None:
-        if not good:
-            return
-        if copy.plan.direction is Direction.STORE:
-            self.stored_blocks += len(copy.blocks)
-            return
-        self.loaded_blocks += len(copy.blocks)
-        for rank, block in self._content.mismatches(copy.blocks, copy.keys):
-            key = copy.keys[copy.blocks.index(block)].hex()
-            transfer, request = copy.plan.transfer, copy.request.name
-            found = f"load {transfer} of {request}: on worker {rank}, block {block} does not hold key {key}"
-            self.violations.append(Violation("S15", found, (), (block,), (transfer,), (request,)))
+    def _disturb(self, step: int) -> None:
+        for name in self._aborts.pop(step, ()):
+            self.abort(name)
+        victim = self._disturbances.preempts(len(self.scheduler.running))
+        if victim is not None:
+            self.scheduler.preempt(list(self.scheduler.running.values())[victim], step)
+        if self._disturbances.resets(step):
+            self.reset_cache()
 
-    def _submit(self, step: int) -> None:
-        plans, self.scheduler.plans = self.scheduler.plans, []
-        if plans:
-            self._offloader.submit([plan.transfer for plan in plans])
-            self._copies.submit(plans, step)
+    def _check_begun(self) -> None:
+        """S15: what a request computes from, loaded or found on the device, holds what its keys demand."""
+        blocks: list[int] = []
+        keys: list[bytes] = []
+        owner: dict[int, str] = {}
+        for request in self.scheduler.begun:
+            if request.status is RequestStatus.PREFILL and request.num_computed_tokens:
+                own_blocks, own_keys = self.scheduler.kv_cache.needed_blocks(request)
+                blocks += own_blocks
+                keys += own_keys
+                owner.update(dict.fromkeys(own_blocks, request.request_id))
+        if not blocks:
+            return
+        for rank, block in self._content.mismatches(blocks, keys):
+            key, name = keys[blocks.index(block)].hex(), owner[block]
+            found = f"request {name}: on worker {rank}, block {block} does not hold key {key}"
+            self._mismatches.append(Violation("S15", found, (), (block,), (), (name,)))
 
     def _let_time_pass(self, step_ms: float) -> None:
         began_ms = self.clock.now_ms
         self.clock.now_ms += step_ms
-        if self._next is not None and not self.scheduler.unfinished and not self._copies:
+        # An engine that flushes stops stepping, and takes the reports when it steps again.
+        stops = self._connector.config.last_step is LastStep.FLUSH or not self._connector.has_pending_work()
+        if self._next is not None and not self.scheduler.unfinished and stops:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)
         if self._time_scale:
             time.sleep((self.clock.now_ms - began_ms) / 1000 * self._time_scale)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvsm import events as ev
-from kvsm.events import Direction
+from kvsm.events import Direction, Owners
 from kvsm.ledger import Ledger
 from kvsm.records import Transfer
 from kvsm.replay.concern import Concern
 from kvsm.replay.fold import Moment
+from kvsm.replay.render import render_owners
 
 
 class Fates:
@@ -72,12 +73,10 @@ class Fates:
 def _cause(moment: Moment, ended: Transfer | None) -> str:
     event = moment.event
     if isinstance(event, ev.BlocksEvicted):
-        maker = maker_of(moment)
-        whose = f"store {event.transfer} of request {maker}" if maker else f"transfer {event.transfer}"
-        return f"evicted at event {event.seq} to make room for {whose}"
+        return f"evicted at event {event.seq} to make room for {made_room_for(moment)}"
     if isinstance(event, ev.CacheReset):
         return f"reset at event {event.seq}"
-    named = "" if ended is None else f"{kind_of(ended)} {ended.id} of request {ended.request}"
+    named = "" if ended is None else _name(ended)
     if isinstance(event, ev.TransferCancelled):
         return f"{named} was cancelled at event {event.seq}"
     if isinstance(event, ev.TransferLost):
@@ -85,12 +84,22 @@ def _cause(moment: Moment, ended: Transfer | None) -> str:
     return f"{named} failed at event {event.seq}"
 
 
-def maker_of(moment: Moment) -> str:
-    """The request for whose store the moment's event evicts; empty if it does not, or the log ends there."""
+def makers_of(moment: Moment) -> Owners | None:
+    """The owners of the store for which the moment's event evicts; None if it does not, or the log ends
+    there."""
     event, following = moment.event, moment.following
     if isinstance(event, ev.BlocksEvicted) and isinstance(following, ev.StorePlanned):
-        return following.request if following.seq == event.transfer else ""
-    return ""
+        return following.owners if following.seq == event.transfer else None
+    return None
+
+
+def made_room_for(moment: Moment) -> str:
+    """What the eviction of this moment is for: `store 12 of request r1`."""
+    event, makers = moment.event, makers_of(moment)
+    assert isinstance(event, ev.BlocksEvicted)
+    if makers is None:
+        return f"transfer {event.transfer}"
+    return f"store {event.transfer} of {render_owners(makers)}"
 
 
 def kind_of(transfer: Transfer) -> str:
@@ -98,6 +107,10 @@ def kind_of(transfer: Transfer) -> str:
 
 
 def describe_transfer(ledger: Ledger, id: int) -> str:
-    """`store 12 of request r1`; just `transfer 12` if it is not live."""
+    """`store 12 of requests r1, r2`; just `transfer 12` if it is not live."""
     transfer = ledger.transfers.get(id)
-    return f"transfer {id}" if transfer is None else f"{kind_of(transfer)} {id} of request {transfer.request}"
+    return f"transfer {id}" if transfer is None else _name(transfer)
+
+
+def _name(transfer: Transfer) -> str:
+    return f"{kind_of(transfer)} {transfer.id} of {render_owners(transfer.owners)}"

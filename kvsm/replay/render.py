@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvsm.events import OffloadingEvent
+from kvsm.events import Offer, OffloadingEvent, Owners
 from kvsm.ids import IdArray, Ids, to_list
 
 KEY_DIGITS = 12
 """Hex digits of a key that are shown; `kvsm show --key` takes them as a prefix."""
 
 MOST_RANGES = 4
+MOST_NAMES = 4
+"""Requests of at most this many are named in one line."""
 
 
 def render(event: OffloadingEvent) -> str:
@@ -56,7 +58,37 @@ def render_keys(keys: Sequence[bytes]) -> str:
     return f"keys {render_key(keys[0])} to {render_key(keys[-1])} ({len(keys)})"
 
 
+def render_owners(owners: Owners) -> str:
+    """`request r1`, `requests r1, r2`; `no request` for blocks that were nobody's."""
+    names = list(dict.fromkeys(name for name, _ in owners))
+    if len(names) < 2:
+        return f"request {names[0]}" if names else "no request"
+    return f"requests {_some_of(names)}"
+
+
+def render_offers(offers: Sequence[Offer]) -> str:
+    """`request r1 settled 3, 2 of 4, 2 blocks`: by KV cache group."""
+    told = [
+        f"{name} settled {_numbers(settled)} of {_numbers(offered)} blocks"
+        for name, settled, offered in offers
+    ]
+    return f"request{'s' if len(told) > 1 else ''} {_some_of(told, '; ')}"
+
+
+def _numbers(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
+def _some_of(names: Sequence[str], between: str = ", ") -> str:
+    if len(names) <= MOST_NAMES:
+        return between.join(names)
+    return f"{between.join(names[:MOST_NAMES])}{between}... ({len(names)})"
+
+
 _FIELDS: dict[str, Callable[[Any], str]] = {
+    "owners": lambda owners: render_owners(owners),
+    "offers": lambda offers: render_offers(offers),
+    "parts": lambda parts: render_ids("part", parts) if parts else "",
     "slots": lambda ids: render_ids("slot", ids),
     "device_blocks": lambda ids: render_ids("device block", ids),
     "moved": lambda ids: f"moved {render_ids('slot', ids)}" if ids else "",

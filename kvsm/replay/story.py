@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from kvsm import events as ev
 from kvsm.errors import LogError
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadingEvent, Owners
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
 from kvsm.records import Transfer as LiveTransfer
-from kvsm.replay.concern import Concern, concern
-from kvsm.replay.fates import Fates, describe_transfer, kind_of, maker_of
+from kvsm.replay.concern import Concern, concern, names_of
+from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for, makers_of
 from kvsm.replay.fold import Moment, walk
-from kvsm.replay.render import render, render_ids, render_key, render_keys
+from kvsm.replay.render import render, render_ids, render_key, render_keys, render_owners
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -119,7 +120,7 @@ class Request(NamedTuple):
     name: str
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        if self.name in found.requests or maker_of(moment) == self.name:
+        if self.name in found.requests or self.name in names_of(makers_of(moment) or ()):
             return ()
         return None
 
@@ -200,6 +201,9 @@ class _Narrator:
             ev.WorkerReported: self._reported,
             ev.TransferCancelled: self._given_up,
             ev.TransferLost: self._given_up,
+            ev.BlocksOffered: self._offered,
+            ev.StoreSkipped: self._skipped,
+            ev.CacheReset: self._reset,
         }
 
     def follow(self, moment: Moment) -> Line | None:
@@ -263,18 +267,51 @@ class _Narrator:
         why = self._fates.why(moment.ledger, event.missed)
         return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
 
-    def _left(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:  # noqa: ARG002
+    def _left(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:
         preempted = isinstance(event, ev.RequestPreempted)
         does = "is preempted" if preempted else "is aborted" if event.aborted else "finishes"
-        return f"request {event.request} {does}" + (", and gives its match back" if slots else "")
+        told = f"request {event.request} {does}" + (", and gives its match back" if slots else "")
+        request = moment.ledger.requests.get(event.request)
+        if preempted and request is not None and request.offered:
+            told += "; its blocks are offered anew"
+        return told
+
+    def _offered(self, moment: Moment, event: ev.BlocksOffered, slots: Sequence[int]) -> str:  # noqa: ARG002
+        """How far the target's blocks have been dealt with: what is new, by group, and what waits."""
+        assert isinstance(self._target, Request)
+        name = self._target.name
+        request = moment.ledger.requests.get(name)
+        before = () if request is None else request.settled
+        told: list[str] = []
+        for settled, offered in [(one[1], one[2]) for one in event.offers if one[0] == name]:
+            starts = before or (0,) * len(settled)
+            for group, (start, end, last) in enumerate(zip(starts, settled, offered)):
+                of_group = f" of group {group}" if len(settled) > 1 else ""
+                told += [f"{_range(start, end)}{of_group} settled"] if end > start else []
+                told += [f"{_range(end, last)}{of_group} offered, and not settled yet"] if last > end else []
+        return f"request {name}: {'; '.join(told) or 'no block is offered'}"
+
+    def _skipped(self, moment: Moment, event: ev.StoreSkipped, slots: Sequence[int]) -> str:  # noqa: ARG002
+        owners: Owners = event.owners
+        keys: Sequence[bytes] = event.keys
+        if isinstance(self._target, Request):
+            keys = _share(owners, keys, self._target.name)
+            owners = ((self._target.name, len(keys)),)
+        return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
+
+    def _reset(self, moment: Moment, event: ev.CacheReset, slots: Sequence[int]) -> str:  # noqa: ARG002
+        told = f"reset: epoch {event.epoch} begins"
+        target = self._target
+        request = moment.ledger.requests.get(target.name) if isinstance(target, Request) else None
+        anew = request is not None and request.offered
+        return told + (f"; the blocks of {target} are offered anew" if anew else "")
 
     def _deferred(self, moment: Moment, event: ev.RequestDeferred, slots: Sequence[int]) -> str:  # noqa: ARG002
         waits_for = describe_transfer(moment.ledger, event.transfer)
         return f"request {event.request} waits for {waits_for}, until tick {event.until} at most"
 
     def _evicted(self, moment: Moment, event: ev.BlocksEvicted, slots: Sequence[int]) -> str:
-        maker = maker_of(moment)
-        cause = f"store {event.transfer} of request {maker}" if maker else f"transfer {event.transfer}"
+        cause = made_room_for(moment)
         victims = to_list(event.slots)
         if slots and slots[0] not in victims:
             return f"passed over by the eviction that makes room for {cause}"
@@ -283,39 +320,51 @@ class _Narrator:
         what = render_keys(keys) if slots else f"{render_ids('slot', named)}, {render_keys(keys)},"
         return f"{what} evicted to make room for {cause}"
 
-    def _store_planned(self, moment: Moment, event: ev.StorePlanned, slots: Sequence[int]) -> str:  # noqa: ARG002
-        planned, blocks = to_list(event.slots), to_list(event.device_blocks)
+    def _store_planned(self, moment: Moment, event: ev.StorePlanned, slots: Sequence[int]) -> str:
+        planned, blocks, whose = (
+            to_list(event.slots),
+            to_list(event.device_blocks),
+            render_owners(event.owners),
+        )
         if not slots:
+            if isinstance(self._target, Request) and len(event.owners) > 1:
+                own = _share(event.owners, event.keys, self._target.name)
+                whose += f" ({self._target}: {render_keys(own)})"
             return (
-                f"store {event.seq} of request {event.request} is planned: {render_keys(event.keys)}, "
+                f"store {event.seq} of {whose} is planned: {render_keys(event.keys)}, "
                 f"{render_ids('device block', blocks)} to {render_ids('slot', planned)}"
             )
         place = planned.index(slots[0])
-        return (
-            f"allocated for key {render_key(event.keys[place])}, from device block {blocks[place]}, "
-            f"by store {event.seq} of request {event.request}"
-        )
+        chunk = moment.ledger.config.blocks_per_chunk
+        source = render_ids("device block", blocks[place * chunk : (place + 1) * chunk])
+        key = render_key(event.keys[place])
+        return f"allocated for key {key}, from {source}, by store {event.seq} of {whose}"
 
-    def _load_planned(self, moment: Moment, event: ev.LoadPlanned, slots: Sequence[int]) -> str:  # noqa: ARG002
+    def _load_planned(self, moment: Moment, event: ev.LoadPlanned, slots: Sequence[int]) -> str:
         loaded, blocks = to_list(event.slots), to_list(event.device_blocks)
         if event.voided:
             return f"request {event.request} cannot load: a block of its match was voided"
+        parts = to_list(event.parts)
         if not slots:
+            named = f"{render_ids('part', parts)} of {render_ids('slot', loaded)}"
+            what = named if parts else render_ids("slot", loaded)
             return (
-                f"load {event.seq} of request {event.request} is planned: {render_ids('slot', loaded)} "
+                f"load {event.seq} of request {event.request} is planned: {what} "
                 f"to {render_ids('device block', blocks)}"
             )
         if slots[0] not in loaded:
             return f"request {event.request} loads less than it matched, and gives this block back"
-        block = blocks[loaded.index(slots[0])]
-        return f"load {event.seq} of request {event.request} will read it into device block {block}"
+        what, targets = _targets(loaded.index(slots[0]), parts, blocks, moment.ledger.config.blocks_per_chunk)
+        targets_told = render_ids("device block", targets)
+        return f"load {event.seq} of request {event.request} will read {what} into {targets_told}"
 
     def _submitted(self, moment: Moment, event: ev.TransfersSubmitted, slots: Sequence[int]) -> str:
         ledger, ids = moment.ledger, event.transfers
         if isinstance(self._target, Transfer):
             ids = (self._target.id,)
         elif isinstance(self._target, Request):
-            ids = tuple(id for id in ids if ledger.transfers[id].request == self._target.name)
+            name = self._target.name
+            ids = tuple(id for id in ids if name in names_of(ledger.transfers[id].owners))
         else:
             ids = tuple(id for id in ids if not set(to_list(ledger.transfers[id].slots)).isdisjoint(slots))
         return f"submitted: {', '.join(describe_transfer(ledger, id) for id in ids)}"
@@ -325,27 +374,53 @@ class _Narrator:
         return f"worker {event.worker} reports {describe_transfer(moment.ledger, event.transfer)}: {how}"
 
     def _given_up(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:  # noqa: ARG002
-        how = (
-            "is cancelled"
-            if isinstance(event, ev.TransferCancelled)
-            else "is given up: a worker will not report"
+        ledger, name = moment.ledger, describe_transfer(moment.ledger, event.transfer)
+        transfer = ledger.transfers.get(event.transfer)
+        if transfer is None or isinstance(event, ev.TransferCancelled):
+            return f"{name} is cancelled"
+        memory = "slots" if kind_of(transfer) == "store" else "slots and device blocks"
+        return (
+            f"{name} is given up: a worker has not reported since tick {transfer.since}; "
+            f"its {memory} are never used again"
         )
-        return f"{describe_transfer(moment.ledger, event.transfer)} {how}"
+
+
+def _range(start: int, end: int) -> str:
+    """Blocks of a request from `start` to before `end`: `block 3`, `blocks 3..5`."""
+    return f"block {start}" if end - start == 1 else f"blocks {start}..{end - 1}"
+
+
+def _share(owners: Owners, keys: Sequence[bytes], name: str) -> list[bytes]:
+    """Those of the keys that are this request's."""
+    ends = [0, *accumulate(count for _, count in owners)]
+    return [
+        key
+        for (owner, _), (start, end) in zip(owners, pairwise(ends))
+        if owner == name
+        for key in keys[start:end]
+    ]
+
+
+def _targets(
+    place: int, parts: Sequence[int], blocks: Sequence[int], chunk: int
+) -> tuple[str, Sequence[int]]:
+    """What is loaded of the slot at this place of a load, and into which device blocks."""
+    if not parts:
+        return "it", blocks[place * chunk : (place + 1) * chunk]
+    own = [(part % chunk, block) for part, block in zip(parts, blocks) if part // chunk == place]
+    return f"{render_ids('part', [part for part, _ in own])} of it", [block for _, block in own]
 
 
 _PLAIN: dict[type[OffloadingEvent], Callable[[Any], str]] = {
     ev.RequestArrived: lambda event: f"request {event.request} arrives",
     ev.HitReleased: lambda event: f"request {event.request} gives its match back",
-    ev.StoreSkipped: lambda event: (
-        f"offered by request {event.request}, not stored: {render_keys(event.keys)} ({event.reason})"
-    ),
     ev.KeysRecalled: lambda event: f"{render_keys(event.keys)}: the policy remembers evicting it",
     ev.ReportRejected: lambda event: (
         f"a report of worker {event.worker} on transfer {event.transfer} is rejected: {event.reason}"
     ),
     ev.BlocksTouched: lambda _: "used without a load: the device had it too",
     ev.FlushRequested: lambda event: f"the engine waits for {render_ids('transfer', event.transfers)}",
-    ev.CacheReset: lambda event: f"reset: epoch {event.epoch} begins",
+    ev.OffersCounted: lambda event: f"{render_keys(event.keys)}: offered once more",
     ev.Ticked: lambda event: f"tick {event.tick}: it has waited long enough",
 }
 """Events that are told without a look at the ledger."""

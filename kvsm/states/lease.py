@@ -4,13 +4,16 @@ A store reads a device block, a load writes it. The two exclude each other, and 
 other: no order between them would make the bytes right (S12). A lease is granted when the transfer is
 planned and returned when the transfer ends, so that the engine's block pool can ask at any time whether
 a copy may still touch a block (S3).
+
+A copy that will never be reported may still touch memory. A device block that it writes is RETIRED: never
+handed out again. One that it only reads may be reused: what it reads there goes to a retired slot.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from kvsm.states.machine import VOID, Counter, Machine, Row
+from kvsm.states.machine import Counter, Machine, Row
 from kvsm.states.words import Codec
 
 
@@ -44,15 +47,7 @@ LEASE = Machine(
         Row((_S.READING,), _T.END_READ, _S.NONE, "the last store ended", _LAST, {"readers": -1}),
         Row((_S.NONE,), _T.BEGIN_WRITE, _S.WRITING, "a load is planned"),
         Row((_S.WRITING,), _T.END_WRITE, _S.NONE, "the load ended"),
-        Row(
-            (_S.READING, _S.WRITING),
-            _T.LOSE,
-            _S.RETIRED,
-            "a worker will never report",
-            then={"readers": VOID},
-        ),
-        Row((_S.RETIRED,), _T.LOSE, None, "already given up"),
-        Row((_S.RETIRED,), _T.END_READ, None, "another copy of a lost block ended"),
+        Row((_S.WRITING,), _T.LOSE, _S.RETIRED, "a worker will never report: it may still write"),
     ),
 )
 LEASE_WORDS = Codec(LEASE)

@@ -14,12 +14,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from enum import IntEnum
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.errors import IllegalTransition
-from kvsm.ids import IdArray
+from kvsm.ids import NO_IDS, IdArray
 from kvsm.states.machine import Machine, UndefinedStep
 
 STATE_BITS = 4
@@ -204,3 +205,17 @@ class StateWords:
         except UndefinedStep:
             return False
         return True
+
+
+def pick(ids: IdArray, words: Words, wanted: int) -> IdArray:
+    """Those of `ids` whose word is `wanted`."""
+    if type(words) is list:
+        if len(words) == 1:
+            return ids if words[0] == wanted else NO_IDS
+        wanting = words.count(wanted)
+        if wanting == len(words):
+            return ids
+        return tuple([one for one, word in zip(ids, words) if word == wanted]) if wanting else NO_IDS
+    if type(words) is int:
+        return ids if words == wanted else NO_IDS
+    return cast(NDArray[np.int64], cast(NDArray[np.int64], ids)[words == wanted])

@@ -1,0 +1,118 @@
+"""Properties that take the engine's prompts and steps, and so cannot be told from the log: S16, S17, S18.
+
+S16 is looked at when a request finishes, which is earlier than it has to hold. A block counts as long as the
+request can name it: a sliding window's blocks do until they are given back, and the states of a mamba group,
+which were handed over one by one, do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvsm.engine.block_pool import BlockPool
+from kvsm.engine.request import Request
+from kvsm.events import OffloadingEvent, StoreSkipped
+from kvsm.invariants import Violation
+from kvsm.offloader import EventSink
+from kvsm.plan import TransferPlan
+from kvsm.scheduler import GroupKind, LastStep, OffloadScheduler
+from kvsm.scheduler.groups import group_suffix
+
+PROPERTIES = ("S15", "S16", "S17", "S18")
+"""What the engine checks beside the log."""
+
+
+class SkipNotes:
+    """An `EventSink` that passes on, and remembers which keys of the watched requests were skipped."""
+
+    def __init__(self, log: EventSink) -> None:
+        self._log = log
+        self._skipped: dict[str, set[bytes]] = {}
+
+    def watch(self, request: str) -> None:
+        self._skipped[request] = set()
+
+    def take(self, request: str) -> set[bytes]:
+        """The keys that were skipped so far, with a reason; the request is not watched any more."""
+        return self._skipped.pop(request)
+
+    def append(self, event: OffloadingEvent) -> None:
+        if self._skipped and type(event) is StoreSkipped:
+            first = 0
+            for name, count in event.owners:
+                if name in self._skipped:
+                    self._skipped[name].update(event.keys[first : first + count])
+                first += count
+        self._log.append(event)
+
+    def flush(self) -> None:
+        self._log.flush()
+
+
+class OffloadChecks:
+    """Looks over the shoulder of one engine. remote_decode: requests for remote decode that are over;
+    fully_offloaded: those of them of which nothing was skipped."""
+
+    def __init__(self, connector: OffloadScheduler, pool: BlockPool, notes: SkipNotes) -> None:
+        self.violations: list[Violation] = []
+        self.remote_decode = self.fully_offloaded = 0
+        self._connector, self._pool, self._notes = connector, pool, notes
+        self._chunk = connector.offloader.config.blocks_per_chunk
+
+    def arrived(self, request: Request) -> None:
+        if _is_for_remote_decode(request):
+            self._notes.watch(request.request_id)
+
+    def matched(self, request: Request, end: int) -> None:
+        """S18: a match up to `end` leaves a token to compute."""
+        if end >= request.num_tokens:
+            name = request.request_id
+            message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
+            self.violations.append(Violation("S18", message, requests=(name,)))
+
+    def request_finished(self, request: Request) -> None:
+        """S16: what the connector was told of just now is resident, in flight, or skipped with a reason."""
+        if not _is_for_remote_decode(request):
+            return
+        name, index = request.request_id, self._connector.offloader.ledger.index
+        skipped = self._notes.take(name)
+        missing = [key for key in self._full_chunks(request) if key not in index]
+        self.remote_decode += 1
+        self.fully_offloaded += not missing
+        silent = [key for key in missing if key not in skipped]
+        if silent:
+            message = (
+                f"request {name} is for remote decode, and of {len(silent)} full blocks nothing is said, "
+                f"first of key {silent[0].hex()}"
+            )
+            self.violations.append(Violation("S16", message, requests=(name,)))
+
+    def last_step(self, plan: TransferPlan) -> None:
+        """S17: no request is left, and so the plan flushes all that is under way."""
+        if self._connector.config.last_step is LastStep.FLUSH:
+            transfers = self._connector.offloader.ledger.transfers.keys() - set(plan.flush)
+            if transfers:
+                message = f"no request is left, and {len(transfers)} transfers are not flushed"
+                self.violations.append(Violation("S17", message, transfers=tuple(sorted(transfers)[:8])))
+
+    def _full_chunks(self, request: Request) -> Iterator[bytes]:
+        """Keys of the chunks that are computed, and that the request can name."""
+        config = self._connector.config
+        for index, (group, table) in enumerate(zip(config.groups, request.tables)):
+            tokens = group.block_tokens * self._chunk
+            first, full = 0, min(request.num_computed_tokens, request.num_tokens - 1) // tokens
+            if group.kind is GroupKind.MAMBA:
+                continue
+            if group.kind is GroupKind.SLIDING_WINDOW:
+                first = -(-group.first_needed_token(request.num_computed_tokens) // tokens)
+            for number in range(first, full):
+                key = request.block_hashes[(number + 1) * tokens // config.tokens_per_hash - 1]
+                key += group_suffix(index)
+                blocks = table[number * self._chunk : (number + 1) * self._chunk]
+                named = group.kind is GroupKind.FULL or self._chunk > 1
+                if config.null_block not in blocks and (named or self._pool.cached_block(key) is not None):
+                    yield key
+
+
+def _is_for_remote_decode(request: Request) -> bool:
+    return bool((request.kv_transfer_params or {}).get("do_remote_decode"))

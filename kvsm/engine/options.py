@@ -1,0 +1,158 @@
+"""What to run: the options of a run, as one value that is checked whole before anything is made."""
+
+from __future__ import annotations
+
+import re
+from math import gcd
+
+import msgspec
+
+from kvsm.engine.kv_cache import peak_blocks
+from kvsm.errors import ConfigError
+from kvsm.events import OffloadConfig
+from kvsm.policies import make_policy
+from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
+from kvsm.traces import BLOCK_TOKENS, TraceRequest
+
+COPIES = ("host", "simulated", "cuda")
+STORES = tuple(mode.value for mode in StoreMode)
+LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
+
+BUDGET_BLOCKS = 16
+"""Blocks of tokens that a step computes at most."""
+
+_GROUP = re.compile(r"(full|mamba|sliding:(?P<window>[0-9]+))(/(?P<tokens>[0-9]+))?")
+_GROUP_KINDS = {"f": GroupKind.FULL, "m": GroupKind.MAMBA, "s": GroupKind.SLIDING_WINDOW}
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run. Raises `ConfigError` for a value that cannot work.
+
+    trace: path of a trace; None generates a multi-turn workload. requests: how many of the trace (None: all)
+    or to generate (None: 4,000). block_tokens: what a hash id of the trace stands for, and a block of each
+    group that does not say otherwise. groups: `parse_groups` reads it. device_blocks: of each worker's device
+    pool, for all groups. host_blocks: slots of its host pool, blocks_per_chunk device blocks each; a device
+    block has block_bytes. policy: of eviction. workers: ranks. store, last_step: `StoreMode`, `LastStep`.
+    defer_ticks, store_threshold: as of `OffloadConfig`. remote_decode, abort_rate: shares of the requests.
+    preempt_rate: of the steps. reset_every: steps; 0: never. failure_rate: share of copies that fail.
+    seed: of the generator, of simulated copies, and of what goes wrong. copies: `host` (threads that copy) or
+    `simulated` (no threads, and the log has virtual times). log: directory of the event log, kept; None: not
+    kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
+    """
+
+    trace: str | None = None
+    requests: int | None = None
+    block_tokens: int = BLOCK_TOKENS
+    groups: str = "full"
+    device_blocks: int = 2048
+    host_blocks: int = 16384
+    block_bytes: int = 4096
+    blocks_per_chunk: int = 1
+    policy: str = "lru"
+    workers: int = 2
+    store: str = StoreMode.EAGER.value
+    store_threshold: int = 1
+    defer_ticks: int = 64
+    last_step: str = LAST_STEPS[0]
+    remote_decode: float = 0.0
+    abort_rate: float = 0.0
+    preempt_rate: float = 0.0
+    failure_rate: float = 0.0
+    reset_every: int = 0
+    seed: int = 0
+    copies: str = "host"
+    log: str | None = None
+    time_scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("requests", 1, 1 << 31),
+            ("block_tokens", 1, 1 << 20),
+            ("block_bytes", 1, 1 << 40),
+            ("time_scale", 0, 1 << 31),
+            ("remote_decode", 0, 1),
+            ("abort_rate", 0, 1),
+            ("failure_rate", 0, 1),
+            ("reset_every", 0, 1 << 31),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
+        if not 0 <= self.preempt_rate <= 0.9:
+            # If every step preempts, nothing need ever end.
+            raise ConfigError(f"preempt_rate is {self.preempt_rate}; it must be from 0 to 0.9")
+        for name, choices in (("copies", COPIES), ("store", STORES), ("last_step", LAST_STEPS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
+        if self.copies == "cuda":
+            raise ConfigError("copies is 'cuda', which this version does not have yet; use 'host'")
+        core = self.offload_config()
+        self.scheduler_config().check(core)
+        make_policy(core.policy, core.host_blocks)
+
+    @property
+    def token_budget(self) -> int:
+        return BUDGET_BLOCKS * self.block_tokens
+
+    def offload_config(self) -> OffloadConfig:
+        return OffloadConfig(
+            host_blocks=self.host_blocks,
+            device_blocks=self.device_blocks,
+            block_bytes=self.block_bytes,
+            workers=self.workers,
+            blocks_per_chunk=self.blocks_per_chunk,
+            policy=self.policy,
+            defer_ticks=self.defer_ticks,
+            store_threshold=self.store_threshold,
+        )
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """A lazy store keeps a quarter of the device pool free of what the host lacks."""
+        groups = parse_groups(self.groups, self.block_tokens)
+        return SchedulerConfig(
+            groups=groups,
+            hash_tokens=gcd(self.block_tokens, *[group.block_tokens for group in groups]),
+            store=StoreMode(self.store),
+            last_step=LastStep(self.last_step.replace("-", " ")),
+            lazy_target_blocks=max(1, self.device_blocks // 4),
+        )
+
+    def least_pools(self, tokens: int) -> dict[str, int]:
+        """device_blocks and host_blocks that one request of so many tokens needs, prompt and output."""
+        peaks = [peak_blocks(group, tokens, self.token_budget) for group in self.scheduler_config().groups]
+        slots = [-(-blocks // self.blocks_per_chunk) for blocks in peaks]
+        return {"device_blocks": sum(peaks), "host_blocks": sum(slots)}
+
+    def check_size(self, number: int, request: TraceRequest) -> None:
+        """Raises `ConfigError` if request `number` of the workload alone does not fit into a pool."""
+        for name, needed in self.least_pools(request.input_length + request.output_length).items():
+            if getattr(self, name) < needed:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; request {number} of the workload alone needs {needed} "
+                    f"({request.input_length} + {request.output_length} tokens)"
+                )
+
+
+def parse_groups(spec: str, block_tokens: int) -> tuple[KVCacheGroup, ...]:
+    """KV cache groups from text: `full`, `sliding:WINDOW` or `mamba`, with commas between them, each with
+    `/TOKENS` for blocks of another size than block_tokens. Raises `ConfigError`."""
+    return tuple([_parse_group(part.strip(), spec, block_tokens) for part in spec.split(",")])
+
+
+def _parse_group(part: str, spec: str, block_tokens: int) -> KVCacheGroup:
+    found = _GROUP.fullmatch(part)
+    if found is None:
+        raise ConfigError(
+            f"groups is {spec!r}: {part!r} is no group; write full, sliding:WINDOW or mamba, with /TOKENS "
+            f"for blocks that have not {block_tokens} tokens, as in full,sliding:4096/1024,mamba"
+        )
+    tokens = int(found["tokens"] or block_tokens)
+    if tokens < 1 or (tokens % block_tokens and block_tokens % tokens):
+        raise ConfigError(
+            f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; they must divide {block_tokens}, "
+            f"which a hash id stands for, or be a multiple of it"
+        )
+    window = int(found["window"] or 0)
+    if part[0] == "s" and window < 1:
+        raise ConfigError(f"groups is {spec!r}: {part!r} has a window of {window} tokens; at least 1")
+    return KVCacheGroup(tokens, _GROUP_KINDS[part[0]], window)

@@ -1,0 +1,119 @@
+"""KV cache groups: layers that share block tables, with a block size and a reach of their own.
+
+A key is the hash of all tokens up to the end of a chunk, as the engine made it, and four bytes of group
+index: equal keys mean equal content. Whatever else decides the content (LoRA adapter, cache salt, images)
+is in the engine's hash; what decides its shape (decode context parallelism, chunks) is in the number of
+tokens that a chunk has, and so in which hash is taken.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import lcm
+
+import msgspec
+
+from kvsm.errors import ConfigError
+from kvsm.events import OffloadConfig
+from kvsm.kv_events import GROUP_INDEX_BYTES
+
+
+class GroupKind(Enum):
+    """How far back the layers of a group look."""
+
+    FULL = "full"
+    """At every token before: a hit needs all of its blocks."""
+    SLIDING_WINDOW = "sliding"
+    """At the last `window` tokens: a hit needs the blocks that hold them."""
+    MAMBA = "mamba"
+    """At one state, that of the last block: the engine hands it over at block boundaries."""
+
+
+class KVCacheGroup(msgspec.Struct, frozen=True):
+    """One group. block_tokens: tokens of one device block, of all ranks that share a sequence together
+    (vLLM's block size times its decode context parallel size). window: in tokens. drafter: its layers draft
+    tokens, so that while a request decodes its last block may still be rewritten."""
+
+    block_tokens: int
+    kind: GroupKind = GroupKind.FULL
+    window: int = 0
+    drafter: bool = False
+
+    def first_needed_token(self, end: int) -> int:
+        """The first token whose KV is needed to compute the token at `end`."""
+        if self.kind is GroupKind.FULL:
+            return 0
+        reach = self.window - 1 if self.kind is GroupKind.SLIDING_WINDOW else 1
+        return max(0, end - reach)
+
+
+class StoreMode(Enum):
+    """When a block is stored: as soon as it is confirmed computed, or only when it nears eviction."""
+
+    EAGER = "eager"
+    LAZY = "lazy"
+
+
+class LastStep(Enum):
+    """What happens to transfers in flight when no unfinished request is left (S17)."""
+
+    FLUSH = "flush"
+    """The workers wait for them, in that step."""
+    KEEP_STEPPING = "keep stepping"
+    """The engine goes on stepping as long as `has_pending_work()`."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine's blocks are offloaded.
+
+    groups: in the order of the engine's block tables. hash_tokens: tokens that one of the engine's block
+    hashes covers; 0: the block size of the only group. prompt_only: output is not stored. lazy_target_blocks:
+    how many device blocks at the head of the free queue are kept free of content that the host lacks.
+    null_block: what stands in a block table where there is no block.
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    hash_tokens: int = 0
+    store: StoreMode = StoreMode.EAGER
+    last_step: LastStep = LastStep.FLUSH
+    prompt_only: bool = False
+    lazy_target_blocks: int = 1024
+    null_block: int = -1
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ConfigError("groups is empty; an engine has at least one KV cache group")
+        if self.lazy_target_blocks < 1:
+            raise ConfigError(f"lazy_target_blocks is {self.lazy_target_blocks}; it must be at least 1")
+        for index, group in enumerate(self.groups):
+            if group.block_tokens < 1 or group.block_tokens % self.tokens_per_hash:
+                raise ConfigError(
+                    f"group {index} has blocks of {group.block_tokens} tokens; "
+                    f"they must be whole hashes of {self.tokens_per_hash} tokens (hash_tokens)"
+                )
+            if group.kind is GroupKind.SLIDING_WINDOW and group.window < 1:
+                raise ConfigError(f"group {index} is a sliding window of {group.window} tokens; at least 1")
+
+    @property
+    def tokens_per_hash(self) -> int:
+        return self.hash_tokens or self.groups[0].block_tokens
+
+    @property
+    def alignment(self) -> int:
+        """A hit ends where a block of every group ends: at a multiple of so many tokens."""
+        return lcm(*[group.block_tokens for group in self.groups])
+
+    def check(self, core: OffloadConfig) -> None:
+        """Raises `ConfigError` if these two cannot go together."""
+        if core.blocks_per_chunk > 1:
+            if any(group.kind is GroupKind.MAMBA for group in self.groups):
+                raise ConfigError("blocks_per_chunk is for attention; a mamba group has one state a block")
+            if self.store is StoreMode.LAZY:
+                raise ConfigError("a lazy store takes single blocks; it needs blocks_per_chunk 1")
+        if core.store_threshold > 1 and self.store is StoreMode.LAZY:
+            raise ConfigError("store_threshold counts offers; a lazy store has none")
+
+
+def group_suffix(index: int) -> bytes:
+    """What ends a key: the group."""
+    return index.to_bytes(GROUP_INDEX_BYTES, "big")

@@ -1,0 +1,85 @@
+"""The longest hit that all groups serve together.
+
+Each group lowers the end of the hit to one that it can serve; that may take from another group what it
+relied on; so the groups are asked in turn until none lowers it. Every answer is the largest end that a group
+serves up to the one asked for, so the fixpoint is the longest hit of all (vLLM's coordinator does the
+same):
+
+    full attention    every chunk from what the device has up to the end is there
+    sliding window    the chunks that hold the last `window - 1` tokens before the end are there
+    mamba             the last block before the end is there: the state
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from kvsm.scheduler.groups import GroupKind, SchedulerConfig
+
+Has = Callable[[bytes], bool]
+
+
+class Span(NamedTuple):
+    """Chunks of one group: `first` up to `last`."""
+
+    first: int
+    last: int
+
+
+class Lookup:
+    """Looks for the hits of one request: its keys by group, and how many tokens the device has."""
+
+    def __init__(
+        self, config: SchedulerConfig, blocks_per_chunk: int, keys: Sequence[Sequence[bytes]], local: int
+    ) -> None:
+        self._groups, self._alignment = config.groups, config.alignment
+        self._chunk_tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
+        self._keys, self._local = keys, local
+
+    def longest_hit(self, limit: int, has: Has) -> int:
+        """Where the longest hit ends, at most at `limit`; `local` if there is none. has: whether a key can be
+        counted on."""
+        end, asked = self._align(limit), -1
+        while end != asked and end > self._local:
+            asked = end
+            for index in range(len(self._groups)):
+                end = self._align(self._served(index, end, has))
+            if len(self._groups) == 1:
+                break
+        return max(end, self._local)
+
+    def needed(self, end: int) -> list[Span]:
+        """The chunks of each group that a hit up to `end` loads."""
+        spans = []
+        for group, tokens in zip(self._groups, self._chunk_tokens):
+            first = max(self._local, group.first_needed_token(end))
+            spans.append(Span(first // tokens, -(-end // tokens)))
+        return spans
+
+    def missed(self, end: int, has: Has) -> bytes | None:
+        """A key because of which the hit ended at `end`: the first behind it that cannot be counted on."""
+        for keys, tokens in zip(self._keys, self._chunk_tokens):
+            for key in keys[end // tokens :]:
+                if not has(key):
+                    return key
+        return None
+
+    def _align(self, tokens: int) -> int:
+        return tokens - tokens % self._alignment
+
+    def _served(self, index: int, end: int, has: Has) -> int:
+        """The largest end up to `end` that this group serves; at most `local` if none."""
+        group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
+        end = min(end, len(keys) * tokens)
+        while end > self._local:
+            first = max(self._local, group.first_needed_token(end)) // tokens
+            last = -(-end // tokens)
+            if group.kind is GroupKind.FULL:
+                missing = next((n for n in range(first, last) if not has(keys[n])), last)
+                return min(end, missing * tokens)
+            missing = next((n for n in range(last - 1, first - 1, -1) if not has(keys[n])), -1)
+            if missing < 0:
+                return end
+            end = self._align(missing * tokens)
+        return end

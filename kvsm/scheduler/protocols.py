@@ -1,0 +1,138 @@
+"""What is needed of an engine. vLLM's `Request` is an `EngineRequest` as it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+
+class EngineRequest(Protocol):
+    """A request as the engine knows it; read here, never written."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far. The token that was sampled last has no KV yet."""
+        ...
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens that have KV, or will have when the steps under way are done."""
+        ...
+
+    @property
+    def num_output_placeholders(self) -> int:
+        """Of these, output tokens of steps under way, and drafts: not confirmed."""
+        ...
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """One for each `hash_tokens` tokens, of the whole prefix and of all that decides its content."""
+        ...
+
+    @property
+    def kv_transfer_params(self) -> Mapping[str, Any] | None:
+        """`do_remote_decode`: store all of it. `offload`: False stores none of it. `max_offload_tokens`,
+        `max_load_tokens`: store or load so many at most."""
+        ...
+
+    @property
+    def skip_reading_prefix_cache(self) -> bool:
+        """It must be computed, whatever is cached; what it computes may be stored."""
+        ...
+
+
+class LoRARequest(Protocol):
+    """The adapter of a request."""
+
+    @property
+    def adapter_id(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+
+class MultiModalPosition(Protocol):
+    """Where an item stands in the prompt, in tokens."""
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+
+class MultiModalFeature(Protocol):
+    """An image, or the like, in a prompt."""
+
+    @property
+    def identifier(self) -> str: ...
+
+    @property
+    def mm_position(self) -> MultiModalPosition: ...
+
+
+class DescribedRequest(EngineRequest, Protocol):
+    """What a self-describing `Publisher` says of a request's blocks. Read only when such a one publishes: no
+    other engine needs these."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def lora_request(self) -> LoRARequest | None: ...
+
+    @property
+    def mm_features(self) -> Sequence[MultiModalFeature]:
+        """In the order of their positions."""
+        ...
+
+    @property
+    def cache_salt(self) -> str | None: ...
+
+    @property
+    def prompt_embeds(self) -> object | None:
+        """The prompt, or some of it, as embeddings: then its token ids do not say what its blocks hold."""
+        ...
+
+
+class DevicePool(Protocol):
+    """The engine's device blocks, if it counts references to them. A block that is held is not in the free
+    queue, is not given away, and keeps its content."""
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        """One more holder for each of these."""
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        """One holder less for each. A block without holder goes to the tail of the free queue."""
+
+    def key_of(self, block: int) -> bytes | None:
+        """Key (hash and group) of what the block caches, if anything."""
+
+    def cached_block(self, key: bytes) -> int | None:
+        """A block that caches the content of `key`, if one does."""
+
+    def free_queue(self) -> Iterator[int]:
+        """The free blocks in the order in which they will be taken."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has decided for a step.
+
+    scheduled: requests that compute in it; an engine that knows which of them have confirmed a block since
+    may name only those. new_block_ids: blocks that were added to the tables of requests which ran before, by
+    group. preempted: requests whose blocks were taken. boundary_states: of mamba groups, (group, device
+    block, tokens before the boundary): states that the engine has completed and holds during this step.
+    """
+
+    scheduled: Collection[str] = ()
+    new_block_ids: Mapping[str, Sequence[Sequence[int]]] = {}
+    preempted: Collection[str] = ()
+    boundary_states: Mapping[str, Sequence[tuple[int, int, int]]] = {}

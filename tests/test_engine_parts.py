@@ -1,0 +1,365 @@
+"""The parts of the serving engine on their own: the block pool, the block tables, content, and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsm.cuda_io import HostCopyEngine, SimulatedCopyEngine
+from kvsm.engine import BlockPool, Request
+from kvsm.engine import copies as copies_module
+from kvsm.engine.content import DeviceContent
+from kvsm.engine.copies import Copies
+from kvsm.engine.failing import FailingCopyEngine
+from kvsm.engine.kv_cache import KVCacheManager, peak_blocks
+from kvsm.engine.options import parse_groups
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.events import Direction
+from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.scheduler.groups import group_suffix
+from kvsm.states import LeaseTrigger
+from kvsm.states.lease import LEASE_WORDS
+from kvsm.states.words import StateWords
+from kvsm.traces import TraceRequest, prompt_hashes
+
+
+def block_keys(ids: Sequence[int], group: int = 0) -> list[bytes]:
+    request = TraceRequest(0, max(1, len(ids)), 1, tuple(ids))
+    return [one + group_suffix(group) for one in prompt_hashes(request, 1, 1)]
+
+
+# The block pool.
+
+
+def pool_of(size: int) -> tuple[BlockPool, StateWords]:
+    leases = StateWords(LEASE_WORDS, size)
+    return BlockPool(leases), leases
+
+
+def test_a_block_under_a_copy_is_not_handed_out() -> None:
+    """S3: the reference count may say free; if the ledger knows of a copy, the pool refuses."""
+    pool, leases = pool_of(2)
+    leases.words[0] = LEASE_WORDS.step(leases.words[0], LeaseTrigger.BEGIN_READ, 0, 1)
+    with pytest.raises(PropertyBroken, match=r"S3: device block 0 is free, but a copy holds it: READING"):
+        pool.get_new_blocks(1)
+
+
+def test_a_block_is_not_given_back_twice() -> None:
+    """S4: a release too many is an error, not a count below zero."""
+    pool, _ = pool_of(2)
+    blocks = pool.get_new_blocks(2)
+    pool.free_blocks(blocks)
+    with pytest.raises(PropertyBroken, match="S4"):
+        pool.free_blocks(blocks[:1])
+
+
+def test_a_free_block_serves_hits_until_it_is_taken() -> None:
+    """The block that was freed first is taken first, and only then is its content forgotten."""
+    pool, _ = pool_of(3)
+    keys = block_keys(range(3))
+    blocks = pool.get_new_blocks(3)
+    pool.cache_full_blocks(blocks, keys)
+    pool.free_blocks(blocks[::-1])
+    assert list(pool.free_queue()) == blocks[::-1]
+    assert list(map(pool.cached_block, keys)) == blocks
+    assert pool.get_new_blocks(1) == [blocks[2]]
+    assert list(map(pool.cached_block, keys)) == [*blocks[:2], None]
+    pool.touch(blocks[:1])
+    assert pool.get_new_blocks(1) == [blocks[1]]
+    assert list(map(pool.cached_block, keys)) == [blocks[0], None, None]
+    assert [pool.key_of(blocks[0]), pool.key_of(blocks[1])] == [keys[0], None]
+    assert pool.num_free_blocks == 0
+
+
+def test_of_two_blocks_with_one_key_the_first_serves() -> None:
+    """A key that is computed twice stays with the first block, also when the second one goes."""
+    pool, _ = pool_of(2)
+    first, second = pool.get_new_blocks(2)
+    [key] = block_keys([1])
+    pool.cache_full_blocks([first], [key])
+    pool.cache_full_blocks([second], [key])
+    pool.free_blocks([second])
+    assert pool.get_new_blocks(1) == [second]
+    assert pool.cached_block(key) == first
+    assert pool.key_of(second) is None
+
+
+def test_a_retired_block_is_never_handed_out() -> None:
+    """S3: a lost copy may write it for ever; its last holder is the lost copy, and nobody is missing."""
+    pool, leases = pool_of(2)
+    [lost] = pool.get_new_blocks(1)
+    for trigger in (LeaseTrigger.BEGIN_WRITE, LeaseTrigger.LOSE):
+        leases.words[lost] = LEASE_WORDS.step(leases.words[lost], trigger, 0, 1)
+    assert pool.held_blocks() == []
+    assert pool.get_new_blocks(1) == [1 - lost]
+    assert pool.held_blocks() == [1 - lost]
+    assert pool.num_free_blocks == 0
+    pool.free_blocks([lost])
+    with pytest.raises(PropertyBroken, match=r"S3: device block \d is free, but a copy holds it: RETIRED"):
+        pool.get_new_blocks(1)
+
+
+def test_a_reset_pool_serves_nothing() -> None:
+    """What is held keeps its content for its holders, and is found by nobody else; its key can be cached
+    again, by another block."""
+    pool, _ = pool_of(3)
+    keys = block_keys(range(2))
+    blocks = pool.get_new_blocks(2)
+    pool.cache_full_blocks(blocks, keys)
+    assert not pool.reset_prefix_cache()
+    assert [pool.cached_block(keys[0]), pool.key_of(blocks[0])] == [None, None]
+    assert not any(map(pool.is_free, blocks))
+    [other] = pool.get_new_blocks(1)
+    pool.cache_full_blocks([other], keys[:1])
+    assert pool.cached_block(keys[0]) == other
+    pool.free_blocks([*blocks, other])
+    assert pool.reset_prefix_cache()
+    assert pool.cached_block(keys[0]) is None
+
+
+# Block tables.
+
+TABLES = (
+    (KVCacheGroup(4), [0, 1, 2, 3, 4, 5]),
+    (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, 6), [4, 5]),
+    (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, 2), [5]),
+    (KVCacheGroup(4, GroupKind.MAMBA), [5]),
+)
+"""A group, and the places that a request of 21 computed tokens keeps."""
+
+
+@pytest.mark.parametrize(("group", "kept"), TABLES)
+def test_what_no_token_looks_at_is_given_back(group: KVCacheGroup, kept: list[int]) -> None:
+    """A block goes when all its tokens are before the window; the null block stands in its place."""
+    pool, _ = pool_of(16)
+    config = SchedulerConfig(groups=(group,))
+    cache = KVCacheManager(pool, config, 64)
+    request = Request("r", TraceRequest(0, 30, 1, tuple(range(8))), config, 4)
+    assert cache.place(request, 0, 0, 21)
+    request.num_computed_tokens = 21
+    cache.cache_blocks(request)
+    cache.remove_skipped_blocks(request)
+    cache.remove_skipped_blocks(request)
+    assert [place for place, block in enumerate(request.tables[0]) if block != config.null_block] == kept
+    assert pool.num_free_blocks == 16 - len(kept)
+    assert len(cache.needed_blocks(request)[0]) == len([place for place in kept if place < 5])
+    assert cache.longest_hit(request) == 20, "what was given back is found until it is taken"
+    cache.free(request)
+    assert pool.num_free_blocks == 16
+
+
+_GROUPS = st.lists(
+    st.builds(
+        KVCacheGroup,
+        st.sampled_from([4, 8]),
+        st.sampled_from(list(GroupKind)),
+        st.integers(1, 20),
+    ),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=100)
+@given(groups=_GROUPS, prompt=st.integers(1, 120), budget=st.integers(1, 40), seed=st.integers(0, 1000))
+def test_a_request_never_holds_more_than_its_peak(
+    groups: list[KVCacheGroup], prompt: int, budget: int, seed: int
+) -> None:
+    """A pool of the peak's size lets a request through, in chunks of any length, with the states of the step
+    before still held while it grows."""
+    config = SchedulerConfig(groups=tuple(groups), hash_tokens=4)
+    pool, _ = pool_of(sum(peak_blocks(group, prompt, budget) for group in groups))
+    cache, random = KVCacheManager(pool, config, budget), Random(seed)
+    request = Request("r", TraceRequest(0, prompt, 1, tuple(range(-(-prompt // 4)))), config, 4)
+    assert cache.has_room(request, 0)
+    assert cache.place(request, 0, 0, 0)
+    held: list[int] = []
+    while request.num_computed_tokens < prompt:
+        chunk = min(random.randint(1, budget), prompt - request.num_computed_tokens)
+        cache.remove_skipped_blocks(request)
+        assert cache.grow(request, request.num_computed_tokens + chunk) is not None
+        pool.free_blocks(held)
+        before = request.num_computed_tokens
+        request.num_computed_tokens += chunk
+        cache.cache_blocks(request)
+        held = [block for _, block, _ in cache.completed_states(request, before, before + chunk)]
+        pool.touch(held)
+    pool.free_blocks(held)
+    cache.free(request)
+    assert pool.num_free_blocks == pool.num_blocks
+
+
+@pytest.mark.parametrize(
+    ("spec", "groups"),
+    [
+        ("full", (KVCacheGroup(512),)),
+        (
+            "full, sliding:4096/1024,mamba",
+            (
+                KVCacheGroup(512),
+                KVCacheGroup(1024, GroupKind.SLIDING_WINDOW, 4096),
+                KVCacheGroup(512, GroupKind.MAMBA),
+            ),
+        ),
+        ("mamba/64", (KVCacheGroup(64, GroupKind.MAMBA),)),
+    ],
+)
+def test_groups_are_read(spec: str, groups: tuple[KVCacheGroup, ...]) -> None:
+    assert parse_groups(spec, 512) == groups
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ("", "'' is no group; write full, sliding:WINDOW or mamba, with /TOKENS"),
+        ("full,,mamba", "'' is no group"),
+        ("local", "'local' is no group"),
+        ("sliding", "'sliding' is no group"),
+        ("sliding:x", "'sliding:x' is no group"),
+        ("sliding:0", "'sliding:0' has a window of 0 tokens; at least 1"),
+        ("full/0", "'full/0' has blocks of 0 tokens; they must divide 512"),
+        ("full/500", "'full/500' has blocks of 500 tokens"),
+        ("full/-4", "'full/-4' is no group"),
+        ("full/ 4", "'full/ 4' is no group"),
+    ],
+)
+def test_groups_that_cannot_be_read_are_named(spec: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_groups(spec, 512)
+    assert str(caught.value).startswith(f"groups is {spec!r}: ")
+    assert says in str(caught.value)
+
+
+# Content.
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 39), st.integers(1, 255), st.integers(0, 1))
+def test_any_flipped_byte_is_a_mismatch(size: int, block: int, byte: int, flip: int, rank: int) -> None:
+    """The check of S15 can fail: whichever byte of whichever block, for any size of block."""
+    pools = [np.zeros((4, size), np.uint8) for _ in range(2)]
+    content, keys = DeviceContent(pools), block_keys(range(4))
+    content.write(range(4), keys)
+    assert content.mismatches(range(4), keys) == []
+    pools[rank][block, byte % size] ^= flip
+    assert content.mismatches(range(4), keys) == [(rank, block)]
+
+
+def test_ranks_keys_and_groups_have_different_bytes() -> None:
+    """A copy from another rank, of another key, or of another group's block of the same tokens, does not
+    pass."""
+    pools = [np.zeros((3, 16), np.uint8) for _ in range(2)]
+    content, keys = DeviceContent(pools), [*block_keys(range(2)), *block_keys([0], group=1)]
+    content.write([0, 1, 2], keys)
+    assert len({pool[block].tobytes() for pool in pools for block in range(3)}) == 6
+    assert content.mismatches([0, 1], keys[1::-1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert content.mismatches([0], keys[2:]) == [(0, 0), (1, 0)]
+
+
+# Copies under way.
+
+
+class ScriptedWorker:
+    """Reports what it is told to, when it is told to."""
+
+    def __init__(self, *polls: list[WorkerReport]) -> None:
+        self.polls = list(polls)
+
+    def start(self, plan: TransferPlan) -> None:
+        pass
+
+    def poll(self) -> list[WorkerReport]:
+        return self.polls.pop(0) if self.polls else []
+
+
+def plan(*transfers: int, blocks: int = 1, flush: tuple[int, ...] = ()) -> TransferPlan:
+    ids = tuple(range(blocks))
+    loads = tuple(TransferJob(transfer, Direction.LOAD, ids, ids) for transfer in transfers)
+    return TransferPlan(loads, (), flush)
+
+
+def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
+    """S11: by transfer and worker, at the step that follows from the size; early ones are kept. Only what
+    ended well everywhere counts as copied."""
+    first = ScriptedWorker(
+        [WorkerReport(3, 0, True), WorkerReport(2, 0, True)], [], [WorkerReport(1, 0, False)]
+    )
+    second = ScriptedWorker(
+        [WorkerReport(1, 1, True)], [WorkerReport(3, 1, True)], [WorkerReport(2, 1, True)]
+    )
+    copies = Copies([second, first])  # type: ignore[list-item]
+    copies.start(plan(2, 1, blocks=3), step=4)
+    copies.start(plan(3, blocks=3), step=5)
+    assert copies.collect(4) == []
+    assert [(one.transfer, one.worker) for one in copies.collect(5)] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert [(one.transfer, one.worker) for one in copies.collect(6)] == [(3, 0), (3, 1)]
+    assert len(copies) == 0
+    assert copies.blocks == {Direction.LOAD: 6, Direction.STORE: 0}
+
+
+def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: no wait is for ever; the error names the transfers."""
+    monkeypatch.setattr(copies_module, "OVERDUE_SECONDS", 0.0)
+    copies = Copies([ScriptedWorker()])  # type: ignore[list-item]
+    copies.start(plan(7), step=0)
+    with pytest.raises(PropertyBroken, match="S9: no report for 0 s of transfers 7"):
+        copies.collect(1)
+
+
+def test_what_is_flushed_is_due_in_the_next_step() -> None:
+    """S17: after the last request nothing waits for its modelled step; what is not flushed does."""
+    reports = [WorkerReport(one, 0, True) for one in (1, 2, 3)]
+    copies = Copies([ScriptedWorker(reports)])  # type: ignore[list-item]
+    copies.start(plan(1, 2, blocks=200), step=0)
+    copies.start(plan(3, blocks=200, flush=(1, 3, 99)), step=1)
+    assert [one.transfer for one in copies.collect(2)] == [1, 3]
+    assert [one.transfer for one in copies.collect(4)] == [2]
+
+
+# Copies that fail.
+
+
+@pytest.mark.parametrize("real", [HostCopyEngine, lambda *pools: SimulatedCopyEngine(*pools, 3)])
+def test_a_failing_copy_copies_a_part(real: type[HostCopyEngine]) -> None:
+    """Which transfers fail, and after how many blocks, follows from seed and id, whoever copies: a prefix
+    of the blocks is there, and no byte of the others."""
+    device = np.full((8, 16), 7, np.uint8)
+    outcomes = []
+    for _ in range(2):
+        host = np.zeros((8, 16), np.uint8)
+        engine, copied = FailingCopyEngine(real(device, host), 5, 0.5), []
+        for transfer in range(1, 40):
+            host[:] = 0
+            engine.submit(TransferJob(transfer, Direction.STORE, tuple(range(8)), tuple(range(8))))
+            engine.wait([transfer])
+            [result] = engine.poll()
+            whole = (host == 7).all(axis=1)
+            assert result.good == (not result.error)
+            assert whole.all() if result.good else result.bytes == 0
+            assert whole[: int(whole.sum())].all()
+            copied.append((result.good, int(whole.sum())))
+        engine.close()
+        outcomes.append(copied)
+    assert outcomes[0] == outcomes[1]
+    assert {good for good, _ in copied} == {True, False}
+    assert len({count for good, count in copied if not good} - {0, 8}) > 0
+
+
+def test_workers_fail_on_their_own() -> None:
+    """One rank's failure has to fail a transfer everywhere; so the ranks do not fail together."""
+    pools = [np.zeros((1, 8), np.uint8) for _ in range(2)]
+    failed = []
+    for seed in range(2):
+        engine = FailingCopyEngine(SimulatedCopyEngine(*pools, 0), seed, 0.3)
+        for transfer in range(100):
+            engine.submit(TransferJob(transfer, Direction.STORE, (0,), (0,)))
+        engine.wait(range(100))
+        failed.append({result.transfer for result in engine.poll() if not result.good})
+    assert all(15 < len(one) < 45 for one in failed)
+    assert failed[0] - failed[1]

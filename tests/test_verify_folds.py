@@ -1,0 +1,241 @@
+"""Verification finds a fold that is wrong, however seldom everything is checked, and names the first event.
+
+Each fault is one line that the ledger, or what it keeps, forgets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replay_life import Life, full_life, offered_life
+
+from kvsm import events as ev
+from kvsm.events import OffloadingEvent
+from kvsm.ids import to_list
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger
+from kvsm.policies.lru import LRUPolicy
+from kvsm.records import OfferHistory, Provenance
+from kvsm.replay import Auditor, verify_log
+from kvsm.states import LeaseTrigger
+
+
+def nothing(*_: object, **__: object) -> None:
+    """What a forgotten line does."""
+
+
+def forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(Ledger, name, nothing)
+
+
+def policy_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(LRUPolicy, name, nothing)
+
+
+def publishes_early(patch: pytest.MonkeyPatch) -> None:
+    """A store is readable when it is submitted."""
+    original = Ledger._submitted
+
+    def submitted(self: Ledger, event: ev.TransfersSubmitted) -> None:
+        original(self, event)
+        for id in event.transfers:
+            for slot in self.transfers[id].slots:
+                self.blocks.words[slot] += 1
+
+    patch.setattr(Ledger, "_submitted", submitted)
+
+
+def publishes_failures(patch: pytest.MonkeyPatch) -> None:
+    """A failed store ends like a good one."""
+    original = Ledger._end_copies
+
+    def end_copies(self: Ledger, transfer: Any, good: bool, seq: int) -> None:
+        original(self, transfer, good or transfer.direction is ev.Direction.STORE, seq)
+
+    patch.setattr(Ledger, "_end_copies", end_copies)
+
+
+def keeps_leases(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "_end", lambda self, transfer, seq: self._close(transfer, seq))
+
+
+def drops_leases(patch: pytest.MonkeyPatch) -> None:
+    """A plan takes no lease."""
+    original = Ledger._store_planned
+
+    def planned(self: Ledger, event: ev.StorePlanned) -> None:
+        original(self, event)
+        for block in event.device_blocks:
+            self.leases.words[block] = 0
+
+    patch.setattr(Ledger, "_store_planned", planned)
+
+
+def rejected_acts(patch: pytest.MonkeyPatch) -> None:
+    """A rejected report counts after all."""
+
+    def rejected(self: Ledger, event: OffloadingEvent) -> None:
+        if isinstance(event, ev.ReportRejected) and event.transfer in self.transfers:
+            self.transfers[event.transfer].reported |= 1 << event.worker
+
+    patch.setattr(Ledger, "_noted", rejected)
+
+
+def reset_spares(patch: pytest.MonkeyPatch) -> None:
+    """A reset begins an epoch and voids nothing."""
+
+    def reset(self: Ledger, event: ev.CacheReset) -> None:
+        self.epoch = event.epoch
+
+    patch.setattr(Ledger, "_reset", reset)
+
+
+def publisher_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(Publisher, name, nothing)
+
+
+def wrong_victim_leaves_the_order(patch: pytest.MonkeyPatch) -> None:
+    """The eviction order drops another slot than the one that was evicted: all counts stay right."""
+    original = LRUPolicy.evicted
+
+    def evicted(self: LRUPolicy, choice: Any, keys: Sequence[bytes]) -> None:
+        others = [slot for slot in self._queue if slot not in choice.victims][: len(choice.victims)]
+        original(self, choice._replace(victims=tuple(others)), keys)
+
+    patch.setattr(LRUPolicy, "evicted", evicted)
+
+
+def leaves_leases_of_chunks(patch: pytest.MonkeyPatch) -> None:
+    """A store leases the first device block of each chunk alone."""
+    original = Ledger._store_planned
+
+    def planned(self: Ledger, event: ev.StorePlanned) -> None:
+        original(self, event)
+        for block in to_list(event.device_blocks)[1::2]:
+            self.leases.words[block] = 0
+
+    patch.setattr(Ledger, "_store_planned", planned)
+
+
+def spares_what_a_lost_load_writes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("kvsm.ledger._LEASE_LOSE", LeaseTrigger.END_WRITE)
+
+
+def keeps(record: str, field: str, method: str) -> Callable[[pytest.MonkeyPatch], None]:
+    """After `method`, a field of the ledger or of its requests is what it was before."""
+
+    def fault(patch: pytest.MonkeyPatch) -> None:
+        original = getattr(Ledger, method)
+
+        def changed(self: Ledger, *arguments: Any) -> Any:
+            things = [self] if record == "ledger" else list(getattr(self, record).values())
+            before = [getattr(one, field) for one in things]
+            result = original(self, *arguments)
+            for one, value in zip(things, before):
+                setattr(one, field, value)
+            return result
+
+        patch.setattr(Ledger, method, changed)
+
+    return fault
+
+
+def record_forgets(record: type, name: str) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(record, name, nothing)
+
+
+def mixes_up_what_was_brought(patch: pytest.MonkeyPatch) -> None:
+    original = Ledger._keys_by_device_block
+    patch.setattr(Ledger, "_keys_by_device_block", lambda *arguments: list(original(*arguments))[::-1])
+
+
+FAULTS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
+    ({"S4"}, forgets("_unpin")),
+    ({"S1"}, policy_forgets("admitted")),
+    ({"S1"}, policy_forgets("busy")),
+    ({"S1"}, policy_forgets("idle")),
+    ({"S1"}, policy_forgets("evicted")),
+    ({"S2"}, publishes_early),
+    ({"S6"}, publishes_failures),
+    ({"S4"}, keeps_leases),
+    ({"S3"}, drops_leases),
+    ({"S5"}, rejected_acts),
+    ({"S14"}, reset_spares),
+    ({"S10"}, publisher_forgets("stored")),
+    ({"S10"}, publisher_forgets("removed")),
+    ({"S1"}, wrong_victim_leaves_the_order),
+]
+
+FAULTS_OF_OFFERS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
+    ({"S13"}, forgets("_offered")),
+    ({"S13"}, keeps("requests", "settled", "_preempted")),
+    ({"S13"}, keeps("requests", "offered", "_reset")),
+    ({"S13"}, keeps("ledger", "ended_at", "_close")),
+    ({"S13"}, keeps("ledger", "forgotten_at", "_unindex")),
+    ({"S9"}, keeps("transfers", "since", "_submitted")),
+    ({"S14"}, record_forgets(Provenance, "bring")),
+    ({"S14"}, record_forgets(Provenance, "age")),
+    ({"S14"}, record_forgets(Provenance, "rewritten")),
+    ({"S14"}, mixes_up_what_was_brought),
+    ({"S10"}, record_forgets(OfferHistory, "count")),
+    ({"S10"}, record_forgets(OfferHistory, "forget")),
+    ({"S3"}, leaves_leases_of_chunks),
+    ({"S3"}, spares_what_a_lost_load_writes),
+]
+
+
+@pytest.mark.parametrize("every", [1, 250_000])
+@pytest.mark.parametrize(("properties", "fault"), FAULTS)
+def test_a_wrong_fold_is_found_at_the_event_where_it_goes_wrong(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: set[str],
+    fault: Callable[[pytest.MonkeyPatch], None],
+    every: int,
+) -> None:
+    """However seldom everything is checked, the same first event is named, and the same property."""
+    life = full_life(tmp_path / "log")
+    fault_is_found(life, tmp_path / "log", monkeypatch, properties, fault, every)
+
+
+@pytest.mark.parametrize("every", [1, 250_000])
+@pytest.mark.parametrize(("properties", "fault"), FAULTS_OF_OFFERS)
+def test_a_wrong_fold_of_offers_loads_and_losses_is_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: set[str],
+    fault: Callable[[pytest.MonkeyPatch], None],
+    every: int,
+) -> None:
+    """S9, S13, S14: the same for cursors, chunks, what loads brought, offers counted and lost transfers."""
+    life = offered_life(tmp_path / "log")
+    fault_is_found(life, tmp_path / "log", monkeypatch, properties, fault, every)
+
+
+def fault_is_found(
+    life: Life,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    properties: set[str],
+    fault: Callable[[pytest.MonkeyPatch], None],
+    every: int,
+) -> None:
+    assert verify_log(log).good
+    fault(monkeypatch)
+    expected = first_broken_of(life)
+    found = verify_log(log, every=every)
+    assert found.breakage is not None
+    assert found.breakage.event == expected
+    assert properties <= {violation.property_id for violation in found.violations}
+
+
+def first_broken_of(life: Life) -> int:
+    """The event after which everything, checked at every event, first finds something."""
+    auditor = Auditor(Ledger(life.config))
+    for event in life.events:
+        if auditor.apply(event) or auditor.check():
+            return event.seq
+    raise AssertionError("the fault has no effect in this life")
