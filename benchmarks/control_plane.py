@@ -82,11 +82,11 @@ def serve_step(core: Offloader, first: int, requests: Requests) -> int:
         hits = core.match(request, keys).hits
         total += hits
         if hits:
-            plan = core.prepare_load(request, range(block, block + hits))
-            assert plan is not None
-            loads.append(plan.transfer)
+            job = core.prepare_load(request, range(block, block + hits))
+            assert job is not None
+            loads.append(job.transfer)
         if hits < len(keys):
-            store = core.prepare_store(request, keys[hits:], range(block + hits, block + len(keys))).plan
+            store = core.prepare_store(request, keys[hits:], range(block + hits, block + len(keys))).job
             if store is not None:
                 stores.append(store.transfer)
         block += len(keys)

@@ -197,8 +197,8 @@ class Batch:
 
 
 def room(ledger: Ledger) -> tuple[int, int]:
-    """What had to wait is tried again when this has changed: a transfer has ended, or more or fewer slots may be
-    taken. Pins that are given back make room too, and end no transfer."""
+    """What had to wait is tried again when this has changed: a transfer has ended, or more or fewer slots may
+    be taken. Pins that are given back make room too, and end no transfer."""
     return ledger.ended_at, len(ledger.free) + len(ledger.policy)
 
 

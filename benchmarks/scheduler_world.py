@@ -1,0 +1,259 @@
+"""What an engine's scheduler passes to its connector, made with vLLM's own types or with plain ones."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+BLOCK_TOKENS = 16
+STEP_TOKENS = 8192
+"""What vLLM's lazy store takes its target from: the blocks of two such steps."""
+LAZY_TARGET = 2 * STEP_TOKENS // BLOCK_TOKENS
+DEVICE_BLOCKS = 1 << 14
+HOST_BLOCKS = 1 << 16
+BLOCK_BYTES = 4096
+"""Of the one small layer that vLLM is told of."""
+
+
+class PlainRequest:
+    """What the contestants read of a request, by vLLM's names."""
+
+    kv_transfer_params = None
+    skip_reading_prefix_cache = False
+    num_output_placeholders = 0
+
+    def __init__(self, name: str, prompt: Sequence[int]) -> None:
+        self.request_id, self.num_prompt_tokens = name, len(prompt)
+        self.num_computed_tokens = 0
+        self.block_hashes: list[bytes] = []
+        self._tokens: list[int] = []
+        self.append_output_token_ids(prompt)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self._tokens)
+
+    def append_output_token_ids(self, tokens: Sequence[int]) -> None:
+        self._tokens += tokens
+        for end in range((len(self.block_hashes) + 1) * BLOCK_TOKENS, len(self._tokens) + 1, BLOCK_TOKENS):
+            parent = self.block_hashes[-1] if self.block_hashes else b""
+            block = repr(self._tokens[end - BLOCK_TOKENS : end]).encode()
+            self.block_hashes.append(blake2b(parent + block, digest_size=32).digest())
+
+
+class PlainPool:
+    """Device blocks with reference counts. Block 0 is nobody's, as in vLLM."""
+
+    def __init__(self, blocks: int) -> None:
+        self._holders = [0] * blocks
+        self._keys: list[bytes | None] = [None] * blocks
+        self._cached: dict[bytes, int] = {}
+        self._free = OrderedDict.fromkeys(range(1, blocks))
+
+    def take(self, count: int) -> list[int]:
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._holders[block] = 1
+            key, self._keys[block] = self._keys[block], None
+            if key is not None:
+                self._cached.pop(key, None)
+        return blocks
+
+    def cache(self, request: Any, table: Sequence[int], first: int, last: int) -> None:
+        for block, block_hash in zip(table[first:last], request.block_hashes[first:last]):
+            self._keys[block] = key = block_hash + bytes(4)
+            self._cached[key] = block
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if not self._holders[block]:
+                del self._free[block]
+            self._holders[block] += 1
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free[block] = None
+
+    def key_of(self, block: int) -> bytes | None:
+        return self._keys[block]
+
+    def cached_block(self, key: bytes) -> int | None:
+        return self._cached.get(key)
+
+    def free_queue(self) -> Iterator[int]:
+        return iter(self._free)
+
+
+class PlainWorld:
+    """Makes what an engine's scheduler passes to its connector."""
+
+    version = None
+
+    def request(self, name: str, prompt: Sequence[int]) -> Any:
+        return PlainRequest(name, prompt)
+
+    def pool(self) -> Any:
+        return PlainPool(DEVICE_BLOCKS)
+
+    def output(
+        self,
+        _new: Sequence[tuple[Any, list[int]]],
+        cached: Sequence[tuple[Any, list[int]]],
+        scheduled: dict[str, int],
+        finished: set[str],
+    ) -> Any:
+        """new, cached: requests of this step, and their blocks that are new in it."""
+        rows = SimpleNamespace(
+            req_ids=[request.request_id for request, _ in cached],
+            new_block_ids=[(blocks,) if blocks else None for _, blocks in cached],
+        )
+        return SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            scheduled_cached_reqs=rows,
+            preempted_req_ids=None,
+            finished_req_ids=finished,
+        )
+
+    def end(self, request: Any) -> None:
+        """The request has come to its end."""
+
+
+class VllmPool:
+    """vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's layout: hash, 4 bytes of group."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool, self._blocks = pool, pool.blocks
+
+    def take(self, count: int) -> list[int]:
+        return [block.block_id for block in self.pool.get_new_blocks(count)]
+
+    def cache(self, request: Any, table: Sequence[int], first: int, last: int) -> None:
+        blocks = [self._blocks[block] for block in table]
+        self.pool.cache_full_blocks(request, blocks, first, last, BLOCK_TOKENS, 0)
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        self.pool.touch([self._blocks[block] for block in blocks])
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        self.pool.free_blocks([self._blocks[block] for block in blocks])
+
+    def key_of(self, block: int) -> bytes | None:
+        key: bytes | None = self._blocks[block].block_hash
+        return key
+
+    def cached_block(self, key: bytes) -> int | None:
+        block = self.pool.cached_block_hash_to_block.get_one_block(key)
+        return None if block is None else block.block_id
+
+    def free_queue(self) -> Iterator[int]:
+        return (block.block_id for block in self.pool.free_block_queue.iter_blocks_after(None))
+
+
+class VllmWorld:
+    """The same, in vLLM's own types; and what vLLM's schedulers are built from."""
+
+    def __init__(self, model: Path) -> None:
+        """model: a directory for the model's configuration; there is no model."""
+        import vllm
+        from vllm.sampling_params import SamplingParams
+        from vllm.utils.hashing import sha256
+        from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+        self.version: str = vllm.__version__
+        init_none_hash(sha256)
+        self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
+        self._sampling = SamplingParams(max_tokens=1 << 13)
+        self._sampling.update_from_generation_config({}, eos_token_id=None)
+        self.config = self._vllm_config(model)
+        self.kv_cache_config = self._kv_cache_config()
+
+    def _vllm_config(self, model: Path) -> Any:
+        from vllm import config as vllm
+
+        size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 1024}
+        heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 1 << 14}
+        kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
+        (model / "config.json").write_text(json.dumps({**kind, **size, **heads}))
+        extra = {"cpu_bytes_to_use": HOST_BLOCKS * BLOCK_BYTES, "offload_prompt_only": False}
+        return vllm.VllmConfig(
+            model_config=vllm.ModelConfig(model=str(model), skip_tokenizer_init=True, max_model_len=1 << 14),
+            cache_config=vllm.CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
+            scheduler_config=vllm.SchedulerConfig(
+                max_num_seqs=256,
+                max_num_batched_tokens=STEP_TOKENS,
+                max_model_len=1 << 14,
+                is_encoder_decoder=False,
+            ),
+            device_config=vllm.DeviceConfig(device="cpu"),
+            kv_transfer_config=vllm.KVTransferConfig(
+                kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+            ),
+        )
+
+    def _kv_cache_config(self) -> Any:
+        import torch
+        from vllm.v1.kv_cache_interface import (
+            FullAttentionSpec,
+            KVCacheConfig,
+            KVCacheGroupSpec,
+            KVCacheTensor,
+        )
+
+        spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+        assert spec.page_size_bytes == BLOCK_BYTES
+        size = DEVICE_BLOCKS * BLOCK_BYTES
+        tensor = KVCacheTensor(size=size, layers=["layer"], layer_stride=size, block_stride=BLOCK_BYTES)
+        return KVCacheConfig(DEVICE_BLOCKS, [tensor], [KVCacheGroupSpec(["layer"], spec)])
+
+    def request(self, name: str, prompt: Sequence[int]) -> Any:
+        from vllm.v1.request import Request
+
+        return Request(name, list(prompt), self._sampling, None, block_hasher=self._hasher)
+
+    def pool(self) -> VllmPool:
+        from vllm.v1.core.block_pool import BlockPool
+
+        return VllmPool(BlockPool(DEVICE_BLOCKS, enable_caching=True, hash_block_size=BLOCK_TOKENS))
+
+    def output(
+        self,
+        new: Sequence[tuple[Any, list[int]]],
+        cached: Sequence[tuple[Any, list[int]]],
+        scheduled: dict[str, int],
+        finished: set[str],
+    ) -> Any:
+        from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+        return SchedulerOutput(
+            scheduled_new_reqs=[NewRequestData.from_request(request, (table,)) for request, table in new],
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=[request.request_id for request, _ in cached],
+                resumed_req_ids=set(),
+                new_token_ids=[],
+                all_token_ids={},
+                new_block_ids=[(blocks,) if blocks else None for _, blocks in cached],
+                num_computed_tokens=[request.num_computed_tokens for request, _ in cached],
+                num_output_tokens=[request.num_output_tokens for request, _ in cached],
+            ),
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens={},
+            scheduled_encoder_inputs={},
+            finished_req_ids=finished,
+            free_encoder_mm_hashes=[],
+        )
+
+    def end(self, request: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
+        request.status = RequestStatus.FINISHED_STOPPED
+
+
+World = PlainWorld | VllmWorld
