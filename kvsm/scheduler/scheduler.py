@@ -31,6 +31,7 @@ from kvsm.scheduler.matching import Lookup
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.states.transfer import TransferState
 
 
 class LoadEnded(msgspec.Struct, frozen=True):
@@ -320,13 +321,14 @@ class OffloadScheduler:
         self.offloader.preempt(tracked.name)
 
     def _touching(self, blocks: Sequence[int]) -> list[int]:
-        """The transfers that touch one of these; those too that leave with this step's plan, for a request may
-        be preempted in the step that admitted it."""
+        """The transfers that touch one of these. Of those that leave with this step's plan only loads: a
+        request may be preempted in the step that admitted it; what a store reads is kept by who finished."""
         wanted = {block for block in blocks if block != self.config.null_block}
         return [
             transfer.id
             for transfer in self.offloader.ledger.transfers.values()
-            if not wanted.isdisjoint(listed(transfer.device_blocks))
+            if (transfer.state is not TransferState.PLANNED or transfer.direction is Direction.LOAD)
+            and not wanted.isdisjoint(listed(transfer.device_blocks))
         ]
 
     def _store(self, output: StepOutput) -> None:

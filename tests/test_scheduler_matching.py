@@ -1,0 +1,648 @@
+"""What of a request the host serves: the hit, what is accepted of it, its load, and whose content it is.
+
+Rows 4, 5, 6, 13 and 22 of the scheduler's behaviours; each test is named after its row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_life import HASH_TOKENS, NULL, ModelEngine, ModelPool, ModelRequest
+from scheduler_traffic import (
+    ACTS,
+    FULL,
+    MAMBA,
+    SLIDING,
+    WIDE,
+    Hand,
+    come_to_rest,
+    drive,
+    finish_one,
+    keys_of,
+    of_kind,
+    stored_keys,
+)
+
+from kvsm import events as ev
+from kvsm.errors import ConfigError
+from kvsm.events import Direction
+from kvsm.ids import to_list
+from kvsm.offloader import LookupResult
+from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig
+from kvsm.scheduler.matching import Lookup
+from kvsm.states.request import RequestState
+
+
+def hand_with(prompt: range, *groups: KVCacheGroup, **options: Any) -> Hand:
+    """A scheduler whose host has a finished request of this prompt, in all groups."""
+    hand = Hand(*groups, **options)
+    tables, first = [], 0
+    for group in groups or (FULL,):
+        blocks = len(prompt) // group.block_tokens
+        tables.append([*range(first, first + blocks)])
+        first += blocks
+    hand.store(ModelRequest("stored", prompt), *tables)
+    return hand
+
+
+def match(hand: Hand, request: ModelRequest, local: int = 0) -> int | None:
+    return hand.scheduler.get_num_new_matched_tokens(request, local)[0]
+
+
+def pins(hand: Hand, name: str) -> int:
+    entry = hand.core.ledger.requests[name]
+    return len(hand.core.ledger.live_pins(entry))
+
+
+def begin_store(hand: Hand, request: ModelRequest, *tables: list[int]) -> int:
+    """A request whose store is in flight; it is over."""
+    hand.admit(request, *tables)
+    hand.compute(request)
+    hand.scheduler.request_finished(request, tables)
+    (job,) = hand.step().stores
+    return job.transfer
+
+
+# Row 4.
+
+
+@pytest.mark.parametrize("local", [0, 4, 8, 12])
+def test_match_is_the_longest_prefix_beyond_what_the_device_has(local: int) -> None:
+    hand = hand_with(range(12))
+    request = ModelRequest("r", range(20))
+    assert hand.scheduler.get_num_new_matched_tokens(request, local) == (12 - local, local < 12)
+
+
+def test_match_ends_at_the_first_hole() -> None:
+    """The second block is not on the host; the third is."""
+    hand = Hand()
+    hand.store(ModelRequest("stored", range(12)), [0, 1, 2])
+    hand.core.match("other", keys_of(ModelRequest("same", range(12)))[1:2])
+    job = hand.core.prepare_load("other", [9])
+    assert job is not None
+    hand.core.submit([job.transfer])
+    hand.core.report(job.transfer, 0, False)
+    assert match(hand, ModelRequest("r", range(12))) == 4
+
+
+@pytest.mark.parametrize(("tokens", "found"), [(12, 8), (13, 12), (9, 8), (8, 4), (4, 0), (5, 4), (3, 0)])
+def test_match_leaves_a_token_to_compute(tokens: int, found: int) -> None:
+    """S18."""
+    assert match(hand_with(range(12)), ModelRequest("r", range(tokens))) == found
+
+
+def test_match_holds_its_hits_until_they_are_used() -> None:
+    """S7, B06: nothing else takes them, and the load finds what was counted."""
+    hand = hand_with(range(8), core={"host_blocks": 2})
+    request = ModelRequest("r", range(9))
+    assert match(hand, request) == 8
+    hand.store(ModelRequest("other", range(50, 58)), [10, 11])
+    assert hand.core.lookup(keys_of(request)[1]) is LookupResult.HIT
+    hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
+    (job,) = hand.step().loads
+    assert to_list(job.device_blocks) == [20, 21]
+
+
+@pytest.mark.parametrize("how", ["nothing accepted", "finished", "preempted"])
+def test_match_holds_its_hits_until_they_are_released(how: str) -> None:
+    """S4, B31: a hit that the engine does not use is given back."""
+    hand = hand_with(range(8), core={"host_blocks": 2})
+    request = ModelRequest("r", range(9))
+    match(hand, request)
+    if how == "nothing accepted":
+        hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 0)
+    elif how == "finished":
+        hand.scheduler.request_finished(request, [])
+    else:
+        hand.step(preempted={"r"})
+    hand.store(ModelRequest("other", range(50, 58)), [10, 11])
+    assert hand.core.lookup(keys_of(request)[0]) is LookupResult.MISS
+
+
+def test_match_replaces_the_one_before() -> None:
+    """Meanwhile the device has a block more."""
+    hand = hand_with(range(12))
+    request = ModelRequest("r", range(20))
+    assert match(hand, request) == 12
+    assert pins(hand, "r") == 3
+    assert match(hand, request, 4) == 8
+    assert pins(hand, "r") == 2
+    assert match(hand, request, 12) == 0
+    assert pins(hand, "r") == 0
+
+
+@pytest.mark.parametrize("prompt", [range(20), range(50, 70)])
+def test_match_asked_again_with_the_same_answer_is_no_event(prompt: range) -> None:
+    """A hit and a miss; an engine asks for a blocked request at every step."""
+    hand = hand_with(range(12))
+    request = ModelRequest("r", prompt)
+    found = match(hand, request)
+    hand.step()
+    before = len(hand.log)
+    for _ in range(3):
+        assert match(hand, request) == found
+        hand.step()
+    assert len(hand.log) == before
+
+
+def test_match_waits_for_the_store_that_it_needs_and_for_no_other() -> None:
+    """B08: what is being stored is neither a hit nor a miss. The wait names its transfer."""
+    hand = Hand()
+    needed = begin_store(hand, ModelRequest("a", range(8)), [0, 1])
+    other = begin_store(hand, ModelRequest("b", range(50, 58)), [2, 3])
+    request = ModelRequest("r", range(9))
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
+    assert hand.core.ledger.requests["r"].awaits == needed
+    hand.report(other)
+    assert match(hand, request) is None
+    hand.report(needed)
+    assert match(hand, request) == 8
+
+
+def test_match_is_woken_by_a_failed_store_too() -> None:
+    hand = Hand()
+    needed = begin_store(hand, ModelRequest("a", range(8)), [0, 1])
+    request = ModelRequest("r", range(9))
+    assert match(hand, request) is None
+    hand.report(needed, good=False)
+    assert match(hand, request) == 0
+
+
+def test_match_waits_for_a_load_of_the_same_key_for_another_request() -> None:
+    """S13, B09: when it has landed, the device has the block."""
+    hand = hand_with(range(8))
+    first, second = ModelRequest("first", range(9)), ModelRequest("second", range(9))
+    hand.admit(first, [20, 21, 22])
+    (job,) = hand.step().loads
+    assert match(hand, second) is None
+    assert hand.core.ledger.requests["second"].awaits == job.transfer
+    hand.report(job.transfer)
+    assert match(hand, second, 8) == 0
+
+
+@pytest.mark.parametrize("ticks", [1, 5])
+def test_match_waits_so_many_ticks_and_no_longer(ticks: int) -> None:
+    """S9: a wait has a bound, also over several transfers in a row."""
+    hand = Hand(core={"defer_ticks": ticks})
+    begin_store(hand, ModelRequest("a", range(8)), [0, 1])
+    request = ModelRequest("r", range(9))
+    for _ in range(ticks):
+        assert match(hand, request) is None
+        hand.step()
+    assert match(hand, request) == 0
+
+
+def test_match_never_waits_where_the_configuration_says_recompute() -> None:
+    """The part that can be read is a hit all the same."""
+    hand = Hand(core={"defer_ticks": 0})
+    hand.store(ModelRequest("stored", range(4)), [0])
+    begin_store(hand, ModelRequest("a", range(12), skip_reading=True), [0, 1, 2])
+    assert match(hand, ModelRequest("r", range(13))) == 4
+
+
+def test_match_records_the_first_key_that_was_missing() -> None:
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(20))
+    match(hand, request)
+    (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
+    assert event.missed == keys_of(request)[2]
+
+
+@given(ACTS, st.sampled_from([0, 1, 4]))
+@settings(max_examples=40)
+def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: int) -> None:
+    """S9: nobody is deferred beyond his patience, and only for a transfer that lives."""
+    engine = ModelEngine(device_blocks=20, prefix_cache=False, core={"defer_ticks": ticks})
+
+    def check(engine: ModelEngine) -> None:
+        ledger = engine.core.ledger
+        for request in ledger.deferred.values():
+            assert request.awaits in ledger.transfers
+            assert ledger.tick < request.patience <= ledger.tick + ticks
+
+    drive(engine, acts, check=check)
+
+
+# Row 5.
+
+
+@pytest.mark.parametrize("accepted", [0, 4, 8, 12])
+def test_partial_acceptance_releases_the_rest(accepted: int) -> None:
+    """S4, S7: what is loaded is read, what is not accepted is held no more."""
+    hand = hand_with(range(12))
+    request = ModelRequest("r", range(20))
+    assert match(hand, request) == 12
+    hand.scheduler.update_state_after_alloc(request, [[*range(20, 25)]], accepted)
+    loaded = [block for job in hand.step().loads for block in to_list(job.device_blocks)]
+    assert loaded == [*range(20, 20 + accepted // 4)]
+    assert pins(hand, "r") == 0
+    others = [hand.core.ledger.index[key] for key in keys_of(request)[accepted // 4 : 3]]
+    assert all(slot in hand.core.ledger.policy for slot in others)
+
+
+def test_partial_acceptance_of_a_hybrid_hit_loads_the_window_before_its_own_end() -> None:
+    """S15: less than was matched needs other blocks of a sliding window."""
+    hand = Hand(FULL, SLIDING)
+    stored = ModelRequest("stored", range(24))
+    hand.admit(stored, [*range(6)], [*range(10, 16)])
+    for computed in (12, 24):
+        hand.compute(stored, computed)
+        hand.end(hand.step(stored))
+    request = ModelRequest("r", range(30))
+    assert match(hand, request) == 24
+    hand.scheduler.update_state_after_alloc(request, [[*range(20, 28)], [NULL, 41, 42, *range(43, 48)]], 12)
+    (job,) = hand.step().loads
+    index = hand.core.ledger.index
+    expected = [index[key] for key in keys_of(request)[:3] + keys_of(request, 1)[1:3]]
+    assert to_list(job.device_blocks) == [20, 21, 22, 41, 42]
+    assert to_list(job.host_blocks) == expected
+
+
+@given(ACTS, st.sampled_from([(FULL,), (FULL, SLIDING), (WIDE, SLIDING, FULL)]), st.sampled_from([1, 2]))
+@settings(max_examples=60)
+def test_partial_acceptance_under_any_traffic(
+    acts: list[int], groups: tuple[KVCacheGroup, ...], chunk: int
+) -> None:
+    """S15: a request reads what it accepted, and computes the rest."""
+    engine = ModelEngine(
+        groups, device_blocks=40, host_blocks=12, prefix_cache=False, core={"blocks_per_chunk": chunk}
+    )
+    drive(engine, acts, without=("reset", "fail"))
+
+
+def test_partial_acceptance_of_a_hybrid_hit_that_nothing_serves_is_reported_as_failed() -> None:
+    """S6: the window before the shorter end is not on the host. The engine was promised tokens, and hears."""
+    hand = hand_with(range(24), FULL, SLIDING)
+    request = ModelRequest("r", range(30))
+    assert match(hand, request) == 24
+    hand.scheduler.update_state_after_alloc(request, [[*range(20, 28)], [NULL, *range(41, 48)]], 12)
+    assert not hand.step().loads
+    assert hand.scheduler.update_connector_output([]).loads == (LoadEnded("r", False, 0),)
+    assert pins(hand, "r") == 0
+
+
+# Row 6.
+
+
+def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None:
+    """S3, S12, B05: whatever becomes of the request."""
+    hand = hand_with(range(8), core={"workers": 3})
+    request = ModelRequest("r", range(9))
+    hand.admit(request, [20, 21, 22])
+    (job,) = hand.step().loads
+    hand.report(job.transfer, 0)
+    assert hand.scheduler.request_finished(request, [[20, 21, 22]], aborted=True)[0]
+    results = hand.report(job.transfer, 2)
+    assert hand.core.leased([20])
+    assert not results.loads
+    assert not results.finished_sending
+    results = hand.report(job.transfer, 1)
+    assert not hand.core.leased([20, 21])
+    assert results.loads == (LoadEnded("r", True, 8),)
+    assert results.finished_sending == ("r",)
+
+
+@pytest.mark.parametrize(("groups", "kept"), [((FULL,), 4), ((FULL, SLIDING), 0)])
+def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
+    groups: tuple[KVCacheGroup, ...], kept: int
+) -> None:
+    """S6, B27, B28, B33: with several groups all of it is bad."""
+    hand = hand_with(range(12), *groups)
+    request = ModelRequest("r", range(13))
+    tables = [[*range(20 + 10 * index, 24 + 10 * index)] for index in range(len(groups))]
+    assert hand.admit(request, *tables, local=4) == 8
+    (job,) = hand.step().loads
+    results = hand.report(job.transfer, good=False)
+    assert results.loads == (LoadEnded("r", False, kept),)
+    assert hand.core.lookup(keys_of(request)[1]) is LookupResult.MISS
+    assert hand.core.lookup(keys_of(request)[0]) is LookupResult.HIT
+    assert hand.report(job.transfer, good=False).loads == ()
+
+
+def test_load_that_failed_is_not_matched_again() -> None:
+    """S9: no livelock of match, fail, match."""
+    engine = ModelEngine(prefix_cache=False)
+    finish_one(engine, "first", [*range(12)])
+    request = engine.arrive(ModelRequest("second", range(12), 3))
+    loads = 0
+    for _ in range(20):
+        for transfer, copy in list(engine.copies.items()):
+            loads += copy.job.direction is Direction.LOAD
+            engine.carry_out(transfer, good=copy.job.direction is Direction.STORE)
+        engine.step()
+    assert loads == 1
+    assert request.finished
+
+
+def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
+    """B18, S8: re-admitted while its load runs, it waits for it."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(9))
+    hand.admit(request, [20, 21, 22])
+    (job,) = hand.step().loads
+    hand.step(preempted={"r"})
+    assert match(hand, request) is None
+    assert hand.core.ledger.requests["r"].awaits == job.transfer
+    assert hand.report(job.transfer).loads == (LoadEnded("r", True, 8),)
+    assert hand.admit(request, [30, 31, 32]) == 8
+    assert len(hand.step().loads) == 1
+
+
+def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
+    """S6, S7: the cache was reset between the match and the allocation."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(9))
+    assert match(hand, request) == 8
+    hand.scheduler.reset_cache()
+    hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
+    assert not hand.step().loads
+    results = hand.scheduler.update_connector_output([])
+    assert results.loads == (LoadEnded("r", False, 0),)
+    assert hand.scheduler.update_connector_output([]).loads == ()
+
+
+def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -> None:
+    """S6: two requests matched before either was loaded."""
+    hand = hand_with(range(8))
+    first, second = ModelRequest("first", range(9)), ModelRequest("second", range(9))
+    assert match(hand, first) == match(hand, second) == 8
+    hand.scheduler.update_state_after_alloc(first, [[20, 21, 22]], 8)
+    (job,) = hand.step().loads
+    hand.report(job.transfer, good=False)
+    hand.scheduler.update_state_after_alloc(second, [[30, 31, 32]], 8)
+    assert hand.scheduler.update_connector_output([]).loads == (LoadEnded("second", False, 0),)
+
+
+def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
+    """S12: tokens of a load under way are not confirmed, whatever the engine counts."""
+    hand = Hand(KVCacheGroup(HASH_TOKENS), core={"store_threshold": 1})
+    hand.store(ModelRequest("stored", range(8)), [0, 1])
+    request = ModelRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    hand.compute(request)
+    plan = hand.step(request)
+    assert not plan.stores
+    hand.end(plan, good=False)
+    request.num_computed_tokens = 0
+    assert not hand.step(request).stores
+    hand.compute(request)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [20, 21, 22, 23]
+
+
+@given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))
+@settings(max_examples=60)
+def test_load_is_reported_once_whatever_happens(
+    acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
+) -> None:
+    """S6, S12, S15: of every load planned or voided the engine hears once; requests read what they must."""
+    engine = ModelEngine(
+        groups, device_blocks=32, host_blocks=12, workers=workers, references=references, prefix_cache=False
+    )
+    drive(engine, acts)
+    told = [load.request for results in engine.results for load in results.loads]
+    planned = [event.request for event in of_kind(engine, ev.LoadPlanned)]
+    assert {name: told.count(name) for name in planned} == {name: planned.count(name) for name in planned}
+
+
+# Row 13.
+
+
+GROUPS = st.lists(
+    st.sampled_from(
+        [
+            FULL,
+            WIDE,
+            SLIDING,
+            MAMBA,
+            KVCacheGroup(2 * HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1),
+            KVCacheGroup(2 * HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=11),
+        ]
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(
+    GROUPS, st.integers(0, 40), st.integers(0, 3), st.sampled_from([1, 2]), st.randoms(use_true_random=False)
+)
+@settings(max_examples=300)
+def test_hybrid_groups_hit_is_the_longest_that_all_serve(
+    groups: list[KVCacheGroup], limit: int, local: int, chunk: int, random: Any
+) -> None:
+    """The fixpoint, against trying every end from the longest on."""
+    if any(group.kind is GroupKind.MAMBA for group in groups):
+        chunk = 1
+    config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS)
+    start = local * config.alignment
+    keys = [
+        [b"%d-%d" % (index, place) for place in range(40 // (group.block_tokens * chunk))]
+        for index, group in enumerate(groups)
+    ]
+    rate = random.random()
+    held = {key for table in keys for key in table if random.random() < rate**0.3}
+    lookup = Lookup(config, chunk, keys, start)
+
+    def served(end: int) -> bool:
+        return all(
+            last <= len(table) and held.issuperset(table[first:last])
+            for table, (first, last) in zip(keys, lookup.needed(end))
+        )
+
+    ends = [end for end in range(limit - limit % config.alignment, start, -config.alignment) if served(end)]
+    assert lookup.longest_hit(limit, held.__contains__) == max([start, *ends])
+
+
+def test_hybrid_groups_load_what_each_looks_back_at() -> None:
+    """All of full attention; of a sliding window what holds its last 5 tokens; of mamba the last state."""
+    hand = Hand(FULL, SLIDING, MAMBA)
+    stored = ModelRequest("stored", range(24))
+    tables = [[*range(6)], [*range(10, 16)], [*range(20, 26)]]
+    hand.admit(stored, *tables)
+    hand.compute(stored)
+    states = [(2, block, 4 * place + 4) for place, block in enumerate(tables[2])]
+    hand.end(hand.step(stored, boundary_states={"stored": states}))
+    hand.scheduler.request_finished(stored, tables)
+    request = ModelRequest("r", range(30))
+    assert match(hand, request) == 24
+    given = [[*range(30, 38)], [NULL] * 4 + [44, 45, 46, 47], [NULL] * 5 + [55, 56, 57]]
+    hand.scheduler.update_state_after_alloc(request, given, 24)
+    (job,) = hand.step().loads
+    index = hand.core.ledger.index
+    expected = keys_of(request)[:6] + keys_of(request, 1)[4:6] + keys_of(request, 2)[5:6]
+    assert to_list(job.device_blocks) == [30, 31, 32, 33, 34, 35, 44, 45, 55]
+    assert to_list(job.host_blocks) == [index[key] for key in expected]
+
+
+def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
+    """A sliding window's blocks that have left it are no content of this request any more."""
+    pool = ModelPool(64)
+    hand = Hand(FULL, SLIDING, pool=pool)
+    request = ModelRequest("r", range(16), 5)
+    hand.admit(request, [0, 1, 2, 3], [NULL, 11, 12, 13])
+    keys = keys_of(request, 1)
+    for block, key in [(11, b"another's"), (12, keys[2]), (13, keys[3])]:
+        pool.cache(block, key)
+    hand.compute(request)
+    hand.step(request)
+    assert [key for key in stored_keys(hand) if key[-1] == 1] == keys[2:]
+
+
+def test_hybrid_groups_skip_what_has_left_the_window_where_no_pool_tells() -> None:
+    hand = Hand(FULL, SLIDING)
+    request = ModelRequest("r", range(17), 5)
+    hand.admit(request, [0, 1, 2, 3, 4], [10, 11, 12, 13, 14])
+    hand.compute(request)
+    hand.step(request)
+    assert [key for key in stored_keys(hand) if key[-1] == 1] == keys_of(request, 1)[3:]
+
+
+def test_hybrid_groups_count_a_shared_device_block_once() -> None:
+    """S4, B10: it stands at two positions; it is held once, stored under its other key when that copy has
+    ended, and given back as often as it was held."""
+    pool = ModelPool(16)
+    hand = Hand(FULL, FULL, pool=pool)
+    request = ModelRequest("r", range(8), 5)
+    pool.touch([1, 2, 3])
+    hand.admit(request, [1, 2, 3], [1, 2, 3])
+    hand.compute(request)
+    plan = hand.step(request)
+    (job,) = plan.stores
+    assert to_list(job.device_blocks) == [1, 2]
+    assert pool.references[1] == 2
+    hand.end(plan)
+    second = hand.step(request)
+    assert [to_list(job.device_blocks) for job in second.stores] == [[1, 2]]
+    hand.end(second)
+    assert pool.references[1] == 1
+    assert sorted(stored_keys(hand)) == sorted(keys_of(request) + keys_of(request, 1))
+
+
+def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> None:
+    """One whose prefix has no hash is no cache entry; a null block is none, either."""
+    hand = Hand(MAMBA)
+    request = ModelRequest("r", range(16), 5)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    assert not hand.step(request).stores
+    states = [(0, 1, 8), (0, 2, 10), (0, NULL, 12), (0, 3, 99)]
+    (job,) = hand.step(request, boundary_states={"r": states}).stores
+    assert to_list(job.device_blocks) == [1]
+    assert stored_keys(hand) == keys_of(request)[1:2]
+
+
+def test_hybrid_groups_end_a_hit_where_a_mamba_state_is() -> None:
+    hand = Hand(MAMBA)
+    request = ModelRequest("stored", range(16), 5)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    hand.end(hand.step(request, boundary_states={"stored": [(0, 1, 8)]}))
+    assert match(hand, ModelRequest("r", range(16))) == 8
+
+
+def test_hybrid_groups_carry_their_index_in_the_key_and_share_events() -> None:
+    """One event holds blocks of several sizes, and no two groups share a key."""
+    hand = hand_with(range(16), FULL, WIDE)
+    (event,) = of_kind(hand, ev.StorePlanned)
+    request = ModelRequest("r", range(16))
+    assert list(event.keys) == keys_of(request) + keys_of(request, 1, 8)
+    assert set(keys_of(request)).isdisjoint(keys_of(request, 1))
+
+
+@given(
+    ACTS,
+    st.sampled_from([(FULL, SLIDING), (WIDE, SLIDING, FULL), (SLIDING,), (FULL, WIDE)]),
+    st.booleans(),
+    st.booleans(),
+)
+@settings(max_examples=80)
+def test_hybrid_groups_under_any_traffic(
+    acts: list[int], groups: tuple[KVCacheGroup, ...], references: bool, prefix_cache: bool
+) -> None:
+    """S12, S15: every layer reads what it must."""
+    engine = ModelEngine(
+        groups, device_blocks=44, host_blocks=16, references=references, prefix_cache=prefix_cache
+    )
+    drive(engine, acts)
+
+
+# Row 22.
+
+
+@pytest.mark.parametrize("extras", [b"adapter", b"salt", b"image"])
+def test_keys_tell_contents_apart_that_have_the_same_tokens(extras: bytes) -> None:
+    """S15: the engine's hash covers the LoRA adapter, the cache salt and the images."""
+    hand = hand_with(range(8))
+    assert match(hand, ModelRequest("other", range(9), extras=extras)) == 0
+    assert match(hand, ModelRequest("same", range(9))) == 8
+
+
+@given(ACTS)
+@settings(max_examples=30)
+def test_keys_never_share_content_between_adapters(acts: list[int]) -> None:
+    """S15: requests of three adapters with the same prompts read each their own."""
+    engine = ModelEngine(device_blocks=24, host_blocks=12, prefix_cache=False)
+    arrive = engine.arrive
+
+    def arrive_with_adapter(request: ModelRequest) -> ModelRequest:
+        adapter = bytes([len(engine.requests) % 3])
+        return arrive(
+            ModelRequest(request.request_id, request.all_token_ids, request.outputs, extras=adapter)
+        )
+
+    engine.arrive = arrive_with_adapter  # type: ignore[method-assign]
+    drive(engine, acts)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_keys_follow_the_block_size_of_decode_context_parallel_ranks(ranks: int) -> None:
+    """Ranks that share a sequence hold one block of more tokens together: its key is the hash at its end."""
+    group = KVCacheGroup(HASH_TOKENS * ranks)
+    hand = hand_with(range(32), group)
+    request = ModelRequest("r", range(33))
+    assert stored_keys(hand) == keys_of(request, tokens=4 * ranks)
+    assert hand.admit(request, [*range(20, 29)]) == 32
+    (job,) = hand.step().loads
+    assert len(to_list(job.device_blocks)) == 8 // ranks
+
+
+def test_keys_need_blocks_of_whole_hashes() -> None:
+    with pytest.raises(ConfigError, match="whole hashes"):
+        Hand(KVCacheGroup(6))
+
+
+def test_keys_of_requests_that_must_not_read_are_only_stored() -> None:
+    """What is on the host is computed anew, nothing is held for it, and it is stored."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(13), skip_reading=True)
+    assert hand.admit(request, [20, 21, 22, 23]) == 0
+    assert hand.core.ledger.requests["r"].state is RequestState.NEW
+    hand.compute(request)
+    plan = hand.step(request)
+    assert not plan.loads
+    assert [to_list(job.device_blocks) for job in plan.stores] == [[22]]
+
+
+def test_keys_of_requests_that_load_little() -> None:
+    """`max_load_tokens` bounds a hit."""
+    hand = hand_with(range(12))
+    assert match(hand, ModelRequest("r", range(13), 1, {"max_load_tokens": 9})) == 8
+    assert match(hand, ModelRequest("q", range(13), 1, {"max_load_tokens": 0})) == 0
+
+
+def test_match_comes_to_rest() -> None:
+    """S9: a preempted request that waits for its own load goes on when that has failed."""
+    engine = ModelEngine(prefix_cache=False)
+    finish_one(engine, "first", [*range(12)])
+    request = engine.arrive(ModelRequest("second", range(13), 3))
+    engine.step()
+    (transfer,) = engine.copies
+    engine.preempt(request)
+    engine.step()
+    engine.carry_out(transfer, good=False)
+    come_to_rest(engine)
+    assert request.finished

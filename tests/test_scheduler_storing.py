@@ -1,0 +1,778 @@
+"""What a step stores: eager and lazy, in chunks, under a policy, once, and without a hole.
+
+Rows 1, 2, 3, 14, 15, 16 and 21 of the scheduler's behaviours; each test is named after its row.
+"""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scheduler_life import HASH_TOKENS, ModelEngine, ModelPool, ModelRequest
+from scheduler_traffic import (
+    ACTS,
+    FULL,
+    MAMBA,
+    SLIDING,
+    Hand,
+    come_to_rest,
+    drive,
+    finish_one,
+    keys_of,
+    of_kind,
+    skipped,
+    stored_keys,
+)
+
+from kvsm import events as ev
+from kvsm.errors import ConfigError
+from kvsm.events import OffloadConfig, SkipReason
+from kvsm.ids import to_list
+from kvsm.offloader import LookupResult, Offloader
+from kvsm.plan import TransferPlan
+from kvsm.scheduler import KVCacheGroup, StepOutput, StoreMode
+from kvsm.scheduler.free_queue import FreeQueueWalk
+
+LAZY: dict[str, Any] = {"store": StoreMode.LAZY}
+
+
+def blocks_stored(plan: TransferPlan) -> list[int]:
+    return [block for job in plan.stores for block in to_list(job.device_blocks)]
+
+
+# Row 1.
+
+
+def test_eager_store_takes_blocks_of_the_current_step_on_a_later_one() -> None:
+    """S12: the step that computes them has not run when it is decided."""
+    engine = ModelEngine(chunk_tokens=8)
+    request = engine.arrive(ModelRequest("r", range(20), 4))
+    stored = [blocks_stored(engine.step()) for _ in range(4)]
+    assert [len(blocks) for blocks in stored] == [0, 2, 2, 1]
+    assert stored_keys(engine) == keys_of(request)[:5]
+
+
+def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
+    """S12, B02: placeholders count as computed for the engine, and are not."""
+    hand, request = Hand(), ModelRequest("r", range(6), 8)
+    hand.admit(request, [0, 1, 2])
+    for token in range(3):
+        request.append(100 + token)
+    request.num_computed_tokens, request.num_output_placeholders = 9, 2
+    assert blocks_stored(hand.step(request)) == [0]
+    request.num_output_placeholders = 1
+    assert blocks_stored(hand.step(request)) == [1]
+
+
+@pytest.mark.parametrize(("outputs", "stored"), [(2, 1), (3, 2)])
+def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) -> None:
+    """S15, B17: generation ends on a block boundary, and the engine counts its last token as computed."""
+    hand, request = Hand(), ModelRequest("r", range(6), outputs)
+    hand.admit(request, [0, 1, 2])
+    for token in range(outputs):
+        request.append(100 + token)
+    hand.compute(request)
+    hand.scheduler.request_finished(request, [[0, 1, 2]])
+    assert blocks_stored(hand.step()) == list(range(stored))
+
+
+def test_eager_store_takes_a_prompt_that_ends_on_a_boundary() -> None:
+    """Its last token was computed to sample the first one."""
+    hand, request = Hand(), ModelRequest("r", range(8))
+    hand.admit(request, [0, 1])
+    hand.compute(request)
+    hand.scheduler.request_finished(request, [[0, 1]])
+    assert blocks_stored(hand.step()) == [0, 1]
+
+
+@given(ACTS, st.booleans(), st.sampled_from([3, 64]), st.sampled_from([0, 2]))
+@settings(max_examples=40)
+def test_eager_store_reads_only_what_is_computed(
+    acts: list[int], asynchronous: bool, chunk_tokens: int, drafts: int
+) -> None:
+    """S12, S15: when its copy may begin, every block that is stored holds what its key says."""
+    engine = ModelEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens, drafts=drafts)
+    seen: list[TransferPlan] = []
+
+    def check(engine: ModelEngine) -> None:
+        if seen and seen[-1] is engine.plan:
+            return
+        seen.append(engine.plan)
+        expected = {
+            key: request.cells_of(place, HASH_TOKENS)
+            for request in engine.requests.values()
+            for place, key in enumerate(keys_of(request))
+        }
+        for job in engine.plan.stores:
+            transfer = engine.core.ledger.transfers.get(job.transfer)
+            for key, block in zip(transfer.keys if transfer else (), to_list(job.device_blocks)):
+                assert engine.device[block][0] == expected[key]
+
+    drive(engine, acts, check=check)
+
+
+@given(st.lists(st.tuples(st.integers(3, 30), st.integers(1, 12)), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=40)
+def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], asynchronous: bool) -> None:
+    """S13: where nothing fails and there is room, no confirmed block is passed over."""
+    engine = ModelEngine(device_blocks=64, host_blocks=64, asynchronous=asynchronous, chunk_tokens=7)
+    for number, (prompt, outputs) in enumerate(sizes):
+        engine.arrive(ModelRequest(f"r{number}", range(100 * number, 100 * number + prompt), outputs))
+    come_to_rest(engine)
+    for request in engine.requests.values():
+        confirmed = max(request.num_prompt_tokens, request.num_tokens - 1)
+        for key in keys_of(request)[: confirmed // HASH_TOKENS]:
+            assert engine.core.lookup(key) is LookupResult.HIT
+    assert len(stored_keys(engine)) == len(set(stored_keys(engine)))
+
+
+# Row 2.
+
+
+@pytest.mark.parametrize("end", ["completed", "failed", "lost"])
+def test_in_flight_dedupe_is_by_device_block_and_for_the_life_of_the_transfer(end: str) -> None:
+    """S13, B01: over steps, whatever its key is by now; whatever ends the copy releases the block."""
+    hand = Hand(core={"transfer_ticks": 5})
+    first, second = ModelRequest("first", range(4)), ModelRequest("second", range(50, 60), 5)
+    hand.admit(first, [7])
+    hand.compute(first)
+    hand.scheduler.request_finished(first, [[7]])
+    (job,) = hand.step().stores
+    hand.admit(second, [7, 8, 9])
+    hand.compute(second)
+    for _ in range(3):
+        assert 7 not in blocks_stored(hand.step(second))
+    if end == "lost":
+        assert [blocks_stored(hand.step(second)) for _ in range(2)][-1] == [7]
+    else:
+        hand.report(job.transfer, good=end == "completed")
+        assert blocks_stored(hand.step(second)) == [7]
+
+
+def test_in_flight_dedupe_leaves_a_device_hit_of_another_request_alone() -> None:
+    """S13, B01: the next step's request hits the block in the device's prefix cache."""
+    engine = ModelEngine()
+    engine.arrive(ModelRequest("first", range(10), 8))
+    engine.step()
+    engine.step()
+    engine.arrive(ModelRequest("second", range(10), 8))
+    for _ in range(4):
+        engine.step()
+    assert len(stored_keys(engine)) == len(set(stored_keys(engine))) > 2
+    come_to_rest(engine)
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_in_flight_dedupe_holds_the_cursor_of_another_block_with_the_same_key(good: bool) -> None:
+    """S13: deferred, and stored if the first store fails."""
+    hand = Hand(core={"defer_ticks": 0})
+    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(9), 5)
+    hand.admit(first, [0, 1, 2])
+    hand.admit(second, [3, 4, 5])
+    hand.compute(first)
+    (job,) = hand.step(first).stores
+    hand.compute(second)
+    assert not hand.step(second).stores
+    entry = hand.core.ledger.requests["second"]
+    assert (entry.settled, entry.offered) == ((0,), (2,))
+    hand.report(job.transfer, good=good)
+    assert blocks_stored(hand.step(second)) == ([] if good else [3, 4])
+    assert hand.core.ledger.requests["second"].settled == (2,)
+
+
+def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
+    """S13: the first store fails while the engine has nothing to compute for the second request."""
+    hand = Hand(core={"defer_ticks": 0})
+    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(9), 5)
+    hand.admit(first, [0, 1, 2])
+    hand.admit(second, [3, 4, 5])
+    hand.compute(first)
+    (job,) = hand.step(first).stores
+    hand.compute(second)
+    hand.step(second)
+    hand.report(job.transfer, good=False)
+    assert blocks_stored(hand.step()) == [3, 4]
+
+
+@given(ACTS, st.booleans(), st.booleans())
+@settings(max_examples=40)
+def test_in_flight_dedupe_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
+    """S13: no two live stores read one device block, or write one key."""
+    engine = ModelEngine(
+        references=references, prefix_cache=prefix_cache, device_blocks=20, core={"defer_ticks": 2}
+    )
+
+    def check(engine: ModelEngine) -> None:
+        stores = [
+            one
+            for one in engine.core.ledger.transfers.values()
+            if one.keys and one.epoch == engine.core.ledger.epoch
+        ]
+        blocks = [block for one in stores for block in to_list(one.device_blocks)]
+        keys = [key for one in stores for key in one.keys]
+        assert len(blocks) == len(set(blocks))
+        assert len(keys) == len(set(keys))
+
+    drive(engine, acts, check=check)
+
+
+# Row 3.
+
+
+def lazy_engine(target: int, **options: Any) -> ModelEngine:
+    return ModelEngine(lazy_target_blocks=target, **LAZY, **options)
+
+
+def watch_target(engine: ModelEngine, target: int) -> None:
+    """Let every step show that the head of the free queue is safe when it has been decided."""
+    build, ledger, pool = engine.scheduler.build_connector_meta, engine.core.ledger, engine.pool
+
+    def watched(output: StepOutput) -> TransferPlan:
+        walked = pool.queue[: 2 * target]
+        plan = build(output)
+        unsafe = [
+            block
+            for block in walked[:target]
+            if (key := pool.key_of(block)) is not None
+            and key not in ledger.index
+            and ledger.provenance.stale.get(block) != key
+        ]
+        if unsafe and not ledger.draining():
+            kept = {ledger.index.get(pool.key_of(block) or b"") for block in walked}
+            evictable = [slot for slot in range(ledger.config.host_blocks) if slot in ledger.policy]
+            room = len(ledger.free) + len(set(evictable) - kept)
+            walk = engine.scheduler._walk
+            assert walk is not None
+            full = not room or len(ledger.transfers) == ledger.config.max_live_transfers
+            assert full or not walk._paid
+        return plan
+
+    engine.scheduler.build_connector_meta = watched  # type: ignore[method-assign]
+
+
+@given(
+    ACTS,
+    st.sampled_from([2, 5, 9]),
+    st.integers(0, 12),
+    st.sampled_from([14, 20, 40]),
+    st.sampled_from([2, 50]),
+    st.booleans(),
+    st.sampled_from([None, {"do_remote_decode": True}]),
+)
+@settings(max_examples=150)
+def test_lazy_store_honours_its_target_at_every_step(
+    acts: list[int],
+    target: int,
+    more: int,
+    device_blocks: int,
+    live: int,
+    asynchronous: bool,
+    parameters: dict[str, Any] | None,
+) -> None:
+    """S9, B23: the first `lazy_target_blocks` of the free queue hold nothing, or what is on the host or on
+    its way there; or there is no room that the blocks next in the queue do not need themselves; or no
+    block was taken for which it could be stored (a host so small that blocks push each other off)."""
+    engine = lazy_engine(
+        target,
+        host_blocks=2 * target + more,
+        device_blocks=device_blocks,
+        asynchronous=asynchronous,
+        core={"max_live_transfers": live},
+    )
+    watch_target(engine, target)
+    drive(engine, acts, parameters=parameters)
+
+
+def test_lazy_store_waits_until_blocks_near_eviction() -> None:
+    """As long as blocks without content stand before them, nothing is stored."""
+    engine = lazy_engine(4, device_blocks=32)
+    finish_one(engine, "first", [*range(40)])
+    assert not stored_keys(engine)
+    finish_one(engine, "second", [*range(100, 164)])
+    assert stored_keys(engine)
+
+
+def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
+    engine = lazy_engine(1, device_blocks=64)
+    engine.arrive(ModelRequest("r", range(40), 3))
+    come_to_rest(engine)
+    assert not stored_keys(engine)
+
+
+class Queue:
+    """A pool of blocks with content, their walk, and whoever takes blocks from the head."""
+
+    def __init__(self, blocks: int, target: int, host_blocks: int = 32) -> None:
+        self.pool = ModelPool(blocks)
+        config = OffloadConfig(host_blocks=host_blocks, device_blocks=2 * blocks)
+        self.core = Offloader(config, clock_ns=lambda: 0)
+        self.walk = FreeQueueWalk(self.core, self.pool, target)
+        self.live: tuple[int, list[int]] | None = None
+        for block in range(blocks):
+            self.pool.cache(block, self.key(block))
+
+    def key(self, block: int) -> bytes:
+        return b"block-%04d" % block + bytes(4)
+
+    def store(self) -> list[int]:
+        """One step: what the walk stores, which stays in flight; nothing is held by anybody else."""
+        job = self.walk.store()
+        if job is None:
+            return []
+        self.core.submit([job.transfer])
+        blocks = to_list(job.device_blocks)
+        self.pool.touch(blocks)
+        self.live = job.transfer, blocks
+        return blocks
+
+    def end(self, *, good: bool = True) -> None:
+        """The copy of the last store ends, if one does, and its blocks go to the tail."""
+        if self.live is None:
+            return
+        (transfer, blocks), self.live = self.live, None
+        self.core.report(transfer, 0, good)
+        self.pool.free_blocks(blocks[::-1])
+
+    def take(self, count: int) -> list[int]:
+        """A request gets blocks: what they held is lost, unless the host has it."""
+        lost = [
+            block
+            for block in self.pool.queue[:count]
+            if (key := self.pool.key_of(block)) is not None and self.core.lookup(key) is not LookupResult.HIT
+        ]
+        self.pool.take(count)
+        self.walk.taken(count)
+        return lost
+
+
+def test_lazy_store_goes_on_where_its_blocks_went_to_the_tail() -> None:
+    """S9, B23: the blocks stored last stand at the tail now, and those behind them at the head."""
+    queue = Queue(12, 2)
+    assert queue.store() == [0, 1, 2, 3]
+    queue.end()
+    assert queue.pool.queue[-4:] == [3, 2, 1, 0]
+    assert queue.store() == [4, 5, 6, 7]
+
+
+def test_lazy_store_goes_on_where_its_blocks_were_taken() -> None:
+    queue = Queue(12, 2)
+    queue.store()
+    queue.end()
+    queue.pool.touch([4, 5, 0])
+    queue.walk.taken(3)
+    assert queue.store() == [6, 7, 8, 9]
+
+
+def test_lazy_store_goes_on_where_a_block_was_moved() -> None:
+    """A request hits it in the middle of the queue, and gives it back at the tail."""
+    queue = Queue(12, 2)
+    queue.pool.touch([1])
+    queue.pool.free_blocks([1])
+    queue.walk.taken(1)
+    assert queue.store() == [0, 2, 3, 4]
+
+
+def test_lazy_store_walks_again_only_when_blocks_have_left() -> None:
+    """What a walk found safe lasts for as many blocks as can be taken."""
+    queue = Queue(12, 2)
+    for _ in range(3):
+        queue.store()
+        queue.end()
+    walks = []
+    queue.pool.free_queue = lambda: walks.append(1) or iter(queue.pool.queue)  # type: ignore[method-assign, func-returns-value]
+    assert [queue.store() for _ in range(5)] == [[]] * 5
+    assert len(walks) == 1
+    queue.take(3)
+    queue.store()
+    assert len(walks) == 2
+
+
+def test_lazy_store_goes_on_when_there_is_room_again() -> None:
+    """S9: the host was full of blocks under copy."""
+    queue = Queue(12, 4, host_blocks=3)
+    assert queue.store() == [0, 1, 2]
+    assert queue.store() == []
+    queue.end(good=False)
+    assert queue.store() == [3, 4, 5]
+
+
+def test_lazy_store_goes_on_when_pins_have_made_room_and_no_transfer_ended() -> None:
+    """S9: the host is full of what a match holds, and the match is given back."""
+    queue = Queue(12, 4, host_blocks=3)
+    old = [b"old-%d" % number + bytes(4) for number in range(3)]
+    job = queue.core.prepare_store("r", old, [9, 10, 11]).job
+    assert job is not None
+    queue.core.submit([job.transfer])
+    queue.core.report(job.transfer, 0, True)
+    queue.core.match("r", old)
+    assert queue.store() == []
+    queue.core.release("r")
+    assert queue.store() == [0, 1, 2]
+
+
+def test_lazy_store_stores_again_what_the_host_lost_meanwhile() -> None:
+    """Every block comes by the head before it is taken; its copy was evicted since the walk."""
+    queue = Queue(12, 4, host_blocks=8)
+    assert queue.store() == [0, 1, 2, 3, 4, 5, 6, 7]
+    queue.end()
+    queue.pool.queue.sort()
+    assert queue.store() == []
+    others = [b"other-%d" % number + bytes(4) for number in range(2)]
+    prepared = queue.core.prepare_store("r", others, [10, 11])
+    assert prepared.job is not None
+    lost = [int(key[6:10]) for key in prepared.evicted]
+    queue.core.submit([prepared.job.transfer])
+    queue.core.report(prepared.job.transfer, 0, True)
+    assert queue.store() == sorted(lost)
+
+
+def test_lazy_store_evicts_nothing_that_stands_at_the_head() -> None:
+    """A block that the engine takes next is not given up on the host for one that comes later."""
+    queue = Queue(16, 4, host_blocks=4)
+    assert queue.store() == [0, 1, 2, 3]
+    queue.end()
+    queue.pool.queue.sort()
+    queue.walk.restart()
+    assert queue.store() == []
+    assert not queue.take(4)
+
+
+def test_lazy_store_keeps_the_order_of_what_it_stored() -> None:
+    """To store a block moves it to the tail: it outlives what was freed before its copy ended, and the
+    blocks of one store come back from the last to the first, as a request's do."""
+    engine = lazy_engine(4, device_blocks=12, host_blocks=32)
+    finish_one(engine, "first", [*range(32)])
+    finish_one(engine, "second", [*range(100, 104)])
+    stored = [set(to_list(event.device_blocks)) for event in of_kind(engine, ev.StorePlanned)]
+    assert stored
+    for blocks in stored:
+        places = [engine.pool.queue.index(block) for block in blocks]
+        assert max(places) - min(places) == len(blocks) - 1
+    last = [engine.pool.queue.index(next(iter(blocks))) for blocks in stored]
+    assert all(before < after for before, after in pairwise(last))
+
+
+def test_lazy_store_loses_nothing_as_long_as_half_of_the_queue_is_safe() -> None:
+    """S9: a stored block comes by the head twice, and is taken the second time. So half of what the walk
+    sees is safe, and the target of it stays at the head: as many blocks as that are taken in each step."""
+    queue = Queue(64, 4, host_blocks=64)
+    for block in range(0, 64, 2):
+        queue.pool.cached.pop(queue.pool.caches.pop(block))
+    for _ in range(16):
+        queue.store()
+        assert queue.take(4) == []
+        queue.end()
+
+
+@given(ACTS, st.sampled_from([1, 3]), st.sampled_from([2, 8]))
+@settings(max_examples=30)
+def test_lazy_store_rests_on_a_small_host(acts: list[int], host_blocks: int, target: int) -> None:
+    """S9: what pushes each other off the host is not stored for ever. Every block of the device is paid for
+    once, and then each block that is taken."""
+    engine = lazy_engine(target, host_blocks=host_blocks, device_blocks=14)
+    drive(engine, acts)
+    for _ in range(60):
+        engine.carry_out_all()
+        engine.step()
+    before = len(engine.log)
+    for _ in range(5):
+        engine.step()
+    assert not of_kind_since(engine, before)
+
+
+def of_kind_since(engine: ModelEngine, start: int) -> list[ev.OffloadingEvent]:
+    return [event for event in engine.log[start:] if isinstance(event, ev.StorePlanned)]
+
+
+def test_lazy_store_that_always_fails_rests() -> None:
+    """S9: an idle engine does not try for ever."""
+    queue = Queue(12, 4)
+    tries = 0
+    while queue.store():
+        queue.end(good=False)
+        tries += 1
+        assert tries <= 24
+    assert queue.store() == []
+    queue.walk.taken(2)
+    assert len(queue.store()) == 2
+
+
+def test_lazy_store_needs_a_pool_and_single_blocks() -> None:
+    with pytest.raises(ConfigError, match="bind_gpu_block_pool"):
+        Hand(**LAZY).step()
+    with pytest.raises(ConfigError, match="blocks_per_chunk"):
+        Hand(core={"blocks_per_chunk": 2}, **LAZY)
+    with pytest.raises(ConfigError, match="store_threshold"):
+        Hand(core={"store_threshold": 2}, **LAZY)
+
+
+# Row 14.
+
+
+def test_chunks_hold_several_blocks_and_only_whole_ones_are_stored() -> None:
+    hand, request = Hand(core={"blocks_per_chunk": 3}), ModelRequest("r", range(33), 3)
+    hand.admit(request, [*range(20, 29)])
+    hand.compute(request, 28)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [*range(20, 26)]
+    assert to_list(job.host_blocks) == [0, 1, 2, 3, 4, 5]
+    assert stored_keys(hand) == keys_of(request, tokens=12)[:2]
+
+
+@pytest.mark.parametrize("local", [0, 1, 2, 3, 4, 5])
+def test_chunks_whose_first_block_the_device_has_are_loaded_in_part(local: int) -> None:
+    """The device's hit ends anywhere in a chunk: only what is behind it is copied, from its place."""
+    hand = Hand(core={"blocks_per_chunk": 3})
+    hand.store(ModelRequest("first", range(24)), [*range(6)])
+    second = ModelRequest("second", range(30))
+    assert hand.admit(second, [*range(40, 48)], local=4 * local) == 24 - 4 * local
+    (job,) = hand.step().loads
+    assert to_list(job.device_blocks) == [*range(40 + local, 46)]
+    assert to_list(job.host_blocks) == [*range(local, 6)]
+
+
+def test_chunks_end_where_the_match_must_leave_a_token() -> None:
+    """S18: a hit may end within a chunk."""
+    hand = Hand(core={"blocks_per_chunk": 3})
+    hand.store(ModelRequest("first", range(24)), [*range(6)])
+    assert hand.admit(ModelRequest("second", range(24)), [*range(40, 46)]) == 20
+    (job,) = hand.step().loads
+    assert to_list(job.host_blocks) == [0, 1, 2, 3, 4]
+
+
+@given(ACTS, st.sampled_from([2, 3]), st.booleans(), st.sampled_from([(FULL,), (FULL, SLIDING)]))
+@settings(max_examples=60)
+def test_chunks_under_any_traffic(
+    acts: list[int], chunk: int, references: bool, groups: tuple[KVCacheGroup, ...]
+) -> None:
+    """S15: what is loaded in chunks, or in parts of them, is what the request reads."""
+    engine = ModelEngine(
+        groups, device_blocks=36, host_blocks=12, references=references, core={"blocks_per_chunk": chunk}
+    )
+    drive(engine, acts)
+
+
+def test_chunks_are_for_attention() -> None:
+    with pytest.raises(ConfigError, match="mamba"):
+        Hand(FULL, MAMBA, core={"blocks_per_chunk": 2})
+
+
+# Row 15.
+
+
+def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
+    """An offer is a request's: the steps of one request count once."""
+    engine = ModelEngine(prefix_cache=False, core={"store_threshold": 3})
+    for number in range(3):
+        assert not stored_keys(engine)
+        finish_one(engine, f"r{number}", [*range(10)], 4)
+    assert stored_keys(engine) == keys_of(engine.requests["r0"])[:2]
+    assert len(skipped(engine, SkipReason.BELOW_THRESHOLD)) > 2
+
+
+def test_store_policy_threshold_remembers_so_many_keys() -> None:
+    engine = ModelEngine(prefix_cache=False, core={"store_threshold": 2, "offer_history": 2})
+    finish_one(engine, "first", [*range(8)])
+    finish_one(engine, "second", [*range(100, 108)])
+    assert len(engine.core.ledger.offers.times) == 2
+    finish_one(engine, "third", [*range(8)])
+    assert not stored_keys(engine)
+    finish_one(engine, "fourth", [*range(8)])
+    assert stored_keys(engine) == keys_of(engine.requests["first"])[:2]
+
+
+def test_store_policy_threshold_does_not_hold_for_a_remote_decode() -> None:
+    """S16: the decoder needs all of it."""
+    engine = ModelEngine(core={"store_threshold": 3})
+    finish_one(engine, "r", [*range(8)], parameters={"do_remote_decode": True})
+    assert stored_keys(engine) == keys_of(engine.requests["r"])[:2]
+
+
+def test_store_policy_prompt_only() -> None:
+    engine = ModelEngine(prompt_only=True)
+    request = finish_one(engine, "r", [*range(10)], 12)
+    assert stored_keys(engine) == keys_of(request)[:2]
+
+
+@pytest.mark.parametrize(("most", "stored"), [(0, 0), (7, 1), (8, 2), (1000, 5)])
+def test_store_policy_max_tokens(most: int, stored: int) -> None:
+    engine = ModelEngine()
+    request = finish_one(engine, "r", [*range(10)], 12, parameters={"max_offload_tokens": most})
+    assert stored_keys(engine) == keys_of(request)[:stored]
+
+
+def test_store_policy_switch_of_a_request() -> None:
+    engine = ModelEngine()
+    finish_one(engine, "off", [*range(10)], 12, parameters={"offload": False})
+    assert not stored_keys(engine)
+    finish_one(engine, "on", [*range(10)], 12, parameters={"offload": True})
+    assert stored_keys(engine)
+
+
+@pytest.mark.parametrize("value", ["many", -1, 2.5, True])
+def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
+    value: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = ModelEngine()
+    with caplog.at_level(logging.WARNING, logger="kvsm"):
+        request = finish_one(engine, "r", [*range(9)], parameters={"max_offload_tokens": value})
+    assert "max_offload_tokens" in caplog.text
+    assert stored_keys(engine) == keys_of(request)[:2]
+
+
+def test_store_policy_pool_full_is_counted_once_and_retried_when_a_copy_ends() -> None:
+    """S13: the host is full of stores in flight."""
+    engine = ModelEngine(host_blocks=2)
+    engine.arrive(ModelRequest("first", range(9), 30))
+    engine.step()
+    engine.step()
+    second = engine.arrive(ModelRequest("second", range(50, 59), 30))
+    for _ in range(4):
+        engine.step()
+    assert skipped(engine, SkipReason.POOL_FULL)[:2] == keys_of(second)[:2]
+    assert skipped(engine, SkipReason.POOL_FULL).count(keys_of(second)[0]) == 1
+    engine.carry_out_all()
+    engine.hand_on()
+    engine.step()
+    assert keys_of(second)[0] in stored_keys(engine)
+
+
+def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() -> None:
+    """S13: a match of a request that the engine cannot place holds all of the host, and is aborted. No
+    transfer ends."""
+    hand = Hand(core={"host_blocks": 2})
+    hand.store(ModelRequest("old", range(8)), [0, 1])
+    waiting, running = ModelRequest("waiting", range(9)), ModelRequest("running", range(50, 58), 9)
+    hand.scheduler.get_num_new_matched_tokens(waiting, 0)
+    hand.admit(running, [2, 3, 4])
+    hand.compute(running)
+    assert not hand.step(running).stores
+    hand.scheduler.request_finished(waiting, [], aborted=True)
+    assert blocks_stored(hand.step(running)) == [2, 3]
+
+
+def test_store_policy_too_many_transfers_is_counted_and_retried() -> None:
+    hand = Hand(core={"max_live_transfers": 1})
+    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(50, 59), 5)
+    hand.admit(first, [0, 1, 2])
+    hand.admit(second, [3, 4, 5])
+    hand.compute(first)
+    plan = hand.step(first)
+    hand.compute(second)
+    assert not hand.step(second).stores
+    assert [event.reason for event in of_kind(hand, ev.StoreSkipped)] == [SkipReason.TOO_MANY_TRANSFERS]
+    hand.end(plan)
+    assert blocks_stored(hand.step(second)) == [3, 4]
+
+
+# Row 16.
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_evicted_under_a_request_is_stored_again_when_offered(remote: bool) -> None:
+    """S13: the host has lost a block that the running request had stored."""
+    hand = Hand(core={"host_blocks": 3})
+    long = ModelRequest("long", range(9), 9, {"do_remote_decode": True} if remote else None)
+    hand.admit(long, [0, 1, 2, 3])
+    hand.compute(long)
+    hand.end(hand.step(long))
+    hand.store(ModelRequest("other", range(50, 62)), [10, 11, 12])
+    assert hand.core.lookup(keys_of(long)[0]) is LookupResult.MISS
+    hand.scheduler.request_finished(long, [[0, 1, 2, 3]])
+    assert blocks_stored(hand.step()) == [0, 1]
+
+
+def test_evicted_under_a_request_is_stored_when_another_request_offers_it() -> None:
+    hand = Hand(core={"host_blocks": 3})
+    long = ModelRequest("long", range(9), 9)
+    hand.admit(long, [0, 1, 2, 3])
+    hand.compute(long)
+    hand.end(hand.step(long))
+    hand.store(ModelRequest("other", range(50, 62)), [10, 11, 12])
+    same = ModelRequest("same", range(9), 9)
+    hand.admit(same, [0, 1, 20], local=8)
+    hand.compute(same)
+    assert blocks_stored(hand.step(same)) == [0, 1]
+
+
+def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() -> None:
+    """The finish of a request costs nothing where the host has all of it."""
+    hand = Hand()
+    request = ModelRequest("r", range(9), 9)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    hand.end(hand.step(request))
+    before = len(hand.log)
+    hand.scheduler.request_finished(request, [[0, 1, 2, 3]])
+    assert [event.kind for event in hand.log[before:]] == ["RequestFinished"]
+
+
+# Row 21.
+
+
+def test_speculative_decoding_never_confirms_a_draft() -> None:
+    """S15: the engine counts drafts as computed until they are verified; they are placeholders."""
+    hand, request = Hand(), ModelRequest("r", range(6), 9)
+    hand.admit(request, [0, 1, 2])
+    request.append(100)
+    request.num_computed_tokens, request.num_output_placeholders = 6 + 3, 3
+    assert blocks_stored(hand.step(request)) == [0]
+    # The drafts were rejected: the count falls back to what is right.
+    request.num_computed_tokens, request.num_output_placeholders = 7, 0
+    assert blocks_stored(hand.step(request)) == []
+    for token in range(2):
+        request.append(200 + token)
+    request.num_computed_tokens = 8
+    assert blocks_stored(hand.step(request)) == [1]
+
+
+@given(ACTS, st.sampled_from([1, 3, 6]), st.booleans(), st.booleans())
+@settings(max_examples=40)
+def test_speculative_decoding_stores_no_rejected_draft(
+    acts: list[int], drafts: int, drafter: bool, asynchronous: bool
+) -> None:
+    """S15: what requests read, and what the host holds, has no token of a rejected draft."""
+    groups = (KVCacheGroup(HASH_TOKENS, drafter=drafter),)
+    engine = ModelEngine(groups, drafts=drafts, asynchronous=asynchronous)
+
+    def check(engine: ModelEngine) -> None:
+        for key, slot in engine.core.ledger.index.items():
+            if engine.core.ledger.readable(slot):
+                assert engine.host[slot][0][-1] == key[:-4]
+
+    drive(engine, acts, check=check)
+
+
+def test_speculative_decoding_leaves_the_drafters_last_block_out_and_no_hole() -> None:
+    """The block that a drafter drops is neither stored nor passed over: it is stored when the next one is
+    full, and by the end of the request all are."""
+    hand = Hand(KVCacheGroup(HASH_TOKENS, drafter=True))
+    request = ModelRequest("r", range(8), 30)
+    hand.admit(request, [0, 1, 2, 3, 4])
+    hand.compute(request)
+    assert blocks_stored(hand.step(request)) == [0, 1]
+    stored = []
+    for token in range(9):
+        request.append(100 + token)
+        hand.compute(request, request.num_tokens - 1)
+        stored.append(blocks_stored(hand.step(request)))
+        settled = hand.core.ledger.requests["r"].settled
+        assert settled == (max(2, request.num_computed_tokens // HASH_TOKENS - 1),)
+    assert [blocks for blocks in stored if blocks] == [[2]]
+    hand.scheduler.request_finished(request, [[0, 1, 2, 3, 4]])
+    assert blocks_stored(hand.step()) == [3]
+
+
+def test_speculative_decoding_leaves_other_groups_alone() -> None:
+    """Only the drafter's group gives up its last block."""
+    hand = Hand(FULL, KVCacheGroup(HASH_TOKENS, drafter=True))
+    request = ModelRequest("r", range(6), 30)
+    hand.admit(request, [0, 1, 2], [10, 11, 12])
+    for token in range(3):
+        request.append(100 + token)
+    hand.compute(request, 8)
+    assert blocks_stored(hand.step(request)) == [0, 1, 10]
