@@ -3,9 +3,9 @@
 The engine takes device blocks from the head of its free queue. So what stands there must be free of
 content, or on the host already; the walk keeps the first `target` blocks so. It always starts at the head:
 between two walks the engine may have taken any block out of the queue, or put it back at the tail, and a
-cursor into the queue would not say so. What makes that cheap is to walk twice as far as needed, and then not
-again before as many blocks have left the queue as the walk was ahead, or the host has lost something. Every
-block that a request is given is counted as one that left; so `ahead` is never too large.
+cursor into the queue would not say so. What makes that cheap is to walk on until twice as many safe blocks
+were met as are needed, and then not again before so many blocks have left the queue, or the host has lost
+something. Every block that a request is given is counted as one that left; so `ahead` is never too large.
 
 To store a block is to hold it: it leaves the queue, and goes to the tail when its copy ends. Stored blocks
 thus outlive on the device what was freed after them and before their copy ended, and keep their order among
@@ -61,6 +61,11 @@ class FreeQueueWalk:
         if not self._paid or self._refused == room(ledger):
             return None
         keys, blocks, safe = self._walk()
+        if len(keys) > len(ledger.free):
+            # What is on the host already is offered too: so it stays there, and makes no room for the rest.
+            saved = self._saved(safe + len(keys))
+            keys += saved.keys()
+            blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
         lacking = bool(prepared.deferred)
         self._paid -= len(prepared.keys)
@@ -69,24 +74,28 @@ class FreeQueueWalk:
         return prepared.job
 
     def _walk(self) -> tuple[list[bytes], list[int], int]:
-        """(keys, their blocks, how many are safe). What is on the host is offered too: so it stays there, and
-        makes no room for what stands behind it."""
-        ledger = self._offloader.ledger
-        index, stale = ledger.index, ledger.provenance.stale
+        """(keys to store, their blocks, how many others were met and are safe)."""
+        ledger, most = self._offloader.ledger, min(self._paid, 2 * self._target)
+        index, stale, key_of = ledger.index, ledger.provenance.stale, self._pool.key_of
         keys: list[bytes] = []
         blocks: list[int] = []
-        safe, left = 0, self._paid
-        for block in islice(self._pool.free_queue(), 2 * self._target):
-            key = self._pool.key_of(block)
-            if key is None or stale.get(block) == key:
+        safe = 0
+        for block in self._pool.free_queue():
+            key = key_of(block)
+            if key is None or key in index or stale.get(block) == key:
                 safe += 1
-                continue
-            slot = index.get(key)
-            safe += slot is not None
-            left -= slot is None
-            if left < 0:
+                if safe == 2 * self._target:
+                    break
+            elif len(keys) == most:
                 break
-            if slot is None or ledger.readable(slot):
+            else:
                 keys.append(key)
                 blocks.append(block)
         return keys, blocks, safe
+
+    def _saved(self, visited: int) -> dict[bytes, int]:
+        """key -> block of those among the first `visited` of the queue that can be read on the host."""
+        index, readable = self._offloader.ledger.index, self._offloader.ledger.readable
+        first = islice(self._pool.free_queue(), visited)
+        named = {key: block for block in first if (key := self._pool.key_of(block)) is not None}
+        return {key: block for key, block in named.items() if key in index and readable(index[key])}
