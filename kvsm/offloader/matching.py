@@ -21,6 +21,7 @@ from kvsm.states.words import STATE_MASK
 _STORED = BlockState.STORED
 _DEFERRED, _MATCHED, _RUNNING = RequestState.DEFERRED, RequestState.MATCHED, RequestState.RUNNING
 _UNMATCHABLE = (RequestState.LOADING, RequestState.FINISHED)
+_MATCHLESS = (*_UNMATCHABLE, _DEFERRED)
 
 
 class LookupResult(Enum):
@@ -56,9 +57,9 @@ class Matching(Core):
         keys: those beyond what the device has, in prefix order. A second question replaces the first;
         the same answer is no event. A request that is loading or finished has no match.
         """
-        waits_for = self.waits_for(request)
-        if waits_for is not None or not self.may_match(request):
-            return Match(0, waits_for)
+        entry = self.ledger.requests.get(request)
+        if entry is not None and (entry.load or entry.word & STATE_MASK in _MATCHLESS):
+            return Match(0, self.waits_for(request))
         slots, pending = self._readable_prefix(keys)
         if pending is not None and self.defer(request, pending):
             return Match(0, pending)

@@ -70,29 +70,28 @@ class Storing(Transfers):
                 self._emit(ev.BlocksTouched, pack(resident))
         if not len(new):
             return PreparedStore(None, (), tuple(deferred), len(resident))
-        room, evicted = self._make_room(new, keys, resident)
+        wanted = tuple(keys) if len(new) == len(keys) else tuple([keys[place] for place in new])
+        room, evicted = self._make_room(wanted, resident)
         if room < len(new):
             reason = SkipReason.POOL_FULL if self._has_room_for_transfer() else SkipReason.TOO_MANY_TRANSFERS
             self._skip(owners, keys, new[room:], reason, again)
             deferred = sorted([*deferred, *new[room:]])
-            new = new[:room]
-        job = self._plan_store(owners, keys, sources, new) if room else None
-        stored = tuple([keys[place] for place in new])
-        return PreparedStore(job, stored, tuple(deferred), len(resident), evicted, new)
-
-    def _plan_store(
-        self, owners: Owners, keys: Sequence[bytes], sources: IdArray, new: Sequence[int]
-    ) -> TransferJob:
+            new, wanted = new[:room], wanted[:room]
         if len(new) < len(keys):
-            owners, chunk = _owners_of(owners, new), self.config.blocks_per_chunk
-            keys = [keys[place] for place in new]
-            numbers = listed(sources)
-            sources = self._device_ids(
-                [numbers[n] for place in new for n in range(place * chunk, (place + 1) * chunk)]
-            )
-        slots, blocks = self.ledger.free.first(len(keys)), pack(sources)
-        packed = pack(slots)
-        self._emit(ev.StorePlanned, owners, tuple(keys), packed, blocks)
+            owners, sources = _owners_of(owners, new), self._sources_of(sources, new)
+        job = self._plan_store(owners, wanted, sources) if room else None
+        return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new)
+
+    def _sources_of(self, sources: IdArray, places: Sequence[int]) -> IdArray:
+        """The device blocks of some places of an offer."""
+        numbers, chunk = listed(sources), self.config.blocks_per_chunk
+        return self._device_ids(
+            [numbers[n] for place in places for n in range(place * chunk, (place + 1) * chunk)]
+        )
+
+    def _plan_store(self, owners: Owners, keys: tuple[bytes, ...], sources: IdArray) -> TransferJob:
+        packed, blocks = pack(self.ledger.free.first(len(keys))), pack(sources)
+        self._emit(ev.StorePlanned, owners, keys, packed, blocks)
         seq = self.ledger.seq
         hosts = packed
         if self.config.blocks_per_chunk > 1:
@@ -198,31 +197,29 @@ class Storing(Transfers):
             return SkipReason.DEVICE_BLOCK_IN_FLIGHT
         return None
 
-    def _make_room(
-        self, new: Sequence[int], keys: Sequence[bytes], protected: Sequence[int]
-    ) -> tuple[int, Sequence[bytes]]:
-        """(for how many of the new keys there is room, the keys that were evicted for them)."""
+    def _make_room(self, keys: tuple[bytes, ...], protected: Sequence[int]) -> tuple[int, Sequence[bytes]]:
+        """(for how many of these keys there is room, the keys that were evicted for them)."""
         ledger = self.ledger
         if not self._has_room_for_transfer():
             return 0, ()
         policy, free = ledger.policy, len(ledger.free)
-        if len(new) > free:
+        if len(keys) > free:
             # What the offer itself found resident is not evicted for the rest of it.
             evictable = len(policy) - sum([slot in policy for slot in protected])
-            new = new[: free + evictable]
-        recalled = policy.recall(tuple([keys[place] for place in new])) if new else ()
+            keys = keys[: free + evictable]
+        recalled = policy.recall(keys) if keys else ()
         if recalled:
             self._emit(ev.KeysRecalled, recalled)
-        lacking = len(new) - free
+        lacking = len(keys) - free
         if lacking <= 0:
-            return len(new), ()
+            return len(keys), ()
         choice = policy.choose(lacking, frozenset(protected))
         if choice is None:
             return free, ()
         evicted = ledger.keys_of(choice.victims)
         # The plan is the event after the eviction, and its number names the transfer.
         self._emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), ledger.seq + 2)
-        return len(new), evicted
+        return len(keys), evicted
 
 
 def _owners_of(owners: Owners, places: Sequence[int]) -> Owners:
