@@ -231,17 +231,6 @@ def test_preemption_restarts_the_block_table_and_the_cursors() -> None:
     assert stored_blocks(hand.step(request)) == [5, 6, 7]
 
 
-def test_preemption_leaves_copies_what_they_touch() -> None:
-    """S3, B04: the store goes on under its lease, and saves what it was planned for."""
-    hand = Hand()
-    request, _ = lives(hand, "storing")
-    hand.step(preempted={"r"})
-    assert hand.core.leased([12])
-    (transfer,) = hand.core.ledger.transfers
-    hand.report(transfer)
-    assert hand.core.lookup(keys_of(request)[2]) is LookupResult.HIT
-
-
 def test_preemption_asks_for_a_flush_where_no_references_protect_the_blocks() -> None:
     """S3, B04: the engine gives the block away in this very step."""
     hand = Hand()
@@ -377,24 +366,6 @@ def test_last_step_counts_what_the_engine_has_yet_to_hear() -> None:
     assert not hand.scheduler.has_pending_work()
 
 
-@pytest.mark.parametrize("last_step", list(LastStep))
-def test_last_step_of_an_engine_that_stops_all_the_same_loses_nothing(last_step: LastStep) -> None:
-    """S17: the copies' reports wait until the engine steps again, for another request."""
-    hand, transfers, last = in_flight_three_ways(last_step=last_step)
-    hand.scheduler.request_finished(last, [[30]])
-    transfers += [job.transfer for job in hand.step().stores]
-    # No step, for as long as you like.
-    fresh = ModelRequest("fresh", range(80, 90))
-    hand.scheduler.add_request(fresh)
-    for transfer in transfers:
-        hand.report(transfer)
-    assert hand.admit(fresh, [40, 41, 42]) == 4
-    hand.end(hand.step())
-    hand.scheduler.request_finished(fresh, [[40, 41, 42]], aborted=True)
-    hand.end(hand.step())
-    assert at_rest(hand)
-
-
 @given(ACTS, st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchronous: bool) -> None:
@@ -426,23 +397,6 @@ def test_remote_decode_offers_every_full_block(remote: bool) -> None:
     assert engine.core.lookup(keys_of(request)[0]) is LookupResult.HIT
     unstored = {*keys_of(request)} - {*engine.core.ledger.index}
     assert unstored <= {*skipped(engine, SkipReason.POOL_FULL)}
-
-
-def test_remote_decode_touches_what_is_resident() -> None:
-    """S16: it counts as offloaded, and is not the next to be evicted."""
-    hand = Hand(core={"host_blocks": 4})
-    hand.store(ModelRequest("same", range(8)), [0, 1])
-    hand.store(ModelRequest("other", range(50, 58)), [2, 3])
-    request = ModelRequest("r", range(9), 1, REMOTE)
-    hand.admit(request, [0, 1, 12], local=8)
-    hand.compute(request)
-    before = len(hand.log)
-    hand.scheduler.request_finished(request, [[0, 1, 12]])
-    slots = {hand.core.ledger.index[key] for key in keys_of(request)}
-    touched = [to_list(event.slots) for event in hand.log[before:] if isinstance(event, ev.BlocksTouched)]
-    assert {slot for batch in touched for slot in batch} == slots
-    hand.store(ModelRequest("new", range(80, 88)), [20, 21])
-    assert hand.core.lookup(keys_of(request)[1]) is LookupResult.HIT
 
 
 def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
@@ -511,42 +465,6 @@ def test_reset_is_legal_at_any_time_and_twice(state: str) -> None:
     hand.scheduler.update_connector_output([])
     assert hand.scheduler.reset_cache()
     assert at_rest(hand)
-
-
-def test_reset_says_when_it_is_done() -> None:
-    """S9: False while copies drain; then a later call says so, and the results of the step do."""
-    hand = Hand(core={"workers": 2})
-    request = ModelRequest("r", range(8), 9)
-    hand.admit(request, [10, 11])
-    hand.compute(request)
-    (job,) = hand.step(request).stores
-    assert hand.scheduler.reset_cache() is False
-    assert hand.report(job.transfer, 0).drained is False
-    assert hand.scheduler.reset_cache() is False
-    assert hand.report(job.transfer, 1).drained is True
-    assert hand.scheduler.reset_cache() is True
-
-
-def test_reset_quarantines_the_memory_of_copies_under_way() -> None:
-    """S3, S5, B12, B13, B39: their slots are given to nobody, and their ends publish nothing."""
-    hand = Hand(core={"host_blocks": 2})
-    request = ModelRequest("r", range(8), 9)
-    hand.admit(request, [10, 11])
-    hand.compute(request)
-    (job,) = hand.step(request).stores
-    hand.scheduler.reset_cache()
-    ledger = hand.core.ledger
-    assert [ledger.blocks.state(slot) for slot in range(2)] == [BlockState.QUARANTINED] * 2
-    assert hand.core.leased([10, 11])
-    assert not hand.step(request).stores
-    hand.report(job.transfer)
-    assert not ledger.index
-    again = hand.step(request)
-    assert stored_blocks(again) == [10, 11]
-    hand.report(job.transfer)
-    assert hand.core.lookup(keys_of(request)[0]) is LookupResult.HIT_PENDING
-    hand.end(again)
-    assert hand.core.lookup(keys_of(request)[0]) is LookupResult.HIT
 
 
 def test_reset_takes_back_what_has_not_left() -> None:

@@ -180,6 +180,21 @@ def test_finish_names_its_blocks_when_the_last_copy_of_them_has_ended(first: int
     assert hand.core.ledger.transfers
 
 
+def test_finish_of_a_name_used_again_forgets_no_block() -> None:
+    """S3: the engine had not been told yet of the request that bore the name before."""
+    hand = Hand()
+    jobs = []
+    for first, block in ((0, 10), (40, 11)):
+        request = ModelRequest("r", range(first, first + 4), 9)
+        hand.admit(request, [block])
+        hand.compute(request)
+        assert hand.scheduler.request_finished(request, [[block]]) == (True, None)
+        jobs += hand.step().stores
+    assert [to_list(job.device_blocks) for job in jobs] == [[10], [11]]
+    assert hand.report(jobs[1].transfer).finished_sending == ()
+    assert hand.report(jobs[0].transfer).finished_sending == ("r",)
+
+
 @given(ACTS, st.booleans(), WORKERS, st.sampled_from([(FULL,), (FULL, SLIDING)]))
 @settings(max_examples=60)
 def test_abort_at_any_time_harms_nobody_else(

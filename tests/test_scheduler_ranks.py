@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +14,12 @@ from scheduler_life import ModelEngine, ModelRequest
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive, keys_of, of_kind
 
 from kvsm import events as ev
-from kvsm.cuda_io.simulated import SimulatedCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, RejectReason
 from kvsm.offloader import LookupResult
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import KVCacheGroup, LoadEnded
-from kvsm.worker import Worker, smallest_host_pool
+from kvsm.worker import smallest_host_pool
 
 RANKS = 3
 
@@ -122,27 +120,6 @@ def test_tensor_parallel_reports_of_many_transfers_come_in_one_batch() -> None:
     assert is_done(hand, second)
     hand.report(first, 0)
     assert is_done(hand, first)
-
-
-def test_tensor_parallel_ranks_agree_on_the_smallest_pool() -> None:
-    """A transfer names the same places on every rank."""
-    sizes = (9, 4, 7)
-    device = np.zeros((4, 8), dtype=np.uint8)
-    workers = [
-        Worker(rank, SimulatedCopyEngine(device, np.zeros((size, 8), dtype=np.uint8), seed=0))
-        for rank, size in enumerate(sizes)
-    ]
-    assert smallest_host_pool(workers) == 4
-    hand = Hand(core={"workers": 3, "host_blocks": smallest_host_pool(workers)})
-    request = ModelRequest("r", range(16))
-    hand.admit(request, [0, 1, 2, 3])
-    hand.compute(request)
-    plan = hand.step(request)
-    for worker in workers:
-        worker.start(plan)
-        worker.wait([job.transfer for job in plan.stores])
-        hand.scheduler.update_connector_output(worker.poll())
-    assert hand.core.lookup(keys_of(request)[3]) is LookupResult.HIT
 
 
 def test_tensor_parallel_ranks_that_are_none_agree_on_nothing() -> None:

@@ -562,3 +562,14 @@ def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk:
         assert [report.good for report in reports] == [True]
         hand.scheduler.update_connector_output(reports)
     assert len(hand.core.ledger.index) == slots
+
+
+def test_reset_of_an_idle_engine_is_in_its_log_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S10: no step may come for a long time, and the log is on disk by then."""
+    engine = ModelEngine()
+    engine.arrive(ModelRequest("a", range(8)))
+    engine.run()
+    flushed: list[str] = []
+    monkeypatch.setattr(engine.log, "flush", lambda: flushed.append(engine.log[-1].kind))
+    assert engine.reset()
+    assert flushed[-1:] == ["CacheReset"]

@@ -348,6 +348,14 @@ class TestChunks:
         assert to_list(job.host_blocks) == [1, 2]
         assert len(core.ledger.policy) == 1
 
+    def test_a_part_before_the_first_is_refused_and_the_match_kept(self) -> None:
+        core, _ = new_core(blocks_per_chunk=2)
+        store(core, "r", keys(1))
+        assert core.match("q", keys(1)).hits == 1
+        with pytest.raises(InvalidEvent, match="part -1"):
+            core.prepare_load("q", [9], parts=[-1])
+        assert core.prepare_load("q", [8, 9]) is not None
+
     @pytest.mark.parametrize(
         ("device_blocks", "parts"),
         [

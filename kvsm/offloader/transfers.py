@@ -54,6 +54,8 @@ class Transfers(Core):
             return None
         targets = self._device_ids(device_blocks)
         chunk = self.config.blocks_per_chunk
+        if len(parts) and parts[0] < 0:
+            raise InvalidEvent(self.ledger.seq + 1, f"part {parts[0]} is no place of a match")
         wanted = parts[-1] // chunk + 1 if len(parts) else -(-len(targets) // chunk)
         if wanted == 0:
             self._emit(ev.HitReleased, request)

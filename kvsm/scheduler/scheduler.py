@@ -118,7 +118,7 @@ class OffloadScheduler:
             self._take_back(tracked)
         if core.waits_for(name) is not None:
             return None, False
-        tracked.local = tracked.matched = num_computed_tokens
+        tracked.local = num_computed_tokens
         limit = min(request.num_tokens - 1, num_computed_tokens + tracked.max_load_tokens)
         if not self._may_load(tracked, limit):
             core.release(name)
@@ -170,7 +170,6 @@ class OffloadScheduler:
         except LimitReached:
             # What cannot be held is not promised (S7).
             return 0, False
-        tracked.matched = end
         return end - tracked.local, end > tracked.local
 
     def update_state_after_alloc(
@@ -415,7 +414,8 @@ class OffloadScheduler:
         if self._pool is None:
             held = [block for table in tracked.tables for block in table if block != self.config.null_block]
             if held and self.offloader.leased(held):
-                self._sending[name] = held
+                # An engine may use a name again before it was told of its last bearer.
+                self._sending.setdefault(name, []).extend(held)
                 return True, None
         return False, None
 
@@ -464,6 +464,8 @@ class OffloadScheduler:
             tracked.next_offer = 0
         if self._walk is not None:
             self._walk.restart()
+        # An idle engine may not step again for a long time.
+        self.offloader.sync()
         return done
 
     def has_pending_work(self) -> bool:

@@ -18,9 +18,9 @@ _LOGGER = logging.getLogger("kvsm")
 
 
 class TrackedRequest:
-    """local: tokens that the device had at its last match. matched: where that match ended. admitted_at: the
-    event after which it got its blocks. trusted: tokens that count as computed, whatever the engine says,
-    while a load writes the others or after it failed; None: all."""
+    """local: tokens that the device had at its last match. admitted_at: the event after which it got
+    its blocks. trusted: tokens that count as computed, whatever the engine says, while a load writes the
+    others or after it failed; None: all."""
 
     __slots__ = (
         "_chunk_hashes",
@@ -28,7 +28,6 @@ class TrackedRequest:
         "admitted_at",
         "keys",
         "local",
-        "matched",
         "max_load_tokens",
         "max_store_tokens",
         "name",
@@ -48,7 +47,7 @@ class TrackedRequest:
         self._chunk_hashes = [
             group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
         ]
-        self.local = self.matched = self.admitted_at = 0
+        self.local = self.admitted_at = 0
         self.trusted: int | None = None
         self.next_offer = 0
         """It has something to offer when so many tokens are confirmed."""
