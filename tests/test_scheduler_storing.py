@@ -287,6 +287,15 @@ def test_lazy_store_honours_its_target_at_every_step(
     drive(engine, acts, parameters=parameters)
 
 
+def test_lazy_store_prefers_the_head_to_what_stands_far_behind() -> None:
+    """A full host keeps for the device what is near eviction; what is far from it makes room."""
+    engine = lazy_engine(
+        2, host_blocks=4, device_blocks=14, asynchronous=True, core={"max_live_transfers": 2}
+    )
+    watch_target(engine, 2)
+    drive(engine, [1625, 2, 496, 572, 2, 470, 1495, 4000, 0, 143])
+
+
 def test_lazy_store_waits_until_blocks_near_eviction() -> None:
     """As long as blocks without content stand before them, nothing is stored."""
     engine = lazy_engine(4, device_blocks=32)

@@ -62,8 +62,8 @@ class FreeQueueWalk:
             return None
         keys, blocks, safe = self._walk()
         if len(keys) > len(ledger.free):
-            # What is on the host already is offered too: so it stays there, and makes no room for the rest.
-            saved = self._saved(safe + len(keys))
+            # What is near eviction and on the host is offered too: so it stays, and makes no room for others.
+            saved = self._saved()
             keys += saved.keys()
             blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
@@ -93,9 +93,10 @@ class FreeQueueWalk:
                 blocks.append(block)
         return keys, blocks, safe
 
-    def _saved(self, visited: int) -> dict[bytes, int]:
-        """key -> block of those among the first `visited` of the queue that can be read on the host."""
+    def _saved(self) -> dict[bytes, int]:
+        """key -> block of those near the head of the queue that can be read on the host. Not of all that were
+        walked by: to keep what stands far behind would leave no room for what is taken next."""
         index, readable = self._offloader.ledger.index, self._offloader.ledger.readable
-        first = islice(self._pool.free_queue(), visited)
+        first = islice(self._pool.free_queue(), 2 * self._target)
         named = {key: block for block in first if (key := self._pool.key_of(block)) is not None}
         return {key: block for key, block in named.items() if key in index and readable(index[key])}
