@@ -62,7 +62,11 @@ class Poisoned(KvsmError):
 
 
 class TransferFailed(KvsmError):
-    """A copy engine refuses a transfer before anything ran: an id out of range, or used twice."""
+    """A transfer of which nothing ran: an id out of range or used twice, an engine that takes no more."""
+
+
+class DeviceLost(KvsmError):
+    """A device that does nothing any more, and whose memory nothing of this process touches."""
 
 
 class TraceError(KvsmError):
@@ -82,3 +86,8 @@ class PropertyBroken(KvsmError):
     def __init__(self, property_id: str, message: str) -> None:
         self.property_id = property_id
         super().__init__(f"{property_id}: {message}")
+
+
+def described(error: BaseException) -> str:
+    """An error as one line for people: the text alone of those that kvsm raises, for it says all."""
+    return str(error) if isinstance(error, KvsmError) else f"{type(error).__name__}: {error}"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from kvsm.cuda_io.engine import CopyEngine
-from kvsm.errors import ConfigError, TransferFailed
+from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
@@ -64,7 +64,8 @@ class Worker:
         self._engine.wait([transfer for transfer in plan.flush if transfer in given])
 
     def submit(self, jobs: Sequence[TransferJob]) -> None:
-        """Start these. A job that the engine cannot start is reported as bad: nothing of it ran.
+        """Start these, behind all compute that is queued by now (S12). A job that the engine cannot start is
+        reported as bad: nothing of it ran.
 
         Raises `TransferFailed`, with nothing started, for a transfer that this worker has not reported
         yet. A bad report in its place would free memory that the first copy may still touch.
@@ -102,8 +103,7 @@ class Worker:
         try:
             self._engine.submit(job)
         except Exception as error:  # one job's error must not leave the others of a plan without a report
-            text = str(error) if isinstance(error, TransferFailed) else f"{type(error).__name__}: {error}"
-            self._refused.append(WorkerReport(job.transfer, self.rank, False, text))
+            self._refused.append(WorkerReport(job.transfer, self.rank, False, described(error)))
             self._count(job.direction, False, 0, 0.0)
 
     def _count(self, direction: Direction, good: bool, copied_bytes: int, seconds: float) -> None:

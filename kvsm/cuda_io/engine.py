@@ -3,14 +3,19 @@
 A copy engine moves bytes between the device pool and the host pool of one rank. Its promises, the same
 for every implementation and held by one conformance suite:
 
-1. `submit` refuses or accepts. Whatever it raises, nothing of the job runs: `TransferFailed` for an id
-   out of range, a target used twice, a transfer id that is live, an engine that is closed or broken.
+1. `submit` never waits and never looks at the blocks of a job. It raises `TransferFailed` for a transfer
+   id that is live, and for an engine that is closed or broken; the transfer has no result then. Whatever
+   else is wrong with a job (an id out of range, a target used twice) makes its result bad, with nothing of
+   it run.
 2. A transfer that was accepted ends exactly once, good or bad. A failure is an outcome in `poll`, never
    a silence, and the engine goes on serving. Where it cannot, because what carries the copies out is
    gone, every live transfer ends as bad, and each new one is refused with what broke it.
-3. Memory is read and written between `submit` and the result in `poll`, at any moment and in any order,
-   also between blocks of one transfer. Whoever plans keeps live transfers off each other's bytes.
-4. What a bad transfer wrote is unknown: its targets may hold all, some or none of the bytes.
+3. A store reads what compute that was queued before its mark has written; a load writes after compute that
+   was queued before its mark has read (S12). Between its start and its result in `poll` a transfer touches
+   its memory at any moment and in any order, also between blocks of one transfer: whoever plans keeps live
+   transfers, and compute after the mark, off each other's bytes.
+4. What a bad transfer wrote is unknown: its targets may hold all, some or none of the bytes. None of it is
+   written after the result.
 
 A transfer is live from `submit` until `poll` has returned its result.
 """
@@ -18,7 +23,7 @@ A transfer is live from `submit` until `poll` has returned its result.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -46,14 +51,26 @@ class CopyEngine(Protocol):
     """Carries out jobs on the pools of one rank. The module's text holds the promises."""
 
     @property
+    def num_device_blocks(self) -> int:
+        """Size of the device pool."""
+
+    @property
     def num_host_blocks(self) -> int:
         """Size of the host pool, in places of one device block."""
 
-    def submit(self, job: TransferJob) -> None:
-        """Start a transfer and return without waiting for the copy. A job without blocks ends as good.
+    def mark(self) -> Any:
+        """This moment of compute: all that has been queued for it so far, and nothing that comes later.
 
-        Raises `TransferFailed`; nothing has run then, and the transfer has no result.
+        Opaque, for `submit` of this engine alone. None where compute is over when its call returns.
         """
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        """Start a transfer behind the mark `after`, or behind a mark of now, and return without waiting. A
+        job without blocks ends as good. Raises `TransferFailed`; nothing has run then."""
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        """Let compute that is queued from now on start after these have ended, good or bad; others than live
+        ones are passed over. Returns when the device knows, not when they have ended."""
 
     def poll(self) -> list[CopyResult]:
         """The transfers that ended since the last call, each once, in the order in which they ended."""
@@ -61,6 +78,9 @@ class CopyEngine(Protocol):
     def wait(self, transfers: Iterable[int]) -> None:
         """Block until these have ended; their results still come from `poll`. Others are passed over:
         a transfer that is not live has nothing left to wait for."""
+
+    def drain(self) -> None:
+        """Block until every live transfer has ended; `poll` still gives the results."""
 
     def close(self) -> None:
         """Refuse new transfers, and return when every live one has ended; `poll` still gives the results.

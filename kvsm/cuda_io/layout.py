@@ -1,0 +1,144 @@
+"""Where the bytes of a block are: in the tensors of the device pool, and in the host pool.
+
+The device pool is one or more tensors, each `[num_blocks, block_bytes]` by stride: one for each layer, say,
+or one for each storage that several KV cache groups share. Block b is row b of every one of them. On the
+host a block is one row, in which the parts of its tensors stand one after another (block-major): so what is
+loaded together lies together.
+
+    device   tensor 0   | 0:b0 | 0:b1 | 0:b2 | ...        host   | 0:b7 1:b7 | 0:b2 1:b2 | ...
+             tensor 1   | 1:b0 | 1:b1 | 1:b2 | ...                  block 0     block 1
+
+Groups with blocks of different bytes may share a storage: their tensors start at the same byte of it, and
+have the same stride. The longest rows then stand for all: a block belongs to one group at a time, and the
+bytes behind a shorter row are copied, and nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, combinations
+from typing import Any, NamedTuple
+
+from kvsm.errors import ConfigError
+
+
+class Rows(NamedTuple):
+    """Memory in regular pieces: row b is `row_bytes` bytes from address + b * stride on."""
+
+    address: int
+    stride: int
+    num_rows: int
+    row_bytes: int
+
+    @property
+    def end(self) -> int:
+        """The address behind the last byte."""
+        if not self.num_rows:
+            return self.address
+        return self.address + (self.num_rows - 1) * self.stride + self.row_bytes
+
+
+class Layout(NamedTuple):
+    """The two pools of a rank. tensors: of the device pool. offsets: of their parts in a row of the host."""
+
+    tensors: tuple[Rows, ...]
+    host: Rows
+    offsets: tuple[int, ...]
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self.tensors[0].num_rows
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self.host.num_rows
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, all its parts together."""
+        return self.host.row_bytes
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether consecutive blocks are contiguous on both sides. Those of two tensors never are: they share
+        a row of the host."""
+        return self.tensors[0].stride == self.tensors[0].row_bytes == self.host.stride
+
+
+def rows_of(name: str, pool: Any) -> Rows:
+    """Where the rows of a numpy array or a torch tensor are. Raises `ConfigError`."""
+    if not hasattr(pool, "ndim") or not (hasattr(pool, "data_ptr") or hasattr(pool, "ctypes")):
+        raise ConfigError(f"{name} is a {type(pool).__name__}; give a numpy array or a torch tensor")
+    if pool.ndim != 2:
+        raise ConfigError(f"{name} is {pool.ndim}-D; it must be 2-D, [blocks, block_bytes]")
+    item_bytes = int(pool.itemsize)
+    if hasattr(pool, "data_ptr"):
+        address, strides = int(pool.data_ptr()), [one * item_bytes for one in pool.stride()]
+    else:
+        address, strides = int(pool.ctypes.data), list(pool.strides)
+    count, items = (int(one) for one in pool.shape)
+    if not items:
+        raise ConfigError(f"{name} has rows of 0 bytes; they need at least 1")
+    row_bytes = items * item_bytes
+    if count and items > 1 and strides[1] != item_bytes:
+        raise ConfigError(f"{name} has gaps inside its rows; a block must be contiguous")
+    if count > 1 and strides[0] < row_bytes:
+        raise ConfigError(f"{name} has rows of {row_bytes} bytes, {strides[0]} apart: they overlap")
+    return Rows(address, strides[0] if count > 1 else row_bytes, count, row_bytes)
+
+
+def make_layout(tensors: Sequence[Any], host: Any) -> tuple[Layout, tuple[int, ...]]:
+    """The layout of these pools, and which of the tensors (places) it is made of: not those that are part of
+    another. Raises `ConfigError`."""
+    if not tensors:
+        raise ConfigError("the device pool has no tensors; register at least one")
+    rows = [rows_of(f"device tensor {place}", tensor) for place, tensor in enumerate(tensors)]
+    for place, one in enumerate(rows):
+        if one.num_rows != rows[0].num_rows:
+            raise ConfigError(
+                f"device tensor {place} has {one.num_rows} blocks, tensor 0 has {rows[0].num_rows}; "
+                "a block is one row of each of them"
+            )
+    places = _distinct(rows)
+    kept = tuple(rows[place] for place in places)
+    host_rows = rows_of("host pool", host)
+    *offsets, block_bytes = accumulate((one.row_bytes for one in kept), initial=0)
+    if host_rows.row_bytes != block_bytes:
+        raise ConfigError(
+            f"a block has {block_bytes} bytes in the device pool and {host_rows.row_bytes} in the host "
+            "pool; they must be equal"
+        )
+    return Layout(kept, host_rows, tuple(offsets)), places
+
+
+def _distinct(rows: Sequence[Rows]) -> tuple[int, ...]:
+    """Places of the rows that are not part of other ones, in the order given. Raises `ConfigError` for rows
+    that overlap in any other way."""
+    # Longest first, so that a shorter one finds what it is part of.
+    kept: list[int] = []
+    for place in sorted(range(len(rows)), key=lambda place: (-rows[place].row_bytes, place)):
+        if not any(_is_part(rows[place], rows[other]) for other in kept):
+            kept.append(place)
+    for first, second in combinations(sorted(kept), 2):
+        if _overlap(rows[first], rows[second]):
+            raise ConfigError(
+                f"device tensors {first} and {second} share bytes, and neither's rows are part of the "
+                "other's; register what covers both"
+            )
+    return tuple(sorted(kept))
+
+
+def _is_part(one: Rows, other: Rows) -> bool:
+    """Whether row b of `one` lies in row b of `other`, for every b."""
+    start = one.address - other.address
+    return one.stride == other.stride and start >= 0 and start + one.row_bytes <= other.row_bytes
+
+
+def _overlap(one: Rows, other: Rows) -> bool:
+    """Whether any two rows of the two share a byte. Of different strides, whether they could."""
+    if one.end <= other.address or other.end <= one.address:
+        return False
+    if one.stride != other.stride:
+        return True
+    apart = (other.address - one.address) % one.stride
+    return apart < one.row_bytes or apart + other.row_bytes > one.stride

@@ -1,0 +1,297 @@
+"""The engine of devices that have streams and events: a GPU, and the device that simulates one.
+
+What is here is the order in which things happen, and their ends; how bytes move is the device's own. The
+same lines run on a GPU and under the race detector of `simulated.py`. S12 comes from five orders:
+
+===========================  =======================================  =================================
+what                         happens after                            because
+===========================  =======================================  =================================
+a store reads a block        compute wrote it                         the store stream waits for a mark
+                                                                      of compute, made after that compute
+                                                                      was queued
+a load writes a block        compute of its former owner read it      the load stream waits for the mark
+compute reads a block        its load                                 the load had been polled before that
+                                                                      compute was queued; or `hold_compute`
+compute overwrites a block   its store read it                        likewise: the lease of the ledger
+a transfer touches a slot    the transfer that had it before          likewise: the states of the ledger
+===========================  =======================================  =================================
+
+Prior art orders a store behind the *end of the step* on the host's books (B02) or lets a load start as soon
+as its target was free there (B03); a device that is a step behind its host makes both wrong.
+
+Handing a copy to a device takes time that grows with its blocks, so it is not the caller who does it: a
+submitter runs `_issue` for one transfer after the other, elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from threading import Lock
+from typing import Any, Protocol
+
+from kvsm.cuda_io.engine import CopyResult
+from kvsm.cuda_io.pairs import checked_pairs
+from kvsm.errors import DeviceLost, TransferFailed, described
+from kvsm.events import Direction
+from kvsm.ids import IdArray, count
+from kvsm.plan import TransferJob
+
+
+class Event(Protocol):
+    """A place in a stream. Everything that was queued there before it is over when it is done."""
+
+    def done(self) -> bool:
+        """Whether all before it is over. Raises `DeviceLost`, or what made a copy right before it fail."""
+
+    def synchronize(self) -> None:
+        """Block until done. Raises as `done` does."""
+
+    def seconds_after(self, earlier: Any) -> float:
+        """Device time between two events of one stream that are done."""
+
+
+class Stream(Protocol):
+    """A queue of work that the device does in order."""
+
+    def record(self) -> Event:
+        """A new event behind all that is queued so far."""
+
+    def wait(self, event: Any) -> None:
+        """Let what is queued from now on start after the event. Returns at once."""
+
+
+class Submitter(Protocol):
+    """Runs calls one after the other, in the order in which they were put, apart from who put them."""
+
+    def put(self, call: Callable[[], None]) -> None:
+        """Run this later. Never waits."""
+
+    def flush(self) -> None:
+        """Return when all calls that were put before have run, or never will."""
+
+    def close(self) -> None:
+        """Run what was put, then no more."""
+
+
+class StreamDevice(Protocol):
+    """A device, and the two pools of one rank between which it copies."""
+
+    @property
+    def num_device_blocks(self) -> int: ...
+
+    @property
+    def num_host_blocks(self) -> int: ...
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block: what a pair copies, in all parts of the device pool together."""
+
+    @property
+    def compute(self) -> Stream:
+        """The stream on which the engine computes now."""
+
+    def new_stream(self, name: str) -> Stream:
+        """A stream that gives way to compute."""
+
+    def new_submitter(self, died: Callable[[str], None]) -> Submitter:
+        """What will hand copies to the device. died: called with the reason if it ever stops on its own."""
+
+    def copy(
+        self,
+        stream: Any,
+        transfer: int,
+        direction: Direction,
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> Any:
+        """Queue the copy of the checked pairs of a transfer. The answer is what the device still reads after
+        the call: kept until the copy is over (B37). Raises if the device refuses, maybe with a part of it
+        queued."""
+
+    def close(self) -> None:
+        """Give back what the device holds. Nothing is queued any more."""
+
+
+class _Transfer:
+    """A live transfer. `end` is set once it was issued; `keep` is what the device reads meanwhile."""
+
+    __slots__ = ("after", "begin", "end", "ended", "error", "job", "keep")
+
+    def __init__(self, job: TransferJob, after: Event) -> None:
+        self.job, self.after = job, after
+        self.begin: Event | None = None
+        self.end: Event | None = None
+        self.ended = False
+        self.error = ""
+        self.keep: Any = None
+
+
+class StreamCopyEngine:
+    """A `CopyEngine` over a device with streams. All methods may be called from any thread.
+
+    Takes the device over: closing the engine closes it.
+    """
+
+    def __init__(self, device: StreamDevice) -> None:
+        self._device = device
+        self._streams = {one: device.new_stream(f"kvsm {one.name.lower()}") for one in Direction}
+        self._lock = Lock()
+        self._live: dict[int, _Transfer] = {}
+        self._issued: dict[Direction, deque[_Transfer]] = {one: deque() for one in Direction}
+        """Handed to the device and not over yet, oldest first: a stream ends them in this order."""
+        self._finished: list[CopyResult] = []
+        self._closed = False
+        self._broken = ""
+        self._submitter = device.new_submitter(self._submitter_died)
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._device.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._device.num_host_blocks
+
+    def mark(self) -> Event:
+        return self._device.compute.record()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        with self._lock:
+            if self._closed:
+                raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
+            if self._broken:
+                raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
+            if job.transfer in self._live:
+                raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
+            transfer = _Transfer(job, self._own_mark(job) if after is None else after)
+            self._live[job.transfer] = transfer
+            self._submitter.put(partial(self._issue, transfer))
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        # The device cannot wait for an event that is not recorded yet: it would take it for done.
+        compute = self._device.compute
+        with suppress(DeviceLost):  # there is no compute then that could be held; the transfers end as bad
+            for transfer in self._named(transfers):
+                if transfer.end is not None:
+                    compute.wait(transfer.end)
+
+    def poll(self) -> list[CopyResult]:
+        with self._lock:
+            self._collect()
+            finished, self._finished = self._finished, []
+            for result in finished:
+                del self._live[result.transfer]
+        return finished
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        for transfer in self._named(transfers):
+            if transfer.end is None or transfer.ended:
+                continue
+            try:
+                transfer.end.synchronize()
+            except Exception:
+                with self._lock:
+                    self._collect()
+                if not transfer.ended:  # the error is not that of the transfer, and nobody has heard of it
+                    raise
+        with self._lock:
+            self._collect()
+
+    def drain(self) -> None:
+        self.wait(list(self._live))
+
+    def close(self) -> None:
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if first:
+            self.drain()
+            self._submitter.close()
+            self._device.close()
+
+    def _own_mark(self, job: TransferJob) -> Event:
+        """A mark of now. Without one the transfer cannot start: `TransferFailed`."""
+        try:
+            return self.mark()
+        except Exception as error:
+            if isinstance(error, DeviceLost):
+                self._break(str(error))
+            raise TransferFailed(f"transfer {job.transfer}: {described(error)}; make a new engine") from error
+
+    def _named(self, transfers: Iterable[int]) -> list[_Transfer]:
+        """Those of these that are live, each with its end recorded, or over."""
+        with self._lock:
+            named = [self._live[one] for one in transfers if one in self._live]
+        if any(transfer.end is None for transfer in named):
+            self._submitter.flush()
+        return named
+
+    def _issue(self, transfer: _Transfer) -> None:
+        """Hand a transfer to the device; the submitter's part."""
+        job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
+        try:
+            pairs = checked_pairs(job, device.num_device_blocks, device.num_host_blocks)
+            stream.wait(transfer.after)
+            transfer.begin = stream.record()
+            transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)
+        except BaseException as error:  # whatever it is, the transfer must end and the submitter must live
+            transfer.error = described(error)
+        # Also behind a copy that was refused: a part of it may be queued, and touches memory until then.
+        try:
+            end = stream.record()
+        except DeviceLost as error:
+            with self._lock:
+                self._break(str(error))
+            return
+        with self._lock:
+            transfer.end = end
+            if not transfer.ended:
+                self._issued[job.direction].append(transfer)
+
+    def _collect(self) -> None:
+        """End what the device has done."""
+        for issued in self._issued.values():
+            while issued and self._is_over(issued[0]):
+                self._end(issued.popleft())
+
+    def _is_over(self, transfer: _Transfer) -> bool:
+        assert transfer.end is not None
+        try:
+            return transfer.end.done()
+        except DeviceLost as error:
+            self._break(str(error))
+            return False
+        except Exception as error:
+            transfer.error = transfer.error or described(error)
+            return True
+
+    def _end(self, transfer: _Transfer) -> None:
+        job, good, seconds = transfer.job, not transfer.error, 0.0
+        if good and transfer.begin is not None and transfer.end is not None:
+            # A time that cannot be told makes no copy bad, and must not lose its end.
+            with suppress(Exception):
+                seconds = transfer.end.seconds_after(transfer.begin)
+        copied = count(job.host_blocks) * self._device.block_bytes if good else 0
+        transfer.ended, transfer.keep = True, None
+        self._finished.append(CopyResult(job.transfer, job.direction, good, transfer.error, copied, seconds))
+
+    def _submitter_died(self, reason: str) -> None:
+        """What the device has still ends by itself; what it was not given never will."""
+        with self._lock:
+            self._broken = self._broken or reason
+            self._fail([one for one in self._live.values() if one.end is None])
+
+    def _break(self, reason: str) -> None:
+        """The device is gone, and touches nothing any more."""
+        self._broken = reason
+        for issued in self._issued.values():
+            issued.clear()
+        self._fail(self._live.values())
+
+    def _fail(self, transfers: Iterable[_Transfer]) -> None:
+        for transfer in transfers:
+            if not transfer.ended:
+                transfer.error = transfer.error or self._broken
+                self._end(transfer)
