@@ -1,8 +1,12 @@
 """The host engine: threads that copy real bytes between two pools in host memory.
 
-A transfer is cut into pieces. A thread that takes a transfer claims its next piece and puts the transfer
-back at the end of the queue before it copies: the threads share one large transfer, and a small one
-behind it waits for one piece, not for all. Transfers thus end out of order, as on real hardware.
+Compute on a host is over when its call returns. So there is nothing to mark, each transfer may start at
+once, and compute that must not start before a transfer has ended waits for it.
+
+A transfer is cut into pieces. The thread that takes it first checks its pairs, and each thread that takes it
+claims its next piece and puts the transfer back at the end of the queue before it copies: the threads share
+one large transfer, and a small one behind it waits for one piece, not for all. Transfers thus end out of
+order, as on real hardware.
 
 What a copy raises makes its transfer bad, and the thread goes on. A thread that dies all the same (of the
 bookkeeping around a copy, for want of memory, say) breaks the engine: what it had in hand is in a state
@@ -12,35 +16,51 @@ transfer as bad. Not before: a transfer that is over must not be touched any mor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
 from typing import Any
 
 from kvsm.cuda_io.engine import CopyResult
+from kvsm.cuda_io.pairs import checked_pairs
 from kvsm.cuda_io.pools import Pools
-from kvsm.errors import ConfigError, TransferFailed
+from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
-from kvsm.ids import IdArray
+from kvsm.ids import NO_IDS, IdArray
 from kvsm.plan import TransferJob
 
-PIECE_BYTES = 4 << 20
-"""Bytes of a piece: some hundred microseconds of copying, beside which the queue costs nothing."""
+PIECE_BYTES = 16 << 20
+"""Most bytes of a piece: one or two milliseconds of copying, beside which two waits for the interpreter's
+lock are bearable; and the longest that a small transfer waits behind a large one."""
+
+SHARED_BYTES = 1 << 20
+"""A transfer of more is cut so that every thread gets a piece."""
 
 
 class _Copying:
-    """A transfer in work. `claimed` belongs to the thread that took it from the queue; the condition of the
-    engine guards the rest."""
+    """A transfer in work. The pairs and `claimed` belong to the thread that took it from the queue; the
+    condition of the engine guards the rest."""
 
-    __slots__ = ("claimed", "device_blocks", "error", "host_blocks", "job", "pieces_left", "seconds")
+    __slots__ = (
+        "claimed",
+        "device_blocks",
+        "error",
+        "host_blocks",
+        "job",
+        "piece_blocks",
+        "pieces_left",
+        "seconds",
+    )
 
-    def __init__(self, job: TransferJob, device_blocks: IdArray, host_blocks: IdArray, pieces: int) -> None:
+    def __init__(self, job: TransferJob) -> None:
         self.job = job
-        self.device_blocks = device_blocks
-        self.host_blocks = host_blocks
+        self.device_blocks: IdArray = NO_IDS
+        self.host_blocks: IdArray = NO_IDS
+        self.piece_blocks = 0
+        """0 until the pairs were checked."""
         self.claimed = 0
-        self.pieces_left = pieces
+        self.pieces_left = 1
         self.seconds = 0.0
         self.error = ""
 
@@ -56,11 +76,11 @@ class HostCopyEngine:
     All methods may be called from any thread. Raises `ConfigError`.
     """
 
-    def __init__(self, device: Any, host: Any, threads: int = 2) -> None:
+    def __init__(self, device: Any | Sequence[Any], host: Any, threads: int = 2) -> None:
         if threads < 1:
             raise ConfigError(f"threads is {threads}; a host engine needs at least 1")
         self._pools = Pools(device, host)
-        self._piece_blocks = max(1, PIECE_BYTES // self._pools.block_bytes)
+        self._layout = self._pools.layout
         self._queue: SimpleQueue[_Copying | None] = SimpleQueue()
         self._changed = Condition()
         self._live: dict[int, _Copying] = {}
@@ -76,13 +96,17 @@ class HostCopyEngine:
             thread.start()
 
     @property
-    def num_host_blocks(self) -> int:
-        return len(self._pools.host)
+    def num_device_blocks(self) -> int:
+        return self._layout.num_device_blocks
 
-    def submit(self, job: TransferJob) -> None:
-        device_blocks, host_blocks = self._pools.check(job)
-        pieces = max(1, -(-len(host_blocks) // self._piece_blocks))
-        copying = _Copying(job, device_blocks, host_blocks, pieces)
+    @property
+    def num_host_blocks(self) -> int:
+        return self._layout.num_host_blocks
+
+    def mark(self) -> None:
+        return None
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002  compute is over already
         with self._changed:
             if self._closed:
                 raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
@@ -90,8 +114,11 @@ class HostCopyEngine:
                 raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
             if job.transfer in self._live:
                 raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
-            self._live[job.transfer] = copying
+            self._live[job.transfer] = copying = _Copying(job)
             self._queue.put(copying)
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self.wait(transfers)
 
     def poll(self) -> list[CopyResult]:
         with self._changed:
@@ -102,20 +129,24 @@ class HostCopyEngine:
 
     def wait(self, transfers: Iterable[int]) -> None:
         with self._changed:
-            named = [self._live[transfer] for transfer in transfers if transfer in self._live]
-            self._changed.wait_for(lambda: not any(copying.pieces_left for copying in named))
+            self._await([self._live[transfer] for transfer in transfers if transfer in self._live])
+
+    def drain(self) -> None:
+        with self._changed:
+            self._await(list(self._live.values()))
 
     def close(self) -> None:
         with self._changed:
             if not self._closed:
                 self._closed = True
                 # A thread stops at the first None that it meets, so none goes in before the last piece.
-                self._changed.wait_for(
-                    lambda: not any(copying.pieces_left for copying in self._live.values())
-                )
+                self._await(list(self._live.values()))
                 self._stop_threads()
         for thread in self._threads:
             thread.join()
+
+    def _await(self, named: Sequence[_Copying]) -> None:
+        self._changed.wait_for(lambda: not any(copying.pieces_left for copying in named))
 
     def _stop_threads(self) -> None:
         for _ in self._threads:
@@ -127,7 +158,7 @@ class HostCopyEngine:
         try:
             self._serve()
         except BaseException as error:  # nobody else would hear of it
-            died_of = _described(error)
+            died_of = described(error)
         with self._changed:
             self._serving -= 1
             if died_of and not self._broken:
@@ -138,13 +169,29 @@ class HostCopyEngine:
 
     def _serve(self) -> None:
         while (copying := self._queue.get()) is not None and not self._broken:
+            if not copying.piece_blocks:
+                self._check(copying)
             first = copying.claimed
-            copying.claimed = last = first + self._piece_blocks
+            copying.claimed = last = first + copying.piece_blocks
             if last < len(copying.host_blocks):
                 self._queue.put(copying)
             started = perf_counter()
             error = self._copy_piece(copying, first, last)
             self._end_piece(copying, perf_counter() - started, error)
+
+    def _check(self, copying: _Copying) -> None:
+        """Cut the transfer into pieces; one that cannot be carried out stays a single one, without pairs."""
+        copying.piece_blocks = 1
+        try:
+            pairs = checked_pairs(copying.job, self._layout.num_device_blocks, self._layout.num_host_blocks)
+        except BaseException as error:  # of the job, which is the caller's; the thread must live
+            copying.error = described(error)
+            return
+        copying.device_blocks, copying.host_blocks = pairs
+        blocks = len(copying.host_blocks)
+        shared_bytes = max(SHARED_BYTES, blocks * self._layout.block_bytes // len(self._threads))
+        copying.piece_blocks = max(1, min(PIECE_BYTES, shared_bytes) // self._layout.block_bytes)
+        copying.pieces_left = max(1, -(-blocks // copying.piece_blocks))
 
     def _copy_piece(self, copying: _Copying, first: int, last: int) -> str:
         """Copy the pairs from `first` up to `last`; what went wrong, or nothing. A piece of a transfer that
@@ -156,7 +203,7 @@ class HostCopyEngine:
                 copying.job.direction, copying.device_blocks[first:last], copying.host_blocks[first:last]
             )
         except BaseException as error:  # whatever it is, the transfer must end and the thread must live
-            return _described(error)
+            return described(error)
         return ""
 
     def _copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
@@ -167,7 +214,7 @@ class HostCopyEngine:
             copying.seconds += seconds
             copying.error = copying.error or error
             if copying.pieces_left == 1:
-                self._finished.append(copying.result(self._pools.block_bytes))
+                self._finished.append(copying.result(self._layout.block_bytes))
             copying.pieces_left -= 1
             if not copying.pieces_left:
                 self._changed.notify_all()
@@ -177,9 +224,5 @@ class HostCopyEngine:
         for copying in self._live.values():
             if copying.pieces_left:
                 copying.pieces_left, copying.error = 0, copying.error or self._broken
-                self._finished.append(copying.result(self._pools.block_bytes))
+                self._finished.append(copying.result(self._layout.block_bytes))
         self._changed.notify_all()
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

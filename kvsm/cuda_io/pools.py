@@ -1,140 +1,165 @@
-"""The two memories of one rank, what may be copied between them, and the copy itself.
+"""The two memories of one rank as numpy sees them, and the copy between them.
 
-A pool is a 2-D uint8 array `[blocks, block_bytes]`. The copy has two forms, because a thread that copies
-has to share the interpreter with the thread that decides. numpy drops the interpreter's lock (GIL) while
-it moves bytes, and must get it back after each statement; beside a thread that computes in Python that
-takes up to the switch interval, 5 ms, for each run of blocks.
+The copy has three forms, because threads that copy share the interpreter and its lock with the thread that
+decides; `vectored.py` says what that costs.
 
-====================  ==============================  =============================================
-runs of a piece       statement                       why
-====================  ==============================  =============================================
-one or two, or long   one slice assignment a run      each byte moves once: full memory bandwidth
-many and short        one indexed assignment in all   each byte moves twice, but the lock is needed
-                                                      twice, not once a run
-====================  ==============================  =============================================
+====================  ==================================  ===========================================
+runs, on average      form                                why
+====================  ==================================  ===========================================
+256 KiB and longer,   one slice assignment for each run,  each byte moves once: full bandwidth. As soon
+or up to four runs    while that is quick; then the rest  as another thread keeps the lock, what is
+                      as below                            left takes it once, not once a run
+12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the lock is taken
+                                                          once; but the kernel looks up each page
+shorter               one indexed assignment for each     each byte moves twice, but a block costs less
+                      tensor                              than the 1 us of a statement or of the kernel
+====================  ==================================  ===========================================
 
-Measured on 2 cores, blocks at random places, pieces of 4 MiB. Two copying threads alone: 4 KiB blocks 2.6
-GB/s by slices, 7.3 indexed; 64 KiB 12.9 and 13.6; 1 MiB 18.0 and 15.8. One copying thread beside a busy
-Python thread: 4 KiB blocks 0.01 GB/s by slices, 0.37 indexed; 64 KiB 0.03 and 0.38.
+Where that call is refused, and for rows that are short in runs that are long, slices come first from 12 KiB
+on, and indices after them.
+
+Measured on 2 cores, random blocks, pieces of 16 MiB, medians in GB/s; and as shares of 16 MiB slices
+of contiguous memory, which in the same run had 10.3 by one thread and 15.8 by two. Small pages are of 4 KiB.
+
+=========  ==========  ===========  ======================  ============================
+blocks of  one thread  two threads  one, with small pages   two beside a busy Python one
+=========  ==========  ===========  ======================  ============================
+4 KiB      3.8  0.37   6.3  0.40    2.9  0.30               0.6
+16 KiB     5.7  0.57   9.0  0.56    4.3  0.44               0.8
+64 KiB     9.7  0.95   12.5 0.82    5.4  0.60               3.1
+1 MiB      13.0 1.24   14.3 0.88    11.6 1.21               1.9
+=========  ==========  ===========  ======================  ============================
+
+Slices of 64 KiB are as fast with large pages, twice as fast by one thread with small ones (10.0), and beside
+a busy thread a hundred times slower (0.03).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm.cuda_io.descriptors import fragments, rectangles
+from kvsm.cuda_io.layout import make_layout
+from kvsm.cuda_io.pairs import Runs, merge_runs
+from kvsm.cuda_io.vectored import copy_vectored, reaches
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
-from kvsm.plan import TransferJob
 
-LONG_RUN_BYTES = 1 << 20
-"""Mean length of a run from which on a statement for each run pays."""
+LONG_BYTES = 12 << 10
+"""Mean length from which on a statement for each run, or a fragment for each row, pays."""
 
+FEW_RUNS = 4
+"""So many statements wait for the lock no longer than the one call and what plans it take."""
 
-class Runs(NamedTuple):
-    """Run i: counts[i] blocks from device_blocks[i] on, and as many host blocks from host_blocks[i] on."""
+SLICED_BYTES = 256 << 10
+"""Mean length from which on copying threads do not hold each other up by taking the lock for each run."""
 
-    device_blocks: NDArray[np.int64]
-    host_blocks: NDArray[np.int64]
-    counts: NDArray[np.int64]
+PATIENCE_SECONDS = 0.004
+"""How far copying by slices may fall behind its pace: less than the 5 ms of one wait for the lock."""
 
-
-def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> Runs:
-    """The pairs of a job in the order of their host blocks, consecutive ones on both sides merged into runs.
-
-    Sorting finds runs that the job lists backwards, as caches do that free a request's tail first. With
-    distinct host blocks no two of the runs could be merged further.
-    """
-    order = np.argsort(host_blocks, kind="stable")
-    device_blocks, host_blocks = device_blocks[order], host_blocks[order]
-    is_head = np.ones(len(host_blocks), dtype=np.bool_)
-    is_head[1:] = (device_blocks[1:] - device_blocks[:-1] != 1) | (host_blocks[1:] - host_blocks[:-1] != 1)
-    heads = np.flatnonzero(is_head)
-    counts = np.diff(heads, append=len(host_blocks))
-    return Runs(device_blocks[heads], host_blocks[heads], counts)
+PACE_BYTES_PER_SECOND = 2e9
+"""Of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is not."""
 
 
 class Pools:
-    """Device pool and host pool of one rank: `[blocks, block_bytes]` uint8, of equal block_bytes.
+    """Device pool and host pool of one rank; `layout` says how a block lies in them.
 
-    Takes numpy arrays, and torch CPU tensors, which are viewed without copying. Raises `ConfigError`.
+    device: the tensors of the device pool, or its only one: numpy arrays, or torch CPU tensors, which are
+    viewed without copying. host: likewise. Raises `ConfigError`.
     """
 
-    def __init__(self, device: Any, host: Any) -> None:
-        self.device = _as_array("device", device)
-        self.host = _as_array("host", host)
-        self.block_bytes = int(self.device.shape[1])
-        if not self.block_bytes:
-            raise ConfigError("blocks of the device pool have 0 bytes; they need at least 1")
-        if self.host.shape[1] != self.block_bytes:
-            raise ConfigError(
-                f"blocks of the device pool have {self.block_bytes} bytes, those of the host pool "
-                f"{self.host.shape[1]}; they must be equal"
-            )
-
-    def check(self, job: TransferJob) -> tuple[IdArray, IdArray]:
-        """(device blocks, host blocks) of a job that can be carried out. Raises `TransferFailed` if not."""
-        what = f"{job.direction.name.lower()} {job.transfer}"
-        try:
-            device_blocks, host_blocks = job.pairs()
-        except ValueError as error:
-            raise TransferFailed(f"{what}: {error}") from error
-        if len(device_blocks) != len(host_blocks):
-            raise TransferFailed(
-                f"{what}: {len(device_blocks)} device blocks for {len(host_blocks)} host blocks"
-            )
-        to_host = job.direction is Direction.STORE
-        _check_ids(f"{what}: device block", device_blocks, len(self.device), distinct=not to_host)
-        _check_ids(f"{what}: host block", host_blocks, len(self.host), distinct=to_host)
-        return device_blocks, host_blocks
+    def __init__(self, device: Any | Sequence[Any], host: Any) -> None:
+        tensors = list(device) if isinstance(device, list | tuple) else [device]
+        self.layout, places = make_layout(tensors, host)
+        self._device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
+        whole = _as_bytes("host pool", host)
+        self._host = [
+            whole[:, offset : offset + rows.row_bytes]
+            for offset, rows in zip(self.layout.offsets, self.layout.tensors)
+        ]
+        are_long = self.layout.is_dense or self.layout.block_bytes >= LONG_BYTES * len(self._device)
+        self._vectored = are_long and reaches((*self.layout.tensors, self.layout.host))
 
     def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
-        """Copy checked pairs now. Raises what numpy raises; the targets may then hold part of the bytes."""
-        source, target = self.device, self.host
-        sources, targets = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
-        runs = merge_runs(sources, targets)
-        heads, into = runs.device_blocks, runs.host_blocks
-        if direction is Direction.LOAD:
-            source, target, sources, targets, heads, into = target, source, targets, sources, into, heads
-        if len(heads) <= 2 or len(sources) * self.block_bytes >= LONG_RUN_BYTES * len(heads):
-            for here, there, count in zip(heads.tolist(), into.tolist(), runs.counts.tolist(), strict=True):
-                target[there : there + count] = source[here : here + count]
+        """Copy checked pairs now.
+
+        Raises `TransferFailed`, with nothing copied, if the targets are read-only; and what numpy and the
+        system raise, after which the targets may hold part of the bytes.
+        """
+        if not len(host_blocks):
+            return
+        to_host = direction is Direction.STORE
+        targets = self._host if to_host else self._device
+        if not all(one.flags.writeable for one in targets):
+            raise TransferFailed(
+                f"the {'host' if to_host else 'device'} pool is read-only; give a writable one"
+            )
+        pairs = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
+        runs = merge_runs(*pairs)
+        statements = len(runs.counts) * len(targets)
+        run_bytes = len(host_blocks) * self.layout.block_bytes // statements
+        if (
+            statements <= FEW_RUNS
+            or run_bytes >= SLICED_BYTES
+            or (run_bytes >= LONG_BYTES and not self._vectored)
+        ):
+            copied = self._copy_while_quick(to_host, runs)
+            if copied == len(host_blocks):
+                return
+            order = np.argsort(pairs[1], kind="stable")[copied:]  # as the runs are sorted
+            pairs = pairs[0][order], pairs[1][order]
+        if run_bytes >= LONG_BYTES and self._vectored:
+            copy_vectored(fragments(rectangles(self.layout, direction, *pairs)))
         else:
-            target[targets] = source[sources]
+            self._copy_indexed(to_host, *pairs)
+
+    def _copy_while_quick(self, to_host: bool, runs: Runs) -> int:
+        """Copy run by run as long as that keeps its pace. Returns how many pairs are copied."""
+        sources, targets = (self._device, self._host) if to_host else (self._host, self._device)
+        tensors = list(zip(targets, sources))
+        heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
+        into, out_of = (_places(head, runs.counts) for head in heads)
+        seconds = (runs.counts * (self.layout.block_bytes / PACE_BYTES_PER_SECOND)).tolist()
+        due = perf_counter() + PATIENCE_SECONDS
+        for done, (there, here, pace) in enumerate(zip(into, out_of, seconds)):
+            for target, source in tensors:
+                if perf_counter() > due:
+                    return int(runs.counts[:done].sum())
+                target[there] = source[here]
+            due += pace
+        return int(runs.counts.sum())
+
+    def _copy_indexed(
+        self, to_host: bool, device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]
+    ) -> None:
+        for device, host in zip(self._device, self._host):
+            if to_host:
+                host[host_blocks] = device[device_blocks]
+            else:
+                device[device_blocks] = host[host_blocks]
 
 
-def _as_array(name: str, pool: Any) -> NDArray[np.uint8]:
-    """View a pool as numpy. A torch tensor is told by its `numpy` method, so that torch is not needed."""
-    if not isinstance(pool, np.ndarray):
-        try:
-            pool = pool.numpy()
-        except (AttributeError, TypeError, RuntimeError) as error:
-            raise ConfigError(
-                f"{name} pool is a {type(pool).__name__} that numpy cannot view: {error}"
-            ) from error
-    if pool.ndim != 2 or pool.dtype != np.uint8:
-        raise ConfigError(
-            f"{name} pool is {pool.ndim}-D {pool.dtype}; it must be 2-D uint8, [blocks, block_bytes]"
-        )
-    array: NDArray[np.uint8] = pool
+def _places(heads: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterable[int | slice]:
+    """What numpy takes for each run. A number is quicker than a slice of one."""
+    if (counts == 1).all():
+        return heads.tolist()  # type: ignore[no-any-return]
+    return map(slice, heads.tolist(), (heads + counts).tolist())
+
+
+def _as_bytes(name: str, pool: Any) -> NDArray[np.uint8]:
+    """View a pool as numpy bytes. What is no array is a torch tensor, maybe of a type that numpy lacks."""
+    try:
+        if not isinstance(pool, np.ndarray):
+            import torch  # only whoever brings a tensor needs it
+
+            pool = pool.view(torch.uint8).numpy()
+        array: NDArray[np.uint8] = pool.view(np.uint8)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{name} cannot be viewed as bytes by numpy: {error}") from error
     return array
-
-
-def _check_ids(what: str, ids: IdArray, limit: int, distinct: bool) -> None:
-    """Refuse an id that is outside the pool (numpy would count a negative one from the end), or doubled."""
-    if not len(ids):
-        return
-    if isinstance(ids, tuple):
-        least, most, different = min(ids), max(ids), len(set(ids))
-    else:
-        ordered = np.sort(ids)
-        least, most = int(ordered[0]), int(ordered[-1])
-        different = 1 + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
-    if least < 0 or most >= limit:
-        raise TransferFailed(f"{what} {least if least < 0 else most} is not in its pool of {limit}")
-    if distinct and different < len(ids):
-        doubled = next(one for place, one in enumerate(ids) if one in ids[:place])
-        raise TransferFailed(f"{what} {doubled} is the target of two copies")

@@ -1,0 +1,224 @@
+"""Which pieces of memory a transfer is made of: planned without a device, and without a loop over blocks.
+
+The pairs of a transfer are merged into runs. What a run becomes depends on what is strided:
+
+=====================================  ======================================  ===========================
+a run of `count` blocks                rectangles                              because
+=====================================  ======================================  ===========================
+contiguous on both sides               one, flat                               one tensor, no gaps
+strided on a side                      one for each tensor, a block a row      the host is block-major
+the same, fewer blocks than layers     one for each block, a layer a row       layers at even distances are
+                                                                               a rectangle, too
+wider apart than a pitch may be        one, flat, for each row                 `MAX_PITCH`
+=====================================  ======================================  ===========================
+
+Tensors that are neighbours in every block, on the device as on the host, count as one (`joined`).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.cuda_io.layout import Layout
+from kvsm.cuda_io.pairs import Runs, merge_runs
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+
+MAX_PITCH = 2**31 - 1
+"""Largest distance between the rows of a 2-D copy that CUDA takes, in bytes."""
+
+
+class Rectangles(NamedTuple):
+    """Rectangle i: heights[i] rows of widths[i] bytes, whose starts are a pitch apart on either side.
+
+    Addresses and bytes, uint64 and C-contiguous. A rectangle of one row is flat: its pitches are its width,
+    which may be more than `MAX_PITCH`, so a device copies it as plain bytes.
+    """
+
+    sources: NDArray[np.uint64]
+    targets: NDArray[np.uint64]
+    widths: NDArray[np.uint64]
+    heights: NDArray[np.uint64]
+    source_pitches: NDArray[np.uint64]
+    target_pitches: NDArray[np.uint64]
+
+
+class Fragments(NamedTuple):
+    """Fragment i: sizes[i] bytes, contiguous on both sides. Addresses and bytes, uint64 and C-contiguous."""
+
+    sources: NDArray[np.uint64]
+    targets: NDArray[np.uint64]
+    sizes: NDArray[np.uint64]
+
+
+class Shape(NamedTuple):
+    """What the choice of a path needs to know of a copy: `PathTable.choose(direction, *shape)`."""
+
+    fragment_bytes: int
+    """Mean size of a fragment."""
+    fragments: int
+    rectangles: int
+
+
+def shape(layout: Layout, device_blocks: IdArray, host_blocks: IdArray) -> Shape:
+    """The shape of the copy that `rectangles` and `fragments` would plan, for a small part of their time."""
+    layout = joined(layout)
+    counts = _runs(layout, device_blocks, host_blocks).counts
+    pairs, rectangles = int(counts.sum()), int(np.minimum.outer(_bands(layout).heights, counts).sum())
+    fragments = rectangles if layout.is_dense else pairs * len(layout.tensors)
+    return Shape(pairs * layout.block_bytes // max(fragments, 1), fragments, rectangles)
+
+
+def rectangles(
+    layout: Layout, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
+) -> Rectangles:
+    """The copy of checked pairs as few rectangles."""
+    layout = joined(layout)
+    tensors = _columns(layout)
+    corners = _corners(layout, _runs(layout, device_blocks, host_blocks))
+    device = tensors.addresses[corners.tensors] + corners.device_blocks * tensors.strides[corners.tensors]
+    host = tensors.host_addresses[corners.tensors] + corners.host_blocks * layout.host.stride
+    widths = tensors.row_bytes[corners.tensors]
+    is_flat = (corners.device_pitches == widths) & (corners.host_pitches == widths) | (corners.heights == 1)
+    widths = np.where(is_flat, widths * corners.heights, widths)
+    heights = np.where(is_flat, 1, corners.heights)
+    device_pitches = np.where(is_flat, widths, corners.device_pitches)
+    host_pitches = np.where(is_flat, widths, corners.host_pitches)
+    if direction is Direction.STORE:
+        columns = device, host, widths, heights, device_pitches, host_pitches
+    else:
+        columns = host, device, widths, heights, host_pitches, device_pitches
+    return Rectangles(*(column.view(np.uint64) for column in columns))
+
+
+def fragments(rectangles: Rectangles) -> Fragments:
+    """The rows of the rectangles, each a fragment."""
+    if bool((rectangles.heights == 1).all()):
+        return Fragments(rectangles.sources, rectangles.targets, rectangles.widths)
+    heights = rectangles.heights.view(np.int64)
+    of, rows = spread(heights)
+    steps = rows.view(np.uint64)
+    return Fragments(
+        rectangles.sources[of] + steps * rectangles.source_pitches[of],
+        rectangles.targets[of] + steps * rectangles.target_pitches[of],
+        rectangles.widths[of],
+    )
+
+
+@lru_cache(maxsize=16)
+def joined(layout: Layout) -> Layout:
+    """The same bytes in as few tensors as can be: neighbours on both sides, in every block, become one."""
+    tensors, offsets = [layout.tensors[0]], [layout.offsets[0]]
+    for rows, offset in zip(layout.tensors[1:], layout.offsets[1:]):
+        last = tensors[-1]
+        if rows.address == last.address + last.row_bytes and rows.stride == last.stride:
+            tensors[-1] = last._replace(row_bytes=last.row_bytes + rows.row_bytes)
+        else:
+            tensors.append(rows)
+            offsets.append(offset)
+    return Layout(tuple(tensors), layout.host, tuple(offsets))
+
+
+class _Columns(NamedTuple):
+    """The tensors of a layout as columns, and the host addresses of their parts of host block 0."""
+
+    addresses: NDArray[np.int64]
+    strides: NDArray[np.int64]
+    row_bytes: NDArray[np.int64]
+    host_addresses: NDArray[np.int64]
+
+
+@lru_cache(maxsize=16)
+def _columns(layout: Layout) -> _Columns:
+    addresses, strides, _, row_bytes = np.array(layout.tensors, np.int64).T
+    return _Columns(addresses, strides, row_bytes, np.array(layout.offsets, np.int64) + layout.host.address)
+
+
+class _Bands(NamedTuple):
+    """Band i: heights[i] tensors from firsts[i] on that differ in their addresses alone, by pitches[i] each.
+
+    One block of a band is a rectangle of that pitch on the device, and without gaps on the host.
+    """
+
+    firsts: NDArray[np.int64]
+    heights: NDArray[np.int64]
+    pitches: NDArray[np.int64]
+    of_tensors: NDArray[np.int64]
+    """For each tensor its band."""
+
+
+@lru_cache(maxsize=16)
+def _bands(layout: Layout) -> _Bands:
+    """The tensors in as few bands as can be: each takes all it can, as what is cut off a band is one, too."""
+    firsts, heights, pitches, of_tensors = [0], [1], [layout.tensors[0].row_bytes], [0]
+    for place, (last, rows) in enumerate(zip(layout.tensors, layout.tensors[1:]), start=1):
+        pitch = rows.address - last.address
+        is_alike = rows._replace(address=last.address) == last and rows.row_bytes <= pitch <= MAX_PITCH
+        if is_alike and (heights[-1] == 1 or pitch == pitches[-1]):
+            heights[-1] += 1
+            pitches[-1] = pitch
+        else:
+            firsts.append(place)
+            heights.append(1)
+            pitches.append(rows.row_bytes)
+        of_tensors.append(len(firsts) - 1)
+    return _Bands(*(np.array(column, np.int64) for column in (firsts, heights, pitches, of_tensors)))
+
+
+class _Corners(NamedTuple):
+    """Rectangle i, before it has addresses: it starts with a block of a tensor, and has heights[i] rows."""
+
+    tensors: NDArray[np.int64]
+    device_blocks: NDArray[np.int64]
+    host_blocks: NDArray[np.int64]
+    heights: NDArray[np.int64]
+    device_pitches: NDArray[np.int64]
+    host_pitches: NDArray[np.int64]
+
+
+def _corners(layout: Layout, runs: Runs) -> _Corners:
+    """For each band and run the fewer rectangles: one for each tensor of the band, or for each block."""
+    tensors, bands = _columns(layout), _bands(layout)
+    by_block = np.greater.outer(bands.heights, runs.counts)
+    tensor, run = np.nonzero(~by_block[bands.of_tensors])
+    of_tensors = _Corners(
+        tensor,
+        runs.device_blocks[run],
+        runs.host_blocks[run],
+        runs.counts[run],
+        tensors.strides[tensor],
+        np.full(len(run), layout.host.stride),
+    )
+    if not by_block.any():
+        return of_tensors
+    band, run = np.nonzero(by_block)
+    of, step = spread(runs.counts[run])
+    band, run = band[of], run[of]
+    of_blocks = _Corners(
+        bands.firsts[band],
+        runs.device_blocks[run] + step,
+        runs.host_blocks[run] + step,
+        bands.heights[band],
+        bands.pitches[band],
+        tensors.row_bytes[bands.firsts[band]],
+    )
+    return _Corners(*(np.concatenate(pair) for pair in zip(of_tensors, of_blocks)))
+
+
+def _runs(layout: Layout, device_blocks: IdArray, host_blocks: IdArray) -> Runs:
+    """The runs of the pairs; each pair by itself where the rows of a run are wider apart than a pitch."""
+    device, host = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
+    widest = max(layout.host.stride, *(rows.stride for rows in layout.tensors))
+    if widest > MAX_PITCH and not layout.is_dense:
+        return Runs(device, host, np.ones(len(host), np.int64))
+    return merge_runs(device, host)
+
+
+def spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Thing i counts[i] times: which thing each one is, and the how manieth of it, from 0 on."""
+    of = np.repeat(np.arange(len(counts)), counts)
+    return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,0 +1,186 @@
+"""The copy engines that the conformance suite runs on, and what it gives them: pools, jobs, layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from cuda_rig import cuda_rig
+from hypothesis import strategies as st
+
+from kvsm.cuda_io import (
+    CopyEngine,
+    CopyResult,
+    FailingCopyEngine,
+    HostCopyEngine,
+    SimulatedCopyEngine,
+    VerifyingCopyEngine,
+)
+from kvsm.cuda_io import host as host_module
+from kvsm.events import Direction
+from kvsm.ids import pack
+from kvsm.plan import TransferJob
+
+Bytes = np.ndarray[Any, Any]
+
+
+class Rig(NamedTuple):
+    """An engine, and its pools as they are now: the arrays that it was made with, or copies."""
+
+    engine: CopyEngine
+    read_device: Callable[[], list[Bytes]]
+    read_host: Callable[[], Bytes]
+
+
+MakeRig = Callable[[list[Bytes], Bytes], Rig]
+"""device: tensors of the device pool. host: the host pool. Both `[num_blocks, bytes]`, uint8."""
+
+
+def rig_of(make_engine: Callable[[list[Bytes], Bytes], CopyEngine]) -> MakeRig:
+    """Rigs of an engine that copies between the very arrays it is given."""
+    return lambda device, host: Rig(make_engine(device, host), lambda: device, lambda: host)
+
+
+def _verifying(device: list[Bytes], host: Bytes) -> CopyEngine:
+    return VerifyingCopyEngine(HostCopyEngine(device, host), host, device)
+
+
+# Engines whose methods may be called from any thread.
+_FOR_THREADS = [
+    pytest.param(rig_of(HostCopyEngine), id="host"),
+    pytest.param(rig_of(lambda device, host: HostCopyEngine(device, host, threads=1)), id="host-1-thread"),
+    pytest.param(
+        rig_of(lambda device, host: FailingCopyEngine(HostCopyEngine(device, host), seed=7, rate=0)),
+        id="failing-never",
+    ),
+    pytest.param(rig_of(_verifying), id="verifying"),
+    pytest.param(cuda_rig, id="cuda"),
+]
+
+every_engine = pytest.mark.parametrize(
+    "make_rig",
+    [
+        *_FOR_THREADS,
+        pytest.param(rig_of(lambda device, host: SimulatedCopyEngine(device, host, seed=7)), id="simulated"),
+    ],
+)
+
+every_engine_for_threads = pytest.mark.parametrize("make_rig", _FOR_THREADS)
+
+
+class Shape(NamedTuple):
+    """What the pools of a property test look like."""
+
+    row_bytes: list[int]
+    """Of the tensors of the device pool, one after another in a block of the host."""
+    device_gap: int
+    """Bytes of nobody between two rows of a tensor."""
+    host_gap: int
+    shares_storage: bool
+    """The first tensor is registered a second time, by a group whose blocks are shorter."""
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(self.row_bytes)
+
+    def pools(self, num_device_blocks: int, num_host_blocks: int) -> tuple[list[Bytes], Bytes]:
+        """Random bytes in this shape: (tensors, host)."""
+        *tensors, host = (
+            random_bytes(count, width + gap, seed)[:, :width]
+            for seed, (count, width, gap) in enumerate(
+                [
+                    *((num_device_blocks, width, self.device_gap) for width in self.row_bytes),
+                    (num_host_blocks, self.block_bytes, self.host_gap),
+                ]
+            )
+        )
+        if self.shares_storage and self.row_bytes[0] > 1:
+            tensors.insert(0, tensors[0][:, : self.row_bytes[0] // 2])
+        return tensors, host
+
+
+shapes = st.builds(
+    Shape,
+    st.lists(st.sampled_from([1, 2, 3, 17, 600]), min_size=1, max_size=3),
+    device_gap=st.sampled_from([0, 1, 5]),
+    host_gap=st.sampled_from([0, 1, 5]),
+    shares_storage=st.booleans(),
+)
+
+
+def random_bytes(count: int, width: int, seed: int = 0) -> Bytes:
+    return np.random.default_rng(seed).integers(0, 256, (count, width), dtype=np.uint8)
+
+
+def random_pools(num_blocks: int = 40, block_bytes: int = 3) -> tuple[list[Bytes], Bytes]:
+    """The plainest pools: one tensor, no gaps."""
+    return [random_bytes(num_blocks, block_bytes, 1)], random_bytes(num_blocks, block_bytes, 2)
+
+
+def copy_plainly(job: TransferJob, device: list[Bytes], host: Bytes) -> None:
+    """The reference: a loop over single blocks. A tensor that is part of another changes with it."""
+    tensors = [one for one in device if not any(_is_part(one, other) for other in device)]
+    offsets = accumulate((one.shape[1] for one in tensors), initial=0)
+    for tensor, offset in zip(tensors, offsets):
+        part = host[:, offset : offset + tensor.shape[1]]
+        for device_block, host_block in zip(*job.pairs()):
+            if job.direction is Direction.STORE:
+                part[host_block] = tensor[device_block]
+            else:
+                tensor[device_block] = part[host_block]
+
+
+def _is_part(one: Bytes, other: Bytes) -> bool:
+    return one.shape[1] < other.shape[1] and np.may_share_memory(one, other)
+
+
+def copied(device: list[Bytes], host: Bytes) -> tuple[list[Bytes], Bytes]:
+    """Pools of their own with the same bytes; tensors that share a storage share it still."""
+    storages = {id(one.base): np.array(one.base) for one in device if one.base is not None}
+    return [
+        storages[id(one.base)][:, : one.shape[1]] if one.base is not None else one.copy() for one in device
+    ], host.copy()
+
+
+def store(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return TransferJob(transfer, Direction.STORE, pack(device_blocks), pack(host_blocks))
+
+
+def load(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return TransferJob(transfer, Direction.LOAD, pack(device_blocks), pack(host_blocks))
+
+
+def finish(engine: CopyEngine, transfers: list[int]) -> list[CopyResult]:
+    engine.wait(transfers)
+    return engine.poll()
+
+
+@st.composite
+def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list[TransferJob]]:
+    """Rounds of transfers both ways; those of one round touch no block of either pool in common."""
+    rounds, transfer = [], 0
+    for _ in range(draw(st.integers(1, most))):
+        device_blocks = draw(st.permutations(range(num_blocks)))
+        host_blocks = draw(st.permutations(range(num_blocks)))
+        if draw(st.booleans()):  # so that runs are long, which random permutations never give
+            host_blocks = device_blocks
+        cuts = sorted(draw(st.lists(st.integers(0, num_blocks), max_size=6)))
+        jobs = []
+        for first, last in pairwise(cuts):
+            make = store if draw(st.booleans()) else load
+            jobs.append(make(transfer, device_blocks[first:last], host_blocks[first:last]))
+            transfer += 1
+        rounds.append(jobs)
+    return rounds
+
+
+@contextmanager
+def short_pieces(blocks: int, block_bytes: int) -> Iterator[None]:
+    """Host engines cut a transfer into pieces of this many blocks meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_module, "PIECE_BYTES", blocks * block_bytes)
+        yield
