@@ -1,0 +1,33 @@
+"""All schedules of a small scenario: it is run again for each sequence of choices that it can be given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Choose = Callable[[int], int]
+
+
+def every_schedule(run: Callable[[Choose], None]) -> int:
+    """Depth first, from the start for each. Returns how many there are."""
+    path: list[list[int]] = []
+    """Of each choice so far, what was chosen, and of how many."""
+    schedules = 0
+    while True:
+        place = 0
+
+        def choose(options: int) -> int:
+            nonlocal place
+            if place == len(path):
+                path.append([0, options])
+            assert path[place][1] == options, "the same choices did not lead to the same place"
+            place += 1
+            return path[place - 1][0]
+
+        run(choose)
+        assert place == len(path), "the same choices did not lead to the same place"
+        schedules += 1
+        while path and path[-1][0] + 1 == path[-1][1]:
+            path.pop()
+        if not path:
+            return schedules
+        path[-1][0] += 1
