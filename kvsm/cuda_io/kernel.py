@@ -1,0 +1,157 @@
+"""The copy kernel `copy.cu`: compiled through NVRTC, and what it is launched with.
+
+A kernel that reads or writes page-locked host memory has no cost for each descriptor, which is what small
+fragments die of on the DMA engines. It needs two tables: the parts of a block, uploaded once for a layout,
+and the pairs of a transfer, 8 bytes each, which it reads from page-locked memory while it runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.cuda_io.descriptors import joined
+from kvsm.cuda_io.layout import Layout
+from kvsm.errors import ConfigError
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+
+KERNEL_NAME = "kvsm_copy"
+
+LANES, THREADS = 32, 512
+"""Threads that copy a part together, and threads of a thread block; both as `copy.cu` has them."""
+
+PART_BYTES = 4096
+"""Longest part: what the lanes read in one go, 8 vectors of 16 bytes each."""
+
+
+class KernelParameters(NamedTuple):
+    """The parameters of the kernel in order; `KERNEL_TYPES` are their C types. Addresses are the device's."""
+
+    pairs: int
+    """Address of the bytes of `kernel_pairs`: page-locked, and unchanged until the kernel is over."""
+    num_pairs: int
+    parts: int
+    """Address of the bytes of `kernel_parts`: device memory, 16-byte aligned, uploaded once for a layout."""
+    num_parts: int
+    host: int
+    """Address of the host pool, as the device sees it."""
+    host_stride: int
+    to_host: int
+    """1 for a store, 0 for a load."""
+    vector_bytes: int
+
+
+KERNEL_TYPES = (
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.c_int,
+    ctypes.c_int,
+)
+
+
+def kernel_parts(layout: Layout) -> NDArray[np.uint64]:
+    """The parts table, a row for each part: device address in block 0, device stride, host offset, bytes.
+
+    A row of a tensor is cut into parts of `PART_BYTES`, so that the warps share long rows as they share
+    many short ones.
+    """
+    whole = joined(layout)
+    parts = [
+        (rows.address + start, rows.stride, offset + start, min(PART_BYTES, rows.row_bytes - start))
+        for rows, offset in zip(whole.tensors, whole.offsets)
+        for start in range(0, rows.row_bytes, PART_BYTES)
+    ]
+    return np.array(parts, dtype=np.uint64)
+
+
+def kernel_pairs(device_blocks: IdArray, host_blocks: IdArray) -> NDArray[np.uint32]:
+    """The pairs table of a transfer, a row for each pair: device block, host block."""
+    pairs = np.empty((len(device_blocks), 2), dtype=np.uint32)
+    pairs[:, 0], pairs[:, 1] = device_blocks, host_blocks
+    return pairs
+
+
+def vector_bytes(layout: Layout) -> int:
+    """The widest vector, 16, 8, 4 or 1 bytes, in which everything of this layout can be moved."""
+    whole = joined(layout)
+    together = whole.host.address | whole.host.stride
+    for rows in whole.tensors:
+        together |= rows.address | rows.stride | rows.row_bytes  # an offset is a sum of these
+    return next(width for width in (16, 8, 4, 1) if together % width == 0)
+
+
+def grid(direction: Direction, num_pairs: int, layout: Layout, multiprocessors: int) -> tuple[int, int]:
+    """(thread blocks, threads of one) to launch the kernel with.
+
+    No more warps than the copy has parts, and no more thread blocks than a share of the multiprocessors,
+    since compute goes without what the kernel holds: a sixteenth for a store, whose writes nobody waits for,
+    and a tenth for a load, whose reads cross the bus and back. The 8 and 13 blocks that this makes of 132
+    multiprocessors have 0.5 and 0.8 MiB in flight, far more than a bus of 55 GB/s needs for 2 us.
+    """
+    whole = joined(layout)
+    units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
+    share = 16 if direction is Direction.STORE else 10
+    return max(1, min(multiprocessors // share, -(-units // (THREADS // LANES)))), THREADS
+
+
+@cache
+def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
+    """The kernel for a device, as a module image for `cuModuleLoadData`; compiled once for each capability.
+
+    Machine code where the compiler knows the device, else intermediate code of the newest older one, which
+    the driver finishes. Raises `ConfigError` if there is no compiler, or none for such a device.
+    """
+    try:
+        from cuda.bindings import nvrtc  # only a machine with a GPU has a use for it
+
+        known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the bindings without their library
+        raise ConfigError(
+            f"the copy kernel needs NVRTC, and it cannot be loaded ({error}); install it with "
+            "pip install 'kvsm[cuda]', or force another path"
+        ) from error
+    wanted = compute_capability[0] * 10 + compute_capability[1]
+    older = [one for one in known if one <= wanted]
+    if not older:
+        raise ConfigError(
+            f"this NVRTC compiles for compute capability {min(known) / 10} and later, and the device has "
+            f"{wanted / 10}; install the NVRTC of an earlier CUDA, or force another path"
+        )
+    exact = wanted in known
+    option = f"--gpu-architecture={'sm' if exact else 'compute'}_{max(older)}"
+    return _compiled(nvrtc, option, exact)
+
+
+def _compiled(nvrtc: Any, option: str, machine_code: bool) -> bytes:
+    source = Path(__file__).with_name("copy.cu").read_bytes()
+    program = _checked(nvrtc, nvrtc.nvrtcCreateProgram(source, b"copy.cu", 0, None, None))
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(program, 1, [option.encode()])
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            log = b" " * _checked(nvrtc, nvrtc.nvrtcGetProgramLogSize(program))
+            nvrtc.nvrtcGetProgramLog(program, log)
+            raise ConfigError(f"NVRTC refuses copy.cu with {option}: {log.rstrip(bytes(1)).decode()}")
+        of = "CUBIN" if machine_code else "PTX"
+        image: bytes = b" " * _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{of}Size")(program))
+        _checked(nvrtc, getattr(nvrtc, f"nvrtcGet{of}")(program, image))  # writes into the bytes
+        return image
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
+    """The value of a call of NVRTC. Raises `ConfigError` if it failed."""
+    result, *value = answer
+    if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+        raise ConfigError(f"NVRTC failed with {result.name}; force another path than the kernel")
+    return value[0] if value else None

@@ -1,0 +1,109 @@
+"""Builds the fake CUDA driver (`driver.cpp`), and puts it where cuda-bindings looks for the real one.
+
+A process that has loaded it has it for good, for a driver is looked for once. So it is loaded only where no
+GPU is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+SOURCE = Path(__file__).parent / "driver.cpp"
+KERNEL = Path(__file__).parents[2] / "kvsm" / "cuda_io" / "copy.cu"
+
+INVALID_VALUE = 1
+ILLEGAL_ADDRESS = 700
+NEWEST_WITHOUT_BATCH = 12060
+
+_building = TemporaryDirectory(prefix="kvsm-fake-cuda-")
+"""Removed when the process ends."""
+
+
+class FakeDriver:
+    """The orders that tests give it, and what it has seen."""
+
+    def __init__(self, file: Path) -> None:
+        self._library = ctypes.CDLL(str(file), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
+        self._library.fake_calls.restype = ctypes.c_char_p
+
+    def reset(self) -> None:
+        """As new: nothing seen, nothing to fail, nothing queued for compute. Memory is what it was."""
+        self._library.fake_reset()
+
+    @property
+    def calls(self) -> list[str]:
+        """The calls since the reset, each with the arguments that matter."""
+        return self._library.fake_calls().decode().splitlines()
+
+    def fail(self, name: str, nth: int = 1, code: int = INVALID_VALUE) -> None:
+        """Let the nth call of this name from now on fail, and do nothing."""
+        self._library.fake_fail(name.encode(), nth, code)
+
+    def lose(self, code: int = ILLEGAL_ADDRESS) -> None:
+        """Let all that is queued vanish, and every call from now on fail."""
+        self._library.fake_lose(code)
+
+    def set_version(self, version: int) -> None:
+        self._library.fake_version(version)
+
+    def page_lock(self, pool: np.ndarray) -> None:
+        """As cuMemHostRegister, and also again: the memory of an array that is gone is another's later."""
+        if pool.size:
+            extent = (len(pool) - 1) * pool.strides[0] + pool.strides[-1] * pool.shape[-1]
+            self._library.fake_page_lock(ctypes.c_uint64(pool.ctypes.data), ctypes.c_size_t(extent))
+
+    def unlock_all(self) -> None:
+        """No host memory is page-locked any more."""
+        self._library.fake_unlock_all()
+
+    def compute(self, target: np.ndarray, value: int, stream: int) -> None:
+        """Queue the filling of contiguous memory: what a model's kernel does, for a test."""
+        assert self._library.fake_fill(*_pointers(target), value, ctypes.c_void_p(stream)) == 0
+
+    def compute_reads(self, source: np.ndarray, target: np.ndarray, stream: int) -> None:
+        """Queue the reading of contiguous memory, into an array where a test sees what was read."""
+        pointers = ctypes.c_uint64(target.ctypes.data), *_pointers(source)
+        assert self._library.fake_read(*pointers, ctypes.c_void_p(stream)) == 0
+
+    def run(self, stream: int) -> None:
+        """Let a stream do all that is queued on it."""
+        self._library.fake_run(ctypes.c_void_p(stream))
+
+    @property
+    def retained(self) -> int:
+        """Contexts that somebody has retained and not released."""
+        return self._library.fake_retained()
+
+
+def _pointers(array: np.ndarray) -> tuple[ctypes.c_uint64, ctypes.c_size_t]:
+    return ctypes.c_uint64(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+
+
+def why_not() -> str:
+    """What a fake driver cannot do without, here; nothing where there is all of it."""
+    return "" if shutil.which("g++") else "no C++ compiler (g++) to build the fake CUDA driver with"
+
+
+@functools.cache
+def load_fake() -> FakeDriver:
+    """Build it and load it, before cuda-bindings looks for a driver."""
+    return FakeDriver(build_fake())
+
+
+@functools.cache
+def build_fake() -> Path:
+    file = Path(_building.name) / "libcuda.so.1"
+    options = (
+        "-std=c++17 -O1 -shared -fPIC -Wall -Wextra -Werror -Wno-unknown-pragmas -Wl,-soname,libcuda.so.1"
+    )
+    kernel = f'-DKERNEL_SOURCE="{KERNEL}"'
+    subprocess.run(["g++", *options.split(), kernel, "-o", str(file), str(SOURCE)], check=True)
+    return file
