@@ -1,0 +1,467 @@
+"""Host memory: of its exact size, page-locked or not, shared by ranks and by nobody else."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvsm.cuda_io import host_memory
+from kvsm.cuda_io.host_memory import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes, blocks_in
+from kvsm.cuda_io.layout import rows_of
+from kvsm.errors import ConfigError
+
+
+class Locked:
+    """A driver that page-locks. `locked`: bytes by address."""
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.unlocked: list[int] = []
+
+    @property
+    def page_locking(self) -> PageLocking:
+        return PageLocking(self.locked.__setitem__, self.unlocked.append)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "pool"
+
+
+# Sizes and places.
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_blocks=st.integers(1, 300), block_bytes=st.integers(1, 3000))
+def test_a_pool_is_zeros_of_exactly_its_size(num_blocks: int, block_bytes: int) -> None:
+    """Rounded up to pages, because memory comes in pages; not to powers of two."""
+    driver = Locked()
+    with HostPool(num_blocks, block_bytes, page_locking=driver.page_locking) as pool:
+        assert pool.blocks.shape == (num_blocks, block_bytes)
+        assert not pool.blocks.any()
+        [(address, size)] = driver.locked.items()
+        assert (address, address % PAGE_BYTES) == (rows_of("pool", pool.blocks).address, 0)
+        assert 0 <= size - num_blocks * block_bytes < PAGE_BYTES
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_blocks=st.integers(1, 40), ranks=st.integers(1, 4), block_bytes=st.integers(1, 300))
+def test_ranks_have_rows_of_their_own_and_a_block_of_all_lies_together(
+    tmp_path_factory: pytest.TempPathFactory, num_blocks: int, ranks: int, block_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("shared") / "pool"
+    with ExitStack() as stack:
+        pools = [
+            stack.enter_context(HostPool(num_blocks, block_bytes, path=path, ranks=ranks, rank=rank))
+            for rank in range(ranks)
+        ]
+        content = np.random.default_rng(0).integers(0, 256, (num_blocks, ranks, block_bytes), np.uint8)
+        for rank, pool in enumerate(pools):
+            assert not pool.blocks.any()
+            pool.blocks[:] = content[:, rank]
+        written = np.fromfile(path, np.uint8)[: content.size]
+        assert np.array_equal(written.reshape(content.shape), content)
+        assert rows_of("pool", pools[-1].blocks).row_bytes == block_bytes
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_blocks": 0}, "num_blocks is 0; a host pool needs at least 1"),
+        ({"block_bytes": 0}, "block_bytes is 0"),
+        ({"ranks": 0}, "ranks is 0"),
+        ({"rank": 1}, "rank is 1; it must be from 0 to 0"),
+        ({"rank": -1}, "rank is -1"),
+        ({"ranks": 2}, "ranks is 2; ranks share a host pool through a file, so give a path"),
+        ({"path": "/no/such/folder/pool"}, "/no/such/folder/pool: cannot be opened for a host pool: No such"),
+    ],
+)
+def test_what_cannot_be_a_pool_is_refused(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HostPool(**{"num_blocks": 4, "block_bytes": 8, **arguments})  # type: ignore[arg-type]
+
+
+@given(blocks=st.integers(1, 1 << 20), block_bytes=st.integers(1, 1 << 22), ranks=st.integers(1, 8))
+def test_sizing_by_bytes_gives_all_blocks_that_fit(blocks: int, block_bytes: int, ranks: int) -> None:
+    assert blocks_in(blocks * block_bytes * ranks, block_bytes, ranks) == blocks
+    assert blocks_in((blocks + 1) * block_bytes * ranks - 1, block_bytes, ranks) == blocks
+    with pytest.raises(ConfigError, match="hold no block: one needs"):
+        blocks_in(block_bytes * ranks - 1, block_bytes, ranks)
+
+
+# What fits.
+
+
+def test_a_pool_that_does_not_fit_is_refused_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.setattr(host_memory.mmap, "mmap", lambda *_, **__: pytest.fail("memory was taken"))
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the file was filled"))
+    for place in (None, path):
+        with pytest.raises(ConfigError, match=r"needs 1,125,899,906,842,624 bytes of memory, and [\d,]+ are"):
+            HostPool(1 << 30, 1 << 20, path=place)
+    assert not path.exists()
+
+
+def test_a_file_system_without_room_is_told_with_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    monkeypatch.setattr(os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=3, f_frsize=PAGE_BYTES))
+    with HostPool(2, PAGE_BYTES, path=path):
+        pass  # two pages, and one for the sizes: just enough
+    with pytest.raises(
+        ConfigError, match=r"needs 16,384 bytes, and the file system has 12,288; .*--shm-size"
+    ):
+        HostPool(3, PAGE_BYTES, path=path)
+    assert not path.exists()
+
+
+def test_room_that_goes_meanwhile_is_an_error_and_leaves_no_file(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    """Not a signal that kills the process at the first touch of a page that there is no room for."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ConfigError, match=r"no room for a host pool of 8,192 bytes: .*No space left"):
+        HostPool(3, 5, path=path)
+    assert not path.exists()
+
+
+def write_tree(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        place = root / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+
+def memory_group(folder: str, limit: str, used: int, cached: int = 0) -> dict[str, str]:
+    if "fs/cgroup/memory" in folder:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    else:
+        names = ("memory.max", "memory.current", "inactive_file")
+    return {
+        f"{folder}/{names[0]}": f"{limit}\n",
+        f"{folder}/{names[1]}": f"{used}\n",
+        f"{folder}/memory.stat": f"cache 1\n{names[2]} {cached}\nother 7\n",
+    }
+
+
+MEMINFO = {"proc/meminfo": "MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:   5000 kB\n"}
+V1 = {"proc/self/cgroup": "5:devices:/x\n4:cpu,memory:/a/b\n0::/\n"}
+V2 = {"proc/self/cgroup": "0::/a/b\n"}
+
+MACHINES = {
+    "no control group": (MEMINFO, 5000 * 1024),
+    "nothing is told": ({}, None),
+    "version 2: the nearest group is the tightest": (
+        MEMINFO | V2 | memory_group("sys/fs/cgroup/a/b", "1000", 400, 50),
+        650,
+    ),
+    "version 2: a group above is the tightest": (
+        MEMINFO
+        | V2
+        | memory_group("sys/fs/cgroup/a/b", "max", 400)
+        | memory_group("sys/fs/cgroup/a", "800", 500),
+        300,
+    ),
+    "version 2: the machine is the tightest": (
+        MEMINFO | V2 | memory_group("sys/fs/cgroup/a/b", str(1 << 40), 400),
+        5000 * 1024,
+    ),
+    "version 2: in a container the path is not there": (
+        MEMINFO | V2 | memory_group("sys/fs/cgroup", "900", 100),
+        800,
+    ),
+    "version 1: the nearest group is the tightest": (
+        MEMINFO | V1 | memory_group("sys/fs/cgroup/memory/a/b", "1000", 400, 50),
+        650,
+    ),
+    "version 1: in a container the path is not there": (
+        MEMINFO | V1 | memory_group("sys/fs/cgroup/memory", "900", 100),
+        800,
+    ),
+    "version 1: no limit is a huge one": (
+        MEMINFO | V1 | memory_group("sys/fs/cgroup/memory/a/b", "9223372036854771712", 400),
+        5000 * 1024,
+    ),
+    "more is used than allowed": (MEMINFO | V2 | memory_group("sys/fs/cgroup/a/b", "100", 400), 0),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_available_memory_is_the_least_of_machine_and_control_groups(tmp_path: Path, machine: str) -> None:
+    files, available = MACHINES[machine]
+    write_tree(tmp_path, files)
+    assert available_memory_bytes(tmp_path) == available
+
+
+# Page-locking and large pages.
+
+
+def test_a_locked_pool_is_unlocked_once() -> None:
+    driver = Locked()
+    pool = HostPool(4, 8, page_locking=driver.page_locking)
+    assert pool.page_locked
+    pool.close()
+    pool.close()
+    assert driver.unlocked == list(driver.locked)
+    assert not pool.page_locked
+    assert pool.blocks.shape == (0, 8)
+
+
+def test_a_refused_lock_is_a_warning_and_a_working_pool(caplog: pytest.LogCaptureFixture) -> None:
+    def refused(_: int, size: int) -> None:
+        raise MemoryError(f"no {size}")
+
+    unlocked: list[int] = []
+    with (
+        caplog.at_level(logging.WARNING, "kvsm"),
+        HostPool(4, 8, page_locking=PageLocking(refused, unlocked.append)) as pool,
+    ):
+        assert not pool.page_locked
+        pool.blocks[:] = 3
+        assert (pool.blocks == 3).all()
+    [record] = caplog.records
+    for part in (
+        "4,096 bytes is not page-locked",
+        "MemoryError: no 4096",
+        "ulimit -l",
+        "--ulimit memlock=-1",
+    ):
+        assert part in record.getMessage()
+    assert unlocked == []
+
+
+def test_without_a_device_nothing_is_locked_and_nobody_warned(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "kvsm"), HostPool(4, 8) as pool:
+        assert not pool.page_locked
+    assert caplog.records == []
+
+
+def test_a_view_outlives_the_close() -> None:
+    """Whoever still looks reads memory that is there; it goes with the last view."""
+    pool = HostPool(4, 8)
+    pool.blocks[:] = 5
+    view = pool.blocks
+    pool.close()
+    assert (view == 5).all()
+
+
+def test_large_pages_are_counted_where_the_system_gave_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Against a made table, since no test can make a system grant them; and the true one never says more
+    than the pool has."""
+    with HostPool(3, 1 << 20) as pool:
+        pool.blocks[:] = 1
+        assert 0 <= pool.huge_page_bytes <= 3 << 20
+        first = rows_of("pool", pool.blocks).address
+        table = tmp_path / "smaps"
+        table.write_text(
+            "00001000-00002000 rw-p 00000000 00:00 0 \nSize: 4 kB\nAnonHugePages: 512 kB\n"
+            f"{first:x}-{first + (2 << 20):x} rw-p 00000000 00:00 0 \nSize: 2048 kB\nAnonHugePages: 2048 kB\n"
+            f"{first + (2 << 20):x}-{first + (3 << 20):x} rw-p 0 00:00 0 /dev/shm/x\nShmemPmdMapped: 64 kB\n"
+        )
+        monkeypatch.setattr(host_memory, "_MAPPINGS", table)
+        assert pool.huge_page_bytes == (2048 + 64) << 10
+        monkeypatch.setattr(host_memory, "_MAPPINGS", tmp_path / "none")
+        assert pool.huge_page_bytes == 0
+
+
+# One file, several ranks, never two runs.
+
+
+def test_ranks_of_other_sizes_are_refused(path: Path) -> None:
+    """Also where the file would be as large: the same bytes would be other blocks."""
+    with HostPool(6, 8, path=path, ranks=2):
+        for num_blocks, ranks, block_bytes in ((6, 2, 4), (12, 2, 4), (4, 3, 8)):
+            with pytest.raises(
+                ConfigError, match="is in use as a host pool of 6 blocks for 2 ranks, 8 bytes"
+            ):
+                HostPool(num_blocks, block_bytes, path=path, ranks=ranks, rank=1)
+        HostPool(6, 8, path=path, ranks=2, rank=1).close()
+
+
+def test_a_rank_is_not_taken_twice(path: Path) -> None:
+    """S3: two runs on one path, of equal sizes, would write over each other's blocks."""
+    with HostPool(6, 8, path=path, ranks=2) as first, HostPool(6, 8, path=path, ranks=2, rank=1) as second:
+        for rank in (0, 1):
+            with pytest.raises(ConfigError, match=f"rank {rank} of this host pool is in use"):
+                HostPool(6, 8, path=path, ranks=2, rank=rank)
+        view = second.blocks
+        second.close()
+        HostPool(6, 8, path=path, ranks=2, rank=1).close()
+        first.blocks[:] = 1
+        assert not view.any()
+
+
+@pytest.mark.parametrize("content", [b"x", b"x" * 3 * PAGE_BYTES])
+def test_somebodys_file_is_left_alone(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="is not a host pool; give another path, or remove the file"):
+        HostPool(6, 8, path=path)
+    assert path.read_bytes() == content
+
+
+def test_the_file_goes_with_the_pool_that_made_it_and_the_others_keep_their_memory(path: Path) -> None:
+    maker = HostPool(6, 8, path=path, ranks=2, rank=1)
+    other = HostPool(6, 8, path=path, ranks=2, rank=0)
+    other.close()
+    assert path.exists()
+    other = HostPool(6, 8, path=path, ranks=2, rank=0)
+    maker.close()
+    assert not path.exists()
+    other.blocks[:] = 9
+    assert (other.blocks == 9).all()
+    with HostPool(6, 8, path=path, ranks=2, rank=0):
+        other.close()
+        assert path.exists()
+
+
+def test_a_file_of_that_name_that_is_another_runs_is_not_removed(path: Path) -> None:
+    first = HostPool(6, 8, path=path)
+    path.unlink()
+    with HostPool(6, 8, path=path):
+        first.close()
+        assert path.exists()
+
+
+PROGRAM = """
+import os, signal, sys
+from kvsm.cuda_io.host_memory import HostPool
+path, blocks, ranks, rank, end = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
+pool = HostPool(blocks, 8, path=path, ranks=ranks, rank=rank)
+pool.blocks[:] = 1 + rank
+print(os.stat(path).st_ino, flush=True)
+sys.stdin.readline()
+print(int((pool.blocks == 1 + rank).all()), flush=True)
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def start() -> Iterator[object]:
+    """Start a process with a pool; it goes on, to its end, when it gets a line."""
+    with ExitStack() as stack:
+
+        def started(path: Path, blocks: int, ranks: int, rank: int, end: str) -> subprocess.Popen[str]:
+            arguments = [str(path), *map(str, (blocks, ranks, rank)), end]
+            return stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", PROGRAM, *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+        yield started
+
+
+def test_a_killed_run_leaves_a_file_that_the_next_one_makes_its_own(start: object, path: Path) -> None:
+    """S14: of whatever sizes the dead one was; its bytes are nobody's."""
+    process = start(path, 6, 2, 0, "killed")  # type: ignore[operator]
+    process.stdout.readline()
+    with pytest.raises(ConfigError, match="in use"):
+        HostPool(50, 8, path=path)
+    process.communicate("go\n")
+    assert process.returncode == -signal.SIGKILL
+    assert path.exists()
+    with HostPool(1000, 8, path=path, ranks=3, rank=2) as pool:
+        pool.blocks[:] = 1
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("num_blocks", "block_bytes"), [(2, 8), (1000, 8), (9, PAGE_BYTES)])
+def test_what_a_dead_run_left_gets_the_sizes_of_the_next(
+    path: Path, num_blocks: int, block_bytes: int
+) -> None:
+    """Smaller or larger: the second rank finds the sizes of the first, and none of the dead ones."""
+    with HostPool(700, 64, path=path) as pool:
+        pool.blocks[:] = 7
+        left = path.read_bytes()
+    path.write_bytes(left)
+    sizes = {"num_blocks": num_blocks, "block_bytes": block_bytes, "path": path, "ranks": 2}
+    with HostPool(**sizes) as first, HostPool(**sizes, rank=1) as second:
+        assert not first.blocks.any()
+        assert not second.blocks.any()
+        first.blocks[:], second.blocks[:] = 1, 2
+        assert (first.blocks == 1).all()
+        with pytest.raises(ConfigError, match="in use as a host pool of"):
+            HostPool(700, 64, path=path)
+    assert not path.exists()
+
+
+def test_a_rank_waits_while_another_makes_the_file(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """It would find a file without sizes."""
+    fill, begun, go_on = os.posix_fallocate, threading.Event(), threading.Event()
+
+    def slow(*arguments: int) -> None:
+        begun.set()
+        assert go_on.wait(30)
+        fill(*arguments)
+
+    monkeypatch.setattr(os, "posix_fallocate", slow)
+    pools: list[HostPool] = []
+    ranks = [
+        threading.Thread(target=lambda rank=rank: pools.append(HostPool(6, 8, path=path, ranks=2, rank=rank)))
+        for rank in range(2)
+    ]
+    ranks[0].start()
+    assert begun.wait(30)
+    ranks[1].start()
+    ranks[1].join(0.05)
+    assert ranks[1].is_alive()
+    go_on.set()
+    for rank in ranks:
+        rank.join(30)
+    assert len(pools) == 2
+    for pool in pools:
+        pool.close()
+    assert not path.exists()
+
+
+def test_ranks_that_start_at_once_agree_on_one_file_and_remove_it_at_their_exit(
+    start: object, path: Path
+) -> None:
+    """Whoever comes first makes it. None of them calls `close`: the end of the process does."""
+    processes = [start(path, 2000, 3, rank, "exit") for rank in range(3)]  # type: ignore[operator]
+    files = {process.stdout.readline() for process in processes}
+    assert files == {f"{path.stat().st_ino}\n"}
+    assert [process.communicate("go\n")[0] for process in processes] == ["1\n"] * 3
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert not path.exists()
+
+
+def test_a_forked_child_gives_nothing_back(path: Path) -> None:
+    """The file, the locks and the page-locking are its parent's."""
+    driver = Locked()
+    with HostPool(6, 8, path=path, page_locking=driver.page_locking) as pool:
+        child = os.fork()
+        if not child:
+            pool.close()
+            os._exit(len(driver.unlocked))
+        assert os.waitpid(child, 0)[1] == 0
+        assert path.exists()
+        with pytest.raises(ConfigError, match="in use"):
+            HostPool(6, 8, path=path)
+    assert driver.unlocked == list(driver.locked)
