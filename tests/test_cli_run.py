@@ -123,7 +123,7 @@ def test_help_teaches() -> None:
         (["--workers", "-1"], "workers is -1"),
         (["--time-scale", "-1"], "time_scale is -1"),
         (["--policy", "mru"], "policy 'mru': choose one of"),
-        (["--copies", "cuda"], "copies is 'cuda', which this version does not have yet"),
+        (["--copies", "cuda"], "copies is 'cuda', "),
         (["--host-blocks", "3"], "host_blocks is 3; request"),
         (
             ["--groups", "full,local"],

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from kvsm import events as ev
+from kvsm.cuda_io import CopyResult
+from kvsm.cuda_io.simulated import SimulatedStream
 from kvsm.engine import (
     Request,
     RequestStatus,
@@ -23,7 +26,7 @@ from kvsm.engine import (
 )
 from kvsm.engine import copies as copies_module
 from kvsm.engine.disturbances import LONGEST_PATIENCE_STEPS, Disturbances
-from kvsm.errors import ConfigError, LogError
+from kvsm.errors import ConfigError, LogError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.log import LogReader
@@ -462,7 +465,8 @@ def test_only_written_blocks_are_offered(start: Callable[..., Run], groups: str)
     def checked(owners: Any, keys: Sequence[bytes], blocks: Sequence[int], *rest: Any) -> Any:
         nonlocal offered
         offered += len(keys)
-        assert content.mismatches(blocks, keys) == []
+        content.check(blocks, keys, ["the offer"] * len(keys))
+        assert content.mismatches() == []
         return store(owners, keys, blocks, *rest)
 
     run.offloader.store = checked  # type: ignore[method-assign]
@@ -526,20 +530,69 @@ def load_case(start: Callable[..., Run], **options: Any) -> tuple[Run, Request, 
 
 def fail(run: Run, transfer: int, rank: int = 0) -> None:
     """Let this copy of one worker end as bad."""
-    run._workers[rank]._engine._engine.fail(transfer)  # type: ignore[attr-defined]
+    engine = run.ranks[rank].engine
+    poll = engine.poll
+
+    def failing() -> list[CopyResult]:
+        results = poll()
+        return [
+            replace(one, good=False, error="made to fail") if one.transfer == transfer else one
+            for one in results
+        ]
+
+    engine.poll = failing  # type: ignore[method-assign]
+
+
+def flip_case(start: Callable[..., Run], **options: Any) -> tuple[Run, bytes]:
+    """A run of which the host pool of worker 1 has one wrong byte in the block of this key, which its third
+    request will load."""
+    trace = [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)]
+    run = start(trace, device_blocks=8, **options)
+    while run.engine.arrived < 2 or run.engine.scheduler.unfinished:
+        assert run.engine.step()
+    key = keys_of(run, range(6))[2]
+    run.ranks[1].host.blocks[run.offloader.ledger.index[key], 17] ^= 1
+    return run, key
 
 
 def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., Run]) -> None:
     """S15: one wrong byte between store and load is a violation that names key, worker and block."""
-    run, loading, transfer = load_case(start)
-    run.host_pools[1][run.offloader.ledger.transfers[transfer].slots[2], 17] ^= 1
+    run, key = flip_case(start)
     run.serve()
     result = run.prove()
     violation = result.violations[0]
     assert {one.property_id for one in result.violations} == {"S15"}
-    assert f"{loading.request_id}: on worker 1" in violation.message
-    assert keys_of(run, range(6))[2].hex() in violation.message
+    assert "request r3: on worker 1" in violation.message
+    assert key.hex() in violation.message
     assert not result.good
+
+
+@pytest.mark.parametrize("copies", ["host", "simulated"])
+def test_a_wrong_byte_is_a_failed_load_where_copies_are_verified(
+    start: Callable[..., Run], copies: str
+) -> None:
+    """S15: never a wrong answer. The load fails, its keys are gone, the request computes what it lacks."""
+    run, _ = flip_case(start, verify_copies=True, copies=copies)
+    run.serve()
+    result = run.prove()
+    assert_whole(result)
+    assert result.failed_loads == 1
+    assert result.verified is not None
+    assert result.verified.mismatched == 1
+
+
+@pytest.mark.parametrize(("stream", "copy"), [("kvsm store", "store"), ("kvsm load", "load")])
+def test_a_copy_that_does_not_wait_for_compute_is_seen(
+    monkeypatch: pytest.MonkeyPatch, stream: str, copy: str
+) -> None:
+    """S12 can fail, in a run like any other: without its wait a store reads what compute writes (B02), and a
+    load writes what compute reads (B03)."""
+    wait = SimulatedStream.wait
+    monkeypatch.setattr(
+        SimulatedStream, "wait", lambda self, event: None if stream in self.name else wait(self, event)
+    )
+    with pytest.raises(PropertyBroken, match=rf"S12: device block \d+: .*compute.* {copy} .*nothing orders"):
+        run_workload(RunOptions(**{**PRESSURE, "host_blocks": 400}))
 
 
 def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., Run]) -> None:
@@ -549,7 +602,7 @@ def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., Run]) -> None
         run.engine.step()
     block = run.engine.scheduler.pool.cached_block(keys_of(run, [1])[0])
     assert block is not None
-    run.device_pools[0][block, 5] ^= 1
+    run.ranks[0].device[block, 5] ^= 1
     run.serve()
     assert [(one.property_id, one.device_blocks) for one in run.engine.violations] == [("S15", (block,))]
 
@@ -705,7 +758,6 @@ def test_a_deferred_block_is_offered_again(start: Callable[..., Run]) -> None:
         ({"time_scale": -1.0}, "time_scale is -1"),
         ({"time_scale": float("nan")}, "time_scale is nan"),
         ({"copies": "quantum"}, "choose one of host, simulated, cuda"),
-        ({"copies": "cuda"}, "does not have yet"),
         ({"failure_rate": 1.5}, "failure_rate is 1.5; it must be from 0 to 1"),
         ({"abort_rate": -0.5}, "abort_rate is -0.5"),
         ({"remote_decode": 2.0}, "remote_decode is 2"),

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import HostCopyEngine, SimulatedCopyEngine
 from kvsm.engine import BlockPool, Request
 from kvsm.engine import copies as copies_module
-from kvsm.engine.content import DeviceContent
+from kvsm.engine.content import DeviceContent, Mismatch
 from kvsm.engine.copies import Copies
-from kvsm.engine.failing import FailingCopyEngine
 from kvsm.engine.kv_cache import KVCacheManager, peak_blocks
-from kvsm.engine.options import parse_groups
+from kvsm.engine.options import RunOptions, parse_groups
+from kvsm.engine.ranks import Rank, make_rank
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
@@ -239,27 +237,49 @@ def test_groups_that_cannot_be_read_are_named(spec: str, says: str) -> None:
 # Content.
 
 
+def host_rank(blocks: int, block_bytes: int) -> Rank:
+    return make_rank(RunOptions(device_blocks=blocks, host_blocks=1, block_bytes=block_bytes), 0)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 39), st.integers(1, 255), st.integers(0, 1))
 def test_any_flipped_byte_is_a_mismatch(size: int, block: int, byte: int, flip: int, rank: int) -> None:
     """The check of S15 can fail: whichever byte of whichever block, for any size of block."""
-    pools = [np.zeros((4, size), np.uint8) for _ in range(2)]
-    content, keys = DeviceContent(pools), block_keys(range(4))
+    ranks = [host_rank(4, size) for _ in range(2)]
+    content, keys = DeviceContent(ranks), block_keys(range(4))
     content.write(range(4), keys)
-    assert content.mismatches(range(4), keys) == []
-    pools[rank][block, byte % size] ^= flip
-    assert content.mismatches(range(4), keys) == [(rank, block)]
+    content.check(range(4), keys, "abcd")
+    assert content.mismatches() == []
+    ranks[rank].device[block, byte % size] ^= flip
+    content.check(range(4), keys, "abcd")
+    assert content.mismatches() == [Mismatch(rank, block, keys[block], "abcd"[block])]
 
 
 def test_ranks_keys_and_groups_have_different_bytes() -> None:
     """A copy from another rank, of another key, or of another group's block of the same tokens, does not
     pass."""
-    pools = [np.zeros((3, 16), np.uint8) for _ in range(2)]
-    content, keys = DeviceContent(pools), [*block_keys(range(2)), *block_keys([0], group=1)]
+    ranks = [host_rank(3, 16) for _ in range(2)]
+    content, keys = DeviceContent(ranks), [*block_keys(range(2)), *block_keys([0], group=1)]
     content.write([0, 1, 2], keys)
-    assert len({pool[block].tobytes() for pool in pools for block in range(3)}) == 6
-    assert content.mismatches([0, 1], keys[1::-1]) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert content.mismatches([0], keys[2:]) == [(0, 0), (1, 0)]
+    assert len({rank.device[block].tobytes() for rank in ranks for block in range(3)}) == 6
+    content.check([0, 1], keys[1::-1], "xx")
+    assert [one[:2] for one in content.mismatches()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    content.check([0], keys[2:], "y")
+    assert [one[:2] for one in content.mismatches()[4:]] == [(0, 0), (1, 0)]
+
+
+def test_what_a_simulated_rank_computes_comes_later_and_in_order() -> None:
+    """S12: as on a GPU, a kernel that was launched has not run yet; and what is checked is what was written
+    before it."""
+    rank = make_rank(RunOptions(device_blocks=2, host_blocks=2, copies="simulated"), 0)
+    content, keys = DeviceContent([rank]), block_keys(range(2))
+    content.write([0, 1], keys)
+    content.check([0, 1], keys, "ab")
+    content.write([0, 1], keys[::-1])
+    assert not rank.device.any()
+    assert content.mismatches() == []
+    content.check([1, 0], keys, "ab")
+    assert content.mismatches() == []
 
 
 # Copies under way.
@@ -320,46 +340,3 @@ def test_what_is_flushed_is_due_in_the_next_step() -> None:
     copies.start(plan(3, blocks=200, flush=(1, 3, 99)), step=1)
     assert [one.transfer for one in copies.collect(2)] == [1, 3]
     assert [one.transfer for one in copies.collect(4)] == [2]
-
-
-# Copies that fail.
-
-
-@pytest.mark.parametrize("real", [HostCopyEngine, lambda *pools: SimulatedCopyEngine(*pools, 3)])
-def test_a_failing_copy_copies_a_part(real: type[HostCopyEngine]) -> None:
-    """Which transfers fail, and after how many blocks, follows from seed and id, whoever copies: a prefix
-    of the blocks is there, and no byte of the others."""
-    device = np.full((8, 16), 7, np.uint8)
-    outcomes = []
-    for _ in range(2):
-        host = np.zeros((8, 16), np.uint8)
-        engine, copied = FailingCopyEngine(real(device, host), 5, 0.5), []
-        for transfer in range(1, 40):
-            host[:] = 0
-            engine.submit(TransferJob(transfer, Direction.STORE, tuple(range(8)), tuple(range(8))))
-            engine.wait([transfer])
-            [result] = engine.poll()
-            whole = (host == 7).all(axis=1)
-            assert result.good == (not result.error)
-            assert whole.all() if result.good else result.bytes == 0
-            assert whole[: int(whole.sum())].all()
-            copied.append((result.good, int(whole.sum())))
-        engine.close()
-        outcomes.append(copied)
-    assert outcomes[0] == outcomes[1]
-    assert {good for good, _ in copied} == {True, False}
-    assert len({count for good, count in copied if not good} - {0, 8}) > 0
-
-
-def test_workers_fail_on_their_own() -> None:
-    """One rank's failure has to fail a transfer everywhere; so the ranks do not fail together."""
-    pools = [np.zeros((1, 8), np.uint8) for _ in range(2)]
-    failed = []
-    for seed in range(2):
-        engine = FailingCopyEngine(SimulatedCopyEngine(*pools, 0), seed, 0.3)
-        for transfer in range(100):
-            engine.submit(TransferJob(transfer, Direction.STORE, (0,), (0,)))
-        engine.wait(range(100))
-        failed.append({result.transfer for result in engine.poll() if not result.good})
-    assert all(15 < len(one) < 45 for one in failed)
-    assert failed[0] - failed[1]

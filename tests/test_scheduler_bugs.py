@@ -2,16 +2,9 @@
 
 A bug is put back where the code decides: one small patch each. A scenario is a short script that passes on
 the code as it is. With the bug it fails: on the property that it breaks, or because a machine or the fold
-refuses what the bug wants, which is better. `BUGS` is the table; what it does not hold cannot be put back
-here:
-
-===  ==================================================================================================
-bug  why not
-===  ==================================================================================================
-B03  a load overwrites what the running forward still reads: jobs leave only with a step's plan, and the
-     plan starts behind the step before on the device's own queue; that order is the copy engine's
-B37  a table of offsets is overwritten before a copy has read it: the native copies' own memory
-===  ==================================================================================================
+refuses what the bug wants, which is better. `BUGS` is the table. Two are not in it, for they are bugs of a
+copy engine: a load that overwrites what the running forward still reads (B03), and a table of ids that is
+written anew before a copy has read it (B37). `test_stream_engine.py` has those.
 """
 
 from __future__ import annotations
@@ -31,6 +24,7 @@ from kvsm import events as ev
 from kvsm import kv_events
 from kvsm import ledger as ledger_module
 from kvsm.cuda_io import SimulatedCopyEngine
+from kvsm.cuda_io.streams import StreamCopyEngine
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import Direction, OffloadConfig, RejectReason
 from kvsm.ids import listed, pack, to_list, unpack
@@ -740,15 +734,14 @@ def copy_raises() -> None:
 
 
 def swallow_what_copies_raise(patch: Patch) -> None:
-    """What a copy raises ends it in silence."""
+    """What goes wrong in the copying thread ends the transfer in silence."""
+    issue = StreamCopyEngine._issue
 
-    def start(self: Worker, job: TransferJob) -> None:
-        try:
-            self._engine.submit(job)
-        except KvsmError:
-            return
+    def silently(self: StreamCopyEngine, transfer: Any) -> None:
+        if 8 not in transfer.job.device_blocks:
+            issue(self, transfer)
 
-    patch.setattr(Worker, "_start", start)
+    patch.setattr(StreamCopyEngine, "_issue", silently)
 
 
 def store_outlives_its_bound() -> None:
@@ -897,5 +890,5 @@ def test_bug_that_is_put_back_is_found(bug: Bug, monkeypatch: Patch) -> None:
 
 
 def test_every_bug_is_put_back_once_or_says_why_not() -> None:
-    elsewhere = re.findall(r"^(B\d\d)  ", __doc__ or "", re.MULTILINE)
+    elsewhere = re.findall(r"\((B\d\d)\)", __doc__ or "")
     assert sorted([*elsewhere, *(bug.id for bug in BUGS)]) == [f"B{number:02}" for number in range(1, 41)]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import HostCopyEngine, SimulatedCopyEngine
+from kvsm.cuda_io import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
 from kvsm.cuda_io import host as host_module
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
@@ -44,7 +44,7 @@ def test_every_job_is_reported_exactly_once(
     seed: int, batches: list[list[tuple[Direction, int]]], polls: int
 ) -> None:
     """S9, S6: good, failed or refused (block 8 is out of range), each transfer is heard of once."""
-    worker = Worker(3, SimulatedCopyEngine(*pools(), seed, failure_rate=0.3))
+    worker = Worker(3, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     reports: list[WorkerReport] = []
     submitted: dict[int, tuple[Direction, int]] = {}
     for batch in batches:
@@ -88,8 +88,9 @@ def test_a_doubled_job_is_refused_before_anything_of_the_batch_runs() -> None:
 
 
 def test_a_job_that_was_refused_is_live_until_it_is_reported() -> None:
-    worker = Worker(0, SimulatedCopyEngine(*pools(), seed=1))
-    worker.submit([store(1, OUT_OF_RANGE, 0)])
+    worker = Worker(0, HostCopyEngine(*pools()))
+    worker.close()
+    worker.submit([store(1, 0, 0)])
     with pytest.raises(TransferFailed, match="submitted twice"):
         worker.submit([store(1, 0, 0)])
     assert [(report.transfer, report.good) for report in worker.poll()] == [(1, False)]
@@ -130,11 +131,11 @@ class Calls(SimulatedCopyEngine):
         super().__init__(*pools(), seed=1)
         self.asked: list[tuple[str, list[int]]] = []
 
-    def submit(self, job: TransferJob) -> None:
+    def submit(self, job: TransferJob, after: Any = None) -> None:
         if job.transfer == 666:
             raise RuntimeError("driver gone")
         self.asked.append(("submit", [job.transfer]))
-        super().submit(job)
+        super().submit(job, after)
 
     def wait(self, transfers: Iterable[int]) -> None:
         named = list(transfers)
@@ -169,7 +170,7 @@ def test_what_a_plan_flushes_has_ended_when_it_returns(
     seed: int, steps: list[tuple[int, int, set[int]]]
 ) -> None:
     """S17: of transfers of this step and of earlier ones; and each is still reported exactly once."""
-    worker = Worker(0, SimulatedCopyEngine(*pools(), seed, failure_rate=0.3))
+    worker = Worker(0, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     given_before, reported = 0, []
     for loads, stores, flush in steps:
         numbers = range(given_before, given_before + loads + stores)
@@ -188,10 +189,10 @@ def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() 
     worker = Worker(0, Calls())
     bad = TransferJob(666, Direction.STORE, (0,), (0,))
     worker.start(TransferPlan((load(1, OUT_OF_RANGE, 0),), (bad, store(2, 2, 2)), flush=(1, 2, 666)))
-    assert [(report.transfer, report.good) for report in worker.poll()] == [
+    assert sorted((report.transfer, report.good) for report in worker.poll()) == [
         (1, False),
-        (666, False),
         (2, True),
+        (666, False),
     ]
 
 

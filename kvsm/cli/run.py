@@ -53,7 +53,8 @@ def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
 @_option("--fail-rate", "failure_rate", float, "Share of copies that copy a part and fail, on each worker.")
 @_option("--reset-every", "reset_every", int, "Steps from one reset of the whole cache to the next; 0: none.")
 @_option("--seed", "seed", int, "Of the generator, of simulated copies, and of what goes wrong.")
-@_option("--copies", "copies", click.Choice(COPIES), "Who copies: threads, or a simulation.")
+@_option("--copies", "copies", click.Choice(COPIES), "Who copies: threads, a simulated device, or a GPU.")
+@click.option("--verify-copies", is_flag=True, help="Check the bytes of every block that is loaded.")
 @click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
 @_option("--time-scale", "time_scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -73,7 +74,8 @@ def run(as_json: bool, **options: object) -> None:
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
       kvsm run --store lazy --fail-rate 0.05 --abort-rate 0.1 --preempt 0.01 --reset-every 2000
                                                 much goes wrong, and nothing is lost but time
-      kvsm run --copies simulated --log DIR     the same log, byte for byte, every time
+      kvsm run --copies simulated --log DIR     the same log, byte for byte, every time, and every copy
+                                                is watched for races with compute
 
     \b
     Exit code: 0 if all that holds; 1 if the digest differs or a property is broken; 2 for input that
@@ -186,6 +188,11 @@ def _block_rows(result: RunResult) -> list[_Row]:
         failed = f", {copies.failed:,} failed" if copies.failed else ""
         detail = f"{copies.transfers:,} copies{failed}, {copies.bytes / 1e9:.2f} GB{speed}"
         rows.insert(0, (name, f"{blocks:,}", detail))
+    if result.verified is not None:
+        wrong, unknown = result.verified.mismatched, result.verified.unverified
+        rows.append(
+            ("blocks verified", f"{result.verified.checked:,}", f"{wrong:,} wrong, {unknown:,} unknown")
+        )
     return rows
 
 

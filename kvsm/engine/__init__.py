@@ -4,7 +4,7 @@
     assert result.good
 
 A file a noun: `request`, `block_pool`, `kv_cache` (block tables by group), `scheduler` (who runs), `copies`
-(transfers under way), `failing` (copies that fail on purpose), `content` (what the bytes must be),
+(transfers under way), `ranks` (memory, compute and copy engine of each), `content` (what the bytes must be),
 `offload_checks` (what must have been offloaded), `disturbances` (what goes wrong, and when), `serving` (the
 loop), `options` and `run` (a whole run and its proof).
 """

@@ -4,55 +4,103 @@ A block's content follows from its key (hash and KV cache group) and the worker'
 over the block. Other key, other rank, other bytes; so a block that was copied from the wrong place, too
 early, too late or in part does not pass. Order inside one block is not checked: every eighth byte is the
 same.
+
+Writing and checking are compute of the rank: queued, and done when the rank gets to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm.engine.ranks import WORD_BYTES, Rank
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.traces import HASH_BYTES
 
-_WORD = 8
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio: odd, so that multiplying by it loses nothing."""
 
+_COMPARED_AT_MOST = 256
+"""Checks whose outcome is not looked at yet. Looking at one waits for the device."""
+
+
+class Mismatch(NamedTuple):
+    """`block` of `rank` did not hold `key` when `reader` read it."""
+
+    rank: int
+    block: int
+    key: bytes
+    reader: str
+
+
+class _Compared(NamedTuple):
+    """The outcome of one check on one rank: `equal`, a row for each block, maybe still on the device."""
+
+    rank: int
+    equal: Any
+    blocks: Sequence[int]
+    keys: Sequence[bytes]
+    readers: Sequence[str]
+
 
 class DeviceContent:
-    """Writes and checks the device pools of all ranks; `pools[rank]` is `[blocks, block_bytes]`, uint8."""
+    """Writes and checks the device pools of all ranks."""
 
-    def __init__(self, pools: Sequence[NDArray[np.uint8]]) -> None:
-        block_bytes = pools[0].shape[1]
-        self._bytes = block_bytes
-        self._whole_words = block_bytes % _WORD == 0
-        """Then eight bytes at a time are written and compared, several times faster than one by one."""
-        self._pools = [pool.view("<u8") if self._whole_words else pool for pool in pools]
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self._ranks = ranks
+        self._compared: list[_Compared] = []
+        self._mismatches: list[Mismatch] = []
 
     def write(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """What compute does: on every rank, blocks[i] now holds the content of keys[i]."""
+        """What compute does: on every rank, blocks[i] then holds the content of keys[i]."""
         where = np.asarray(blocks, dtype=np.int64)
-        for rank, pool in enumerate(self._pools):
-            pool[where] = self._expected(keys, rank)
+        for number, rank in enumerate(self._ranks):
+            content = _expected(keys, number, rank.block_bytes)
 
-    def mismatches(self, blocks: Sequence[int], keys: Sequence[bytes]) -> list[tuple[int, int]]:
-        """(rank, block) of each block that does not hold exactly what its key demands."""
+            def action(rank: Rank = rank, content: NDArray[Any] = content) -> None:
+                rank.words[rank.upload(where)] = rank.upload(content)
+
+            rank.launch("write", (), blocks, action)
+
+    def check(self, blocks: Sequence[int], keys: Sequence[bytes], readers: Sequence[str]) -> None:
+        """What compute reads: on every rank, blocks[i] must hold exactly what keys[i] demands."""
         where = np.asarray(blocks, dtype=np.int64)
-        wrong = []
-        for rank, pool in enumerate(self._pools):
-            equal = (pool[where] == self._expected(keys, rank)).all(axis=1)
-            wrong += [(rank, block) for block in where[~equal].tolist()]
-        return wrong
+        for number, rank in enumerate(self._ranks):
+            content = _expected(keys, number, rank.block_bytes)
 
-    def _expected(self, keys: Sequence[bytes], rank: int) -> NDArray[np.uint64] | NDArray[np.uint8]:
-        """One row a key: its word (to be broadcast over the block), or the block's bytes."""
-        # A key starts with a hash, so its first eight bytes are a hash too; it ends with the group.
-        whole = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, HASH_BYTES + GROUP_INDEX_BYTES)
-        heads = np.ascontiguousarray(whole[:, :_WORD]).view("<u8")
-        groups = np.ascontiguousarray(whole[:, HASH_BYTES:]).view(">u4").astype("<u8")
-        words: NDArray[np.uint64] = (heads ^ (groups << np.uint64(32)) ^ np.uint64(rank)) * _MIX
-        if self._whole_words:
-            return words
-        return np.tile(words.view(np.uint8), -(-self._bytes // _WORD))[:, : self._bytes]
+            def action(number: int = number, rank: Rank = rank, content: NDArray[Any] = content) -> None:
+                equal = (rank.words[rank.upload(where)] == rank.upload(content)).all(1)
+                self._compared.append(_Compared(number, equal, blocks, keys, readers))
+
+            rank.launch("read", blocks, (), action)
+        if len(self._compared) > _COMPARED_AT_MOST:
+            self._look()
+
+    def mismatches(self) -> list[Mismatch]:
+        """Those found so far, after all that was queued is done."""
+        for rank in self._ranks:
+            rank.synchronize()
+        self._look()
+        return list(self._mismatches)
+
+    def _look(self) -> None:
+        compared, self._compared = self._compared, []
+        for number, equal, blocks, keys, readers in compared:
+            for place in np.flatnonzero(~self._ranks[number].download(equal)).tolist():
+                self._mismatches.append(Mismatch(number, blocks[place], keys[place], readers[place]))
+
+
+def _expected(keys: Sequence[bytes], rank: int, block_bytes: int) -> NDArray[Any]:
+    """One row a key: its word (to be broadcast over the block), or the block's bytes where it has no whole
+    words."""
+    # A key starts with a hash, so its first eight bytes are a hash too; it ends with the group.
+    whole = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, HASH_BYTES + GROUP_INDEX_BYTES)
+    heads = np.ascontiguousarray(whole[:, :WORD_BYTES]).view("<u8")
+    groups = np.ascontiguousarray(whole[:, HASH_BYTES:]).view(">u4").astype("<u8")
+    words: NDArray[np.uint64] = (heads ^ (groups << np.uint64(32)) ^ np.uint64(rank)) * _MIX
+    if block_bytes % WORD_BYTES == 0:
+        return words
+    return np.tile(words.view(np.uint8), -(-block_bytes // WORD_BYTES))[:, :block_bytes]

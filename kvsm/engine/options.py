@@ -35,9 +35,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     block has block_bytes. policy: of eviction. workers: ranks. store, last_step: `StoreMode`, `LastStep`.
     defer_ticks, store_threshold: as of `OffloadConfig`. remote_decode, abort_rate: shares of the requests.
     preempt_rate: of the steps. reset_every: steps; 0: never. failure_rate: share of copies that fail.
-    seed: of the generator, of simulated copies, and of what goes wrong. copies: `host` (threads that copy) or
-    `simulated` (no threads, and the log has virtual times). log: directory of the event log, kept; None: not
-    kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
+    seed: of the generator, of simulated copies, and of what goes wrong. copies: `host` (threads that copy),
+    `simulated` (a device with streams, no threads; the log has virtual times) or `cuda` (a GPU).
+    verify_copies: check the bytes of each block that is loaded. log: directory of the event log, kept; None:
+    not kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
     """
 
     trace: str | None = None
@@ -61,6 +62,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     reset_every: int = 0
     seed: int = 0
     copies: str = "host"
+    verify_copies: bool = False
     log: str | None = None
     time_scale: float = 0.0
 
@@ -84,8 +86,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name, choices in (("copies", COPIES), ("store", STORES), ("last_step", LAST_STEPS)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        if self.copies == "cuda":
-            raise ConfigError("copies is 'cuda', which this version does not have yet; use 'host'")
         core = self.offload_config()
         self.scheduler_config().check(core)
         make_policy(core.policy, core.host_blocks)
@@ -93,6 +93,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def token_budget(self) -> int:
         return BUDGET_BLOCKS * self.block_tokens
+
+    @property
+    def host_places(self) -> int:
+        """Of one device block each, in the host pool of one worker."""
+        return self.host_blocks * self.blocks_per_chunk
 
     def offload_config(self) -> OffloadConfig:
         return OffloadConfig(

@@ -16,15 +16,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-from kvsm.cuda_io import CopyEngine, HostCopyEngine, SimulatedCopyEngine
+from kvsm.cuda_io import VerifyingStatistics
 from kvsm.engine import offload_checks
 from kvsm.engine.disturbances import Disturbances
-from kvsm.engine.failing import FailingCopyEngine
 from kvsm.engine.offload_checks import SkipNotes
 from kvsm.engine.options import RunOptions
+from kvsm.engine.ranks import make_rank
 from kvsm.engine.scheduler import Scheduler
 from kvsm.engine.serving import ServingEngine, VirtualClock
 from kvsm.engine.timed import TimedOffloadScheduler
@@ -71,7 +69,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to. The first fields are those of `SchedulerCounts`. remote_decode: requests for
     remote decode that are over; fully_offloaded: those of them of which the host got every full block.
     blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker. blocks_skipped: by
-    reason. transfers_lost: given up, because a worker did not report. decision_us: time inside the offload
+    reason. transfers_lost: given up, because a worker did not report. verified: blocks of all workers, with
+    verify_copies. decision_us: time inside the offload
     scheduler, log included, for each slot named in an event (`log_entries`). digest, replayed_digest: of the
     state at the end, live and rebuilt from the log. properties: those checked."""
 
@@ -97,6 +96,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     transfers_lost: int
     stores: CopyTotals
     loads: CopyTotals
+    verified: VerifyingStatistics | None
     steps: int
     workload_seconds: float
     run_seconds: float
@@ -153,15 +153,13 @@ class Run:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
     Attributes for whoever wants to look at it, or to interfere: `engine`, `connector`, `offloader`,
-    `device_pools` and `host_pools` (one of each a worker), `directory` (of the log).
+    `ranks` (one a worker), `directory` (of the log).
     """
 
     def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
         self._options, self._requests, self.directory = options, requests, directory
         config, clock = options.offload_config(), VirtualClock()
-        places = options.host_blocks * options.blocks_per_chunk
-        self.device_pools = [_pool(options.device_blocks, options) for _ in range(options.workers)]
-        self.host_pools = [_pool(places, options) for _ in range(options.workers)]
+        self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
         # A simulated run has no wall time at all, so that equal runs have equal logs.
         clock_ns = clock.now_ns if options.copies == "simulated" else time.time_ns
         self._writer = LogWriter(
@@ -171,11 +169,11 @@ class Run:
         notes = SkipNotes(self.metrics)
         self.offloader = Offloader(config, notes, clock_ns=clock_ns)
         self.connector = TimedOffloadScheduler(self.offloader, options.scheduler_config())
-        self._workers = [Worker(rank, self._copy_engine(rank)) for rank in range(options.workers)]
+        self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(
             Scheduler(self.connector, notes, token_budget=options.token_budget),
             self._workers,
-            self.device_pools,
+            self.ranks,
             requests,
             clock=clock,
             disturbances=Disturbances(
@@ -190,15 +188,6 @@ class Run:
         )
         self._seconds = 0.0
 
-    def _copy_engine(self, rank: int) -> CopyEngine:
-        device, host, options = self.device_pools[rank], self.host_pools[rank], self._options
-        engine: CopyEngine = (
-            SimulatedCopyEngine(device, host, options.seed + rank)
-            if options.copies == "simulated"
-            else HostCopyEngine(device, host)
-        )
-        return FailingCopyEngine(engine, options.seed + rank, options.failure_rate)
-
     def serve(self, progress: Callable[[Progress], None] | None = None) -> None:
         """Run the workload to its end, and close the log. The workers are closed only after a good end:
         one that never reports would never close either, and its threads do not outlive the process."""
@@ -208,8 +197,10 @@ class Run:
                 if progress is not None and self.engine.steps % PROGRESS_STEPS == 0:
                     self._seconds = time.perf_counter() - started
                     progress(self._progress())
-        for worker in self._workers:
+        for rank, worker in zip(self.ranks, self._workers):
+            rank.synchronize()
             worker.close()
+            rank.host.close()
         self._seconds = time.perf_counter() - started
 
     def prove(self, progress: Callable[[Progress], None] | None = None) -> RunResult:
@@ -246,6 +237,20 @@ class Run:
             copied / seconds / 1e9 if seconds else 0.0,
         )
 
+    def _properties(self) -> tuple[str, ...]:
+        """S12 is watched where compute and copies overlap in a device that can tell."""
+        order = ("S12",) if self._options.copies == "simulated" else ()
+        checked = {*PROPERTIES, *offload_checks.PROPERTIES, *order}
+        return tuple(sorted(checked, key=lambda one: int(one[1:])))
+
+    def _verified(self) -> VerifyingStatistics | None:
+        if not self._options.verify_copies:
+            return None
+        counted = [rank.verified() for rank in self.ranks]
+        return VerifyingStatistics(
+            *(sum(getattr(one, field) for one in counted) for field in VerifyingStatistics.__struct_fields__)
+        )
+
     def _result(self, verification: Verification) -> RunResult:
         counts, engine, metrics = self.engine.scheduler.counts, self.engine, self.metrics.values()
         return RunResult(
@@ -261,6 +266,7 @@ class Run:
             transfers_lost=sum(ends["lost"] for ends in metrics["transfers_ended"].values()),
             stores=self._copy_totals(Direction.STORE),
             loads=self._copy_totals(Direction.LOAD),
+            verified=self._verified(),
             steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
             run_seconds=self._seconds,
@@ -273,15 +279,11 @@ class Run:
             verify_seconds=verification.seconds,
             digest=digest(self.offloader.ledger),
             replayed_digest=verification.digest,
-            properties=(*PROPERTIES, *offload_checks.PROPERTIES),
+            properties=self._properties(),
             violations=(*engine.violations, *engine.check_rest(), *verification.violations),
             damage=verification.damage,
             metrics=metrics,
         )
-
-
-def _pool(blocks: int, options: RunOptions) -> NDArray[np.uint8]:
-    return np.zeros((blocks, options.block_bytes), dtype=np.uint8)
 
 
 def _check_memory(options: RunOptions) -> None:

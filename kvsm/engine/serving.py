@@ -11,12 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvsm.engine.content import DeviceContent
+from kvsm.engine.content import DeviceContent, Mismatch
 from kvsm.engine.copies import Copies
 from kvsm.engine.disturbances import Disturbances
+from kvsm.engine.ranks import Rank
 from kvsm.engine.request import Request, RequestStatus
 from kvsm.engine.scheduler import Scheduler
 from kvsm.invariants import Violation, check_rest
@@ -40,7 +38,7 @@ class VirtualClock:
 
 
 class ServingEngine:
-    """Serves `trace` through an offload scheduler, on `workers` whose device pools are `device_pools`.
+    """Serves `trace` through an offload scheduler, on `workers`, one for each of the `ranks`.
 
     block_tokens: what a hash id of the trace stands for. clock: advanced by the engine alone. time_scale:
     real seconds to sleep for each virtual one. Call `step` until it returns False, then `check_rest`.
@@ -51,7 +49,7 @@ class ServingEngine:
         self,
         scheduler: Scheduler,
         workers: Sequence[Worker],
-        device_pools: Sequence[NDArray[np.uint8]],
+        ranks: Sequence[Rank],
         trace: Iterable[TraceRequest],
         *,
         clock: VirtualClock,
@@ -63,18 +61,18 @@ class ServingEngine:
         self.copies = Copies(workers)
         self.arrived = self.steps = self.resets = 0
         self._connector = scheduler.connector
-        self._content = DeviceContent(device_pools)
+        self._content = DeviceContent(ranks)
         self._trace = iter(trace)
         self._next = next(self._trace, None)
         self._disturbances, self._block_tokens, self._time_scale = disturbances, block_tokens, time_scale
         self._aborts: dict[int, list[str]] = {}
         """Step -> requests whose clients leave then."""
-        self._mismatches: list[Violation] = []
 
     @property
     def violations(self) -> list[Violation]:
-        """What was found so far."""
-        return [*self._mismatches, *self.scheduler.checks.violations]
+        """What was found so far, after all that the ranks were given to compute."""
+        wrong = [_wrong_content(one) for one in self._content.mismatches()]
+        return [*wrong, *self.scheduler.checks.violations]
 
     def step(self) -> bool:
         """One iteration, in the connector's order of calls. Returns whether anything is left to do."""
@@ -153,19 +151,15 @@ class ServingEngine:
         """S15: what a request computes from, loaded or found on the device, holds what its keys demand."""
         blocks: list[int] = []
         keys: list[bytes] = []
-        owner: dict[int, str] = {}
+        readers: list[str] = []
         for request in self.scheduler.begun:
             if request.status is RequestStatus.PREFILL and request.num_computed_tokens:
                 own_blocks, own_keys = self.scheduler.kv_cache.needed_blocks(request)
                 blocks += own_blocks
                 keys += own_keys
-                owner.update(dict.fromkeys(own_blocks, request.request_id))
-        if not blocks:
-            return
-        for rank, block in self._content.mismatches(blocks, keys):
-            key, name = keys[blocks.index(block)].hex(), owner[block]
-            found = f"request {name}: on worker {rank}, block {block} does not hold key {key}"
-            self._mismatches.append(Violation("S15", found, (), (block,), (), (name,)))
+                readers += [request.request_id] * len(own_blocks)
+        if blocks:
+            self._content.check(blocks, keys, readers)
 
     def _let_time_pass(self, step_ms: float) -> None:
         began_ms = self.clock.now_ms
@@ -176,3 +170,8 @@ class ServingEngine:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)
         if self._time_scale:
             time.sleep((self.clock.now_ms - began_ms) / 1000 * self._time_scale)
+
+
+def _wrong_content(one: Mismatch) -> Violation:
+    found = f"request {one.reader}: on worker {one.rank}, block {one.block} does not hold key {one.key.hex()}"
+    return Violation("S15", found, (), (one.block,), (), (one.reader,))
