@@ -1,0 +1,153 @@
+"""How fast blocks at random places are copied, beside one contiguous copy of the same bytes.
+
+Every row is measured in one run, by turns: the contiguous copy, kvsm's engine, and on a GPU what others do.
+Times are by the wall clock, from the call to the last byte, so that what the processor does is in them.
+
+    python benchmarks/copies.py --output benchmarks/results/copies_host.md           the host engine
+    python benchmarks/copies.py --gpu --output benchmarks/results/copies_gpu.md      the CUDA engine
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from statistics import median
+from threading import Thread
+from typing import Any
+
+import click
+import numpy as np
+from copies_gpu import gpu_tables
+from numpy.typing import NDArray
+from page import markdown_table, publish
+
+from kvsm.cuda_io import HostCopyEngine, VerifyingCopyEngine
+from kvsm.events import Direction
+from kvsm.ids import pack
+from kvsm.plan import TransferJob
+
+FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
+TRANSFER_BYTES = 256 << 20
+CHUNK_BYTES = 4 << 20
+"""Of a contiguous copy, at a time: what the engine's threads share is cut like this too."""
+
+
+def job(number: int, direction: Direction, blocks: int, pool_blocks: int, seed: int) -> TransferJob:
+    """A transfer of `blocks` random pairs."""
+    chosen = random.Random(seed)
+    device, host = (chosen.sample(range(pool_blocks), blocks) for _ in range(2))
+    return TransferJob(number, direction, pack(device), pack(host))
+
+
+def contiguous(source: NDArray[Any], target: NDArray[Any], threads: int) -> float:
+    """Seconds in which so many threads copy one array into another, each its own part."""
+
+    def copy(first: int, last: int) -> None:
+        for start in range(first, last, CHUNK_BYTES):
+            stop = min(last, start + CHUNK_BYTES)
+            target[start:stop] = source[start:stop]
+
+    part = -(-len(source) // threads)
+    working = [
+        Thread(target=copy, args=(place * part, min(len(source), (place + 1) * part)))
+        for place in range(threads)
+    ]
+    started = time.perf_counter()
+    for thread in working:
+        thread.start()
+    for thread in working:
+        thread.join()
+    return time.perf_counter() - started
+
+
+def engine_seconds(engine: Any, jobs: list[TransferJob]) -> float:
+    started = time.perf_counter()
+    for one in jobs:
+        engine.submit(one)
+    engine.wait([one.transfer for one in jobs])
+    taken = time.perf_counter() - started
+    bad = [result.error for result in engine.poll() if not result.good]
+    if bad:
+        raise click.ClickException(f"a copy failed: {bad[0]}")
+    return taken
+
+
+def host_rows(threads: int, rounds: int) -> list[list[str]]:
+    rows = []
+    for block_bytes in FRAGMENT_BYTES:
+        blocks = TRANSFER_BYTES // block_bytes
+        device = np.ones((2 * blocks, block_bytes), np.uint8)
+        host = np.ones((2 * blocks, block_bytes), np.uint8)
+        flat_source, flat_target = device.reshape(-1)[:TRANSFER_BYTES], host.reshape(-1)[:TRANSFER_BYTES]
+        plain = HostCopyEngine(device, host, threads)
+        checked = VerifyingCopyEngine(HostCopyEngine(device, host, threads), host)
+        taken: dict[str, list[float]] = {
+            name: [] for name in ("contiguous", "store", "load", "both", "check")
+        }
+        for number in range(rounds):
+            store = job(1, Direction.STORE, blocks, 2 * blocks, number)
+            load = job(2, Direction.LOAD, blocks, 2 * blocks, rounds + number)
+            half_store, half_load = _both_ways(blocks // 2, 2 * blocks, number)
+            taken["contiguous"].append(contiguous(flat_source, flat_target, threads))
+            taken["store"].append(engine_seconds(plain, [store]))
+            taken["load"].append(engine_seconds(plain, [load]))
+            taken["both"].append(engine_seconds(plain, [half_store, half_load]))
+            taken["check"].append(engine_seconds(checked, [store]) + engine_seconds(checked, [_back(store)]))
+        plain.close()
+        checked.close()
+        rows.append(_row(block_bytes, taken))
+    return rows
+
+
+def _both_ways(blocks: int, pool_blocks: int, seed: int) -> tuple[TransferJob, TransferJob]:
+    """A store and a load that touch no block in common."""
+    chosen = random.Random(seed)
+    device, host = (chosen.sample(range(pool_blocks), 2 * blocks) for _ in range(2))
+    return (
+        TransferJob(1, Direction.STORE, pack(device[:blocks]), pack(host[:blocks])),
+        TransferJob(2, Direction.LOAD, pack(device[blocks:]), pack(host[blocks:])),
+    )
+
+
+def _back(store: TransferJob) -> TransferJob:
+    """The load of what a store brought, which is what a check has something to compare for."""
+    return TransferJob(2, Direction.LOAD, store.device_blocks, store.host_blocks)
+
+
+def _row(block_bytes: int, taken: dict[str, list[float]]) -> list[str]:
+    base = median(taken["contiguous"])
+    cells = [f"{block_bytes >> 10} KiB", f"{TRANSFER_BYTES / base / 1e9:.1f}"]
+    cells += [f"{base / median(taken[name]):.2f}" for name in ("store", "load", "both")]
+    there_and_back = median(taken["store"]) + median(taken["load"])
+    return [*cells, f"{median(taken['check']) / there_and_back:.2f}"]
+
+
+def host_table(threads: int, rounds: int) -> list[str]:
+    header = [
+        "block",
+        f"contiguous memcpy, {threads} threads, GB/s",
+        "store, of that",
+        "load, of that",
+        "both at once, of that",
+        "with `--verify-copies`, times as long",
+    ]
+    return markdown_table(header, host_rows(threads, rounds))
+
+
+@click.command(help=__doc__)
+@click.option("--gpu", is_flag=True, help="Measure the CUDA engine; needs an NVIDIA GPU.")
+@click.option("--threads", default=2, show_default=True, help="Of the host engine, and of its memcpy.")
+@click.option("--rounds", default=7, show_default=True, help="Of which the median is told.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the page here, too.")
+def main(gpu: bool, threads: int, rounds: int, output: Path | None) -> None:
+    if gpu:
+        device_name, lines = gpu_tables(rounds)
+        publish("Copies on a GPU", f"{device_name}; medians of {rounds} rounds", lines, output)
+    else:
+        note = f"random pairs of blocks, {TRANSFER_BYTES >> 20} MiB a transfer; medians of {rounds} rounds"
+        publish("Copies on the host", note, host_table(threads, rounds), output)
+
+
+if __name__ == "__main__":
+    main()

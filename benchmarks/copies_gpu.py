@@ -1,0 +1,322 @@
+"""The CUDA engine beside one contiguous copy, and beside what others do: the part of `copies.py` for a GPU.
+
+Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
+page-locked copy of the same bytes, each with its path. *The caller*: how long `submit` holds it. *Compute*:
+how much a loop of bf16 matrix products is slowed by offload that never pauses, by either path.
+
+Beside kvsm, in the same run: the copies that vLLM's offload makes, a descriptor for each block and layer in
+one `cuMemcpyBatchAsync`, without merging; and PyTorch, `index_select` into a staging buffer and `copy_`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from threading import Event, Thread
+from typing import Any, NamedTuple
+
+import click
+import numpy as np
+from page import markdown_table
+
+from kvsm.cuda_io import CudaCopyEngine, HostPool
+from kvsm.cuda_io.descriptors import Fragments
+from kvsm.cuda_io.driver import BatchCopy, register_host, unregister_host
+from kvsm.cuda_io.host_memory import PageLocking
+from kvsm.cuda_io.paths import CopyPath
+from kvsm.events import Direction
+from kvsm.ids import pack
+from kvsm.plan import TransferJob
+
+LAYERS = 32
+FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
+BLOCKS = (1, 16, 128, 1024, 4096)
+LARGEST_BYTES = 2 << 30
+"""Of one transfer: more blocks than that holds are left out."""
+
+WANTED_BYTES = 16 << 20
+"""From this size of a transfer on, a share of the contiguous bandwidth is aimed at."""
+
+
+class World(NamedTuple):
+    """Pools of one fragment size, and the engine over them."""
+
+    torch: Any
+    layers: list[Any]
+    host: HostPool
+    engine: CudaCopyEngine
+    blocks: int
+    fragment_bytes: int
+
+    def close(self) -> None:
+        self.engine.close()
+        self.host.close()
+
+
+def make_world(torch: Any, fragment_bytes: int, path: CopyPath | None = None) -> World:
+    """Pools with room for two transfers at once, both ways."""
+    blocks = 2 * max(count for count in BLOCKS if count * LAYERS * fragment_bytes <= LARGEST_BYTES)
+    layers = [
+        torch.randint(0, 256, (blocks, fragment_bytes), dtype=torch.uint8, device="cuda")
+        for _ in range(LAYERS)
+    ]
+    locking = PageLocking(register_host, unregister_host)
+    host = HostPool(blocks, LAYERS * fragment_bytes, page_locking=locking)
+    torch.cuda.synchronize()
+    return World(torch, layers, host, CudaCopyEngine(layers, host.blocks, path=path), blocks, fragment_bytes)
+
+
+def random_jobs(world: World, blocks: int, seed: int) -> tuple[TransferJob, TransferJob]:
+    """A store and a load of random pairs that touch nothing in common."""
+    chosen = random.Random(seed)
+    device, host = (chosen.sample(range(world.blocks), 2 * blocks) for _ in range(2))
+    return (
+        TransferJob(1, Direction.STORE, pack(device[:blocks]), pack(host[:blocks])),
+        TransferJob(2, Direction.LOAD, pack(device[blocks:]), pack(host[blocks:])),
+    )
+
+
+def seconds_of(torch: Any, work: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def by_engine(world: World, jobs: Sequence[TransferJob]) -> Callable[[], None]:
+    def work() -> None:
+        for job in jobs:
+            world.engine.submit(job)
+        world.engine.wait([job.transfer for job in jobs])
+        bad = [result.error for result in world.engine.poll() if not result.good]
+        if bad:
+            raise click.ClickException(f"a copy failed: {bad[0]}")
+
+    return work
+
+
+def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction]) -> Callable[[], None]:
+    """One copy of so many bytes each way, between page-locked memory and the device."""
+    torch = world.torch
+    streams = {direction: torch.cuda.Stream() for direction in directions}
+    device = {one: torch.empty(copied_bytes, dtype=torch.uint8, device="cuda") for one in directions}
+    host = {one: torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=True) for one in directions}
+
+    def work() -> None:
+        for direction, stream in streams.items():
+            with torch.cuda.stream(stream):
+                if direction is Direction.STORE:
+                    host[direction].copy_(device[direction], non_blocking=True)
+                else:
+                    device[direction].copy_(host[direction], non_blocking=True)
+        for stream in streams.values():
+            stream.synchronize()
+
+    return work
+
+
+def as_vllm(world: World, job: TransferJob, batch: BatchCopy) -> Callable[[], None]:
+    """A descriptor for each layer and block, in one call, without merging."""
+    stream = world.torch.cuda.Stream()
+    size = world.fragment_bytes
+    bases = np.array([layer.data_ptr() for layer in world.layers], np.uint64)[:, None]
+    offsets = world.host.blocks.ctypes.data + np.arange(LAYERS, dtype=np.uint64)[:, None] * np.uint64(size)
+
+    def work() -> None:
+        device_blocks, host_blocks = (np.asarray(ids, np.uint64) for ids in job.pairs())
+        device = (bases + device_blocks[None, :] * np.uint64(size)).ravel()
+        host = (offsets + host_blocks[None, :] * np.uint64(LAYERS * size)).ravel()
+        sizes = np.full(len(device), size, np.uint64)
+        ends = (device, host) if job.direction is Direction.STORE else (host, device)
+        batch(Fragments(*ends, sizes), job.direction, stream.cuda_stream)
+        stream.synchronize()
+
+    return work
+
+
+def by_torch(world: World, job: TransferJob) -> Callable[[], None]:
+    """Gather on one side, copy what was gathered, scatter on the other."""
+    torch = world.torch
+    stream = torch.cuda.Stream()
+    device_ids, host_ids = (torch.tensor(np.asarray(ids, np.int64)) for ids in job.pairs())
+    on_device = device_ids.cuda()
+    rows, size = len(host_ids), world.fragment_bytes
+    staging = torch.empty((LAYERS, rows, size), dtype=torch.uint8, pin_memory=True)
+    host = torch.from_numpy(world.host.blocks).view(world.blocks, LAYERS, size)
+
+    def store() -> None:
+        with torch.cuda.stream(stream):
+            for place, layer in enumerate(world.layers):
+                staging[place].copy_(layer.index_select(0, on_device), non_blocking=True)
+        stream.synchronize()
+        host[host_ids] = staging.transpose(0, 1)
+
+    def load() -> None:
+        staging.copy_(host.index_select(0, host_ids).transpose(0, 1))
+        with torch.cuda.stream(stream):
+            for place, layer in enumerate(world.layers):
+                layer.index_copy_(0, on_device, staging[place].to("cuda", non_blocking=True))
+        stream.synchronize()
+
+    return store if job.direction is Direction.STORE else load
+
+
+def transfer_rows(torch: Any, rounds: int) -> list[list[str]]:
+    rows = []
+    batch = BatchCopy()
+    for fragment_bytes in FRAGMENT_BYTES:
+        world = make_world(torch, fragment_bytes)
+        for blocks in BLOCKS:
+            if 2 * blocks <= world.blocks:
+                rows += _rows_of(world, blocks, rounds, batch)
+        world.close()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _rows_of(world: World, blocks: int, rounds: int, batch: BatchCopy) -> list[list[str]]:
+    """The rows of one size of transfer: each way, and both ways at once."""
+    copied_bytes, rows = blocks * LAYERS * world.fragment_bytes, []
+    for name, directions in (
+        ("store", [Direction.STORE]),
+        ("load", [Direction.LOAD]),
+        ("both", list(Direction)),
+    ):
+        taken: dict[str, list[float]] = {"contiguous": [], "kvsm": [], "vllm": [], "torch": []}
+        whole = contiguous(world, copied_bytes, directions)
+        before = world.engine.statistics().transfers
+        for number in range(rounds + 1):
+            jobs = [job for job in random_jobs(world, blocks, number) if job.direction in directions]
+            works = {"contiguous": whole, "kvsm": by_engine(world, jobs)}
+            if len(jobs) == 1:
+                works["vllm"], works["torch"] = as_vllm(world, jobs[0], batch), by_torch(world, jobs[0])
+            for contestant, work in works.items():
+                seconds = seconds_of(world.torch, work)
+                if number:  # the first round warms up
+                    taken[contestant].append(seconds)
+        after = world.engine.statistics().transfers
+        paths = "/".join(path.value for path in after if after[path] > before[path])
+        rows.append(_row(world.fragment_bytes, blocks, name, copied_bytes * len(directions), paths, taken))
+    return rows
+
+
+def _row(
+    fragment_bytes: int, blocks: int, name: str, total: int, paths: str, taken: dict[str, list[float]]
+) -> list[str]:
+    base = median(taken["contiguous"])
+    shares = [f"{base / median(taken[one]):.2f}" if taken[one] else "" for one in ("kvsm", "vllm", "torch")]
+    aimed = "yes" if total >= WANTED_BYTES else ""
+    size = f"{total / (1 << 20):.3g} MiB"
+    return [
+        f"{fragment_bytes >> 10} KiB",
+        str(blocks),
+        size,
+        name,
+        paths,
+        f"{total / base / 1e9:.1f}",
+        *shares,
+        aimed,
+    ]
+
+
+def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
+    """How long `submit` holds whoever calls it."""
+    rows = []
+    world = make_world(torch, FRAGMENT_BYTES[0])
+    for blocks in BLOCKS:
+        held = []
+        for number in range(20 * rounds):
+            for job in random_jobs(world, blocks, number):
+                started = time.perf_counter()
+                world.engine.submit(job)
+                held.append((time.perf_counter() - started) * 1e6)
+            world.engine.drain()
+            world.engine.poll()
+        held.sort()
+        rows.append(
+            [str(blocks), f"{median(held):.1f}", f"{held[int(0.99 * len(held))]:.1f}", f"{held[-1]:.1f}"]
+        )
+    world.close()
+    return rows
+
+
+def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
+    """A loop of matrix products, alone and beside offload in both directions that never pauses."""
+    rows = []
+    left, right = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in range(2))
+
+    def products() -> None:
+        for _ in range(100):
+            torch.matmul(left, right)
+        torch.cuda.synchronize()
+
+    for path in (CopyPath.BATCH, CopyPath.KERNEL):
+        fragment_bytes = FRAGMENT_BYTES[2] if path is CopyPath.BATCH else FRAGMENT_BYTES[0]
+        world = make_world(torch, fragment_bytes, path)
+        alone, beside, moved = [], [], 0.0
+        for number in range(rounds + 1):
+            idle = seconds_of(torch, products)
+            seconds, copied = _beside(world, products, number)
+            if number:
+                alone.append(idle)
+                beside.append(seconds)
+                moved = copied / seconds / 1e9
+        slower = median(beside) / median(alone) - 1
+        rows.append([path.value, f"{fragment_bytes >> 10} KiB", f"{moved:.1f}", f"{slower:.1%}"])
+        world.close()
+    return rows
+
+
+def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[float, float]:
+    """(seconds of the products, bytes copied meanwhile) while transfers are fed from a thread."""
+    blocks = world.blocks // 4
+    jobs = random_jobs(world, blocks, seed)
+    over, copied = Event(), [0.0]
+
+    def feed() -> None:
+        while not over.is_set():
+            for job in jobs:
+                world.engine.submit(job)
+            world.engine.drain()
+            copied[0] += sum(result.bytes for result in world.engine.poll())
+
+    feeding = Thread(target=feed)
+    feeding.start()
+    seconds = seconds_of(world.torch, products)
+    over.set()
+    feeding.join()
+    return seconds, copied[0]
+
+
+def gpu_tables(rounds: int) -> tuple[str, list[str]]:
+    """(name of the device, lines of the page). Raises `click.ClickException` without a GPU."""
+    try:
+        import torch
+    except ImportError as error:
+        raise click.ClickException(f"--gpu needs torch and cuda-bindings: {error}") from error
+    if not torch.cuda.is_available():
+        raise click.ClickException("--gpu needs an NVIDIA GPU, and PyTorch finds none")
+    transfers = markdown_table(
+        [
+            "fragment",
+            "blocks",
+            "bytes",
+            "direction",
+            "path",
+            "contiguous, GB/s",
+            "kvsm, of that",
+            "unmerged batch, of that",
+            "index_select + copy_, of that",
+            f"{WANTED_BYTES >> 20} MiB or more",
+        ],
+        transfer_rows(torch, rounds),
+    )
+    caller = markdown_table(["blocks", "median, us", "99 %, us", "most, us"], caller_rows(torch, rounds))
+    compute = markdown_table(
+        ["path", "fragment", "copied beside, GB/s", "slower by"], compute_rows(torch, rounds)
+    )
+    lines = [f"## Transfers of {LAYERS} layers", "", *transfers, "", "## The caller of `submit`", "", *caller]
+    lines += ["", "## Compute beside it", "", *compute]
+    return torch.cuda.get_device_name(), lines
