@@ -78,8 +78,16 @@ def rectangles(
 ) -> Rectangles:
     """The copy of checked pairs as few rectangles."""
     layout = joined(layout)
+    return run_rectangles(layout, direction, _runs(layout, device_blocks, host_blocks))
+
+
+def run_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangles:
+    """As `rectangles`, of pairs that are merged already. Where a run is wider than `MAX_PITCH`, so may a pitch
+    be: good for `fragments`, and not for a 2-D copy."""
+    if layout.is_dense:
+        return _flat_rectangles(layout, direction, runs)
     tensors = _columns(layout)
-    corners = _corners(layout, _runs(layout, device_blocks, host_blocks))
+    corners = _corners(layout, runs)
     device = tensors.addresses[corners.tensors] + corners.device_blocks * tensors.strides[corners.tensors]
     host = tensors.host_addresses[corners.tensors] + corners.host_blocks * layout.host.stride
     widths = tensors.row_bytes[corners.tensors]
@@ -93,6 +101,16 @@ def rectangles(
     else:
         columns = host, device, widths, heights, host_pitches, device_pitches
     return Rectangles(*(column.view(np.uint64) for column in columns))
+
+
+def _flat_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangles:
+    """Each run is contiguous on both sides."""
+    rows, host_rows = layout.tensors[0], layout.host
+    device = (rows.address + runs.device_blocks * rows.stride).view(np.uint64)
+    host = (host_rows.address + runs.host_blocks * host_rows.stride).view(np.uint64)
+    widths = (runs.counts * rows.row_bytes).view(np.uint64)
+    sources, targets = (device, host) if direction is Direction.STORE else (host, device)
+    return Rectangles(sources, targets, widths, np.ones_like(widths), widths, widths)
 
 
 def fragments(rectangles: Rectangles) -> Fragments:

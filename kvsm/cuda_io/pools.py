@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.descriptors import fragments, rectangles
+from kvsm.cuda_io.descriptors import fragments, run_rectangles
 from kvsm.cuda_io.layout import make_layout
 from kvsm.cuda_io.pairs import Runs, merge_runs
 from kvsm.cuda_io.vectored import copy_vectored, reaches
@@ -109,18 +109,16 @@ class Pools:
             or run_bytes >= SLICED_BYTES
             or (run_bytes >= LONG_BYTES and not self._vectored)
         ):
-            copied = self._copy_while_quick(to_host, runs)
-            if copied == len(host_blocks):
-                return
-            order = np.argsort(pairs[1], kind="stable")[copied:]  # as the runs are sorted
-            pairs = pairs[0][order], pairs[1][order]
+            runs = self._copy_while_quick(to_host, runs)
+        if not len(runs.counts):
+            return
         if run_bytes >= LONG_BYTES and self._vectored:
-            copy_vectored(fragments(rectangles(self.layout, direction, *pairs)))
+            copy_vectored(fragments(run_rectangles(self.layout, direction, runs)))
         else:
             self._copy_indexed(to_host, *pairs)
 
-    def _copy_while_quick(self, to_host: bool, runs: Runs) -> int:
-        """Copy run by run as long as that keeps its pace. Returns how many pairs are copied."""
+    def _copy_while_quick(self, to_host: bool, runs: Runs) -> Runs:
+        """Copy run by run as long as that keeps its pace. Returns what is left."""
         sources, targets = (self._device, self._host) if to_host else (self._host, self._device)
         tensors = list(zip(targets, sources))
         heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
@@ -130,10 +128,10 @@ class Pools:
         for done, (there, here, pace) in enumerate(zip(into, out_of, seconds)):
             for target, source in tensors:
                 if perf_counter() > due:
-                    return int(runs.counts[:done].sum())
+                    return Runs(*(column[done:] for column in runs))
                 target[there] = source[here]
             due += pace
-        return int(runs.counts.sum())
+        return Runs(*(column[:0] for column in runs))
 
     def _copy_indexed(
         self, to_host: bool, device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]
