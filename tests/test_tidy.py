@@ -76,3 +76,12 @@ def test_only_the_fold_writes_to_a_ledger(path: Path) -> None:
             assert not ast.unparse(target).startswith("ledger.") or ast.unparse(target) == "ledger.listener"
         if isinstance(node, ast.Call):
             assert not ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
+
+
+def test_every_file_of_the_package_is_installed() -> None:
+    """What is no Python must be named, or a wheel lacks it."""
+    named = (PACKAGE.parent / "pyproject.toml").read_text().split("[tool.setuptools.package-data]")[1]
+    others = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
+    assert {path.name for path in others} >= {"py.typed", "copy.cu"}
+    for path in others:
+        assert f'"{path.name}"' in named.split("[tool.")[0], path
