@@ -65,9 +65,10 @@ class Request(msgspec.Struct, gc=False, eq=False):
 class Provenance:
     """Which device blocks hold what a load brought, so that no load of an older epoch is stored again (S14).
 
-    An engine does not say when it computes a block anew. So a note names the key that was brought, and
-    counts only while the block is offered under it; and it ends when the block is stored or loaded again, or
-    its load failed.
+    An engine may not say when it computes a block anew. So a note names the key that was brought, and counts
+    only while the block is offered under it; and it ends when the block is stored or loaded again, or its
+    load failed. Of several device blocks in a slot a key tells the content of the last one only: the others
+    may begin another key's chunk as they are, so theirs count under every key.
     """
 
     __slots__ = ("brought", "stale")

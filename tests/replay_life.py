@@ -360,7 +360,7 @@ def offered_life(log: Path) -> Life:
     life.ended(core.prepare_load("r1", [6, 7, 8], [0, 1, 3]))
     core.reset()
     core.prepare_store("r1", [key(0)], [6, 7])
-    core.rewrite([8])
+    core.rewrite([6, 8])
     life.stored("r1", [key(5)], [6, 7])
     life.lost(core.prepare_store("r2", [key(6)], [9, 10]).job)
     life.stored("r2", [key(7)], [9, 10])

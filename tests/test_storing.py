@@ -474,6 +474,22 @@ class TestOlderEpoch:
         core, _ = self.loaded_then_reset()
         assert core.prepare_store("q", keys(2), [4, 6]).keys == tuple(keys(2)[1:])
 
+    def test_block_that_begins_another_chunk_is_not_stored_in_it(self) -> None:
+        """Two prompts that part in the middle of a chunk share its first device block, and no key."""
+        core, log = new_core(blocks_per_chunk=2)
+        store(core, "r", keys(1))
+        core.complete_load(load(core, "q", keys(1), 4))
+        core.reset()
+        assert core.prepare_store("p", keys(1, "parted"), [4, 6]) == PreparedStore(None)
+        assert skips(log) == [(SkipReason.OLDER_EPOCH, keys(1, "parted"))]
+
+    def test_last_block_of_a_chunk_tells_by_its_key_whether_it_was_computed_since(self) -> None:
+        core, _ = new_core(blocks_per_chunk=2)
+        store(core, "r", keys(1))
+        core.complete_load(load(core, "q", keys(1), 4))
+        core.reset()
+        assert core.prepare_store("p", keys(1, "other"), [6, 5]).keys == tuple(keys(1, "other"))
+
     def test_same_block_computed_with_another_content_is_stored(self) -> None:
         core, _ = self.loaded_then_reset()
         assert core.prepare_store("q", keys(2, "other"), [4, 5]).keys == tuple(keys(2, "other"))

@@ -311,6 +311,21 @@ def test_what_is_allowed_is_not_called_wrong(
     assert found.violations == ()
 
 
+def test_a_block_that_begins_the_chunk_of_another_key_is_of_the_older_epoch_too(tmp_path: Path) -> None:
+    """S14: of several device blocks a slot, a key tells only of the last whether it was computed since."""
+    life = Life(tmp_path / "log", workers=1, host_blocks=8, device_blocks=16, blocks_per_chunk=2)
+    life.stored("r1", [key(0)], [0, 1])
+    life.core.match("r2", [key(0)])
+    life.ended(life.core.prepare_load("r2", [4, 5]))
+    life.core.reset()
+    seq, step, wall = head(life)
+    for blocks, broken in (((4, 6), ["S14"]), ((6, 5), []), ((6, 4), [])):
+        auditor = Auditor(restore(snapshot(life.core.ledger)))
+        found = auditor.apply(ev.StorePlanned(seq, step, wall, (), (key(5),), (3,), blocks))
+        assert [violation.property_id for violation in found] == broken, blocks
+    life.close()
+
+
 @pytest.mark.parametrize(
     ("property_id", "story"),
     [("S13", cursors_back), ("S13", a_group_less), ("S14", stored_of_an_older_epoch)],

@@ -184,8 +184,10 @@ class Storing(Transfers):
         from this very block; None if it can be."""
         words, stale = self.ledger.leases.words, self.ledger.provenance.stale
         leased = any(words[block] for block in sources)
-        if stale and not leased and any(stale.get(block) == key for block in sources):
-            return SkipReason.OLDER_EPOCH
+        if stale and not leased:
+            *begins, last = sources
+            if stale.get(last) == key or not stale.keys().isdisjoint(begins):
+                return SkipReason.OLDER_EPOCH
         if slot is not None:
             # Blocks under their own store are dealt with. From other blocks, if only one of the chunk is
             # another, the key waits for that store.

@@ -273,11 +273,13 @@ class Book:
     def _must_be_of_this_epoch(
         self, keys: Sequence[bytes], slots: Sequence[int], blocks: Sequence[int]
     ) -> None:
-        """Under another key than the one that was brought, a device block has been computed since."""
+        """Under another key than the one that was brought, a device block has been computed since: the last
+        of its slot, that is. Others may have the same content in the chunks of two keys."""
         self._noted = blocks
         for place, (key, slot) in enumerate(zip(keys, slots)):
-            for block in blocks[place * self._chunk : (place + 1) * self._chunk]:
-                if self._forget_older(block) == key:
+            for number, block in enumerate(blocks[place * self._chunk : (place + 1) * self._chunk], 1):
+                brought = self._forget_older(block)
+                if brought == key or (brought is not None and number < self._chunk):
                     message = (
                         f"device block {block} is stored to slot {slot} under key {key.hex()}, which a load "
                         f"of an older epoch brought into it"
