@@ -1,8 +1,10 @@
 """The CUDA engine beside one contiguous copy, and beside what others do: the part of `copies.py` for a GPU.
 
 Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
-page-locked copy of the same bytes, each with its path. *The caller*: how long `submit` holds it. *Compute*:
-how much a loop of bf16 matrix products is slowed by offload that never pauses, by either path.
+page-locked copy of the same bytes, each with its path; by the wall clock, and by the device's own, which does
+not see what the processor does first. *The caller*: how long `submit` holds it, by the path of the kernel and
+by that of a descriptor for each fragment. *Compute*: how much a loop of bf16 matrix products is slowed by
+offload that never pauses, by either path.
 
 Beside kvsm, in the same run: the copies that vLLM's offload makes, a descriptor for each block and layer in
 one `cuMemcpyBatchAsync`, without merging; and PyTorch, `index_select` into a staging buffer and `copy_`.
@@ -24,6 +26,7 @@ from page import markdown_table
 from kvsm.cuda_io import CudaCopyEngine, HostPool
 from kvsm.cuda_io.descriptors import Fragments
 from kvsm.cuda_io.driver import BatchCopy, register_host, unregister_host
+from kvsm.cuda_io.engine import CopyResult
 from kvsm.cuda_io.host_memory import PageLocking
 from kvsm.cuda_io.paths import CopyPath
 from kvsm.events import Direction
@@ -85,16 +88,24 @@ def seconds_of(torch: Any, work: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-def by_engine(world: World, jobs: Sequence[TransferJob]) -> Callable[[], None]:
+def by_engine(world: World, jobs: Sequence[TransferJob], device: list[float]) -> Callable[[], None]:
+    """device: gets the seconds of the longest of the jobs by the clock of the device."""
+
     def work() -> None:
         for job in jobs:
             world.engine.submit(job)
         world.engine.wait([job.transfer for job in jobs])
-        bad = [result.error for result in world.engine.poll() if not result.good]
-        if bad:
-            raise click.ClickException(f"a copy failed: {bad[0]}")
+        results = world.engine.poll()
+        check(results)
+        device.append(max(result.seconds for result in results))
 
     return work
+
+
+def check(results: Sequence[CopyResult]) -> None:
+    for result in results:
+        if not result.good:
+            raise click.ClickException(f"a copy failed: {result.error}")
 
 
 def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction]) -> Callable[[], None]:
@@ -184,20 +195,20 @@ def _rows_of(world: World, blocks: int, rounds: int, batch: BatchCopy) -> list[l
         ("load", [Direction.LOAD]),
         ("both", list(Direction)),
     ):
-        taken: dict[str, list[float]] = {"contiguous": [], "kvsm": [], "vllm": [], "torch": []}
+        taken: dict[str, list[float]] = {"contiguous": [], "kvsm": [], "device": [], "vllm": [], "torch": []}
         whole = contiguous(world, copied_bytes, directions)
         before = world.engine.statistics().transfers
         for number in range(rounds + 1):
             jobs = [job for job in random_jobs(world, blocks, number) if job.direction in directions]
-            works = {"contiguous": whole, "kvsm": by_engine(world, jobs)}
+            works = {"contiguous": whole, "kvsm": by_engine(world, jobs, taken["device"])}
             if len(jobs) == 1:
                 works["vllm"], works["torch"] = as_vllm(world, jobs[0], batch), by_torch(world, jobs[0])
             for contestant, work in works.items():
                 seconds = seconds_of(world.torch, work)
-                if number:  # the first round warms up
-                    taken[contestant].append(seconds)
+                taken[contestant].append(seconds)
         after = world.engine.statistics().transfers
         paths = "/".join(path.value for path in after if after[path] > before[path])
+        taken = {contestant: times[1:] for contestant, times in taken.items()}  # the first round warms up
         rows.append(_row(world.fragment_bytes, blocks, name, copied_bytes * len(directions), paths, taken))
     return rows
 
@@ -206,7 +217,8 @@ def _row(
     fragment_bytes: int, blocks: int, name: str, total: int, paths: str, taken: dict[str, list[float]]
 ) -> list[str]:
     base = median(taken["contiguous"])
-    shares = [f"{base / median(taken[one]):.2f}" if taken[one] else "" for one in ("kvsm", "vllm", "torch")]
+    contestants = ("kvsm", "device", "vllm", "torch")
+    shares = [f"{base / median(taken[one]):.2f}" if taken[one] else "" for one in contestants]
     aimed = "yes" if total >= WANTED_BYTES else ""
     size = f"{total / (1 << 20):.3g} MiB"
     return [
@@ -222,24 +234,30 @@ def _row(
 
 
 def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """How long `submit` holds whoever calls it."""
+    """How long `submit` holds whoever calls it, of two transfers that are submitted at once: what the first
+    one costs the driver may be in the way of the second."""
     rows = []
-    world = make_world(torch, FRAGMENT_BYTES[0])
-    for blocks in BLOCKS:
-        held = []
-        for number in range(20 * rounds):
-            for job in random_jobs(world, blocks, number):
-                started = time.perf_counter()
-                world.engine.submit(job)
-                held.append((time.perf_counter() - started) * 1e6)
-            world.engine.drain()
-            world.engine.poll()
-        held.sort()
-        rows.append(
-            [str(blocks), f"{median(held):.1f}", f"{held[int(0.99 * len(held))]:.1f}", f"{held[-1]:.1f}"]
-        )
-    world.close()
+    for path in (CopyPath.KERNEL, CopyPath.BATCH):
+        world = make_world(torch, FRAGMENT_BYTES[0], path)
+        for blocks in BLOCKS:
+            held = sorted(_held(world, blocks, 20 * rounds))
+            most = held[int(0.99 * len(held))], held[-1]
+            rows.append([path.value, str(blocks), *(f"{one * 1e6:.1f}" for one in (median(held), *most))])
+        world.close()
     return rows
+
+
+def _held(world: World, blocks: int, rounds: int) -> list[float]:
+    """Seconds of each `submit`."""
+    held = []
+    for number in range(rounds):
+        for job in random_jobs(world, blocks, number):
+            started = time.perf_counter()
+            world.engine.submit(job)
+            held.append(time.perf_counter() - started)
+        world.engine.drain()
+        check(world.engine.poll())
+    return held
 
 
 def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
@@ -250,44 +268,52 @@ def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
     def products() -> None:
         for _ in range(100):
             torch.matmul(left, right)
-        torch.cuda.synchronize()
+        torch.cuda.current_stream().synchronize()  # and not the device, which copies on
 
     for path in (CopyPath.BATCH, CopyPath.KERNEL):
         fragment_bytes = FRAGMENT_BYTES[2] if path is CopyPath.BATCH else FRAGMENT_BYTES[0]
         world = make_world(torch, fragment_bytes, path)
-        alone, beside, moved = [], [], 0.0
+        alone, beside, moved = [], [], []
         for number in range(rounds + 1):
             idle = seconds_of(torch, products)
-            seconds, copied = _beside(world, products, number)
+            seconds, rate = _beside(world, products, number)
             if number:
                 alone.append(idle)
                 beside.append(seconds)
-                moved = copied / seconds / 1e9
+                moved.append(rate / 1e9)
         slower = median(beside) / median(alone) - 1
-        rows.append([path.value, f"{fragment_bytes >> 10} KiB", f"{moved:.1f}", f"{slower:.1%}"])
+        rows.append([path.value, f"{fragment_bytes >> 10} KiB", f"{median(moved):.1f}", f"{slower:.1%}"])
         world.close()
     return rows
 
 
 def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[float, float]:
-    """(seconds of the products, bytes copied meanwhile) while transfers are fed from a thread."""
-    blocks = world.blocks // 4
-    jobs = random_jobs(world, blocks, seed)
-    over, copied = Event(), [0.0]
+    """(seconds of the products, bytes a second copied beside them) while transfers are fed from a thread."""
+    jobs = random_jobs(world, world.blocks // 4, seed)
+    over, fed, rates = Event(), Event(), []
+    mark = world.engine.mark()  # with one of its own, a transfer would wait for the products queued before it
 
     def feed() -> None:
+        copied, started = 0, time.perf_counter()
         while not over.is_set():
             for job in jobs:
-                world.engine.submit(job)
+                world.engine.submit(job, mark)
+            fed.set()
             world.engine.drain()
-            copied[0] += sum(result.bytes for result in world.engine.poll())
+            results = world.engine.poll()
+            check(results)
+            copied += sum(result.bytes for result in results)
+        rates.append(copied / (time.perf_counter() - started))
 
     feeding = Thread(target=feed)
     feeding.start()
-    seconds = seconds_of(world.torch, products)
+    fed.wait()
+    started = time.perf_counter()
+    products()
+    seconds = time.perf_counter() - started
     over.set()
     feeding.join()
-    return seconds, copied[0]
+    return seconds, rates[0]
 
 
 def gpu_tables(rounds: int) -> tuple[str, list[str]]:
@@ -307,13 +333,16 @@ def gpu_tables(rounds: int) -> tuple[str, list[str]]:
             "path",
             "contiguous, GB/s",
             "kvsm, of that",
+            "by the device's clock",
             "unmerged batch, of that",
             "index_select + copy_, of that",
             f"{WANTED_BYTES >> 20} MiB or more",
         ],
         transfer_rows(torch, rounds),
     )
-    caller = markdown_table(["blocks", "median, us", "99 %, us", "most, us"], caller_rows(torch, rounds))
+    caller = markdown_table(
+        ["path", "blocks", "median, us", "99 %, us", "most, us"], caller_rows(torch, rounds)
+    )
     compute = markdown_table(
         ["path", "fragment", "copied beside, GB/s", "slower by"], compute_rows(torch, rounds)
     )

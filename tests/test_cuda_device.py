@@ -235,6 +235,21 @@ def test_tables_of_copies_in_flight_are_not_used_again(fake: FakeDriver) -> None
     assert np.array_equal(pools.host[[1, 2, 4, 3, 5]], pools.blocks(1, 2, 7, 9, 11))
 
 
+def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) -> None:
+    """It is uploaded on the default stream, which nothing waits for where the model computes on another."""
+    pools = Pools(fake)
+    context = driver.Context(0)
+    with context:
+        compute = driver.create_stream()
+    with closing(CudaCopyEngine(pools.device, pools.host, lambda: compute, CopyPath.KERNEL)) as engine:
+        (result,) = finish(engine, store(1, [5], [3]))
+    with context:
+        driver.destroy_stream(compute)
+    context.release()
+    assert result.good
+    assert np.array_equal(pools.host[3], pools.blocks(5)[0])
+
+
 def test_what_a_batch_is_described_by_lives_until_it_is_over(fake: FakeDriver) -> None:
     """B37: the driver may read the descriptors after the call."""
     pools = Pools(fake)
@@ -277,6 +292,13 @@ def test_any_thread_may_call_and_none_gets_another_current_context(fake: FakeDri
         thread.join()
     assert seen[0].good
     assert seen[1] == 0
+
+
+def test_the_submitter_stays_out_of_graphs_that_others_capture(fake: FakeDriver) -> None:
+    """Mode 2 is CU_STREAM_CAPTURE_MODE_RELAXED; in another, page-locking a table would break the capture."""
+    with Pools(fake).engine() as engine:
+        finish(engine, store(1, [5], [3]))
+    assert named(fake, "cuThreadExchangeStreamCaptureMode") == [["2"]]
 
 
 def test_closing_gives_everything_back(fake: FakeDriver) -> None:
@@ -355,6 +377,15 @@ def test_a_lost_device_ends_every_transfer_and_takes_no_more(fake: FakeDriver) -
     assert all("CUDA_ERROR_ILLEGAL_ADDRESS" in result.error for result in results)
     assert engine.poll() == []
     assert np.array_equal(pools.host, before)
+
+
+@pytest.mark.parametrize("code", [214, 226, 700, 719, 721])
+def test_each_error_after_which_nothing_runs_is_a_lost_device(fake: FakeDriver, code: int) -> None:
+    """S9: of memory, of contained and of illegal accesses, of a kernel that fails and of one that leaks."""
+    with Pools(fake).engine() as engine:
+        fake.lose(code)
+        with pytest.raises(TransferFailed, match="restart the process"):
+            engine.submit(store(1, [5], [3]))
 
 
 def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: FakeDriver) -> None:

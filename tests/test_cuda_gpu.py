@@ -89,7 +89,7 @@ class Stress:
         self.engine = CudaCopyEngine(list(self.layers), host, lambda: self.compute.cuda_stream, path)
 
     def run(self, rounds: int, sleep_cycles: int, hold: bool = True) -> Seen:
-        """hold: let compute wait for the transfers, where it reads or overwrites what they touch."""
+        """hold: let compute wait for a load before it reads what that brings."""
         torch, engine, layers = self.torch, self.engine, self.layers
         former = torch.zeros((rounds, LAYERS, ROW_BYTES), dtype=torch.uint8, device="cuda")
         loaded = torch.zeros_like(former)
@@ -101,8 +101,7 @@ class Stress:
                 torch.cuda._sleep(sleep_cycles)
                 layers[:, source] = number % 200
                 engine.submit(store(2 * number, [source], [number % BLOCKS]))
-                if hold:
-                    engine.hold_compute([2 * number])
+                engine.hold_compute([2 * number])
                 layers[:, source] = POISON
                 engine.drain()  # a slot is read when its store has been reported
                 torch.cuda._sleep(sleep_cycles)

@@ -2,9 +2,9 @@
 //
 // A pair is a device block and a host block. Every block has the same parts; a part is contiguous on both
 // sides and at most a few KiB. Part p of pair i is unit i * num_parts + p, and each warp copies one unit
-// after another. All that a warp does is wait: a read across PCIe takes one to two microseconds, and the
-// pair, the bytes and the place that they go to follow from each other. So a thread starts all the reads of
-// a unit before its first write, and the launch has enough warps to cover the rest.
+// after another. All that a warp does is wait: a read across PCIe takes one to two microseconds, and where
+// the bytes are follows from the pair. So a thread starts all the reads of a unit, and that of the pair of
+// its next unit, before its first write, and the launch has enough warps to cover the rest.
 //
 // Every byte is touched once and not again: the loads and stores (`__ldcs`, `__stcs`) are marked as
 // streaming, so that they leave the caches to compute.
@@ -12,14 +12,15 @@
 // No shared memory, no barriers, no warp intrinsics: any order of the threads copies the same bytes, and the
 // tests run this very source on the host.
 
-struct Part {
+// Aligned, so that a pair is read at once, and a part in two.
+struct alignas(16) Part {
     unsigned long long address;      // in device block 0
     unsigned long long stride;       // from a device block to the next
     unsigned long long host_offset;  // in a host block
     unsigned long long bytes;
 };
 
-struct Pair {
+struct alignas(8) Pair {
     unsigned int device_block;
     unsigned int host_block;
 };
@@ -63,8 +64,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) kvsm_copy(
     const unsigned int warps = gridDim.x * blockDim.x / LANES;
     const unsigned int lane = thread % LANES;
     const unsigned long long units = num_pairs * num_parts;
-    for (unsigned long long unit = thread / LANES; unit < units; unit += warps) {
-        const Pair pair = pairs[unit / num_parts];
+    unsigned long long unit = thread / LANES;
+    if (unit >= units) return;
+    Pair next = pairs[unit / num_parts];
+    for (; unit < units; unit += warps) {
+        // The pair of the following unit comes while this one is copied: else each unit waits for the bus
+        // twice. The compiler may not do that, as for all it knows the copy changes the pairs.
+        const Pair pair = next;
+        if (unit + warps < units) next = pairs[(unit + warps) / num_parts];
         const Part part = parts[unit % num_parts];
         unsigned char* on_device =
             reinterpret_cast<unsigned char*>(part.address + pair.device_block * part.stride);

@@ -82,8 +82,8 @@ def rectangles(
 
 
 def run_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangles:
-    """As `rectangles`, of pairs that are merged already. Where a run is wider than `MAX_PITCH`, so may a pitch
-    be: good for `fragments`, and not for a 2-D copy."""
+    """As `rectangles`, of pairs that are merged already. Where a run is wider than `MAX_PITCH`, so may a
+    pitch be: good for `fragments`, and not for a 2-D copy."""
     if layout.is_dense:
         return _flat_rectangles(layout, direction, runs)
     tensors = _columns(layout)

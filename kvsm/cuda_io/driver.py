@@ -50,6 +50,7 @@ _STICKY = frozenset(
         "CUDA_ERROR_DEVICE_UNAVAILABLE",
         "CUDA_ERROR_ECC_UNCORRECTABLE",
         "CUDA_ERROR_NVLINK_UNCORRECTABLE",
+        "CUDA_ERROR_CONTAINED",
         "CUDA_ERROR_ILLEGAL_ADDRESS",
         "CUDA_ERROR_LAUNCH_TIMEOUT",
         "CUDA_ERROR_CONTEXT_IS_DESTROYED",
@@ -60,6 +61,7 @@ _STICKY = frozenset(
         "CUDA_ERROR_INVALID_ADDRESS_SPACE",
         "CUDA_ERROR_INVALID_PC",
         "CUDA_ERROR_LAUNCH_FAILED",
+        "CUDA_ERROR_TENSOR_MEMORY_LEAK",
         "CUDA_ERROR_EXTERNAL_DEVICE",
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
     )
@@ -188,8 +190,11 @@ class Context:
         _quick().pop(ctypes.addressof(self._popped))
 
     def make_current(self) -> None:
-        """For the rest of the thread: it is ours."""
+        """For the rest of the thread: it is ours. While the model's thread captures a CUDA graph, others may
+        not allocate memory, say, unless they declare that they have nothing to do with it: else both fail."""
         _call("cuCtxSetCurrent", self._handle)
+        modes = bindings().CUstreamCaptureMode
+        _call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
 
     def release(self) -> None:
         _call("cuDevicePrimaryCtxRelease", self._device)
@@ -199,7 +204,9 @@ class Context:
 
 
 def create_stream() -> int:
-    """A stream of the current context that gives way to all others, and waits for none of them by itself."""
+    """A stream of the current context that waits for no other by itself. Kernels of streams with a higher
+    priority start before its own; but the least priority is also what streams have that ask for none, as
+    PyTorch's do, and copies have no priorities."""
     least, _greatest = _call("cuCtxGetStreamPriorityRange")
     flags = int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
     return int(_call("cuStreamCreateWithPriority", flags, least))
@@ -308,8 +315,11 @@ def free_host(address: int) -> None:
 
 
 def upload(target: int, source: NDArray[Any]) -> None:
-    """Copy an array to device memory, now."""
+    """Copy an array to device memory, and return when it is there."""
     _call("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes)
+    # The call may return when it has read the array. Its bytes are then under way on the default stream, and
+    # our streams do not wait for that one.
+    synchronize_stream(0)
 
 
 # Copies.

@@ -94,13 +94,15 @@ def grid(direction: Direction, num_pairs: int, layout: Layout, multiprocessors: 
     """(thread blocks, threads of one) to launch the kernel with.
 
     No more warps than the copy has parts, and no more thread blocks than a share of the multiprocessors,
-    since compute goes without what the kernel holds: a sixteenth for a store, whose writes nobody waits for,
-    and a tenth for a load, whose reads cross the bus and back. The 8 and 13 blocks that this makes of 132
-    multiprocessors have 0.5 and 0.8 MiB in flight, far more than a bus of 55 GB/s needs for 2 us.
+    since compute goes without what the kernel holds; its matrix products fill a multiprocessor, so it goes
+    without the whole of each one. A thread block has 64 KiB in flight, and takes some 2 us for them, the
+    time that a read needs across the bus and back: 30 GB/s. So the 4 blocks of a store and 6 of a load that
+    this makes of 132 multiprocessors, 8 % of them together, can move twice what a bus of 55 GB/s carries,
+    and more for loads, which wait longer when the bus is full.
     """
     whole = joined(layout)
     units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
-    share = 16 if direction is Direction.STORE else 10
+    share = 32 if direction is Direction.STORE else 22
     return max(1, min(multiprocessors // share, -(-units // (THREADS // LANES)))), THREADS
 
 

@@ -3,7 +3,8 @@
 // It stands where the real one does, below cuda-bindings, so that the engine's own calls are what is tested.
 // What it makes worse than a GPU would, because a GPU may:
 //
-//   - nothing runs when it is queued. A stream runs as far as an event needs it, when that event is
+//   - nothing runs when it is queued, not even an upload from pageable memory: the call comes back when it has
+//     read its source, and the bytes follow on the default stream. A stream runs as far as an event needs it, when that event is
 //     synchronised, or queried for the second time. A table or a source that is reused early is read late;
 //   - the sources of a batch that allows any order (CU_MEMCPY_SRC_ACCESS_ORDER_ANY) are read at the call, and
 //     of one that asks for stream order when it runs;
@@ -283,6 +284,13 @@ Result cuCtxSetCurrent(void* context)
     return SUCCESS;
 }
 
+Result cuThreadExchangeStreamCaptureMode(int* mode)
+{
+    ENTER(true, "%d", *mode);
+    *mode = 0;
+    return SUCCESS;
+}
+
 Result cuCtxGetCurrent(void** context)
 {
     *context = contexts.empty() ? nullptr : contexts.back();
@@ -459,7 +467,8 @@ Result cuMemFree(Address address)
 Result cuMemcpyHtoD(Address target, const void* source, size_t size)
 {
     ENTER(true, "%zu", size);
-    memcpy(reinterpret_cast<void*>(target), source, size);
+    std::string staged(static_cast<const char*>(source), size);
+    queue(&default_stream, [=] { memcpy(reinterpret_cast<void*>(target), staged.data(), size); });
     return SUCCESS;
 }
 
@@ -569,7 +578,7 @@ Result cuGetProcAddress_v2(const char* name, void** function, int asked, unsigne
         KNOWN(cuDeviceGet), KNOWN(cuDeviceGetName), KNOWN(cuDeviceGetAttribute),
         KNOWN(cuDevicePrimaryCtxRetain), KNOWN(cuDevicePrimaryCtxRelease), KNOWN(cuCtxPushCurrent),
         KNOWN(cuCtxPopCurrent), KNOWN(cuCtxSetCurrent), KNOWN(cuCtxGetCurrent),
-        KNOWN(cuCtxGetStreamPriorityRange), KNOWN(cuStreamCreateWithPriority), KNOWN(cuStreamSynchronize),
+        KNOWN(cuThreadExchangeStreamCaptureMode), KNOWN(cuCtxGetStreamPriorityRange), KNOWN(cuStreamCreateWithPriority), KNOWN(cuStreamSynchronize),
         KNOWN(cuStreamDestroy), KNOWN(cuStreamWaitEvent), KNOWN(cuEventCreate), KNOWN(cuEventRecord),
         KNOWN(cuEventQuery), KNOWN(cuEventSynchronize), KNOWN(cuEventElapsedTime), KNOWN(cuEventDestroy),
         KNOWN(cuMemHostRegister), KNOWN(cuMemHostUnregister), KNOWN(cuPointerGetAttribute),
