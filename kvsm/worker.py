@@ -81,8 +81,9 @@ class Worker:
 
     def poll(self) -> list[WorkerReport]:
         """The transfers that ended since the last call: those refused, then the others as they ended."""
+        results = self._engine.poll()  # first: if it raises, nothing is lost
         reports, self._refused = self._refused, []
-        for result in self._engine.poll():
+        for result in results:
             self._count(result.direction, result.good, result.bytes, result.seconds)
             reports.append(WorkerReport(result.transfer, self.rank, result.good, result.error))
         self._live.difference_update(report.transfer for report in reports)

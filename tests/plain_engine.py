@@ -14,8 +14,7 @@ from kvsm.plan import TransferJob
 
 class PlainCopyEngine:
     """A `CopyEngine` that copies one transfer when it is polled, and those that are waited for. `calls`: some
-    of those made to it.
-    `meddle`: called with each job right after its copy."""
+    of those made to it. `meddle`: called with each job right after its copy."""
 
     def __init__(self, device: Any, host: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []

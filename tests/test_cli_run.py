@@ -123,7 +123,7 @@ def test_help_teaches() -> None:
         (["--workers", "-1"], "workers is -1"),
         (["--time-scale", "-1"], "time_scale is -1"),
         (["--policy", "mru"], "policy 'mru': choose one of"),
-        (["--copies", "cuda"], "copies is 'cuda', "),
+        (["--copies", "cuda"], "copies is 'cuda', which needs torch"),
         (["--host-blocks", "3"], "host_blocks is 3; request"),
         (
             ["--groups", "full,local"],
@@ -149,6 +149,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 ) -> None:
     """Exit code 2, one clear line on standard error, and no log directory."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "torch", None)  # as where it is not installed; not as this machine is
     good = msgspec.json.encode(next(multi_turn(0, 1)))
     Path("good.jsonl").write_bytes(good + b"\n")
     Path("broken.jsonl").write_bytes(good + b"\n" + good[:40] + b"\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,9 @@ from kvsm.engine import (
     run_workload,
 )
 from kvsm.engine import copies as copies_module
+from kvsm.engine import run as run_module
 from kvsm.engine.disturbances import LONGEST_PATIENCE_STEPS, Disturbances
+from kvsm.engine.run import LEDGER_BYTES_PER_BLOCK
 from kvsm.errors import ConfigError, LogError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import to_list
@@ -786,6 +789,20 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "log").exists()
+
+
+def test_memory_that_is_taken_or_denied_to_this_process_is_not_counted_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A container gets less than the machine has. The device pool of a GPU is not memory of the host."""
+    pools = {"requests": 1, "device_blocks": 1024, "host_blocks": 512, "block_bytes": 4096, "workers": 1}
+    ledger = LEDGER_BYTES_PER_BLOCK * 1536
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(run_module, "available_memory_bytes", lambda: 512 * 4096 + ledger)
+    with pytest.raises(ConfigError, match=r"the pools take 0\.0 GB and this machine has 0\.0 left"):
+        run_workload(RunOptions(**pools))
+    with pytest.raises(ConfigError, match="needs torch"):
+        run_workload(RunOptions(**pools, copies="cuda"))
 
 
 @pytest.mark.parametrize("groups", ["full", HYBRID])

@@ -155,6 +155,27 @@ def test_who_closes_or_drains_waits_for_the_copy(
     assert [result.transfer for result in held_engine.poll()] == [1]
 
 
+def test_a_close_that_was_interrupted_is_finished_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, held_engine: HeldEngine
+) -> None:
+    """S9: after a Ctrl-C while it waited; its threads are told to stop all the same."""
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    held_engine.submit(store(1, [0], [0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(held_engine, "_await", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            held_engine.close()
+    held_engine.release.set()
+    closer = threading.Thread(target=held_engine.close, daemon=True)
+    closer.start()
+    closer.join(30)
+    assert not closer.is_alive()
+    assert [result.transfer for result in held_engine.poll()] == [1]
+
+
 def test_close_lets_every_piece_be_copied(pieces_of: Callable[[int], None]) -> None:
     """S9, S17: also those that no thread has claimed when it is called."""
     pieces_of(1)

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.cuda_io import host_memory
-from kvsm.cuda_io.host_memory import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes, blocks_in
+from kvsm.cuda_io.host_memory import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes
 from kvsm.cuda_io.layout import rows_of
 from kvsm.errors import ConfigError
 
@@ -94,14 +94,6 @@ def test_ranks_have_rows_of_their_own_and_a_block_of_all_lies_together(
 def test_what_cannot_be_a_pool_is_refused(arguments: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         HostPool(**{"num_blocks": 4, "block_bytes": 8, **arguments})  # type: ignore[arg-type]
-
-
-@given(blocks=st.integers(1, 1 << 20), block_bytes=st.integers(1, 1 << 22), ranks=st.integers(1, 8))
-def test_sizing_by_bytes_gives_all_blocks_that_fit(blocks: int, block_bytes: int, ranks: int) -> None:
-    assert blocks_in(blocks * block_bytes * ranks, block_bytes, ranks) == blocks
-    assert blocks_in((blocks + 1) * block_bytes * ranks - 1, block_bytes, ranks) == blocks
-    with pytest.raises(ConfigError, match="hold no block: one needs"):
-        blocks_in(block_bytes * ranks - 1, block_bytes, ranks)
 
 
 # What fits.
@@ -409,6 +401,26 @@ def test_what_a_dead_run_left_gets_the_sizes_of_the_next(
         with pytest.raises(ConfigError, match="in use as a host pool of"):
             HostPool(700, 64, path=path)
     assert not path.exists()
+
+
+def test_what_a_dead_run_left_goes_before_there_must_be_room(
+    monkeypatch: pytest.MonkeyPatch, path: Path
+) -> None:
+    """S9: a file in /dev/shm is memory; a pool of more than half of it could not be started again."""
+
+    def left(*_: int) -> int:
+        return 64 * PAGE_BYTES - path.stat().st_blocks * 512
+
+    monkeypatch.setattr(host_memory, "available_memory_bytes", left)
+    monkeypatch.setattr(
+        os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=left() // PAGE_BYTES, f_frsize=PAGE_BYTES)
+    )
+    with HostPool(50, PAGE_BYTES, path=path):
+        dead = path.read_bytes()
+    path.write_bytes(dead)
+    assert left() < 50 * PAGE_BYTES
+    with HostPool(50, PAGE_BYTES, path=path) as pool:
+        assert len(pool.blocks) == 50
 
 
 def test_a_rank_waits_while_another_makes_the_file(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:

@@ -38,11 +38,14 @@ def test_the_parts_of_a_block_stand_one_after_another_on_the_host(widths: list[i
         st.tuples(st.integers(0, 11), st.integers(1, 12)).filter(lambda span: sum(span) <= 12),
         min_size=1,
         max_size=4,
-    )
+    ),
+    num_blocks=st.integers(1, 3),
 )
-def test_tensors_of_one_storage_are_parts_or_apart_or_refused(spans: list[tuple[int, int]]) -> None:
+def test_tensors_of_one_storage_are_parts_or_apart_or_refused(
+    spans: list[tuple[int, int]], num_blocks: int
+) -> None:
     """Groups that share a storage: a layout holds each byte of it once, or there is none."""
-    whole = zeros(3, 12)
+    whole = zeros(num_blocks, 12)
     bytes_of = [set(range(start, start + width)) for start, width in spans]
     largest = [
         place

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedules import Choose, every_schedule
 
-from kvsm.cuda_io.simulated import LONGEST_POLLS, SimulatedCopyEngine, SimulatedDevice
+from kvsm.cuda_io.simulated import LONGEST_POLLS, LONGEST_QUEUE, SimulatedCopyEngine, SimulatedDevice
 from kvsm.errors import DeviceLost, PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob
@@ -181,6 +182,16 @@ def test_an_event_that_cannot_come_says_what_waits_for_what() -> None:
     assert str(broken.value) == (
         "S9: event 0 of stream 'compute' never comes: stream 'compute' waits for event 0 of stream 'compute'"
     )
+
+
+def test_compute_is_never_further_behind_than_a_queue_is_long() -> None:
+    """A host that never waits for a copy does not keep the kernels of its whole life in memory."""
+    device, ran = new_device(), []
+    for number in range(3 * LONGEST_QUEUE):
+        device.launch("a step", action=partial(ran.append, number))
+        assert device.backlog == min(number + 1, LONGEST_QUEUE)
+    device.synchronize()
+    assert ran == list(range(3 * LONGEST_QUEUE))
 
 
 def test_closing_under_a_copy_is_an_error() -> None:

@@ -6,6 +6,7 @@ of its scenario, also in those in which the bytes came out right by luck.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from random import Random
 from typing import Any
@@ -660,6 +661,61 @@ def test_closing_lets_every_transfer_end_and_takes_no_more() -> None:
     assert sorted((end.transfer, end.good) for end in ends) == [(one, True) for one in range(4)]
     assert rank.host_pool[[0, 2], 0].tolist() == [1, 3]
     assert rank.device_pool[[1, 3], 0].tolist() == [101, 103]
+
+
+class NotesItsClose(SimulatedDevice):
+    """Is closed when it is let. closes: how often it was asked to."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.closes = 0
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.closes += 1
+        self.begun.set()
+        assert self.go_on.wait(30)
+        super().close()
+        self.is_closed = True
+
+
+def test_who_closes_second_waits_until_the_first_has_closed_the_device() -> None:
+    """Else it would give memory back that the device has still registered."""
+    rank = Rank(make_device=NotesItsClose)
+    at_return: list[bool] = []
+
+    def close() -> None:
+        rank.engine.close()
+        at_return.append(rank.device.is_closed)
+
+    closers = [threading.Thread(target=close, daemon=True) for _ in range(2)]
+    closers[0].start()
+    assert rank.device.begun.wait(30)
+    closers[1].start()
+    closers[1].join(0.05)
+    rank.device.go_on.set()
+    for closer in closers:
+        closer.join(30)
+    assert (at_return, rank.device.closes) == ([True, True], 1)
+
+
+def test_a_close_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: after a Ctrl-C while it waited for copies."""
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    rank = Rank(make_device=NotesItsClose)
+    rank.device.go_on.set()
+    rank.submit(1, STORE, [0], [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(rank.engine, "drain", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            rank.engine.close()
+    rank.engine.close()
+    assert [end.good for end in rank.engine.poll()] == [True]
+    assert (rank.device.is_closed, rank.device.closes) == (True, 1)
 
 
 def test_a_transfer_is_live_until_its_result_was_polled() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvsm.cuda_io import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
 from kvsm.cuda_io import host as host_module
-from kvsm.errors import ConfigError, TransferFailed
+from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.worker import CopyStatistics, Worker, smallest_host_pool
@@ -194,6 +194,22 @@ def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() 
         (2, True),
         (666, False),
     ]
+
+
+def test_a_poll_that_raises_takes_no_report_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S9: what was refused is still reported, by the next one."""
+    engine = Calls()
+    worker = Worker(0, engine)
+    worker.submit([TransferJob(666, Direction.STORE, (0,), (0,))])
+
+    def raises() -> None:
+        raise PropertyBroken("S12", "a race")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "poll", raises)
+        with pytest.raises(PropertyBroken):
+            worker.poll()
+    assert [(report.transfer, report.good) for report in worker.poll()] == [(666, False)]
 
 
 def test_a_plan_with_a_doubled_transfer_starts_nothing() -> None:

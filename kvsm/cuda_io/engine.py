@@ -9,7 +9,8 @@ for every implementation and held by one conformance suite:
    it run.
 2. A transfer that was accepted ends exactly once, good or bad. A failure is an outcome in `poll`, never
    a silence, and the engine goes on serving. Where it cannot, because what carries the copies out is
-   gone, every live transfer ends as bad, and each new one is refused with what broke it.
+   gone, every transfer that was not begun, or cannot end by itself, ends as bad, and each new one is
+   refused with what broke it.
 3. A store reads what compute that was queued before its mark has written; a load writes after compute that
    was queued before its mark has read (S12). Between its start and its result in `poll` a transfer touches
    its memory at any moment and in any order, also between blocks of one transfer: whoever plans keeps live

@@ -136,12 +136,12 @@ class HostCopyEngine:
             self._await(list(self._live.values()))
 
     def close(self) -> None:
+        # All of it each time: a close that was interrupted (Ctrl-C) is gone through again by the next one.
         with self._changed:
-            if not self._closed:
-                self._closed = True
-                # A thread stops at the first None that it meets, so none goes in before the last piece.
-                self._await(list(self._live.values()))
-                self._stop_threads()
+            self._closed = True
+            # A thread stops at the first None that it meets, so none goes in before the last piece.
+            self._await(list(self._live.values()))
+            self._stop_threads()
         for thread in self._threads:
             thread.join()
 

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from kvsm.errors import ConfigError, described
 
-_LOGGER = logging.getLogger("kvsm")
+_LOGGER = logging.getLogger("kvsm.cuda_io")
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -147,16 +147,6 @@ class HostPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def blocks_in(memory_bytes: int, block_bytes: int, ranks: int = 1) -> int:
-    """How many blocks of so many ranks this memory holds. Raises `ConfigError` if not one."""
-    blocks = memory_bytes // (block_bytes * ranks)
-    if not blocks:
-        raise ConfigError(
-            f"{memory_bytes:,} bytes of host memory hold no block: one needs {block_bytes * ranks:,}"
-        )
-    return blocks
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int | None:
@@ -296,8 +286,9 @@ class _SharedFile:
             raise ConfigError(f"{self._path}: is not a host pool; give another path, or remove the file")
         need = self._sizes.mapped_bytes + PAGE_BYTES
         try:
-            self._check_room(need - found.st_blocks * 512)
+            # First what a dead run left goes: in memory, as in /dev/shm, there may be no room for both.
             os.ftruncate(self._descriptor, 0)
+            self._check_room(need)
             # All of it now: a full file system would later be a signal that kills the process.
             os.posix_fallocate(self._descriptor, 0, need)
             os.pwrite(self._descriptor, self._MARK + struct.pack("<QQQ", *self._sizes), need - PAGE_BYTES)

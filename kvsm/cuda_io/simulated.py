@@ -47,6 +47,10 @@ from kvsm.ids import IdArray, listed
 PIECES = 3
 """A copy is cut into up to this many pieces."""
 
+LONGEST_QUEUE = 1024
+"""Work that compute may be behind by. A launch beyond that waits, as on hardware; else a host that waits for
+no copy would queue its whole life."""
+
 LONGEST_POLLS = 4
 """A transfer of a `SimulatedCopyEngine` ends in one of this many calls of `poll` after its submission."""
 
@@ -423,7 +427,8 @@ class SimulatedDevice:
         writes: Iterable[int] = (),
         action: Callable[[], object] | None = None,
     ) -> None:
-        """Queue a kernel for compute; see `SimulatedStream.launch`."""
+        """Queue a kernel for compute; see `SimulatedStream.launch`. Runs steps where it is too far behind."""
+        self.run_until(f"room for kernel {name!r}", self._has_room)
         self._compute.launch(name, reads, writes, action)
 
     def synchronize(self) -> None:
@@ -489,6 +494,10 @@ class SimulatedDevice:
 
     def _sources(self) -> list[SimulatedSubmitter | SimulatedStream]:
         return [*self.submitters, *(() if self._lost else self._streams)]
+
+    def _has_room(self) -> bool:
+        self.check_alive()
+        return self._compute.backlog < LONGEST_QUEUE
 
     def _location(self, ids: NDArray[np.int64]) -> Location:
         """The memory of these ids: that of the array of which they are a view, if they are one."""

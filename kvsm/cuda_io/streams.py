@@ -73,7 +73,7 @@ class Submitter(Protocol):
         """Return when all calls that were put before have run, or never will."""
 
     def close(self) -> None:
-        """Run what was put, then no more."""
+        """Run what was put, then no more. Closing twice is as closing once."""
 
 
 class StreamDevice(Protocol):
@@ -143,7 +143,8 @@ class StreamCopyEngine:
         self._issued: dict[Direction, deque[_Transfer]] = {one: deque() for one in Direction}
         """Handed to the device and not over yet, oldest first: a stream ends them in this order."""
         self._finished: list[CopyResult] = []
-        self._closed = False
+        self._closed = self._device_closed = False
+        self._closing = Lock()
         self._broken = ""
         self._submitter = device.new_submitter(self._submitter_died)
 
@@ -205,11 +206,14 @@ class StreamCopyEngine:
 
     def close(self) -> None:
         with self._lock:
-            first, self._closed = not self._closed, True
-        if first:
-            self.drain()
+            self._closed = True
+        # Who closes second waits as the first does; and goes through it if that one was interrupted (Ctrl-C).
+        self.drain()
+        with self._closing:
             self._submitter.close()
-            self._device.close()
+            if not self._device_closed:
+                self._device_closed = True
+                self._device.close()
 
     def _own_mark(self, job: TransferJob) -> Event:
         """A mark of now. Without one the transfer cannot start: `TransferFailed`."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,7 @@ def _cut(fragments: Fragments) -> Fragments:
     return Fragments(fragments.sources[whole] + skipped, fragments.targets[whole] + skipped, sizes)
 
 
+@cache
 def _process_vm_readv() -> Any:
     """The call of the C library. Raises `AttributeError` or `TypeError` where there is none."""
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv

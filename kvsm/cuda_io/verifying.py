@@ -15,8 +15,7 @@ those of another block
 
 Not found: bytes that were wrong in the device block before they were stored; a wrong copy where `device`
 cannot be read, since what arrives on the host then counts as what was stored; a block in the slot of another
-key, which is the ledger's to tell; what changes after a check; what compute behind `hold_compute` has read
-before it, which must be thrown away as after every load that failed; and one change in 2**64.
+key, which is the ledger's to tell; what changes after a check; and one change in 2**64.
 
 Blocks that were not stored by this engine, brought back from a file for example, are loaded unverified, and
 counted.
@@ -123,7 +122,8 @@ class VerifyingCopyEngine:
             self._live[job.transfer] = job
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
+        # Compute may change what a check has still to read; so the host holds it, until after the checks.
+        self.wait(transfers)
 
     def poll(self) -> list[CopyResult]:
         self._collect()

@@ -6,7 +6,6 @@ behind, neither a directory nor half a log.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 
 from kvsm.cuda_io import VerifyingStatistics
+from kvsm.cuda_io.host_memory import available_memory_bytes
 from kvsm.engine import offload_checks
 from kvsm.engine.disturbances import Disturbances
 from kvsm.engine.offload_checks import SkipNotes
@@ -70,9 +70,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     remote decode that are over; fully_offloaded: those of them of which the host got every full block.
     blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker. blocks_skipped: by
     reason. transfers_lost: given up, because a worker did not report. verified: blocks of all workers, with
-    verify_copies. decision_us: time inside the offload
-    scheduler, log included, for each slot named in an event (`log_entries`). digest, replayed_digest: of the
-    state at the end, live and rebuilt from the log. properties: those checked."""
+    verify_copies. decision_us: time inside the offload scheduler, log included, for each slot named in an
+    event (`log_entries`). digest, replayed_digest: of the state at the end, live and rebuilt from the log.
+    properties: those checked."""
 
     requests: int
     finished: int
@@ -287,12 +287,14 @@ class Run:
 
 
 def _check_memory(options: RunOptions) -> None:
-    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run."""
-    blocks = options.device_blocks + options.host_blocks * options.blocks_per_chunk
-    needed = blocks * (options.workers * options.block_bytes + LEDGER_BYTES_PER_BLOCK)
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > physical:
+    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run. The device
+    pool of a GPU is no memory of the host."""
+    device_blocks = 0 if options.copies == "cuda" else options.device_blocks
+    pools = options.workers * options.block_bytes * (device_blocks + options.host_places)
+    needed = pools + LEDGER_BYTES_PER_BLOCK * (options.device_blocks + options.host_places)
+    available = available_memory_bytes()
+    if available is not None and needed > available:
         raise ConfigError(
-            f"the pools take {needed / 1e9:.1f} GB and this machine has {physical / 1e9:.1f}: lower "
-            "device_blocks, host_blocks, blocks_per_chunk, block_bytes or workers"
+            f"the pools take {needed / 1e9:.1f} GB and this machine has {available / 1e9:.1f} left, control "
+            "groups counted: lower device_blocks, host_blocks, blocks_per_chunk, block_bytes or workers"
         )
