@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
-from itertools import product
+from itertools import chain, product
 
 import numpy as np
 import pytest
@@ -279,6 +279,13 @@ class TestStep:
                         0 <= count <= counter.limit
                         for count, counter in zip(then[1], machine.counters, strict=True)
                     ), f"{trigger.name} from {place} leads to {then}"
+
+    @EVERY_MACHINE
+    def test_no_guard_admits_what_no_counter_can_hold(self, machine: Machine) -> None:
+        """A table that says more than a word can hold says something else than the hot path does."""
+        for arc in chain.from_iterable(chain.from_iterable(machine.dense)):
+            for (_, most), counter in zip(arc.ranges, machine.counters, strict=True):
+                assert most <= counter.limit, f"row {arc.row}: {counter.name}"
 
     @pytest.mark.parametrize(
         ("machine", "state", "counts", "trigger"),

@@ -27,6 +27,12 @@ class Span(NamedTuple):
     last: int
 
 
+def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
+    """Where a hit may end at most: behind the `local` tokens of the device so many can be loaded, and one
+    token is left to compute (S18)."""
+    return min(num_tokens - 1, local + max_load_tokens)
+
+
 class Lookup:
     """Looks for the hits of one request: its keys by group, and how many tokens the device has."""
 

@@ -27,7 +27,7 @@ from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler.collecting import Batch, room
 from kvsm.scheduler.free_queue import FreeQueueWalk
 from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
-from kvsm.scheduler.matching import Lookup
+from kvsm.scheduler.matching import Lookup, hit_limit
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.scheduler.tracked import TrackedRequest
@@ -119,7 +119,7 @@ class OffloadScheduler:
         if core.waits_for(name) is not None:
             return None, False
         tracked.local = num_computed_tokens
-        limit = min(request.num_tokens - 1, num_computed_tokens + tracked.max_load_tokens)
+        limit = hit_limit(request.num_tokens, num_computed_tokens, tracked.max_load_tokens)
         if not self._may_load(tracked, limit):
             core.release(name)
             return 0, False

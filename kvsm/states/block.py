@@ -53,7 +53,7 @@ class BlockTrigger(IntEnum):
 
 
 _S, _T = BlockState, BlockTrigger
-_MANY = 1 << 12
+_MANY = (1 << 12) - 1
 _LAST = {"copies": (1, 1)}
 _NOT_LAST = {"copies": (2, _MANY)}
 _READABLE = (_S.STORED, _S.LOADING)

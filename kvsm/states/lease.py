@@ -34,7 +34,7 @@ class LeaseTrigger(IntEnum):
 
 _S, _T = LeaseState, LeaseTrigger
 _LAST = {"readers": (1, 1)}
-_NOT_LAST = {"readers": (2, 1 << 12)}
+_NOT_LAST = {"readers": (2, (1 << 12) - 1)}
 
 LEASE = Machine(
     "lease",

@@ -1,0 +1,147 @@
+"""The block: what one step can do to a host slot, for every state, trigger and count.
+
+`sound` is the invariant that every other contract starts from: `a_step_keeps_it_sound` proves that no step
+leaves it, and the initial state is in it (`tests/test_contracts.py`).
+"""
+
+from __future__ import annotations
+
+from contracts.steps import Step, taken
+from kvsm.states import BLOCK, BlockState, BlockTrigger
+
+_S, _T = BlockState, BlockTrigger
+COPIES_LIMIT, PINS_LIMIT = (1 << 12) - 1, (1 << 15) - 1
+
+
+HOLDS = {
+    _S.FREE: (0, 0, 0),
+    _S.ALLOCATED: (0, 0, 0),
+    _S.STORING: (1, 1, 0),
+    _S.STORED: (0, 0, PINS_LIMIT),
+    _S.LOADING: (1, COPIES_LIMIT, PINS_LIMIT),
+    _S.EVICTED: (0, 0, 0),
+    _S.QUARANTINED: (1, COPIES_LIMIT, 0),
+    _S.RETIRED: (0, 0, 0),
+}
+"""Least and most copies, and most pins, that each state can have."""
+
+
+def sound(state: int, copies: int, pins: int) -> bool:
+    """Copies are counted where copies may be, pins where a match may count, and both within their limits."""
+    least, most, most_pins = HOLDS[BlockState(state)]
+    return least <= copies <= most and 0 <= pins <= most_pins
+
+
+def readable(state: int) -> bool:
+    return state == _S.STORED or state == _S.LOADING
+
+
+def step(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
+    return taken(BLOCK, state, (copies, pins), trigger)
+
+
+def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
+    """S4: no counter is ever negative, above its limit, or positive where nobody can hold anything.
+
+    pre: sound(state, copies, pins)
+    post: _ is None or sound(*_)
+    """
+    return step(state, copies, pins, trigger)
+
+
+def a_copy_ends_only_by_its_end(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
+    """S3: while copies touch the slot, the only way to a state without is the end of the last of them. What
+    a lost copy may still touch is retired: reused never.
+
+    pre: sound(state, copies, pins)
+    pre: copies > 0
+    post: _ is None or _[1] >= copies or ends_one(trigger, copies, _) or _[0] == _S.RETIRED
+    """
+    return step(state, copies, pins, trigger)
+
+
+def ends_one(trigger: int, copies: int, after: tuple[int, ...]) -> bool:
+    return (trigger == _T.END_COPY_GOOD or trigger == _T.END_COPY_BAD) and after[1] == copies - 1
+
+
+def only_what_nobody_holds_is_reused(state: BlockState, copies: int, pins: int) -> tuple[Step, Step]:
+    """S3, S7: a slot is given to a new store, or taken from a block, only with no copy and no pin on it.
+
+    pre: sound(state, copies, pins)
+    post: _[0] == ((_S.ALLOCATED, 0, 0) if state == _S.FREE or state == _S.EVICTED else None)
+    post: _[1] == ((_S.EVICTED, 0, 0) if state == _S.STORED and copies == 0 and pins == 0 else None)
+    post: _ == (None, None) or (copies == 0 and pins == 0)
+    """
+    return step(state, copies, pins, _T.ALLOCATE), step(state, copies, pins, _T.EVICT)
+
+
+def only_a_good_store_makes_it_readable(
+    state: BlockState, copies: int, pins: int, trigger: BlockTrigger
+) -> Step:
+    """S2: a block that could not be read can be read after a step only if its store ended well.
+
+    pre: sound(state, copies, pins)
+    pre: not readable(state)
+    post: _ is None or not readable(_[0]) or (state == _S.STORING and trigger == _T.END_COPY_GOOD)
+    """
+    return step(state, copies, pins, trigger)
+
+
+def a_bad_end_makes_nothing_readable(state: BlockState, copies: int, pins: int) -> Step:
+    """S6: after a failed copy a block can be read only if it could be read before (a load's failure is told
+    by an invalidate in the same event).
+
+    pre: sound(state, copies, pins)
+    post: _ is None or not readable(_[0]) or readable(state)
+    """
+    return step(state, copies, pins, _T.END_COPY_BAD)
+
+
+def every_live_copy_can_end(state: BlockState, copies: int, pins: int, good: bool) -> Step:
+    """S8, S9: whatever became of the block meanwhile, the end of a copy that touches it is legal, and takes
+    exactly one from the count.
+
+    pre: sound(state, copies, pins)
+    pre: copies > 0
+    post: _ is not None and _[1] == copies - 1 and _[2] == pins
+    """
+    return step(state, copies, pins, _T.END_COPY_GOOD if good else _T.END_COPY_BAD)
+
+
+def pins_and_readers_are_counted(state: BlockState, copies: int, pins: int) -> tuple[Step, Step, Step]:
+    """S4, S7, rule 10: a pin is one more, a release one less, and a load turns one pin into one reader. Each
+    is refused exactly when the block cannot be read, the pin is not there, or the counter is full.
+
+    pre: sound(state, copies, pins)
+    post: _[0] == ((state, copies, pins + 1) if readable(state) and pins < PINS_LIMIT else None)
+    post: _[1] == ((state, copies, pins - 1) if readable(state) and pins > 0 else None)
+    post: _[2] == ((_S.LOADING, copies + 1, pins - 1) if may_load(state, copies, pins) else None)
+    """
+    return (
+        step(state, copies, pins, _T.PIN),
+        step(state, copies, pins, _T.UNPIN),
+        step(state, copies, pins, _T.BEGIN_LOAD),
+    )
+
+
+def may_load(state: int, copies: int, pins: int) -> bool:
+    return readable(state) and pins > 0 and copies < COPIES_LIMIT
+
+
+def invalidate_is_total(state: BlockState, copies: int, pins: int) -> Step:
+    """S8, S14: any block can be voided; afterwards it cannot be read, nothing is promised, and the copies
+    that touch it are still counted.
+
+    pre: sound(state, copies, pins)
+    post: _ is not None and not readable(_[0]) and _[1] == copies and _[2] == 0
+    """
+    return step(state, copies, pins, _T.INVALIDATE)
+
+
+def retired_is_for_ever(copies: int, pins: int, trigger: BlockTrigger) -> Step:
+    """S3: a slot that a lost copy may still write is never used again.
+
+    pre: sound(_S.RETIRED, copies, pins)
+    post: _ is None or _ == (_S.RETIRED, 0, 0)
+    """
+    return step(_S.RETIRED, copies, pins, trigger)

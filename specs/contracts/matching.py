@@ -1,0 +1,64 @@
+"""Matching: where the longest hit of several groups ends, over every set of keys that can be there.
+
+The methods of `Lookup` are the ones that run; only the request is small: four tokens in two groups.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from contracts.tokens import Group
+from kvsm.scheduler.groups import GroupKind
+from kvsm.scheduler.matching import Lookup
+
+TOKENS = 4
+
+
+class Groups(NamedTuple):
+    """What a lookup reads of a `SchedulerConfig`."""
+
+    groups: tuple[Group, ...]
+    alignment: int
+
+
+HYBRID = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.SLIDING_WINDOW, 2)), 2)
+MAMBA = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.MAMBA, 0)), 2)
+KEYS = ((0, 1, 2, 3), (4, 5))
+"""A key is its place among the flags that say which are there: four of the first group, two of the second."""
+Flags = tuple[bool, bool, bool, bool, bool, bool]
+
+
+def found(groups: Groups, local: int, limit: int, there: Flags) -> int:
+    lookup = Lookup(groups, 1, KEYS, local)  # type: ignore[arg-type]
+    return lookup.longest_hit(limit, lambda key: there[key])  # type: ignore[index]
+
+
+def served(groups: Groups, local: int, end: int, there: Flags) -> bool:
+    """Whether every key that a hit up to `end` needs is there."""
+    spans = Lookup(groups, 1, KEYS, local).needed(end)  # type: ignore[arg-type]
+    return all(there[key] for keys, span in zip(KEYS, spans) for key in keys[span.first : span.last])
+
+
+def longest(groups: Groups, local: int, limit: int, there: Flags) -> int:
+    """The plain search: of all ends that the groups share, the last one that is served."""
+    ends = [end for end in range(0, TOKENS + 1, groups.alignment) if local < end <= limit]
+    return max([end for end in ends if served(groups, local, end, there)], default=local)
+
+
+def a_hit_is_the_longest_that_is_served(local: int, limit: int, there: Flags) -> int:
+    """S2, S7, S18: every key that the hit counts on is there, no longer hit would be served, and it ends
+    neither behind the limit, so that one token is left, nor before what the device has.
+
+    pre: local in (0, 2) and local <= limit
+    post: _ == longest(HYBRID, local, limit, there) and local <= _ <= limit
+    """
+    return found(HYBRID, local, limit, there)
+
+
+def also_with_states(local: int, limit: int, there: Flags) -> int:
+    """The same for a mamba group.
+
+    pre: local in (0, 2) and local <= limit
+    post: _ == longest(MAMBA, local, limit, there) and local <= _ <= limit
+    """
+    return found(MAMBA, local, limit, there)

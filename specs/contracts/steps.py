@@ -1,0 +1,45 @@
+"""One step of a machine: as the code takes it, and as its rows read.
+
+`taken` calls `Machine.step`, which the words of the hot path are filled from. `by_rows` is the plain
+reading of the same rows, and shares no code with it: no ranges resolved beforehand, no dense table.
+"""
+
+from __future__ import annotations
+
+from kvsm.states import Machine
+from kvsm.states.machine import VOID, Row, UndefinedStep
+
+Step = tuple[int, ...] | None
+"""State and counters after a step; None: the step was refused."""
+
+
+def taken(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -> Step:
+    """What the code does."""
+    try:
+        target, after = machine.step(state, counts, trigger)
+    except UndefinedStep:
+        return None
+    return (target, *after)
+
+
+def by_rows(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -> Step:
+    """What the rows say: the first row that names the state and the trigger, whose guard holds, and whose
+    effect leaves every counter within its limit."""
+    for row in machine.rows:
+        if trigger == row.trigger and any(state == source for source in row.sources):
+            after = _effect(machine, row, counts)
+            if after is not None:
+                return (state if row.target is None else int(row.target), *after)
+    return None
+
+
+def _effect(machine: Machine, row: Row, counts: tuple[int, ...]) -> tuple[int, ...] | None:
+    after = []
+    for counter, count in zip(machine.counters, counts):
+        least, most = row.when.get(counter.name, (0, counter.limit))
+        effect = row.then.get(counter.name, 0)
+        value = 0 if effect == VOID else count + effect
+        if count < least or count > most or value < 0 or value > counter.limit:
+            return None
+        after.append(value)
+    return tuple(after)

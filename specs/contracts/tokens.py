@@ -1,0 +1,185 @@
+"""Token and block arithmetic: blocks that tokens need, windows, caps, and what counts as computed.
+
+The methods are the ones that run. They are called on plain stand-ins, which have the attributes that the
+method reads and nothing else, because CrossHair makes ints and enums, and no msgspec structs.
+"""
+
+from __future__ import annotations
+
+from sys import maxsize
+from typing import NamedTuple
+
+from kvsm.engine.kv_cache import peak_blocks
+from kvsm.scheduler.groups import GroupKind, KVCacheGroup
+from kvsm.scheduler.matching import hit_limit
+from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.traces import started_blocks
+
+
+class Group(NamedTuple):
+    """What the arithmetic reads of a `KVCacheGroup`."""
+
+    block_tokens: int
+    kind: GroupKind
+    window: int
+    drafter: bool = False
+
+    def first_needed_token(self, end: int) -> int:
+        return KVCacheGroup.first_needed_token(self, end)  # type: ignore[arg-type]
+
+
+class Groups(NamedTuple):
+    """What the arithmetic reads of a `SchedulerConfig`."""
+
+    groups: tuple[Group, ...]
+
+
+class EngineRequest:
+    """What the arithmetic reads of an engine's request."""
+
+    def __init__(self, prompt: int, tokens: int, computed: int, placeholders: int) -> None:
+        self.num_prompt_tokens, self.num_tokens = prompt, tokens
+        self.num_computed_tokens, self.num_output_placeholders = computed, placeholders
+
+
+class Tracked:
+    """What the arithmetic reads of a `TrackedRequest`: keys and blocks enough for any chunk."""
+
+    def __init__(self, request: EngineRequest, trusted: int | None, max_store_tokens: int) -> None:
+        self.request, self.trusted, self.max_store_tokens = request, trusted, max_store_tokens
+        self.next_offer = 0
+        self.keys = self.tables = (range(maxsize),)
+
+    def confirmed_tokens(self) -> int:
+        return TrackedRequest.confirmed_tokens(self)  # type: ignore[arg-type]
+
+
+def started_blocks_hold_all_tokens(tokens: int, block_tokens: int) -> int:
+    """Ceiling division: room for all tokens, and not a block more.
+
+    pre: tokens >= 0 and block_tokens >= 1
+    post: (_ - 1) * block_tokens < tokens <= _ * block_tokens
+    """
+    return started_blocks(tokens, block_tokens)
+
+
+def a_window_is_what_its_layers_see(kind: GroupKind, window: int, end: int) -> int:
+    """The first token that is needed to compute the one at `end`: the beginning, the state right before, or
+    so far back that with the token itself the window is full.
+
+    pre: window >= 1 and end >= 0
+    post: 0 <= _ <= end
+    post: kind is not GroupKind.FULL or _ == 0
+    post: kind is not GroupKind.SLIDING_WINDOW or end - _ + 1 == min(window, end + 1)
+    post: kind is not GroupKind.MAMBA or end - _ == min(1, end)
+    """
+    return KVCacheGroup.first_needed_token(Group(1, kind, window), end)  # type: ignore[arg-type]
+
+
+def a_window_never_moves_back(kind: GroupKind, window: int, end: int, later: int) -> tuple[int, int]:
+    """S3: what was given back, having left the window, is never needed again.
+
+    pre: window >= 1 and 0 <= end <= later
+    post: _[0] <= _[1]
+    """
+    group = Group(1, kind, window)
+    return group.first_needed_token(end), group.first_needed_token(later)
+
+
+def a_request_fits_its_peak(
+    kind: GroupKind, size: int, window: int, tokens: int, step: int, before: int, computed: int, end: int
+) -> tuple[int, int]:
+    """S8: a request that was admitted with room for its peak never asks for more. It holds the blocks from
+    the first needed one on (mamba: needed before the last step, while states are handed over) to the last
+    one that this step computes. Returns what it holds, and its peak.
+
+    pre: size in (1, 16)
+    pre: window >= 1 and step >= 1
+    pre: 0 <= before <= computed <= end <= tokens
+    pre: computed - before <= step and end - computed <= step
+    post: _[0] <= _[1]
+    """
+    group = Group(size, kind, window)
+    return held(group, before, computed, end), peak_blocks(group, tokens, step)  # type: ignore[arg-type]
+
+
+def held(group: Group, before: int, computed: int, end: int) -> int:
+    """Blocks in a table: from `before`'s window on for a mamba group, else from `computed`'s."""
+    last = before if group.kind is GroupKind.MAMBA else computed
+    first = group.first_needed_token(last) // group.block_tokens
+    return max(0, started_blocks(end, group.block_tokens) - first)
+
+
+def one_token_is_left(num_tokens: int, local: int, max_load_tokens: int) -> int:
+    """S18: no match may end behind the last token but one, nor load more than the request allows.
+
+    pre: num_tokens >= 1 and local >= 0 and max_load_tokens >= 0
+    post: _ <= num_tokens - 1 and _ - local <= max_load_tokens
+    post: _ == num_tokens - 1 or _ - local == max_load_tokens
+    """
+    return hit_limit(num_tokens, local, max_load_tokens)
+
+
+def only_what_is_certain_is_confirmed(
+    prompt: int, tokens: int, computed: int, placeholders: int, trusted: int | None
+) -> int:
+    """S2, S12: no draft, no step under way, no sample whose KV is not written, nothing that a load brings
+    counts as computed; what does is not negative. (trusted: what the device had at the match, which left a
+    token to compute.)
+
+    pre: 1 <= prompt <= tokens and 0 <= placeholders <= computed
+    pre: trusted is None or 0 <= trusted <= tokens - 1
+    post: 0 <= _ <= computed - placeholders
+    post: _ <= prompt or _ <= tokens - 1
+    post: trusted is None or _ <= trusted
+    """
+    request = EngineRequest(prompt, tokens, computed, placeholders)
+    return Tracked(request, trusted, maxsize).confirmed_tokens()
+
+
+def only_full_confirmed_chunks_are_stored(
+    size: int, drafter: bool, prompt: int, computed: int, max_store_tokens: int, finished: bool
+) -> tuple[int, int]:
+    """S2, S12: a chunk is stored when all its tokens are confirmed and within the cap; while a drafter
+    decodes, its last block may be rewritten and waits.
+
+    pre: size in (1, 16)
+    pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
+    post: 0 <= _[0] * size <= storable(size, drafter and not finished, prompt, computed, max_store_tokens)
+    """
+    return chunks_and_next_offer(size, drafter, prompt, computed, max_store_tokens, finished)
+
+
+def no_full_chunk_is_forgotten(
+    size: int, prompt: int, computed: int, max_store_tokens: int, finished: bool
+) -> tuple[int, int]:
+    """S13, S16: every full chunk is stored, and the next offer comes as soon as there is one more, unless
+    the cap is reached.
+
+    pre: size in (1, 16)
+    pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
+    post: (_[0] + 1) * size > min(computed, max_store_tokens)
+    post: _[1] == next_boundary(size, computed) if computed < max_store_tokens else _[1] == maxsize
+    """
+    return chunks_and_next_offer(size, False, prompt, computed, max_store_tokens, finished)
+
+
+def chunks_and_next_offer(
+    size: int, drafter: bool, prompt: int, computed: int, max_store_tokens: int, finished: bool
+) -> tuple[int, int]:
+    tracked = Tracked(EngineRequest(prompt, maxsize, computed, 0), None, max_store_tokens)
+    config = Groups((Group(size, GroupKind.FULL, 0, drafter),))
+    (chunks,) = TrackedRequest.full_chunks(tracked, config, 1, finished)  # type: ignore[arg-type]
+    return chunks, tracked.next_offer
+
+
+def storable(size: int, drafts: bool, prompt: int, computed: int, max_store_tokens: int) -> int:
+    """Tokens up to which chunks may be stored. Behind the cap there is no draft to wait for."""
+    if drafts and prompt < computed <= max_store_tokens:
+        return max(0, computed - size)
+    return min(computed, max_store_tokens)
+
+
+def next_boundary(size: int, computed: int) -> int:
+    """The first end of a chunk behind `computed`."""
+    return computed + size - computed % size

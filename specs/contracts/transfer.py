@@ -1,0 +1,104 @@
+"""The transfer: one step of one asynchronous copy, for any number of workers that the counters hold."""
+
+from __future__ import annotations
+
+from contracts.steps import Step, taken
+from kvsm.states import TRANSFER, TransferState, TransferTrigger
+
+_S, _T = TransferState, TransferTrigger
+WORKERS_LIMIT = (1 << 10) - 1
+
+
+def sound(state: int, pending: int, failed: int) -> bool:
+    """Nobody has reported a plan; a live copy waits for somebody; what ended waits for nobody."""
+    if pending < 0 or failed < 0 or pending + failed > WORKERS_LIMIT:
+        return False
+    if state == _S.PLANNED or state == _S.CANCELLED:
+        return pending >= 1 and failed == 0
+    if state == _S.COMPLETED:
+        return pending == 0 and failed == 0
+    if state == _S.FAILED:
+        return pending == 0 and failed >= 1
+    if state == _S.DRAINED:
+        return pending == 0
+    return pending >= 1
+
+
+def live(state: int) -> bool:
+    return state == _S.PLANNED or under_way(state)
+
+
+def under_way(state: int) -> bool:
+    return state == _S.SUBMITTED or state == _S.ABANDONED
+
+
+def step(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
+    return taken(TRANSFER, state, (pending, failed), trigger)
+
+
+def report(good: bool) -> TransferTrigger:
+    return _T.REPORT_GOOD if good else _T.REPORT_BAD
+
+
+def a_step_keeps_it_sound(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
+    """S4: the counts of workers never leave their range, and say what the state says.
+
+    pre: sound(state, pending, failed)
+    post: _ is None or sound(*_)
+    """
+    return step(state, pending, failed, trigger)
+
+
+def it_ends_at_the_last_report(
+    state: TransferState, pending: int, failed: int, workers: int, reported: int, good: bool
+) -> tuple[Step, int]:
+    """S2, S5: of n workers, reports 1 to n - 1 leave the copy under way, and the n-th ends it.
+
+    `reported` counts the reports before this one. At the plan, n are pending and 0 have reported; that the
+    two add up to n is kept by this step: so it holds by induction, for any n. That a worker counts once is
+    the ledger's guard, and enumerated by the tests. Returns the step, and how many have yet to report.
+
+    pre: sound(state, pending, failed) and under_way(state)
+    pre: pending + reported == workers and 0 <= reported < workers
+    post: _[0] is not None and _[0][1] == _[1] and under_way(_[0][0]) == (_[1] > 0)
+    """
+    return step(state, pending, failed, report(good)), workers - reported - 1
+
+
+def one_failure_fails_it(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
+    """S2, S6: it is good only by the good report of the last worker after nothing but good ones, and bad
+    reports are remembered.
+
+    pre: sound(state, pending, failed)
+    post: _ is None or (remembers(state, failed, trigger, _) and is_earned(pending, failed, trigger, _))
+    """
+    return step(state, pending, failed, trigger)
+
+
+def remembers(state: int, failed: int, trigger: int, after: tuple[int, ...]) -> bool:
+    return after[2] == failed + (state == _S.SUBMITTED and trigger == _T.REPORT_BAD)
+
+
+def is_earned(pending: int, failed: int, trigger: int, after: tuple[int, ...]) -> bool:
+    return after[0] != _S.COMPLETED or (trigger == _T.REPORT_GOOD and failed == 0 and pending == 1)
+
+
+def what_ended_stays_ended(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
+    """S5: an id is never used again: no trigger moves a transfer that has ended.
+
+    pre: sound(state, pending, failed)
+    pre: not live(state)
+    post: _ is None
+    """
+    return step(state, pending, failed, trigger)
+
+
+def a_copy_under_way_does_not_just_stop(
+    state: TransferState, pending: int, failed: int, trigger: TransferTrigger
+) -> Step:
+    """S3: what a worker may be copying leaves `under way` by the last report, or as lost.
+
+    pre: sound(state, pending, failed) and under_way(state)
+    post: _ is None or under_way(_[0]) or _[0] == _S.LOST or (pending == 1 and trigger != _T.CANCEL)
+    """
+    return step(state, pending, failed, trigger)
