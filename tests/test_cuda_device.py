@@ -298,7 +298,7 @@ def test_the_submitter_stays_out_of_graphs_that_others_capture(fake: FakeDriver)
     """Mode 2 is CU_STREAM_CAPTURE_MODE_RELAXED; in another, page-locking a table would break the capture."""
     with Pools(fake).engine() as engine:
         finish(engine, store(1, [5], [3]))
-    assert named(fake, "cuThreadExchangeStreamCaptureMode") == [["2"]]
+    assert named(fake, "cuThreadExchangeStreamCaptureMode") == [["2"], ["2"]]  # one each way
 
 
 def test_closing_gives_everything_back(fake: FakeDriver) -> None:
@@ -419,7 +419,7 @@ def test_what_was_put_behind_a_death_never_runs_and_nobody_waits_for_it() -> Non
         ready.wait()
         raise MemoryError("no more")
 
-    submitter = ThreadSubmitter(died.append, prepare=lambda: None, settle=lambda: ran.append("settled"))
+    submitter = ThreadSubmitter("own", died.append, lambda: None, settle=lambda: ran.append("settled"))
     submitter.put(die)
     submitter.put(lambda: ran.append("called"))
     waiting = threading.Thread(target=submitter.flush)
@@ -440,7 +440,7 @@ def test_a_thread_that_cannot_use_the_gpu_says_so(fake: FakeDriver) -> None:
         finish(engine, store(1, [5], [3]))  # its own submitter has got through that
         died: list[str] = []
         fake.fail("cuCtxSetCurrent")
-        submitter = engine._device.new_submitter(died.append)
+        submitter = engine._device.new_submitter("own", died.append)
         submitter.flush()
         submitter.close()
     assert died == [

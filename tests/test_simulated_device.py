@@ -149,10 +149,10 @@ def test_steps_can_be_listed_and_run_by_hand() -> None:
     """So that an explorer can take them in any order without a chooser."""
     device = new_device(choose=lambda _: pytest.fail("nobody was to choose"))
     ran = []
-    device.new_submitter(pytest.fail).put(lambda: ran.append("call"))
+    device.new_submitter("own", pytest.fail).put(lambda: ran.append("call"))
     device.launch("step 1", action=lambda: ran.append("kernel"))
     assert [str(step) for step in device.steps()] == [
-        "the next call of the submitter",
+        "the next call of submitter 'own'",
         "kernel 'step 1' on stream 'compute', choice 0 of 1",
     ]
     device.run(device.steps()[1])
@@ -265,7 +265,7 @@ def test_what_the_host_did_is_before_what_it_queues() -> None:
 def test_the_submitter_is_a_thread_of_its_own() -> None:
     """S12: it knows what the host knew at `put`; the host knows what it did only after `flush`."""
     device = new_device()
-    submitter = device.new_submitter(pytest.fail)
+    submitter = device.new_submitter("own", pytest.fail)
     device.host_writes("filling", [1, 2])
     submitter.put(lambda: device.host_writes("the checksum", [1, 3]))
     device.host_writes("filling", [4])
@@ -279,7 +279,7 @@ def test_the_submitter_is_a_thread_of_its_own() -> None:
     submitter.put(lambda: device.host_writes("the checksum", [5]))
     run_all(device)
     device.host_reads("a look", [5])
-    assert [race.first for race in device.races] == ["the checksum on the submitter writes"]
+    assert [race.first for race in device.races] == ["the checksum on submitter 'own' writes"]
 
 
 def test_ids_that_are_overwritten_before_the_copy_has_read_them_are_a_race() -> None:
@@ -384,13 +384,13 @@ def test_a_submitter_that_dies_says_why_and_runs_no_more() -> None:
     def broken() -> None:
         raise OSError("no memory")
 
-    submitter = device.new_submitter(told.append)
+    submitter = device.new_submitter("own", told.append)
     for call in (lambda: ran.append(1), broken, lambda: ran.append(2)):
         submitter.put(call)
     submitter.flush()
     submitter.put(lambda: ran.append(3))
     submitter.close()
-    assert (ran, told) == ([1], ["the submitter died of OSError: no memory"])
+    assert (ran, told) == ([1], ["submitter 'own' died of OSError: no memory"])
 
 
 # The engine that a seed drives.

@@ -69,7 +69,11 @@ class Tables:
         """A table with these values."""
         size = max(self._LEAST_BYTES, 1 << (values.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        table = Table(free.pop() if free else driver.allocate_host(size), free)
+        try:
+            address = free.pop()
+        except IndexError:
+            address = driver.allocate_host(size)
+        table = Table(address, free)
         ctypes.memmove(table.address, values.ctypes.data, values.nbytes)
         return table
 

@@ -6,8 +6,8 @@ GPU is told here. Threads:
 =============  ===========================================================================================
 the caller's   records the mark of a transfer and puts it into a queue: some microseconds, whatever the
                size. It asks events whether they are done, and sleeps in `wait`
-the submitter  a thread of its own plans the descriptors and hands them to the driver, which takes about
-               half a microsecond for each
+submitters     a thread for each direction plans the descriptors and hands them to the driver, which takes
+               about half a microsecond for each
 =============  ===========================================================================================
 
 Needs an NVIDIA GPU, its driver, and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU have no such
@@ -120,7 +120,11 @@ class ThreadSubmitter:
     """
 
     def __init__(
-        self, died: Callable[[str], None], prepare: Callable[[], None], settle: Callable[[], None]
+        self,
+        name: str,
+        died: Callable[[str], None],
+        prepare: Callable[[], None],
+        settle: Callable[[], None],
     ) -> None:
         self._died, self._prepare, self._settle = died, prepare, settle
         self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
@@ -130,7 +134,7 @@ class ThreadSubmitter:
         self._over = Event()
         """Set when no call will run any more, and `died` has been told if that was not asked for."""
         # A daemon: an embedder that dies without closing must not hang at exit behind it.
-        self._thread = Thread(target=self._run, name="kvsm-submit", daemon=True)
+        self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, call: Callable[[], None]) -> None:
@@ -201,6 +205,7 @@ class CudaDevice:
             self._calls = CopyCalls(self._context)
             self._copier = Copier(self._calls, self.layout)
         self._transfers = dict.fromkeys(self._copier.available, 0)
+        self._counting = Lock()
         try:
             self._choose = self._chooser(path, path_table)
         except BaseException:
@@ -230,8 +235,8 @@ class CudaDevice:
         self._streams.append(stream)
         return stream
 
-    def new_submitter(self, died: Callable[[str], None]) -> ThreadSubmitter:
-        return ThreadSubmitter(died, self._context.make_current, self._settle)
+    def new_submitter(self, name: str, died: Callable[[str], None]) -> ThreadSubmitter:
+        return ThreadSubmitter(name, died, self._context.make_current, self._settle)
 
     def copy(
         self,
@@ -245,7 +250,8 @@ class CudaDevice:
         if not len(device_blocks):
             return None
         path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
-        self._transfers[path] += 1
+        with self._counting:
+            self._transfers[path] += 1
         return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
 
     def statistics(self) -> CudaStatistics:

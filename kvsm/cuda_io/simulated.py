@@ -297,9 +297,9 @@ class SimulatedStream:
 class SimulatedSubmitter:
     """A thread of the host, each call of which is a step; see `streams.Submitter`."""
 
-    def __init__(self, device: SimulatedDevice, died: Callable[[str], None]) -> None:
+    def __init__(self, device: SimulatedDevice, name: str, died: Callable[[str], None]) -> None:
         self._device, self._died = device, died
-        self._actor = device.detector.new_actor("the submitter")
+        self._actor = device.detector.new_actor(f"submitter {name!r}")
         self._calls: deque[tuple[Clock, Callable[[], None]]] = deque()
         self._stopped = False
 
@@ -309,7 +309,7 @@ class SimulatedSubmitter:
 
     def flush(self) -> None:
         """Run steps until all its calls have run."""
-        self._device.run_until("the submitter's last call", lambda: not self._calls)
+        self._device.run_until(f"the last call of {self._actor.name}", lambda: not self._calls)
         self._device.acting.learn(self._actor.clock)
 
     def close(self) -> None:
@@ -338,13 +338,13 @@ class SimulatedSubmitter:
         try:
             call()
         except Exception as error:
-            self.die(f"the submitter died of {described(error)}")
+            self.die(f"{self._actor.name} died of {described(error)}")
         finally:
             device.acting = before
 
     def described(self, _place: int) -> str:
         """A step of the submitter, for people."""
-        return "the next call of the submitter"
+        return f"the next call of {self._actor.name}"
 
 
 class SimulatedDevice:
@@ -394,8 +394,8 @@ class SimulatedDevice:
         self._streams.append(SimulatedStream(self, name))
         return self._streams[-1]
 
-    def new_submitter(self, died: Callable[[str], None]) -> SimulatedSubmitter:
-        self.submitters.append(SimulatedSubmitter(self, died))
+    def new_submitter(self, name: str, died: Callable[[str], None]) -> SimulatedSubmitter:
+        self.submitters.append(SimulatedSubmitter(self, name, died))
         return self.submitters[-1]
 
     def copy(

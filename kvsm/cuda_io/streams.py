@@ -20,7 +20,8 @@ Prior art orders a store behind the *end of the step* on the host's books (B02) 
 as its target was free there (B03); a device that is a step behind its host makes both wrong.
 
 Handing a copy to a device takes time that grows with its blocks, so it is not the caller who does it: a
-submitter runs `_issue` for one transfer after the other, elsewhere.
+submitter runs `_issue` for one transfer after the other, elsewhere. Each direction has its own: a load, for
+which a request waits, does not stand behind the descriptors of a large store.
 """
 
 from __future__ import annotations
@@ -96,8 +97,9 @@ class StreamDevice(Protocol):
     def new_stream(self, name: str) -> Stream:
         """A stream that gives way to compute."""
 
-    def new_submitter(self, died: Callable[[str], None]) -> Submitter:
-        """What will hand copies to the device. died: called with the reason if it ever stops on its own."""
+    def new_submitter(self, name: str, died: Callable[[str], None]) -> Submitter:
+        """What will hand copies to the device, beside others. died: called with the reason if it ever stops
+        on its own."""
 
     def copy(
         self,
@@ -146,7 +148,10 @@ class StreamCopyEngine:
         self._closed = self._device_closed = False
         self._closing = Lock()
         self._broken = ""
-        self._submitter = device.new_submitter(self._submitter_died)
+        self._submitters = {
+            one: device.new_submitter(f"kvsm {one.name.lower()}", partial(self._submitter_died, one))
+            for one in Direction
+        }
 
     @property
     def num_device_blocks(self) -> int:
@@ -169,7 +174,7 @@ class StreamCopyEngine:
                 raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
             transfer = _Transfer(job, self._own_mark(job) if after is None else after)
             self._live[job.transfer] = transfer
-            self._submitter.put(partial(self._issue, transfer))
+            self._submitters[job.direction].put(partial(self._issue, transfer))
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
         # The device cannot wait for an event that is not recorded yet: it would take it for done.
@@ -210,7 +215,8 @@ class StreamCopyEngine:
         # Who closes second waits as the first does; and goes through it if that one was interrupted (Ctrl-C).
         self.drain()
         with self._closing:
-            self._submitter.close()
+            for submitter in self._submitters.values():
+                submitter.close()
             if not self._device_closed:
                 self._device_closed = True
                 self._device.close()
@@ -228,8 +234,8 @@ class StreamCopyEngine:
         """Those of these that are live, each with its end recorded, or over."""
         with self._lock:
             named = [self._live[one] for one in transfers if one in self._live]
-        if any(transfer.end is None for transfer in named):
-            self._submitter.flush()
+        for direction in {transfer.job.direction: None for transfer in named if transfer.end is None}:
+            self._submitters[direction].flush()
         return named
 
     def _issue(self, transfer: _Transfer) -> None:
@@ -281,11 +287,12 @@ class StreamCopyEngine:
         transfer.ended, transfer.keep = True, None
         self._finished.append(CopyResult(job.transfer, job.direction, good, transfer.error, copied, seconds))
 
-    def _submitter_died(self, reason: str) -> None:
-        """What the device has still ends by itself; what it was not given never will."""
+    def _submitter_died(self, direction: Direction, reason: str) -> None:
+        """What the device has still ends by itself; what it was not given, by this submitter, never will."""
         with self._lock:
             self._broken = self._broken or reason
-            self._fail([one for one in self._live.values() if one.end is None])
+            live = self._live.values()
+            self._fail([one for one in live if one.job.direction is direction and one.end is None])
 
     def _break(self, reason: str) -> None:
         """The device is gone, and touches nothing any more."""
