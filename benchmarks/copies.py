@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from page import markdown_table, publish
 
 from kvsm.cuda_io import HostCopyEngine, VerifyingCopyEngine
+from kvsm.cuda_io.simulated import SimulatedDevice
+from kvsm.cuda_io.streams import StreamCopyEngine
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
@@ -142,6 +144,25 @@ def host_table(threads: int, rounds: int) -> list[str]:
     return markdown_table(header, host_rows(threads, rounds))
 
 
+def simulated_table() -> list[str]:
+    """Steps of the simulated device: kernels, pieces of copies, events, calls; the race detector included."""
+    rows = []
+    for blocks in (1, 16, 64):
+        device, host = (np.zeros((4 * blocks, 64), np.uint8) for _ in range(2))
+        simulated = SimulatedDevice(device, host, random.Random(0).randrange)
+        engine, steps, started = StreamCopyEngine(simulated), 0, time.perf_counter()
+        for number in range(4000 // blocks):
+            simulated.launch("step", writes=range(2 * blocks))
+            for one in _both_ways(blocks, 4 * blocks, number):
+                engine.submit(one)
+            while simulated.step():
+                steps += 1
+            engine.poll()
+        rows.append([str(blocks), f"{steps / (time.perf_counter() - started):,.0f}"])
+        engine.close()
+    return markdown_table(["blocks a transfer", "steps of the simulated device a second"], rows)
+
+
 @click.command(help=__doc__)
 @click.option("--gpu", is_flag=True, help="Measure the CUDA engine; needs an NVIDIA GPU.")
 @click.option("--threads", default=2, show_default=True, help="Of the host engine, and of its memcpy.")
@@ -153,7 +174,7 @@ def main(gpu: bool, threads: int, rounds: int, output: Path | None) -> None:
         publish("Copies on a GPU", f"{device_name}; medians of {rounds} rounds", lines, output)
     else:
         note = f"random pairs of blocks, {TRANSFER_BYTES >> 20} MiB a transfer; medians of {rounds} rounds"
-        publish("Copies on the host", note, host_table(threads, rounds), output)
+        publish("Copies on the host", note, [*host_table(threads, rounds), "", *simulated_table()], output)
 
 
 if __name__ == "__main__":
