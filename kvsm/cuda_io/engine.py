@@ -23,11 +23,12 @@ A transfer is live from `submit` until `poll` has returned its result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Protocol
 
 import msgspec
 
+from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob
 
@@ -86,3 +87,13 @@ class CopyEngine(Protocol):
     def close(self) -> None:
         """Refuse new transfers, and return when every live one has ended; `poll` still gives the results.
         Closing twice is as closing once."""
+
+
+def check_accepted(transfer: int, live: Container[int], broken: str, closed: bool = False) -> None:
+    """What `submit` refuses in every engine. broken: by what; empty if it is not. Raises `TransferFailed`."""
+    if closed:
+        raise TransferFailed(f"transfer {transfer}: the engine is closed")
+    if broken:
+        raise TransferFailed(f"transfer {transfer}: {broken}; make a new engine")
+    if transfer in live:
+        raise TransferFailed(f"transfer {transfer} is live; an id is never used again")

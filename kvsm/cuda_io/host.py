@@ -22,10 +22,10 @@ from threading import Condition, Thread
 from time import perf_counter
 from typing import Any
 
-from kvsm.cuda_io.engine import CopyResult
+from kvsm.cuda_io.engine import CopyResult, check_accepted
 from kvsm.cuda_io.pairs import checked_pairs
 from kvsm.cuda_io.pools import Pools
-from kvsm.errors import ConfigError, TransferFailed, described
+from kvsm.errors import ConfigError, described
 from kvsm.events import Direction
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.plan import TransferJob
@@ -108,12 +108,7 @@ class HostCopyEngine:
 
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002  compute is over already
         with self._changed:
-            if self._closed:
-                raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
-            if self._broken:
-                raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
-            if job.transfer in self._live:
-                raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
+            check_accepted(job.transfer, self._live, self._broken, self._closed)
             self._live[job.transfer] = copying = _Copying(job)
             self._queue.put(copying)
 

@@ -33,7 +33,7 @@ from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
-from kvsm.cuda_io.engine import CopyResult
+from kvsm.cuda_io.engine import CopyResult, check_accepted
 from kvsm.cuda_io.pairs import checked_pairs
 from kvsm.errors import DeviceLost, TransferFailed, described
 from kvsm.events import Direction
@@ -166,12 +166,7 @@ class StreamCopyEngine:
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         with self._lock:
-            if self._closed:
-                raise TransferFailed(f"transfer {job.transfer}: the engine is closed")
-            if self._broken:
-                raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
-            if job.transfer in self._live:
-                raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
+            check_accepted(job.transfer, self._live, self._broken, self._closed)
             transfer = _Transfer(job, self._own_mark(job) if after is None else after)
             self._live[job.transfer] = transfer
             self._submitters[job.direction].put(partial(self._issue, transfer))

@@ -40,7 +40,7 @@ import xxhash
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.engine import CopyEngine, CopyResult
+from kvsm.cuda_io.engine import CopyEngine, CopyResult, check_accepted
 from kvsm.cuda_io.layout import Rows, make_layout, rows_of
 from kvsm.cuda_io.pairs import checked_pairs
 from kvsm.errors import ConfigError, TransferFailed, described
@@ -114,10 +114,7 @@ class VerifyingCopyEngine:
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         with self._changed:
-            if self._broken:
-                raise TransferFailed(f"transfer {job.transfer}: {self._broken}; make a new engine")
-            if job.transfer in self._live:
-                raise TransferFailed(f"transfer {job.transfer} is live; an id is never used again")
+            check_accepted(job.transfer, self._live, self._broken)
             self._engine.submit(job, after)
             self._live[job.transfer] = job
 
