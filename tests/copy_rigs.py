@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from cuda_rig import cuda_rig
+from cuda_rig import cuda_rig, has_gpu
 from hypothesis import strategies as st
 
 from kvsm.cuda_io import (
@@ -58,7 +58,8 @@ _FOR_THREADS = [
         id="failing-never",
     ),
     pytest.param(rig_of(_verifying), id="verifying"),
-    pytest.param(cuda_rig, id="cuda"),
+    # On a fake driver; where a GPU is, on that, with `-m gpu`.
+    pytest.param(cuda_rig, id="cuda", marks=[pytest.mark.gpu] if has_gpu() else []),
 ]
 
 every_engine = pytest.mark.parametrize(
