@@ -278,8 +278,7 @@ class OffersCounted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag
 
 
 class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=25):
-    """The engine gave these device blocks away to be computed: what a load of an older epoch brought into
-    them is gone."""
+    """The engine gave these device blocks away to be computed: what a load brought into them is gone."""
 
     device_blocks: Ids
 

@@ -361,7 +361,7 @@ class Ledger:
         return keys if chunk == 1 else [key for key in keys for _ in range(chunk)]
 
     def _rewritten(self, event: ev.BlocksRewritten) -> None:
-        self.provenance.rewritten(unpack(event.device_blocks))
+        self.provenance.forget(unpack(event.device_blocks))
 
     # Transfers.
 

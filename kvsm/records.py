@@ -89,7 +89,7 @@ class Provenance:
                 self.stale.pop(block, None)
 
     def forget(self, device_blocks: IdArray) -> None:
-        """Nothing was brought into these after all."""
+        """Nothing that a load brought is in these: it failed, or was written over."""
         for block in listed(device_blocks):
             self.brought.pop(block, None)
             self.stale.pop(block, None)

@@ -483,6 +483,15 @@ class TestOlderEpoch:
         assert core.prepare_store("p", keys(1, "parted"), [4, 6]) == PreparedStore(None)
         assert skips(log) == [(SkipReason.OLDER_EPOCH, keys(1, "parted"))]
 
+    def test_block_that_was_computed_before_the_reset_is_stored_in_any_chunk(self) -> None:
+        """What the engine says of a block holds for what ages later, too."""
+        core, _ = new_core(blocks_per_chunk=2)
+        store(core, "r", keys(1))
+        core.complete_load(load(core, "q", keys(1), 4))
+        core.rewrite([4])
+        core.reset()
+        assert core.prepare_store("p", keys(1, "other"), [4, 6]).keys == tuple(keys(1, "other"))
+
     def test_last_block_of_a_chunk_tells_by_its_key_whether_it_was_computed_since(self) -> None:
         core, _ = new_core(blocks_per_chunk=2)
         store(core, "r", keys(1))

@@ -130,9 +130,13 @@ class Storing(Transfers):
         return self.ledger.offers.times.get(key, 0) >= self.config.store_threshold or key in self.ledger.index
 
     def rewrite(self, device_blocks: Sequence[int]) -> None:
-        """The engine gave these away to be computed. An event only if an older epoch's load was in one."""
-        stale = self.ledger.provenance.stale
-        rewritten = [block for block in device_blocks if block in stale] if stale else ()
+        """The engine gave these away to be computed. An event only if it matters what a load brought there:
+        one of an older epoch; and one of this epoch too, if a key does not tell the content of each block."""
+        stale, brought = self.ledger.provenance.stale, self.ledger.provenance.brought
+        if self.config.blocks_per_chunk > 1:
+            rewritten = [block for block in device_blocks if block in stale or block in brought]
+        else:
+            rewritten = [block for block in device_blocks if block in stale] if stale else []
         if rewritten:
             self._emit(ev.BlocksRewritten, pack(rewritten))
 

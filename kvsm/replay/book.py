@@ -212,7 +212,8 @@ class Book:
     def _rewritten(self, event: ev.BlocksRewritten) -> None:
         self._noted = blocks = _ids(event.device_blocks)
         for block in blocks:
-            self._forget_older(block)
+            self._older.discard(block)
+            self._brought.pop(block, None)
 
     def _forget_older(self, block: int) -> bytes | None:
         """What a load of an older epoch brought into this device block is gone. Returns its key."""

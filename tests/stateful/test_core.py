@@ -142,8 +142,9 @@ class CoreMachine(RuleBasedStateMachine):
         self.brought: dict[int, int] = {}
         """Device block -> epoch of the load that brought what is in it."""
         self.notes: dict[int, tuple[bytes, int]] = {}
-        """Device block -> what the core knows: key and epoch of the last load into it, until it fails or, in
-        a later epoch, the core is told that the block was computed since, or sees it stored."""
+        """Device block -> what the core knows: key and epoch of the last load into it, until it fails or the
+        core is told that the block was computed since (of slots of one block: in a later epoch), or, in a
+        later epoch, sees it stored."""
         self.offers: OrderedDict[bytes, int] = OrderedDict()
         self.cursors: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
@@ -256,7 +257,7 @@ class CoreMachine(RuleBasedStateMachine):
             for part, block in enumerate(blocks):
                 self.device[block] = [(key, part)] * WORKERS
                 self.brought.pop(block, None)
-                if block in self.notes and self.notes[block][1] < self.core.ledger.epoch:
+                if block in self.notes and (self.chunk > 1 or self.notes[block][1] < self.core.ledger.epoch):
                     del self.notes[block]
         return [(key, blocks) for key, blocks in offered if self.holds(key, blocks)]
 
