@@ -387,10 +387,7 @@ def provenance_is_of_one_epoch(holds: _Holds) -> Iterator[Violation]:
     ledger = holds.ledger
     brought, stale = ledger.provenance.brought, ledger.provenance.stale
     limit = ledger.config.device_blocks
-    loads = [one for one in ledger.transfers.values() if one.direction is Direction.LOAD]
-    loading = {block for one in loads if one.epoch == ledger.epoch for block in to_list(one.device_blocks)}
     for blocks, message in (
-        (sorted(loading - brought.keys()), "a load writes it, and no note says what it brings"),
         (sorted(brought.keys() & stale.keys()), "brought by a load of this epoch and of an older one"),
         (sorted(one for one in (*brought, *stale) if not 0 <= one < limit), "no device block of the pool"),
     ):

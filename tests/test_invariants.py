@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
+from core_life import keys, new_core, store
 from replay_life import OPERATIONS, Life, key
 
 from kvsm.errors import KvsmError
@@ -205,10 +206,6 @@ def brought_nowhere(ledger: Ledger) -> None:
     ledger.provenance.stale[24] = key(30)
 
 
-def load_brings_unnoted(ledger: Ledger) -> None:
-    del ledger.provenance.brought[10]
-
-
 def history_overflows(ledger: Ledger) -> None:
     ledger.offers.times.update({key(21): 1, key(22): 2})
 
@@ -277,7 +274,6 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
     ("S14", epoch_left_behind),
     ("S14", brought_in_two_epochs),
     ("S14", brought_nowhere),
-    ("S14", load_brings_unnoted),
 ]
 
 
@@ -347,3 +343,14 @@ def test_refused_calls_leave_all_properties() -> None:
     with pytest.raises(KvsmError):
         life.core.prepare_store("writer", [key(9)], [999])
     assert check_ledger(life.core.ledger) == []
+
+
+def test_block_may_be_given_away_under_the_load_that_writes_it() -> None:
+    """S14: an engine without references waits for the load, and then computes: nothing is brought there."""
+    core, _ = new_core(blocks_per_chunk=2)
+    store(core, "a", keys(1), 0)
+    core.match("r", keys(1))
+    core.prepare_load("r", [8, 9])
+    core.preempt("r")
+    core.rewrite([8, 9])
+    assert check_ledger(core.ledger) == []

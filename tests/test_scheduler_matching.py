@@ -305,6 +305,28 @@ def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None
     assert results.finished_sending == ("r",)
 
 
+def test_load_that_is_refused_leaves_blocks_that_are_waited_for() -> None:
+    """S3: without references, a store still reads what the request now computes into."""
+    hand = hand_with(range(4))
+    other, request = ModelRequest("other", range(50, 54), 9), ModelRequest("r", range(5))
+    hand.admit(other, [20])
+    hand.compute(other)
+    (store,) = hand.step(other).stores
+    hand.scheduler.request_finished(other, [[20]])
+    assert hand.admit(request, [20, 21]) == 4
+    assert hand.scheduler.update_connector_output([]).loads == (LoadEnded("r", False, 0),)
+    assert store.transfer in hand.step(request).flush
+
+
+def test_load_that_failed_leaves_nothing_where_layers_look_back_less_far() -> None:
+    """S6: the engine gave blocks for where the load would have ended, and none to go on from before it."""
+    hand = hand_with(range(16), SLIDING)
+    request = ModelRequest("r", range(17))
+    assert hand.admit(request, [-1, -1, 22, 23, 24], local=8) == 8
+    (job,) = hand.step().loads
+    assert hand.report(job.transfer, good=False).loads == (LoadEnded("r", False, 0),)
+
+
 @pytest.mark.parametrize(("groups", "kept"), [((FULL,), 4), ((FULL, SLIDING), 0)])
 def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
     groups: tuple[KVCacheGroup, ...], kept: int

@@ -35,8 +35,6 @@ class KVCacheManager:
         self._pool, self._config, self._step_tokens = pool, config, step_tokens
         self.groups = config.groups
         self.block_sizes = tuple(dict.fromkeys(group.block_tokens for group in config.groups))
-        self.resumable = all(group.kind is GroupKind.FULL for group in config.groups)
-        """Whether a request that has lost the end of its prefix still has what its beginning needs."""
 
     def longest_hit(self, request: Request) -> int:
         """Tokens that the device serves for all groups; at least one is left to compute (S18)."""

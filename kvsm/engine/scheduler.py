@@ -130,7 +130,7 @@ class Scheduler:
                 continue
             self.counts.failed_loads += 1
             self.counts.lost_loads += ended.lost
-            if ended.lost or not self.kv_cache.resumable or len(self.kv_cache.groups) > 1:
+            if ended.lost or not self.connector.config.resumable:
                 self.counts.restarts += 1
                 self._put_back(request, step)
             else:

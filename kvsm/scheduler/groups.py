@@ -103,6 +103,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         """A hit ends where a block of every group ends: at a multiple of so many tokens."""
         return lcm(*[group.block_tokens for group in self.groups])
 
+    @property
+    def resumable(self) -> bool:
+        """Whether what the device has of a prefix is enough to go on from, if the rest of it is not loaded.
+        A layer that looks back less far has blocks only for where the load would have ended."""
+        return len(self.groups) == 1 and self.groups[0].kind is GroupKind.FULL
+
     def check(self, core: OffloadConfig) -> None:
         """Raises `ConfigError` if these two cannot go together."""
         if core.blocks_per_chunk > 1:

@@ -36,8 +36,8 @@ from kvsm.states.transfer import TransferState
 
 class LoadEnded(msgspec.Struct, frozen=True):
     """The load of a request is over, once. num_computed_tokens: how many tokens it has now, from its first;
-    after a failure the engine computes all others. lost: a copy may still write the blocks that the load
-    was for: the engine must give the request other blocks."""
+    after a failure the engine computes all others. It gives the request other blocks for them if `lost`, for
+    a copy may still write these; and where `SchedulerConfig.resumable` is false, for some are missing."""
 
     request: str
     good: bool
@@ -189,6 +189,15 @@ class OffloadScheduler:
         job = self._plan_load(tracked, end)
         if job is None:
             core.release(tracked.name)
+            # A store may still read them: that can be why there is no load.
+            groups = zip(self.config.groups, tracked.tables)
+            self._computes(
+                [
+                    block
+                    for group, table in groups
+                    for block in table[tracked.local // group.block_tokens : end // group.block_tokens]
+                ]
+            )
             self._load_ended(tracked.name, good=False)
             return
         self._hold(job)
@@ -205,12 +214,15 @@ class OffloadScheduler:
         for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups, strict=True):
             given += blocks[len(table) if continues else end // group.block_tokens :]
             table[:] = blocks
-        # These it computes.
-        self.offloader.rewrite(given)
-        if self._pool is None:
-            self._given += given
+        self._computes(given)
         if self._walk is not None:
             self._walk.taken(sum(map(len, block_ids)))
+
+    def _computes(self, blocks: Sequence[int]) -> None:
+        """The engine will write these, and waits for what touches them if it counts no references."""
+        self.offloader.rewrite(blocks)
+        if self._pool is None:
+            self._given += blocks
 
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
         """Load what the match holds up to `end`, or None if that cannot be done (any more)."""
@@ -245,8 +257,7 @@ class OffloadScheduler:
     def _load_ended(self, name: str, *, good: bool, lost: bool = False) -> None:
         """Note the end of a load for the engine: told once, also of a request that is over by now."""
         before, after = self._promises.pop(name)
-        # Where layers look back differently far, what is left of the prefix serves none but the first.
-        kept = 0 if lost or len(self.config.groups) > 1 else before
+        kept = before if self.config.resumable and not lost else 0
         tracked = self._tracked.get(name)
         # A request that was preempted since trusts what it computes itself.
         if tracked is not None and tracked.trusted is not None:
