@@ -1,27 +1,35 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
 The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`kvsm.cuda_io` and `kvsm.worker` carry plans out; `kvsm.replay` rebuilds, verifies and explains.
+`kvsm.cuda_io` and `kvsm.worker` carry plans out; `kvsm.replay` rebuilds, verifies and explains;
+`kvsm.testing` tests what is built on it.
+
+The names below are imported when they are first used: pytest imports this package in every project beside
+which it is installed, for its plugin, and must not wait for numpy there.
 """
 
 from __future__ import annotations
 
-from kvsm.errors import (
-    ConfigError,
-    IllegalTransition,
-    InvalidEvent,
-    KvsmError,
-    LimitReached,
-    LogDamaged,
-    LogError,
-    LogWriteFailed,
-    Poisoned,
-    TransferFailed,
-)
-from kvsm.events import Direction, OffloadConfig, OffloadingEvent
-from kvsm.log import LogReader, LogWriter
-from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore
-from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvsm.errors import (
+        ConfigError,
+        IllegalTransition,
+        InvalidEvent,
+        KvsmError,
+        LimitReached,
+        LogDamaged,
+        LogError,
+        LogWriteFailed,
+        Poisoned,
+        TransferFailed,
+    )
+    from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+    from kvsm.log import LogReader, LogWriter
+    from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore
+    from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
 __all__ = [
     "Offloader",
@@ -48,3 +56,15 @@ __all__ = [
     "Poisoned",
     "TransferFailed",
 ]
+
+_HOMES = ("kvsm.offloader", "kvsm.events", "kvsm.plan", "kvsm.log", "kvsm.errors")
+"""The modules that these names are from."""
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for home in map(import_module, _HOMES):
+            if hasattr(home, name):
+                globals()[name] = getattr(home, name)
+                return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ from kvsm.errors import ConfigError
 from kvsm.ids import SMALL, IdArray
 from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy
 
-EXAMPLES = [pytest.param(300, id="fast"), pytest.param(10_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 NAMES = sorted(POLICIES)
 
 
