@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class KvsmError(Exception):
-    """Base of all errors of this package."""
+    """Base of all errors of this package. All can be pickled: they cross from one process to another."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (type(self), self.args, self.__dict__)
+
+
+def _again(kind: type[KvsmError], args: tuple[Any, ...], facts: dict[str, Any]) -> KvsmError:
+    """An error as it was pickled, whatever its constructor takes."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(facts)
+    return error
 
 
 class IllegalTransition(KvsmError):
