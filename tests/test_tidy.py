@@ -15,7 +15,9 @@ FLOORS = (
     ("diagrams", "records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
-    ("traces", "engine"),
+    ("traces", "engine", "worlds"),
+    ("checker",),
+    ("testing",),
     ("cli",),
 )
 """docs/architecture.md, as data: a room imports its own floor and those below."""

@@ -1,0 +1,415 @@
+"""The small engine: token by token, around the real `OffloadScheduler` and `Offloader`.
+
+It has what decides whether offload is right and nothing that makes it fast: block tables by group, a pool
+with or without references, prefill in chunks, decoding with placeholders and drafts, steps that are decided
+before the last one was computed, copies that end when somebody says so. It shares no code with the ledger,
+and raises `PropertyBroken` as soon as it sees what must not be:
+
+- S3   a device block is taken that a copy touches;
+- S4   a device block is released that nobody holds;
+- S14  a device block is stored that a load of an older epoch brought;
+- S15  a step reads other bytes than those that belong there (a copy was wrong, or not awaited: S12);
+- S16  a request with `do_remote_decode` is over, and a full chunk is neither on the host nor on its way;
+- S18  a match covers a whole prompt;
+- S9   it never comes to rest (`run`).
+
+Where a copy's bytes are right and in time by accident, it sees nothing: bytes of one key are equal whoever
+wrote them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvsm import events as ev
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.kv_events import Publisher
+from kvsm.offloader import Offloader
+from kvsm.plan import TransferPlan
+from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
+from kvsm.scheduler.groups import group_suffix
+from kvsm.scheduler.matching import Lookup
+from kvsm.worlds.pool import SmallPool
+from kvsm.worlds.request import HASH_TOKENS, NULL, SmallRequest
+from kvsm.worlds.workers import Computing, Workers
+
+
+class Recorder(list[OffloadingEvent]):
+    """A log in memory."""
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+
+def no_clock() -> int:
+    """In a small world it is always the same time."""
+    return 0
+
+
+class SmallEngine(Workers):
+    """One engine, its workers and its offload core. references: whether the offload core may hold device
+    blocks. prefix_cache: whether blocks are found again on the device. asynchronous: a step is decided before
+    the one before it was computed. drafts: tokens that are drafted at each decode step, and rejected.
+    chunk_tokens: prefilled in one step at most. core: more of `OffloadConfig`; scheduler: of
+    `SchedulerConfig`."""
+
+    def __init__(
+        self,
+        groups: Sequence[KVCacheGroup] = (KVCacheGroup(HASH_TOKENS),),
+        device_blocks: int = 32,
+        host_blocks: int = 32,
+        workers: int = 1,
+        *,
+        references: bool = True,
+        prefix_cache: bool = True,
+        asynchronous: bool = False,
+        drafts: int = 0,
+        chunk_tokens: int = 64,
+        publisher: Publisher | None = None,
+        core: Mapping[str, Any] | None = None,
+        **scheduler: Any,
+    ) -> None:
+        config = OffloadConfig(
+            host_blocks=host_blocks, device_blocks=device_blocks, workers=workers, **(core or {})
+        )
+        super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
+        self.log = Recorder()
+        self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
+        self.config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS, **scheduler)
+        self.scheduler = OffloadScheduler(self.core, self.config)
+        self.pool = SmallPool(device_blocks)
+        if references:
+            self.scheduler.bind_gpu_block_pool(self.pool)
+        self.references, self.prefix_cache = references, prefix_cache
+        self.asynchronous, self.drafts, self.chunk_tokens = asynchronous, drafts, chunk_tokens
+        self.waiting: list[SmallRequest] = []
+        self.running: dict[str, SmallRequest] = {}
+        self.requests: dict[str, SmallRequest] = {}
+        """All that ever came."""
+        self.results: list[StepResults] = []
+        """What the scheduler answered to the workers' reports, so far."""
+        self.sending: dict[str, list[int]] = {}
+        """Finished requests whose blocks must not go yet."""
+        self.preempted: set[str] = set()
+        """Since the last step."""
+        self.states: dict[str, list[tuple[int, int, int]]] = {}
+        """What the next step hands over of mamba groups, as in `StepOutput`."""
+        self.computing: list[Computing] = []
+        """The step that the device computes now."""
+        self.plan = TransferPlan()
+        """Of the last step."""
+        self._fresh: list[int] = []
+        """Device blocks that were taken since the last step."""
+
+    # Requests.
+
+    def arrive(self, request: SmallRequest) -> SmallRequest:
+        if request.request_id in self.requests:
+            raise ValueError(f"request {request.request_id} has arrived before")
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+        self.scheduler.add_request(request)
+        return request
+
+    def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
+        """Twice as once, at any time."""
+        blocks, decided = request.tables, len(self.log)
+        keep, _ = self.scheduler.request_finished(request, blocks, aborted=aborted)
+        if request.finished:
+            if keep:
+                raise PropertyBroken("S8", f"request {request.request_id} finishes again, and keeps blocks")
+            return
+        request.finished, request.aborted = True, aborted
+        if request.kv_transfer_params and request.kv_transfer_params.get("do_remote_decode"):
+            self._check_full_offload(request, self.log[decided:])
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.running.pop(request.request_id, None)
+        held = [block for table in blocks for block in table if block != NULL]
+        if keep:
+            self.sending[request.request_id] = held
+        else:
+            self.pool.free_blocks(held[::-1])
+        request.tables = []
+
+    def _check_full_offload(self, request: SmallRequest, decided: Sequence[OffloadingEvent]) -> None:
+        """S16: every full chunk of full attention is on the host, in flight, or was skipped with a reason."""
+        if request.loading or not request.tables:
+            return
+        computed = request.num_computed_tokens - request.num_output_placeholders
+        confirmed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
+        skipped = {key for event in decided if isinstance(event, ev.StoreSkipped) for key in event.keys}
+        for index, group in enumerate(self.groups):
+            if group.kind is not GroupKind.FULL:
+                continue
+            tokens = group.block_tokens * self.core.config.blocks_per_chunk
+            for end in range(tokens, confirmed + 1, tokens):
+                key = request.cells[end - 1] + group_suffix(index)
+                if key not in self.core.ledger.index and key not in skipped:
+                    message = f"request {request.request_id} is over, and its first {end} tokens are not kept"
+                    raise PropertyBroken("S16", message)
+
+    def preempt(self, request: SmallRequest) -> None:
+        """Its blocks go at once: whoever counts no references waits for the copies in the same step."""
+        if request.request_id not in self.running:
+            return
+        del self.running[request.request_id]
+        self.preempted.add(request.request_id)
+        self.pool.free_blocks([block for table in request.tables for block in table[::-1] if block != NULL])
+        request.tables, request.loading = [], False
+        request.num_computed_tokens = request.num_output_placeholders = 0
+        self.waiting.insert(0, request)
+
+    def unfinished(self) -> bool:
+        """Whether a request is waiting or running: an engine steps as long as one is."""
+        return bool(self.waiting or self.running)
+
+    # One step.
+
+    def step(self, *, accept: int | None = None, admit: bool = True, hand_on: bool = True) -> TransferPlan:
+        """Decide a step, start its copies, compute, and hand on the reports that are there. accept: of the
+        tokens matched, so many at most."""
+        new_blocks: dict[str, list[list[int]]] = {}
+        scheduled: dict[str, int] = {}
+        for request in list(self.running.values()):
+            if request.request_id in self.running and not request.loading:
+                self._schedule(request, scheduled, new_blocks)
+        if admit:
+            self._admit(scheduled, accept)
+        preempted, self.preempted = self.preempted, set()
+        states, self.states = self.states, {}
+        self.plan = self.scheduler.build_connector_meta(
+            StepOutput(
+                scheduled=list(scheduled),
+                new_block_ids=new_blocks,
+                preempted=preempted,
+                boundary_states=states,
+            )
+        )
+        self._advance(scheduled)
+        if self.asynchronous:
+            self.compute()
+            self._start()
+            self.computing = self._ranges(scheduled)
+        else:
+            self._start()
+            self.computing = self._ranges(scheduled)
+            self.compute()
+        if hand_on:
+            self.hand_on()
+        return self.plan
+
+    def _start(self) -> None:
+        fresh, self._fresh = self._fresh, []
+        self.start(self.plan, self.core.ledger.epoch, fresh)
+
+    def _schedule(
+        self, request: SmallRequest, scheduled: dict[str, int], new_blocks: dict[str, list[list[int]]]
+    ) -> None:
+        remaining = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
+        if remaining <= 0:
+            if request.done:
+                return
+            remaining = 1
+        tokens = min(self.chunk_tokens, remaining)
+        decodes = request.num_computed_tokens + tokens >= request.num_tokens
+        self._drop_left_window(request)
+        end = request.num_computed_tokens + tokens + (self.drafts if decodes else 0)
+        added = self._grow(request, end)
+        if added is None:
+            return
+        if any(added):
+            new_blocks[request.request_id] = added
+        scheduled[request.request_id] = tokens
+
+    def _grow(self, request: SmallRequest, end: int) -> list[list[int]] | None:
+        lacking = [
+            max(0, -(-end // group.block_tokens) - len(table))
+            for group, table in zip(self.groups, request.tables)
+        ]
+        while sum(lacking) > len(self.pool.queue):
+            victims = [one for one in self.running.values() if not one.loading]
+            if not victims or victims[-1] is request:
+                return None
+            self.preempt(victims[-1])
+        added = [self.take(count) for count in lacking]
+        for table, blocks in zip(request.tables, added):
+            table += blocks
+        return added
+
+    def take(self, count: int) -> list[int]:
+        """Free blocks, to be computed or loaded into."""
+        blocks = self.pool.take(count)
+        leases = self.core.ledger.leases.words
+        under_copy = [block for block in blocks if self.references and leases[block]]
+        if under_copy:
+            raise PropertyBroken("S3", f"device blocks {under_copy} are taken, and a copy touches them")
+        self._fresh += blocks
+        return blocks
+
+    def _drop_left_window(self, request: SmallRequest) -> None:
+        for group, table in zip(self.groups, request.tables):
+            if group.kind is GroupKind.SLIDING_WINDOW:
+                first = group.first_needed_token(request.num_computed_tokens) // group.block_tokens
+                for place in range(min(first, len(table))):
+                    if table[place] != NULL:
+                        self.pool.free_blocks([table[place]])
+                        table[place] = NULL
+
+    def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
+        for request in list(self.waiting):
+            local, blocks = self._local(request)
+            found, loads = self.scheduler.get_num_new_matched_tokens(request, local)
+            if found is None:
+                continue
+            self._check_match(request, local, found, loads)
+            alignment = self.config.alignment
+            external = found if accept is None else min(found, accept - accept % alignment)
+            end = local + external
+            tokens = 0 if external else min(self.chunk_tokens, request.num_tokens - local)
+            tables = self._allocate(blocks, end, end + tokens)
+            if tables is None:
+                break
+            self.waiting.remove(request)
+            self.running[request.request_id] = request
+            request.tables, request.num_computed_tokens = tables, end
+            request.loading = external > 0
+            self.scheduler.update_state_after_alloc(request, [list(table) for table in tables], external)
+            if tokens:
+                scheduled[request.request_id] = tokens
+
+    def _check_match(self, request: SmallRequest, local: int, found: int, loads: bool) -> None:
+        if loads != (found > 0):
+            message = f"request {request.request_id}: {found} tokens match, and loads is {loads}"
+            raise PropertyBroken("S7", message)
+        if found and local + found >= request.num_tokens:
+            message = f"request {request.request_id}: all of its {request.num_tokens} tokens match"
+            raise PropertyBroken("S18", message)
+
+    def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
+        """What the device has of it, in all groups."""
+        if not self.prefix_cache or request.skip_reading_prefix_cache:
+            return 0, [[] for _ in self.groups]
+        keys = [
+            [one + group_suffix(index) for one in self._group_hashes(request, index)]
+            for index in range(len(self.groups))
+        ]
+        lookup = Lookup(self.config, 1, keys, 0)
+        end = lookup.longest_hit(request.num_tokens - 1, self.pool.cached.__contains__)
+        blocks = []
+        for index, (first, last) in enumerate(lookup.needed(end)):
+            blocks.append([NULL] * first + [self.pool.cached[key] for key in keys[index][first:last]])
+        return (end, blocks) if end else (0, [[] for _ in self.groups])
+
+    def _group_hashes(self, request: SmallRequest, index: int) -> list[bytes]:
+        stride = self.groups[index].block_tokens // HASH_TOKENS
+        return request.block_hashes[stride - 1 :: stride]
+
+    def _allocate(self, hits: list[list[int]], end: int, total: int) -> list[list[int]] | None:
+        """As vLLM: nothing is touched before it is sure that there are enough."""
+        tables = []
+        for group, table in zip(self.groups, hits):
+            first = group.first_needed_token(end) // group.block_tokens
+            wanted = -(-max(total, end) // group.block_tokens)
+            kept = [block if place >= first else NULL for place, block in enumerate(table)]
+            skipped = [NULL] * max(0, min(first, wanted) - len(kept))
+            tables.append((kept + skipped, wanted - len(kept) - len(skipped)))
+        held = [block for table, _ in tables for block in table if block != NULL]
+        idle = sum(self.pool.references[block] == 0 for block in held)
+        if sum(count for _, count in tables) > len(self.pool.queue) - idle:
+            return None
+        self.pool.touch(held)
+        return [table + self.take(count) for table, count in tables]
+
+    # Computing.
+
+    def _ranges(self, scheduled: Mapping[str, int]) -> list[Computing]:
+        ranges = []
+        for name, tokens in scheduled.items():
+            request = self.requests[name]
+            end = request.num_computed_tokens
+            ranges.append(Computing(request, end - tokens, end, request.tables, [*map(list, request.tables)]))
+        return ranges
+
+    def _advance(self, scheduled: Mapping[str, int]) -> None:
+        """As vLLM: the tokens of a step count as computed when it has been decided. A step that will sample
+        has a placeholder for what it samples."""
+        for name, tokens in scheduled.items():
+            request = self.requests[name]
+            request.num_computed_tokens += tokens
+            if request.num_computed_tokens >= request.num_tokens + request.num_output_placeholders:
+                request.num_output_placeholders += 1
+
+    def compute(self) -> None:
+        """The device computes the step that was decided: reads what is before, writes, samples. All of it,
+        even of a request that is over or preempted by now."""
+        computing, self.computing = self.computing, []
+        for one in computing:
+            request, known = one.request, min(one.last, one.request.num_tokens)
+            self.read(one)
+            for token in range(one.first, known):
+                self.write(one, token, request.cells[token])
+            over = request.finished or request.tables is not one.owned
+            samples = one.last >= request.num_tokens and (over or request.num_output_placeholders > 0)
+            for draft in range(self.drafts if samples else 0):
+                self.write(one, one.last + draft, b"rejected")
+            if over:
+                continue
+            if samples:
+                request.num_output_placeholders -= 1
+                request.sample()
+            self._cache(request, known)
+            if samples and request.done:
+                self.finish(request)
+
+    def _cache(self, request: SmallRequest, computed: int) -> None:
+        """Its full blocks may be found by their content."""
+        for index, (group, table) in enumerate(zip(self.groups, request.tables)):
+            for place, hashed in enumerate(self._group_hashes(request, index)):
+                end = (place + 1) * group.block_tokens
+                if end > computed or place >= len(table) or group.kind is GroupKind.MAMBA:
+                    break
+                if table[place] != NULL and self.prefix_cache:
+                    self.pool.cache(table[place], hashed + group_suffix(index))
+
+    # Reports, resets, rest.
+
+    def hand_on(self, count: int | None = None) -> StepResults:
+        """Give the workers' reports, or the first `count` of them, to the scheduler, and do what it says."""
+        count = len(self.reports) if count is None else count
+        reports, self.reports = self.reports[:count], self.reports[count:]
+        results = self.scheduler.update_connector_output(reports)
+        self.results.append(results)
+        for load in results.loads:
+            request = self.requests[load.request]
+            if request.loading and not request.finished:
+                request.loading = False
+                request.num_computed_tokens = load.num_computed_tokens
+                if load.good:
+                    self._cache(request, load.num_computed_tokens)
+                    # vLLM allocates anew for a request that goes on after its load.
+                    tables = [list(table) for table in request.tables]
+                    self.scheduler.update_state_after_alloc(request, tables, 0)
+                elif load.lost or not self.config.resumable:
+                    self.preempt(request)
+        for name in results.finished_sending:
+            self.pool.free_blocks(self.sending.pop(name)[::-1])
+        return results
+
+    def reset(self) -> bool:
+        """The cache is emptied, the device's too, as far as it is not in use."""
+        self.pool.forget()
+        return self.scheduler.reset_cache()
+
+    def run(self, steps: int = 200) -> None:
+        """Step until nothing is left to do, ending every copy in the step after it began."""
+        for _ in range(steps):
+            self.carry_out_all()
+            self.hand_on()
+            if not (self.unfinished() or self.scheduler.has_pending_work()):
+                return
+            self.step()
+        waiting, running = [one.request_id for one in self.waiting], list(self.running)
+        raise PropertyBroken("S9", f"after {steps} steps requests {waiting} wait, and {running} run")

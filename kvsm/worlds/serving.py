@@ -1,0 +1,415 @@
+"""The serving world: the real `Offloader` and `OffloadScheduler`, in the hands of the small engine.
+
+Nothing here happens by itself: that a request arrives, that the engine steps, that one worker carries out its
+part of one copy, that one report is handed on, each is an action. What may go wrong is an action, too, as
+often as the options say: a worker fails, a report comes twice or late, a request is aborted or preempted, the
+cache is reset, the engine accepts less than it was offered.
+
+What is checked, beside what the small engine sees by itself (`kvsm.worlds.engine`):
+
+- after each action S17 (who steps no more leaves no copy behind);
+- by `check`: the ledger's own properties, and that the host bytes of what can be read are right on every
+  worker (S2, S15);
+- at rest: that nothing is held, counted or on its way (S4, S9), and, if events are kept, that they fold to
+  the state that there is (S10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.invariants import check_ledger, check_rest
+from kvsm.ledger import Ledger
+from kvsm.plan import WorkerReport
+from kvsm.scheduler import KVCacheGroup, LastStep, StoreMode
+from kvsm.scheduler.groups import group_suffix
+from kvsm.snapshot import digest
+from kvsm.states.lease import LeaseState
+from kvsm.states.transfer import TransferState
+from kvsm.states.words import STATE_MASK
+from kvsm.worlds.engine import SmallEngine
+from kvsm.worlds.fingerprint import fingerprint
+from kvsm.worlds.request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.world import Action
+
+
+class RequestSpec(msgspec.Struct, frozen=True):
+    """A request to come. parameters: its `kv_transfer_params`."""
+
+    prompt: tuple[int, ...]
+    outputs: int = 1
+    parameters: dict[str, Any] | None = None
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """How often each disturbance may happen. partial: the engine accepts less than it was offered.
+    repeats: a report comes again, of a copy that is under way or over. waits: the engine steps and admits
+    nobody. most: so many of them in all; 0: as many as the others add up to."""
+
+    failures: int = 0
+    aborts: int = 0
+    preemptions: int = 0
+    resets: int = 0
+    repeats: int = 0
+    partial: int = 0
+    waits: int = 0
+    most: int = 0
+
+
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine, its workload and its trouble. The names are those of `OffloadConfig`, `SchedulerConfig` and
+    `SmallEngine`; slots: `host_blocks`."""
+
+    requests: tuple[RequestSpec, ...] = (RequestSpec((1, 2, 3, 4, 5)), RequestSpec((1, 2, 3, 4, 6)))
+    device_blocks: int = 3
+    slots: int = 2
+    workers: int = 2
+    groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(HASH_TOKENS),)
+    store: StoreMode = StoreMode.EAGER
+    last_step: LastStep = LastStep.FLUSH
+    references: bool = True
+    prefix_cache: bool = True
+    asynchronous: bool = False
+    drafts: int = 0
+    chunk_tokens: int = 64
+    lazy_target_blocks: int = 1
+    policy: str = "lru"
+    blocks_per_chunk: int = 1
+    store_threshold: int = 1
+    max_live_transfers: int = 8
+    defer_ticks: int = 1
+    transfer_ticks: int = 0
+    budgets: Budgets = Budgets()
+
+
+_RETIRED = LeaseState.RETIRED
+_MEANT = {
+    "fail": "failures",
+    "abort": "aborts",
+    "preempt": "preemptions",
+    "reset": "resets",
+    "repeat": "repeats",
+    "accept": "partial",
+    "wait": "waits",
+}
+"""Action -> the budget that it is paid from."""
+
+
+class ServingWorld:
+    """Satisfies `World`. keep_events: else those of the last action alone are kept."""
+
+    def __init__(self, options: ServingOptions, *, keep_events: bool = True) -> None:
+        self.options, self.keep_events = options, keep_events
+        self.engine = _engine_of(options)
+        self.left = structs.asdict(options.budgets)
+        """Of the budgets."""
+        self.left["most"] = self.left["most"] or sum(self.left.values())
+        self.arrived = 0
+        self.owes_step = False
+        """A request has ended since the last step: the engine makes one more."""
+        self.over: WorkerReport | None = None
+        """The report with which the last copy ended."""
+        self._mark = 0
+        self._contents: dict[bytes, list[list[bytes]]] = {}
+        """Key -> what its blocks must hold. The same in all worlds: what was met of it so far."""
+
+    @property
+    def events(self) -> Sequence[OffloadingEvent]:
+        return self.engine.log
+
+    @property
+    def news(self) -> Sequence[OffloadingEvent]:
+        """The events of the last action."""
+        return self.engine.log[self._mark :]
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        engine, left = self.engine, self.left
+        actions: list[Action] = []
+        if self.arrived < len(self.options.requests):
+            actions.append(("arrive",))
+        if self.may_step():
+            actions.append(("step",))
+            if engine.waiting and left["waits"]:
+                actions.append(("wait",))
+            if engine.waiting and left["partial"] and engine.core.ledger.index:
+                actions += [("accept", blocks) for blocks in range(self._most_matched())]
+        for place, copy in enumerate(engine.copies.values()):
+            actions += [("copy", place, worker) for worker in sorted(copy.left)]
+            if left["failures"]:
+                actions += [("fail", place, worker) for worker in sorted(copy.left)]
+        actions += [("report", place) for place in range(len(engine.reports))]
+        if left["repeats"]:
+            actions += [("repeat", place) for place in range(len(self._repeatable()))]
+        if self._has_lost_memory():
+            actions += [("finish", place) for place in range(len(self._unfinished()))]
+        if left["aborts"]:
+            actions += [("abort", place) for place in range(len(self._unfinished()))]
+        if left["preemptions"]:
+            actions += [("preempt", place) for place in range(len(engine.running))]
+        if left["resets"]:
+            actions.append(("reset",))
+        return actions
+
+    def may_step(self) -> bool:
+        """Whether the engine has a step to come: as long as a request is unfinished, once after the last has
+        ended, and, if it was configured so, as long as it is told that work is pending."""
+        if self.engine.unfinished() or self.owes_step:
+            return True
+        keeps_stepping = self.options.last_step is LastStep.KEEP_STEPPING
+        return keeps_stepping and self.engine.scheduler.has_pending_work()
+
+    def _has_lost_memory(self) -> bool:
+        """Whether a copy was given up that may still write to device blocks. What is left may be too little
+        for a request, and then somebody must end it."""
+        leases = self.engine.core.ledger.leases.words
+        return self.options.transfer_ticks > 0 and any(word & STATE_MASK == _RETIRED for word in leases)
+
+    def _most_matched(self) -> int:
+        """So many blocks of a request may be matched, at most."""
+        return max(one.num_tokens - 1 for one in self.engine.waiting) // self.engine.config.alignment
+
+    def _unfinished(self) -> list[SmallRequest]:
+        return [one for one in self.engine.requests.values() if not one.finished]
+
+    def _repeatable(self) -> list[WorkerReport]:
+        """Reports that have been handed on: of copies that other workers have yet to report, and of the last
+        copy that ended."""
+        reports = [
+            WorkerReport(one.id, worker, True)
+            for one in self.engine.core.ledger.transfers.values()
+            for worker in range(self.engine.workers)
+            if one.reported >> worker & 1
+        ]
+        return reports if self.over is None else [*reports, self.over]
+
+    def draw(self, random: Random) -> Action:
+        """Mostly the engine, its copies and their reports; now and then what disturbs them."""
+        actions = self.actions()
+        usual = [one for one in actions if one[0] not in _MEANT]
+        if usual and random.random() < 0.85:
+            actions = usual
+        return random.choice(actions) if actions else ("step",)
+
+    # What happens.
+
+    def do(self, action: Action) -> bool:
+        name, *numbers = action
+        budget = _MEANT.get(str(name))
+        if budget is not None and not self.left[budget]:
+            return False
+        engine = self.engine
+        if self.keep_events:
+            self._mark = len(engine.log)
+        else:
+            engine.log.clear()
+        engine.results.clear()
+        finished = len(self._unfinished())
+        if not getattr(self, f"_do_{name}")(*numbers):
+            return False
+        if budget is not None:
+            self._spend(budget)
+        if name != "arrive" and len(self._unfinished()) < finished:
+            self.owes_step = True
+        self._check_last_step()
+        return True
+
+    def _spend(self, budget: str) -> None:
+        self.left[budget] -= 1
+        self.left["most"] -= 1
+        if not self.left["most"]:
+            self.left = dict.fromkeys(self.left, 0)
+
+    def _do_arrive(self) -> bool:
+        if self.arrived == len(self.options.requests):
+            return False
+        spec = self.options.requests[self.arrived]
+        self.engine.arrive(SmallRequest(f"r{self.arrived}", spec.prompt, spec.outputs, spec.parameters))
+        self.arrived += 1
+        return True
+
+    def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
+        self.owes_step = False
+        self.engine.step(accept=accept, admit=admit, hand_on=False)
+        # An engine asks in each step, also when no report has come.
+        self.engine.hand_on(0)
+        return True
+
+    def _do_wait(self) -> bool:
+        return bool(self.engine.waiting) and self._do_step(admit=False)
+
+    def _do_accept(self, blocks: int) -> bool:
+        """The engine accepts so many blocks of each match, at most."""
+        return bool(self.engine.waiting) and self._do_step(accept=blocks * self.engine.config.alignment)
+
+    def _do_copy(self, place: int, worker: int, good: bool = True) -> bool:
+        copies = list(self.engine.copies.values())
+        if place >= len(copies) or worker not in copies[place].left:
+            return False
+        self.engine.carry_out(copies[place].job.transfer, worker, good=good)
+        return True
+
+    def _do_fail(self, place: int, worker: int) -> bool:
+        return self._do_copy(place, worker, good=False)
+
+    def _do_report(self, place: int) -> bool:
+        reports = self.engine.reports
+        if place >= len(reports):
+            return False
+        reports.insert(0, reports.pop(place))
+        report, live = reports[0], self.engine.core.ledger.transfers
+        was_live = report.transfer in live
+        self.engine.hand_on(1)
+        if was_live and report.transfer not in live:
+            self.over = report
+        return True
+
+    def _do_repeat(self, place: int) -> bool:
+        """The same report again: it changes nothing (S5)."""
+        repeatable = self._repeatable()
+        if place >= len(repeatable):
+            return False
+        self.engine.reports.insert(0, repeatable[place])
+        self.engine.hand_on(1)
+        return True
+
+    def _do_abort(self, place: int) -> bool:
+        return self._end_request(place, aborted=True)
+
+    def _do_finish(self, place: int) -> bool:
+        return self._end_request(place, aborted=False)
+
+    def _end_request(self, place: int, *, aborted: bool) -> bool:
+        unfinished = self._unfinished()
+        if place >= len(unfinished):
+            return False
+        self.engine.finish(unfinished[place], aborted=aborted)
+        # Twice is as once (S8).
+        self.engine.finish(unfinished[place], aborted=aborted)
+        return True
+
+    def _do_preempt(self, place: int) -> bool:
+        running = list(self.engine.running.values())
+        if place >= len(running):
+            return False
+        self.engine.preempt(running[place])
+        return True
+
+    def _do_reset(self) -> bool:
+        self.engine.reset()
+        if self.engine.core.ledger.index:
+            raise PropertyBroken("S14", "a key outlives a reset of the cache")
+        return True
+
+    # What must hold.
+
+    def _check_last_step(self) -> None:
+        if self.may_step():
+            return
+        for one in self.engine.core.ledger.transfers.values():
+            if one.state is TransferState.PLANNED or one.id in self.engine.copies:
+                message = f"the engine steps no more, and transfer {one.id} is {one.state.name}"
+                raise PropertyBroken("S17", message)
+
+    def check(self) -> None:
+        self.check_ledger()
+        self.check_bytes()
+
+    def check_ledger(self) -> None:
+        for violation in check_ledger(self.engine.core.ledger):
+            raise PropertyBroken(violation.property_id, violation.message)
+
+    def check_bytes(self) -> None:
+        """What can be read on the host holds on every worker what belongs there."""
+        ledger, chunk = self.engine.core.ledger, self.options.blocks_per_chunk
+        for key, slot in ledger.index.items():
+            if not ledger.readable(slot):
+                continue
+            if key not in self._contents:
+                self._contents.update(self._expected())
+            for place, expected in enumerate(self._contents[key], slot * chunk):
+                for worker, held in enumerate(self.engine.host[place]):
+                    if held != expected:
+                        message = f"slot {slot} can be read, and worker {worker} has other bytes in it"
+                        raise PropertyBroken("S15", message)
+
+    def _expected(self) -> dict[bytes, list[list[bytes]]]:
+        """Key -> what its blocks must hold, of all requests so far."""
+        contents = {}
+        for request in self.engine.requests.values():
+            for index, group in enumerate(self.options.groups):
+                size = group.block_tokens
+                tokens = size * self.options.blocks_per_chunk
+                for end in range(tokens, len(request.cells) + 1, tokens):
+                    blocks = [request.cells[n : n + size] for n in range(end - tokens, end, size)]
+                    contents[request.cells[end - 1] + group_suffix(index)] = blocks
+        return contents
+
+    def wind_down(self) -> Action | None:
+        engine = self.engine
+        for copy in engine.copies.values():
+            return ("copy", 0, min(copy.left))
+        if engine.reports:
+            return ("report", 0)
+        if self._has_lost_memory() and engine.unfinished():
+            return ("finish", 0)
+        return ("step",) if self.may_step() else None
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left to happen. Raises `PropertyBroken` if something is held nevertheless."""
+        if self.wind_down() is not None:
+            return False
+        engine = self.engine
+        ledger = engine.core.ledger
+        for violation in check_rest(ledger):
+            raise PropertyBroken(violation.property_id, violation.message)
+        retired = sum(word & STATE_MASK == _RETIRED for word in ledger.leases.words)
+        if sum(engine.pool.references) > retired or len(engine.sending) > retired:
+            held = [block for block, count in enumerate(engine.pool.references) if count]
+            raise PropertyBroken("S4", f"device blocks {held} are held, and nobody has them")
+        if self.keep_events:
+            self._check_fold()
+        return True
+
+    def _check_fold(self) -> None:
+        replayed = Ledger(self.engine.core.config)
+        for event in self.engine.log:
+            replayed.apply(event)
+        if digest(replayed) != digest(self.engine.core.ledger):
+            raise PropertyBroken("S10", "the log folds to another state than there is")
+
+    def fingerprint(self) -> bytes:
+        return fingerprint(self)
+
+
+def _engine_of(options: ServingOptions) -> SmallEngine:
+    return SmallEngine(
+        options.groups,
+        options.device_blocks,
+        options.slots,
+        options.workers,
+        references=options.references,
+        prefix_cache=options.prefix_cache,
+        asynchronous=options.asynchronous,
+        drafts=options.drafts,
+        chunk_tokens=options.chunk_tokens,
+        core={
+            "policy": options.policy,
+            "blocks_per_chunk": options.blocks_per_chunk,
+            "store_threshold": options.store_threshold,
+            "max_live_transfers": options.max_live_transfers,
+            "defer_ticks": options.defer_ticks,
+            "transfer_ticks": options.transfer_ticks,
+        },
+        store=options.store,
+        last_step=options.last_step,
+        lazy_target_blocks=options.lazy_target_blocks,
+    )

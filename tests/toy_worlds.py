@@ -1,0 +1,47 @@
+"""A world that fits in the head, for the tests of what walks through worlds."""
+
+from __future__ import annotations
+
+from random import Random
+
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.worlds.world import Action
+
+
+class Counting:
+    """A number goes up and, if it can, down. S1: it does not go above `most`. At rest it is 0."""
+
+    events: tuple[OffloadingEvent, ...] = ()
+
+    def __init__(self, most: int) -> None:
+        self.most, self.number = most, 0
+        self.kinds: list[str | int] = []
+
+    def actions(self) -> list[Action]:
+        return [("up", 0), ("down",)] if self.number else [("up", 0)]
+
+    def draw(self, random: Random) -> Action:
+        return ("up", 0) if random.random() < 0.9 else ("down",)
+
+    def do(self, action: Action) -> bool:
+        kind, *numbers = action
+        if kind == "up":
+            self.number += 1 + sum(int(one) for one in numbers)
+        elif kind == "down" and self.number:
+            self.number -= 1
+        else:
+            return kind == "look"
+        self.kinds.append(kind)
+        if self.number > self.most:
+            raise PropertyBroken("S1", f"it is {self.number}, above {self.most}")
+        return True
+
+    def check(self) -> None:
+        """There is nothing else."""
+
+    def wind_down(self) -> Action | None:
+        return ("down",) if self.number else None
+
+    def fingerprint(self) -> bytes:
+        return bytes([self.number])
