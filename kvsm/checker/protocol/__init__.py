@@ -1,0 +1,1 @@
+"""The offload protocol: declared once, as data, and explored as such."""

@@ -1,0 +1,188 @@
+"""What the two exports share: names, the sorts of terms, and the rows of a machine's table for a text.
+
+An export says the declaration again, term for term. The tables it says by their rows: not by `Words.next`,
+which the explorations here use. So a mistake in either is a difference in what the tools count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from textwrap import wrap
+from typing import Any
+
+from kvsm.checker.protocol.terms import (
+    Add,
+    And,
+    Assign,
+    Const,
+    CounterOf,
+    Effect,
+    Equal,
+    If,
+    Labels,
+    Minus,
+    Not,
+    OneOf,
+    Or,
+    Param,
+    Protocol,
+    Read,
+    Step,
+    Term,
+    Total,
+    Truth,
+    UpTo,
+    Words,
+)
+
+WIDTH = 100
+"""Lines are no longer than this, where that can be helped."""
+
+
+class Sort(Enum):
+    """What a term is, for a text in which a truth value is no number."""
+
+    TRUTH = "truth"
+    COUNT = "count"
+    MEMBER = "member"
+    LABEL = "label"
+    WORD = "word"
+
+
+def sort_of(term: Term) -> Sort:
+    if isinstance(term, Add | Minus | Total | CounterOf):
+        return Sort.COUNT
+    if isinstance(term, Param):
+        return Sort.MEMBER
+    if isinstance(term, Step):
+        return Sort.WORD
+    if isinstance(term, If):
+        return sort_of(term.then)
+    domain = (
+        term.domain if isinstance(term, Const) else term.variable.domain if isinstance(term, Read) else None
+    )
+    sorts = ((UpTo, Sort.COUNT), (OneOf, Sort.MEMBER), (Labels, Sort.LABEL), (Words, Sort.WORD))
+    return next((sort for kind, sort in sorts if isinstance(domain, kind)), Sort.TRUTH)
+
+
+def parts_of(term: Term) -> Iterator[Term]:
+    """The terms that it is made of, a bound parameter included."""
+    for one in fields(term):
+        value = getattr(term, one.name)
+        if isinstance(value, Term):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (part for part in value if isinstance(part, Term))
+
+
+def all_parts(term: Term) -> Iterator[Term]:
+    """The term and all that it is made of."""
+    yield term
+    for part in parts_of(term):
+        yield from all_parts(part)
+
+
+def simplified(term: Term) -> Term:
+    """The same, without what nobody would write: `not not x`, `x = TRUE`, a conjunction of one."""
+    changed: dict[str, Any] = {}
+    for one in fields(term):
+        value = getattr(term, one.name)
+        if isinstance(value, Term):
+            changed[one.name] = simplified(value)
+        elif isinstance(value, tuple) and any(isinstance(part, Term) for part in value):
+            changed[one.name] = tuple(simplified(part) for part in value)
+    term = replace(term, **changed) if changed else term
+    match term:
+        case Not(Not(inner)) | And((inner,)) | Or((inner,)):
+            return inner
+        case Equal(left, Const(Truth(), value)):
+            return left if value else simplified(Not(left))
+    return term
+
+
+def terms_of(term: And | Or | Add) -> list[Term]:
+    """What it joins, whichever way it is nested in terms of its own kind."""
+    kind = type(term)
+    return [inner for part in term.terms for inner in (terms_of(part) if isinstance(part, kind) else [part])]
+
+
+def assigns_of(
+    effects: tuple[Effect, ...], bound: tuple[Param, ...] = ()
+) -> Iterator[tuple[tuple[Param, ...], Assign]]:
+    """Each single effect, with the parameters that it is repeated for."""
+    for effect in effects:
+        if isinstance(effect, Assign):
+            yield bound, effect
+        else:
+            yield from assigns_of(effect.effects, (*bound, effect.param))
+
+
+def words_in(protocol: Protocol) -> list[Words]:
+    """The machines whose words its variables hold, each once."""
+    domains = [variable.domain for variable in protocol.variables]
+    return list(dict.fromkeys(domain for domain in domains if isinstance(domain, Words)))
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row of a machine's table within the limits of the model. ranges: of the counters before the step,
+    those that say more than the limits. changes: of the counters; None: back to zero."""
+
+    sources: tuple[str, ...]
+    trigger: str
+    target: str | None
+    why: str
+    ranges: dict[str, tuple[int, int]]
+    changes: dict[str, int | None]
+
+
+def table_rows(words: Words) -> list[TableRow]:
+    """The rows that can be taken within the limits, in the order of the table. A step that would take a
+    counter past its limit is none."""
+    rows = []
+    machine = words.machine
+    for row in machine.rows:
+        ranges: dict[str, tuple[int, int]] = {}
+        changes: dict[str, int | None] = {}
+        for counter, limit in zip(machine.counters, words.limits):
+            low, high = row.when.get(counter.name, (0, limit))
+            effect = row.then.get(counter.name, 0)
+            if isinstance(effect, str):
+                changes[counter.name] = None
+            elif effect:
+                changes[counter.name] = effect
+                low, high = max(low, -effect), min(high, limit - effect)
+            if (low, min(high, limit)) != (0, limit):
+                ranges[counter.name] = (low, min(high, limit))
+        if all(low <= high for low, high in ranges.values()):
+            target = None if row.target is None else row.target.name
+            sources = tuple(state.name for state in row.sources)
+            rows.append(TableRow(sources, row.trigger.name, target, row.why, ranges, changes))
+    return rows
+
+
+def pascal(name: str) -> str:
+    """`plan store` or `plan_store` as PlanStore."""
+    return "".join(word[:1].upper() + word[1:] for word in name.replace("_", " ").split())
+
+
+def indented(lines: list[str], by: int = 2) -> list[str]:
+    return [" " * by + line for line in lines]
+
+
+def bulleted(bullet: str, parts: list[list[str]]) -> list[str]:
+    """Each part behind a bullet, its further lines below its first."""
+    return [
+        (f"{bullet} " if number == 0 else " " * (len(bullet) + 1)) + line
+        for part in parts
+        for number, line in enumerate(part)
+    ]
+
+
+def comment(mark: str, text: str, width: int = WIDTH) -> list[str]:
+    """Text as lines of comment."""
+    return [
+        f"{mark} {line}".rstrip() for paragraph in text.split("\n") for line in wrap(paragraph, width) or [""]
+    ]

@@ -1,0 +1,354 @@
+"""The protocol as a Murphi text, for Rumur.
+
+Statements happen one after the other in Murphi, and an action's effects at once: so they are put in an order
+in which each comes before those that overwrite what it reads.
+"""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from kvsm.checker.protocol.export import (
+    WIDTH,
+    Sort,
+    TableRow,
+    all_parts,
+    assigns_of,
+    comment,
+    indented,
+    simplified,
+    sort_of,
+    table_rows,
+    words_in,
+)
+from kvsm.checker.protocol.murphi_terms import (
+    Speaker,
+    free_params,
+    is_none,
+    label_name,
+    set_name,
+    state_name,
+    trigger_name,
+    words_name,
+)
+from kvsm.checker.protocol.terms import (
+    Action,
+    Assign,
+    Claim,
+    Const,
+    Domain,
+    If,
+    Labels,
+    Not,
+    OneOf,
+    Param,
+    Protocol,
+    Read,
+    Step,
+    Term,
+    Total,
+    Truth,
+    UpTo,
+    Variable,
+    Words,
+    words_of,
+)
+
+
+def murphi_text(protocol: Protocol) -> str:
+    """The whole text. Invariants are named by the ids of the properties; S9 is a liveness property."""
+    speaker = Speaker()
+    uses = [
+        _forgetting(protocol, speaker),
+        *(_rule(action, speaker) for action in protocol.actions),
+        *(_property("invariant", claim, speaker) for claim in protocol.always),
+        *(_property("cover", claim, speaker) for claim in protocol.sometimes),
+        _rest(protocol, speaker),
+    ]
+    rank = ["function rank(): Count;", "begin", f"  return {speaker.flat(protocol.rank)};", "end;"]
+    sections = [
+        _header(protocol),
+        _types(protocol),
+        _variables(protocol),
+        *(_machine(words) for words in words_in(protocol)),
+        *_totals(speaker),
+        [*comment("--", "How many draining actions are left to take, at most."), *rank],
+        *uses[:1],
+        _start(protocol, speaker),
+        *uses[1:],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _header(protocol: Protocol) -> list[str]:
+    text = (
+        f"The {protocol.name}. Within these bounds: {protocol.bounds}.\n"
+        "\n"
+        "The same as Offload.tla beside it, which is the one to be read. None, of a set, is the undefined "
+        "value here. Not modelled:\n" + "\n".join(f"- {note}" for note in protocol.notes) + "\n"
+        "\n"
+        "Written by kvsm from its own declaration and its own tables; not to be edited."
+    )
+    return comment("--", text)
+
+
+def _types(protocol: Protocol) -> list[str]:
+    lines = ["type", "  Count: 0..255;"]
+    lines += [f"  {set_name(members)}: scalarset({members.size});" for members in protocol.index_sets]
+    domains = dict.fromkeys(variable.domain for variable in protocol.variables)
+    for domain in domains:
+        if isinstance(domain, Labels):
+            names = [label_name(domain, value) for value in range(domain.size)]
+            lines += _enum(_labels_name(domain), names)
+        elif isinstance(domain, Words):
+            lines += _word_types(domain)
+    return lines
+
+
+def _enum(name: str, members: list[str]) -> list[str]:
+    return [f"  {name}: enum {{", *indented(wrap(", ".join(members), WIDTH), 4), "  };"]
+
+
+def _labels_name(labels: Labels) -> str:
+    return f"{labels.name.capitalize()}"
+
+
+def _word_types(words: Words) -> list[str]:
+    name, machine = words.machine.name.capitalize(), words.machine
+    states = [state_name(words, state) for state in [*machine.states.__members__, "ILLEGAL"]]
+    triggers = [trigger_name(words, trigger.name) for trigger in machine.triggers]
+    counters = [f"{counter.name}: 0..{limit};" for counter, limit in zip(machine.counters, words.limits)]
+    return [
+        *_enum(f"{name}State", states),
+        *_enum(f"{name}Trigger", triggers),
+        f"  {words_name(words)}: record state: {name}State; {' '.join(counters)} end;",
+    ]
+
+
+def _variables(protocol: Protocol) -> list[str]:
+    lines = ["var"]
+    for variable in protocol.variables:
+        arrays = "".join(f"array [{set_name(members)}] of " for members in variable.indices)
+        lines += [*comment("  --", variable.says), f"  {variable.name}: {arrays}{_type_of(variable.domain)};"]
+    return lines
+
+
+def _type_of(domain: Domain) -> str:
+    match domain:
+        case Truth():
+            return "boolean"
+        case UpTo(limit):
+            return f"0..{limit}"
+        case OneOf(members):
+            return set_name(members)
+        case Labels():
+            return _labels_name(domain)
+        case Words():
+            return words_name(domain)
+
+
+def _machine(words: Words) -> list[str]:
+    """The number of the row that a step takes, the step, and the state that it leads to."""
+    name = words.machine.name
+    title, rows = name.capitalize(), table_rows(words)
+    given = f"trigger: {title}Trigger"
+    nothing = "".join(f" word.{counter.name} := 0;" for counter in words.machine.counters)
+    return [
+        *comment("--", f"The row of the {name}'s table that applies; 0: none does."),
+        f"function {name}_row({given}; word: {words_name(words)}): Count;",
+        "begin",
+        *(line for number, row in enumerate(rows, 1) for line in _row(words, row, number)),
+        "  return 0;",
+        "end;",
+        "",
+        f"procedure {name}_step({given}; var word: {words_name(words)});",
+        "begin",
+        f"  switch {name}_row(trigger, word)",
+        *(f"    case {number}:{_changes(words, row)}" for number, row in enumerate(rows, 1)),
+        f"    else word.state := {state_name(words, 'ILLEGAL')};{nothing}",
+        "  end;",
+        "end;",
+        "",
+        f"function {name}_after({given}; word: {words_name(words)}): {title}State;",
+        f"var after: {words_name(words)};",
+        "begin",
+        "  after := word;",
+        f"  {name}_step(trigger, after);",
+        "  return after.state;",
+        "end;",
+    ]
+
+
+def _row(words: Words, row: TableRow, number: int) -> list[str]:
+    states = " | ".join(f"word.state = {state_name(words, source)}" for source in row.sources)
+    conditions = [f"trigger = {trigger_name(words, row.trigger)}", f"({states})"]
+    for counter, (low, high) in row.ranges.items():
+        field = f"word.{counter}"
+        conditions.append(f"{field} = {low}" if low == high else f"{low} <= {field} & {field} <= {high}")
+    lines = [conditions[0], *(f"& {condition}" for condition in conditions[1:])]
+    return indented([f"-- {row.why}", *_if(lines, [f"return {number};"], [])])
+
+
+def _changes(words: Words, row: TableRow) -> str:
+    said = f" word.state := {state_name(words, row.target)};" if row.target else ""
+    for counter, by in row.changes.items():
+        field = f"word.{counter}"
+        said += (
+            f" {field} := 0;" if by is None else f" {field} := {field} {'+' if by > 0 else '-'} {abs(by)};"
+        )
+    return said
+
+
+def _totals(speaker: Speaker) -> list[list[str]]:
+    """The functions that were called; those that they call come first."""
+    sections: dict[Total, list[str]] = {}
+
+    def place(total: Total) -> None:
+        for part in all_parts(total.body):
+            if isinstance(part, Total):
+                place(part)
+        sections.setdefault(total, _total(total, speaker))
+
+    for total in list(speaker.totals):
+        place(total)
+    return list(sections.values())
+
+
+def _total(total: Total, speaker: Speaker) -> list[str]:
+    name, param = speaker.flat(total).partition("(")[0], total.param
+    params = "; ".join(f"{free.name}: {set_name(free.members)}" for free in free_params(total))
+    counted = ["total := total + (", *indented(speaker.lines(total.body)), ");"]
+    if sort_of(total.body) is Sort.TRUTH:
+        counted = _if(speaker.lines(total.body), ["total := total + 1;"], [])
+    return [
+        f"function {name}({params}): Count;",
+        "var total: Count;",
+        "begin",
+        "  total := 0;",
+        *indented(_for_all((param,), counted)),
+        "  return total;",
+        "end;",
+    ]
+
+
+def _if(condition: list[str], then: list[str], otherwise: list[str]) -> list[str]:
+    said = [f"if {condition[0]}", *indented(condition[1:], 3)]
+    said[-1] += " then"
+    branch = ["else", *indented(otherwise)] if otherwise else []
+    return [*said, *indented(then), *branch, "end;"]
+
+
+def _for_all(params: tuple[Param, ...], body: list[str]) -> list[str]:
+    for param in reversed(params):
+        body = [f"for {param.name}: {set_name(param.members)} do", *indented(body), "end;"]
+    return body
+
+
+def _assign(cell: Read, value: Term, speaker: Speaker) -> list[str]:
+    """cell := value. A word is stepped where it stands: what is inside a step happens before it."""
+    target = speaker.flat(cell)
+    match value:
+        case If(condition, then, otherwise):
+            branches = _assign(cell, then, speaker), _assign(cell, otherwise, speaker)
+            if not branches[0]:
+                condition, branches = Not(condition), branches[::-1]
+            return _if(speaker.lines(condition, 80), *branches)
+        case Step(trigger, word):
+            words = words_of(word)
+            step = f"{words.machine.name}_step({trigger_name(words, trigger.name)}, {target});"
+            return [*_assign(cell, word, speaker), step]
+        case Const(Words() as words, place):
+            return _assign_word(target, words, place)
+        case Read() if value == cell:
+            return []
+        case Read(Variable(domain=OneOf())):
+            source = speaker.flat(value)
+            return _if([f"isundefined({source})"], [f"undefine {target};"], [f"{target} := {source};"])
+    return [f"undefine {target};" if is_none(value) else f"{target} := {speaker.flat(value)};"]
+
+
+def _assign_word(target: str, words: Words, place: int) -> list[str]:
+    word = words.words[place]
+    assert word is not None, "a declaration makes no word ILLEGAL by hand"
+    state, counts = word
+    fields = [f"{target}.state := {state_name(words, words.machine.states(state).name)};"]
+    counters = zip(words.machine.counters, counts)
+    return [*fields, *(f"{target}.{counter.name} := {count};" for counter, count in counters)]
+
+
+def _in_order(assigns: list[tuple[tuple[Param, ...], Assign]]) -> list[tuple[tuple[Param, ...], Assign]]:
+    """Each before those that write what it reads."""
+    waiting, ordered = list(assigns), []
+    while waiting:
+        for one in waiting:
+            written = one[1].cell.variable
+            if not any(written.name in _variables_read(other[1]) for other in waiting if other is not one):
+                break
+        else:
+            raise TypeError("effects overwrite what each other reads: Murphi needs them in an order")
+        waiting.remove(one)
+        ordered.append(one)
+    return ordered
+
+
+def _variables_read(assign: Assign) -> set[str]:
+    """By the value of an effect."""
+    return {part.variable.name for part in all_parts(assign.value) if isinstance(part, Read)}
+
+
+def _effects(action: Action, speaker: Speaker) -> list[str]:
+    return [
+        line
+        for bound, assign in _in_order(list(assigns_of(action.effects)))
+        for line in _for_all(bound, _assign(assign.cell, simplified(assign.value), speaker))
+    ]
+
+
+def _rule(action: Action, speaker: Speaker) -> list[str]:
+    """Where something is drained, the rule says that it brings all nearer to rest (S9)."""
+    body = [*_effects(action, speaker), "forget();"]
+    begin = ["begin"]
+    if action.drains:
+        begin = ["var before: Count;", "begin", "  before := rank();"]
+        body.append('assert rank() < before "S9";')
+    rule = [
+        f'rule "{action.name}"',
+        *indented(speaker.lines(action.guard)),
+        "==>",
+        *begin,
+        *indented(body),
+        "end;",
+    ]
+    params = "; ".join(f"{param.name}: {set_name(param.members)}" for param in action.params)
+    if params:
+        rule = [f"ruleset {params} do", *indented(rule), "end;"]
+    return [*comment("--", action.says), *rule]
+
+
+def _forgetting(protocol: Protocol, speaker: Speaker) -> list[str]:
+    lines = ["procedure forget();", "begin"]
+    for one in protocol.forgets:
+        domain = one.cell.variable.domain
+        reset = _assign(one.cell, Const(domain, domain.initial), speaker)
+        body = _for_all(one.params, _if(speaker.lines(one.when), reset, []))
+        lines += indented([*comment("--", one.why), *body])
+    return [*lines, "end;"]
+
+
+def _start(protocol: Protocol, speaker: Speaker) -> list[str]:
+    lines = ['startstate "empty"', "begin"]
+    for variable in protocol.variables:
+        params = tuple(Param(f"i{number}", members) for number, members in enumerate(variable.indices))
+        domain = variable.domain
+        body = _assign(variable[params], Const(domain, domain.initial), speaker)
+        lines += indented(_for_all(params, body))
+    return [*lines, "end;"]
+
+
+def _property(kind: str, claim: Claim, speaker: Speaker) -> list[str]:
+    return [*comment("--", claim.says), f'{kind} "{claim.id}"', *indented(speaker.lines(claim.term)), ";"]
+
+
+def _rest(protocol: Protocol, speaker: Speaker) -> list[str]:
+    says = "From every state, things can come to rest."
+    return [*comment("--", says), 'liveness "S9"', *indented(speaker.lines(protocol.rest)), ";"]

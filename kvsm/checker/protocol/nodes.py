@@ -1,0 +1,329 @@
+"""Terms made ready for numpy: quantifiers written out, parameters given, tables folded, equal parts shared.
+
+What is left of a term is a node that works on columns: arrays with one entry for each of many states. All
+that depends on one column alone, however long the chain of steps, states and comparisons, has become one
+table of its values (`Lookup`); where that table says only yes and no, it is evaluated as a few comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.checker.protocol.layout import Binding, Layout
+from kvsm.checker.protocol.terms import (
+    Add,
+    And,
+    Const,
+    CounterOf,
+    Equal,
+    Exists,
+    ForAll,
+    If,
+    InState,
+    Less,
+    Minus,
+    Not,
+    Or,
+    Param,
+    Read,
+    Step,
+    Term,
+    Total,
+    Words,
+    domain_of,
+    words_of,
+)
+
+Columns = NDArray[np.uint8]
+"""One row for each cell, one column for each state."""
+Values = NDArray[Any]
+"""One entry for each state: bool of a truth value, else uint8."""
+
+
+class Batch:
+    """Columns of some states, and what was computed of them so far."""
+
+    __slots__ = ("columns", "known")
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.known: dict[Node, Values] = {}
+
+
+class Node:
+    """A term with its parameters given. Equal nodes of one `Nodes` are one object."""
+
+    __slots__ = ("columns", "limit", "truth")
+
+    def __init__(self, columns: frozenset[int], limit: int, truth: bool) -> None:
+        self.columns, self.limit, self.truth = columns, limit, truth
+        """columns: those it depends on. limit: its greatest value. truth: whether it is a truth value."""
+
+    def of(self, batch: Batch) -> Values:
+        known = batch.known.get(self)
+        if known is None:
+            known = batch.known[self] = self._compute(batch)
+        return known
+
+    def _compute(self, batch: Batch) -> Values:
+        raise NotImplementedError
+
+
+class Fixed(Node):
+    """A constant."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: int) -> None:
+        super().__init__(frozenset(), value, False)
+        self.value = value
+
+    def _compute(self, batch: Batch) -> Values:
+        return np.broadcast_to(np.uint8(self.value), batch.columns.shape[1])
+
+
+class Lookup(Node):
+    """What a table says of one column."""
+
+    __slots__ = ("_runs", "_table", "column", "same", "table")
+
+    def __init__(self, column: int, table: tuple[int, ...], truth: bool) -> None:
+        super().__init__(frozenset((column,)), max(table), truth)
+        self.column, self.table = column, table
+        self.same = not truth and table == tuple(range(len(table)))
+        self._table = np.array(table, dtype=np.uint8)
+        self._runs = runs_of(table)
+
+    def _compute(self, batch: Batch) -> Values:
+        column: Columns = batch.columns[self.column]
+        if self.same:
+            return column
+        if not self.truth:
+            return np.take(self._table, column)
+        found: Values = self._within(column, *self._runs[0])
+        for run in self._runs[1:]:
+            found |= self._within(column, *run)
+        return found
+
+    def _within(self, column: Columns, first: int, last: int) -> Values:
+        if first == last:
+            found = column == first
+        elif first == 0:
+            found = column <= last
+        elif last == len(self.table) - 1:
+            found = column >= first
+        else:
+            found = (column >= first) & (column <= last)
+        return cast(Values, found)
+
+
+def runs_of(table: Sequence[int]) -> list[tuple[int, int]]:
+    """The (first, last) places of each unbroken run of yes."""
+    runs: list[tuple[int, int]] = []
+    for place, value in enumerate(table):
+        if value and runs and runs[-1][1] == place - 1:
+            runs[-1] = (runs[-1][0], place)
+        elif value:
+            runs.append((place, place))
+    return runs
+
+
+class Operation(Node):
+    """Something computed of other nodes, by a numpy function of as many arrays."""
+
+    __slots__ = ("function", "name", "parts")
+
+    def __init__(
+        self, name: str, function: Callable[..., Values], parts: tuple[Node, ...], limit: int, truth: bool
+    ) -> None:
+        super().__init__(frozenset().union(*(part.columns for part in parts)), limit, truth)
+        self.name, self.function, self.parts = name, function, parts
+
+    def _compute(self, batch: Batch) -> Values:
+        return self.function(*(part.of(batch) for part in self.parts))
+
+
+def _every(*parts: Values) -> Values:
+    found = parts[0] & parts[1]
+    for part in parts[2:]:
+        found &= part
+    return found
+
+
+def _some(*parts: Values) -> Values:
+    found = parts[0] | parts[1]
+    for part in parts[2:]:
+        found |= part
+    return found
+
+
+def _sum(*parts: Values) -> Values:
+    total = parts[0].astype(np.uint8)
+    for part in parts[1:]:
+        total += part.view(np.uint8)
+    return total
+
+
+def _chosen(condition: Values, then: Values, otherwise: Values) -> Values:
+    return np.where(condition, then, otherwise)
+
+
+class Nodes:
+    """Makes nodes of terms, each one once."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._made: dict[tuple[Any, ...], Node] = {}
+
+    def of(self, term: Term, binding: Binding) -> Node:
+        match term:
+            case Const(_, value):
+                return Fixed(value)
+            case Param():
+                return Fixed(binding[term])
+            case Read():
+                domain = domain_of(term)
+                room = len(domain.words) if isinstance(domain, Words) else domain.size
+                return self._lookup(self._layout.place_of(term, binding), range(room), truth=False)
+            case Not(inner):
+                return self._not(self.of(inner, binding))
+            case And(terms):
+                return self._every(self.of(one, binding) for one in terms)
+            case Or(terms):
+                return self._some(self.of(one, binding) for one in terms)
+            case ForAll(param, body):
+                return self._every(self._over(param, body, binding))
+            case Exists(param, body):
+                return self._some(self._over(param, body, binding))
+            case Total(param, body):
+                return self._sum(self._over(param, body, binding))
+            case Add(terms):
+                return self._sum(self.of(one, binding) for one in terms)
+        return self._of_several(term, binding)
+
+    def _of_several(self, term: Term, binding: Binding) -> Node:
+        match term:
+            case If(condition, then, otherwise):
+                return self._if(*(self.of(one, binding) for one in (condition, then, otherwise)))
+            case Equal(left, right):
+                return self._compared("equal", np.equal, self.of(left, binding), self.of(right, binding))
+            case Less(left, right):
+                return self._compared("less", np.less, self.of(left, binding), self.of(right, binding))
+            case Minus(left, right):
+                less = self.of(right, binding)
+                if not isinstance(less, Fixed):
+                    raise TypeError(f"{right} is no constant: what is taken away must be one")
+                return self._mapped(self.of(left, binding), lambda value: max(value - less.value, 0))
+        return self._of_word(term, binding)
+
+    def _of_word(self, term: Term, binding: Binding) -> Node:
+        match term:
+            case Step(trigger, word):
+                following = words_of(word).next[trigger]
+                return self._mapped(self.of(word, binding), lambda value: following[value])
+            case InState(word, states):
+                words = words_of(word).words
+                among = [found is not None and found[0] in states for found in words]
+                return self._mapped(self.of(word, binding), lambda value: among[value], truth=True)
+            case CounterOf(word, name):
+                kind = words_of(word)
+                place = [counter.name for counter in kind.machine.counters].index(name)
+                counts = [0 if found is None else found[1][place] for found in kind.words]
+                return self._mapped(self.of(word, binding), lambda value: counts[value])
+        raise TypeError(f"{term} is no term")
+
+    def _over(self, param: Param, body: Term, binding: Binding) -> list[Node]:
+        return [self.of(body, {**binding, param: member}) for member in range(param.members.size)]
+
+    def _lookup(self, column: int, table: Iterable[int], truth: bool) -> Node:
+        values = tuple(map(int, table))
+        if len(set(values)) == 1:
+            return Fixed(values[0])
+        return self._once(("lookup", column, values, truth), lambda: Lookup(column, values, truth))
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], Node]) -> Node:
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def _operation(
+        self, name: str, function: Callable[..., Values], parts: Sequence[Node], limit: int, truth: bool
+    ) -> Node:
+        key = (name, *(part.value if isinstance(part, Fixed) else part for part in parts))
+        return self._once(key, lambda: Operation(name, function, tuple(parts), limit, truth))
+
+    def _mapped(self, node: Node, function: Callable[[int], int], truth: bool = False) -> Node:
+        """A function of one node's value."""
+        if isinstance(node, Fixed):
+            return Fixed(int(function(node.value)))
+        if isinstance(node, Lookup):
+            return self._lookup(node.column, map(function, node.table), truth)
+        table = tuple(int(function(value)) for value in range(node.limit + 1))
+        array = np.array(table, dtype=np.bool_ if truth else np.uint8)
+        key = f"table {table} {truth}"
+        return self._operation(key, lambda values: array[values.view(np.uint8)], (node,), max(table), truth)
+
+    def _truth(self, node: Node) -> Node:
+        return node if node.truth or isinstance(node, Fixed) else self._mapped(node, bool, truth=True)
+
+    def _not(self, node: Node) -> Node:
+        if isinstance(node, Fixed | Lookup):
+            return self._mapped(node, lambda value: not value, truth=True)
+        return self._operation("not", np.logical_not, (self._truth(node),), 1, truth=True)
+
+    def _joined(self, name: str, nodes: Iterable[Node], ends_it: bool) -> Node:
+        """And, where a no ends it; or, where a yes does."""
+        parts: dict[Node, None] = {}
+        for node in map(self._truth, nodes):
+            if isinstance(node, Operation) and node.name == name:
+                parts.update(dict.fromkeys(node.parts))
+            elif not isinstance(node, Fixed):
+                parts[node] = None
+            elif bool(node.value) == ends_it:
+                return Fixed(int(ends_it))
+        if not parts:
+            return Fixed(int(not ends_it))
+        if len(parts) == 1:
+            return next(iter(parts))
+        return self._operation(name, _some if ends_it else _every, tuple(parts), 1, truth=True)
+
+    def _every(self, nodes: Iterable[Node]) -> Node:
+        return self._joined("every", nodes, False)
+
+    def _some(self, nodes: Iterable[Node]) -> Node:
+        return self._joined("some", nodes, True)
+
+    def _sum(self, nodes: Iterable[Node]) -> Node:
+        parts = list(nodes)
+        constant = sum(node.value for node in parts if isinstance(node, Fixed))
+        parts = [node for node in parts if not isinstance(node, Fixed)]
+        if not parts:
+            return Fixed(constant)
+        total = parts[0]
+        if len(parts) > 1:
+            total = self._operation("sum", _sum, parts, sum(node.limit for node in parts), truth=False)
+        return self._mapped(total, lambda value: value + constant) if constant or total.truth else total
+
+    def _if(self, condition: Node, then: Node, otherwise: Node) -> Node:
+        if isinstance(condition, Fixed):
+            return then if condition.value else otherwise
+        if then.truth or otherwise.truth:
+            both = self._every((condition, then)), self._every((self._not(condition), otherwise))
+            return self._some(both)
+        if then is otherwise:
+            return then
+        limit = max(then.limit, otherwise.limit)
+        return self._operation("if", _chosen, (self._truth(condition), then, otherwise), limit, truth=False)
+
+    def _compared(self, name: str, function: Callable[..., Values], left: Node, right: Node) -> Node:
+        if isinstance(right, Fixed):
+            value = right.value
+            return self._mapped(left, lambda one: bool(function(one, value)), truth=True)
+        if isinstance(left, Fixed):
+            value = left.value
+            return self._mapped(right, lambda one: bool(function(value, one)), truth=True)
+        return self._operation(name, function, (left, right), 1, truth=True)

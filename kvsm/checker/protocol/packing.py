@@ -1,0 +1,109 @@
+"""States packed into as few 64-bit words as hold them, in mixed radix: no bit is lost, none is shared.
+
+The first word of a packed state is stirred: multiplied and xor-ed with the others, in steps that can all be
+undone. So it is a hash of the state and a part of it at once: states are sorted and found by it alone, and
+different ones that are alike in it are rare enough to be looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.checker.protocol.nodes import Columns
+
+Packed = NDArray[np.uint64]
+"""One row for each word, one column for each state."""
+
+_HALF = np.uint64(32)
+_STIR = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93))
+_UNSTIR = tuple(np.uint64(pow(int(factor), -1, 1 << 64)) for factor in _STIR)
+_SPREAD = (np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xA0761D6478BD642F))
+
+
+class Packing:
+    """sizes: how many values each column has."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self.sizes = tuple(sizes)
+        largest_first = sorted(enumerate(sizes), key=lambda item: -item[1])
+        self._words = [
+            [(columns, _room(columns)) for columns in _filled(word, 16)]
+            for word in _filled(largest_first, 64)
+        ]
+        """For each word its digits: columns that fit in 16 bits together, for speed, and their room."""
+
+    @property
+    def width(self) -> int:
+        """Words of a packed state."""
+        return len(self._words)
+
+    def pack(self, columns: Columns) -> Packed:
+        count = columns.shape[1]
+        packed = np.zeros((self.width, count), dtype=np.uint64)
+        for word, digits in zip(packed, self._words):
+            for group, room in digits:
+                np.multiply(word, np.uint64(room), out=word)
+                np.add(word, _digit(columns, group), out=word)
+        self._stir(packed)
+        return packed
+
+    def unpack(self, packed: Packed) -> Columns:
+        packed = packed.copy()
+        self._unstir(packed)
+        columns = np.empty((len(self.sizes), packed.shape[1]), dtype=np.uint8)
+        for word, digits in zip(packed, self._words):
+            for group, room in reversed(digits):
+                rest = word // np.uint64(room)
+                digit = (word - rest * np.uint64(room)).astype(np.uint16)
+                word = rest
+                for column, size in reversed(group):
+                    less = digit // np.uint16(size)
+                    columns[column] = digit - less * np.uint16(size)
+                    digit = less
+        return columns
+
+    def _stir(self, packed: Packed) -> None:
+        first = packed[0]
+        for other, factor in zip(packed[1:], _SPREAD * self.width):
+            first ^= other * factor
+        for factor in _STIR:
+            first *= factor
+            first ^= first >> _HALF
+
+    def _unstir(self, packed: Packed) -> None:
+        first = packed[0]
+        for factor in reversed(_UNSTIR):
+            first ^= first >> _HALF
+            first *= factor
+        for other, factor in zip(packed[1:], _SPREAD * self.width):
+            first ^= other * factor
+
+
+def _digit(columns: Columns, group: Sequence[tuple[int, int]]) -> NDArray[np.uint16]:
+    digit: NDArray[np.uint16] = columns[group[0][0]].astype(np.uint16)
+    for column, size in group[1:]:
+        digit *= np.uint16(size)
+        digit += columns[column]
+    return digit
+
+
+def _filled(items: Sequence[tuple[int, int]], bits: int) -> list[list[tuple[int, int]]]:
+    """The (column, size) items in groups whose sizes multiply to at most 2 ** bits: each in the first group
+    that has room for it."""
+    groups: list[list[tuple[int, int]]] = []
+    for item in items:
+        fitting = (group for group in groups if _room([*group, item]) <= 1 << bits)
+        group = next(fitting, None)
+        if group is None:
+            groups.append([item])
+        else:
+            group.append(item)
+    return groups
+
+
+def _room(group: Sequence[tuple[int, int]]) -> int:
+    return prod(size for _, size in group)

@@ -1,0 +1,240 @@
+"""One name for states that differ only in how their blocks, slots, workers and keys are numbered.
+
+Each member of an index set gets a colour: a hash of all that can be said of it without a number. Members are
+sorted by it, and renamed by their places; keys are renamed in the order in which they are met. All of it is a
+renaming, so that whatever the colours are, the state that comes out is one that cannot be told from the one
+that went in. Where colours agree by chance, or by a symmetry that they do not see, one state keeps two names:
+then there are more states than need be, and the verdict is the same.
+
+Three sorts of index sets are told apart: those that index variables alone (device blocks, slots), those that
+are a second index of such (workers), and those that are only held as values (keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.checker.protocol.layout import Layout
+from kvsm.checker.protocol.nodes import Columns
+from kvsm.checker.protocol.terms import IndexSet, OneOf
+
+Column = NDArray[np.uint8]
+Colour = NDArray[np.uint32]
+Colours = list[Colour]
+"""One for each member of an index set."""
+
+AT_ONCE = 1 << 15
+"""States that are renamed together: so many as stay in the processor's cache."""
+
+_STIR = np.uint32(0x9E3779B1)
+_SHIFT = np.uint32(15)
+_HALF_ROOM = 4
+"""Bits of a colour given up for each of the two things that tell members apart whose colours agree."""
+
+
+def _stirred(colour: Colour, salt: int = 0) -> Colour:
+    stirred = (colour + np.uint32(salt * 0x632BE5AB & 0xFFFFFFFF)) * _STIR
+    stirred ^= stirred >> _SHIFT
+    return stirred
+
+
+class Symmetry:
+    """The renaming of one layout's states."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._cells = layout.cells
+        variables, sets = layout.protocol.variables, layout.protocol.index_sets
+        leading = {variable.indices[0] for variable in variables}
+        following = {one for variable in variables for one in variable.indices[1:]}
+        self._outer = [one for one in sets if one in leading]
+        self._inner = [one for one in sets if one in following]
+        self._named = [one for one in sets if one not in leading and one not in following]
+        self._links = [one for one in variables if isinstance(one.domain, OneOf) and len(one.indices) == 1]
+        """Variables by which a member of one set names a member of another."""
+        self._naming = list(self._names())
+        self._values = {members: self._places_of_values(members) for members in sets}
+        self._exchanged = {
+            (members, place): list(self._partners(members, place))
+            for members in sets
+            for place in range(members.size - 1)
+        }
+
+    def rename(self, columns: Columns) -> None:
+        """Give each of these states its name, in place."""
+        for start in range(0, columns.shape[1], AT_ONCE):
+            self._rename(columns[:, start : start + AT_ONCE])
+
+    def _rename(self, columns: Columns) -> None:
+        for members in self._inner:
+            self._sort(columns, members, self._inner_colours(columns, members))
+        colours = {members: self._outer_colours(columns, members) for members in self._outer}
+        self._refine(columns, colours)
+        for number, members in enumerate(self._outer):
+            self._rank(columns, members, colours[members], self._outer[:number])
+            self._sort(columns, members, colours[members])
+        for members in self._named:
+            if members.size > 1:
+                holding = [columns[row] for row in self._values[members]]
+                _relabel(holding, _labels(holding, members.size))
+
+    # Colours.
+
+    def _own(self, columns: Columns, indices: tuple[int, ...], sets: tuple[IndexSet, ...]) -> Colour:
+        """What the cells at these indices hold; of a cell that names a member, only whether it does."""
+        own = np.zeros(columns.shape[1], dtype=np.uint32)
+        for place, cell in enumerate(self._cells):
+            if cell.indices == indices and cell.variable.indices == sets:
+                domain, column = cell.variable.domain, columns[place]
+                named = isinstance(domain, OneOf)
+                own *= np.uint32(2 if named else domain.size)
+                own += column == domain.initial if named else column
+        return own
+
+    def _inner_colours(self, columns: Columns, inner: IndexSet) -> Colours:
+        colours: Colours = [np.zeros(columns.shape[1], dtype=np.uint32) for _ in range(inner.size)]
+        for outer in self._outer:
+            for first in range(outer.size):
+                own = _stirred(self._own(columns, (first,), (outer,)), outer.size)
+                for second, colour in enumerate(colours):
+                    colour += _stirred(own + self._own(columns, (first, second), (outer, inner)))
+        return colours
+
+    def _outer_colours(self, columns: Columns, outer: IndexSet) -> Colours:
+        colours: Colours = []
+        for first in range(outer.size):
+            colour = _stirred(self._own(columns, (first,), (outer,)))
+            for inner in self._inner:
+                for second in range(inner.size):
+                    colour = _stirred(colour + self._own(columns, (first, second), (outer, inner)), 1)
+            colours.append(colour)
+        return colours
+
+    def _refine(self, columns: Columns, colours: dict[IndexSet, Colours]) -> None:
+        """Let each colour take up those of the members that name it, and then of those that it names."""
+        zero = np.zeros(columns.shape[1], dtype=np.uint32)
+        gained = {
+            members: [one.copy() for one in colours.get(members, [zero] * members.size)]
+            for members in (*self._outer, *self._named)
+        }
+        for salt, column, namer, first, named in self._named_by(columns):
+            stirred = _stirred(colours[namer][first], salt)
+            for member, colour in enumerate(gained[named]):
+                colour += (column == member) * stirred
+        for members in self._outer:
+            colours[members] = [one.copy() for one in gained[members]]
+        for salt, column, namer, first, named in self._named_by(columns):
+            for member, colour in enumerate(gained[named]):
+                colours[namer][first] += (column == member) * _stirred(colour, salt)
+
+    def _names(self) -> Iterator[tuple[int, int, IndexSet, int, IndexSet]]:
+        for place, cell in enumerate(self._cells):
+            domain = cell.variable.domain
+            if cell.variable in self._links and isinstance(domain, OneOf):
+                number, namer = self._links.index(cell.variable), cell.variable.indices[0]
+                yield number, place, namer, cell.indices[0], domain.members
+
+    def _named_by(self, columns: Columns) -> Iterator[tuple[int, Column, IndexSet, int, IndexSet]]:
+        """Each link's number and column, who names by it, and of which set the named one is."""
+        for number, place, namer, first, named in self._naming:
+            yield number, columns[place], namer, first, named
+
+    def _rank(
+        self, columns: Columns, members: IndexSet, colours: Colours, sorted_sets: list[IndexSet]
+    ) -> None:
+        """Where colours agree, let it count by which place of a sorted set a member is named, and which key,
+        in the order in which sorted sets name keys, it names."""
+        if not sorted_sets or members.size == 1:
+            return
+        for colour in colours:
+            colour <<= np.uint32(2 * _HALF_ROOM)
+        for _, column, namer, first, named in self._named_by(columns):
+            if namer in sorted_sets and named == members:
+                for member, colour in enumerate(colours):
+                    colour += (column == member) * np.uint32(1 << first % _HALF_ROOM)
+        for key in self._named:
+            met = [
+                column
+                for _, column, namer, _, named in self._named_by(columns)
+                if namer in sorted_sets and named == key
+            ]
+            labels = _labels(met, key.size)
+            for _, column, namer, first, named in self._named_by(columns):
+                if namer == members and named == key:
+                    for member, label in enumerate(labels):
+                        place = (label & np.uint8((1 << _HALF_ROOM) - 1)).astype(np.uint32)
+                        colours[first] += (column == member) * (place << np.uint32(_HALF_ROOM))
+
+    # Renaming.
+
+    def _sort(self, columns: Columns, members: IndexSet, colours: Colours) -> None:
+        """Sort the members by their colours, and rename all that names them: by exchanges of neighbours."""
+        for end in range(members.size - 1, 0, -1):
+            for place in range(end):
+                low, high = colours[place], colours[place + 1]
+                mask = low > high
+                if mask.any():
+                    _exchange(low, high, mask * np.uint32(0xFFFFFFFF))
+                    self._exchange(columns, members, place, mask)
+
+    def _exchange(self, columns: Columns, members: IndexSet, place: int, mask: NDArray[np.bool_]) -> None:
+        """Let the members `place` and `place + 1` change places in these states."""
+        whole = mask * np.uint8(0xFF)
+        for row, partner in self._exchanged[members, place]:
+            _exchange(columns[row], columns[partner], whole)
+        flip = mask * np.uint8(place ^ (place + 1))
+        for row in self._values[members]:
+            column = columns[row]
+            column ^= flip * ((column == place) | (column == place + 1))
+
+    def _partners(self, members: IndexSet, place: int) -> Iterator[tuple[int, int]]:
+        """The columns that stand for the member `place`, and those that stand for the next one."""
+        rows = {(cell.variable.name, cell.indices): row for row, cell in enumerate(self._cells)}
+        for row, cell in enumerate(self._cells):
+            for which, one in enumerate(cell.variable.indices):
+                if one == members and cell.indices[which] == place:
+                    indices = (*cell.indices[:which], place + 1, *cell.indices[which + 1 :])
+                    yield row, rows[cell.variable.name, indices]
+
+    def _places_of_values(self, members: IndexSet) -> list[int]:
+        """The columns that hold a member of the set, those of links first."""
+        found = [
+            (cell.variable not in self._links, row)
+            for row, cell in enumerate(self._cells)
+            if isinstance(cell.variable.domain, OneOf) and cell.variable.domain.members == members
+        ]
+        return [row for _, row in sorted(found)]
+
+
+def _exchange(low: NDArray[Any], high: NDArray[Any], mask: NDArray[Any]) -> None:
+    """Exchange two columns where the mask has all bits."""
+    change = low ^ high
+    change &= mask
+    low ^= change
+    high ^= change
+
+
+def _labels(columns: list[Column], size: int) -> list[Column]:
+    """For each of `size` keys its number in the order in which these columns name them; the others after."""
+    count = len(columns[0])
+    labels = [np.full(count, size, dtype=np.uint8) for _ in range(size)]
+    met = np.zeros(count, dtype=np.uint8)
+    for column in columns:
+        for key, label in enumerate(labels):
+            fresh = ((column == key) & (label == size)).view(np.uint8)
+            label -= fresh * (np.uint8(size) - met)
+            met += fresh
+    return labels
+
+
+def _relabel(columns: list[Column], labels: list[Column]) -> None:
+    """Give keys their numbers; those that no column names have none to give."""
+    size = len(labels)
+    for column in columns:
+        renamed = (column == size) * np.uint8(size)
+        for key, label in enumerate(labels):
+            renamed += (column == key) * label
+        column[:] = renamed

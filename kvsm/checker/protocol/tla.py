@@ -1,0 +1,323 @@
+"""The protocol as a TLA+ module: to be read on its own, and to be checked by TLC.
+
+The state is one record, `now`, and an action says `now' = Forgetting([now EXCEPT ...])`: all right sides
+read the state before it, as the declaration wants it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsm.checker.protocol.export import (
+    TableRow,
+    assigns_of,
+    bulleted,
+    comment,
+    indented,
+    pascal,
+    simplified,
+    table_rows,
+    terms_of,
+    words_in,
+)
+from kvsm.checker.protocol.terms import (
+    Action,
+    And,
+    Assign,
+    Claim,
+    Domain,
+    Forget,
+    Labels,
+    OneOf,
+    Param,
+    Protocol,
+    Truth,
+    UpTo,
+    Variable,
+    Words,
+)
+from kvsm.checker.protocol.tla_terms import Speaker, machine_name, member_of, quoted, set_name, value_name
+
+MODULE = "Offload"
+RULE = "-" * 77
+
+
+def tla_module(protocol: Protocol) -> str:
+    """The whole text of the module. What it is checked with stands in `tla_configuration`."""
+    sections = [
+        _header(protocol),
+        _constants(protocol),
+        *(_machine(words) for words in words_in(protocol)),
+        _state(protocol),
+        _forgetting(protocol.forgets),
+        *(_action(action) for action in protocol.actions),
+        _behaviour(protocol),
+        *(_claim(claim) for claim in protocol.always),
+        _winding_down(protocol),
+        *(_sometimes(claim) for claim in protocol.sometimes),
+        ["=" * 77],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def tla_configuration(protocol: Protocol, *, symmetry: bool = False) -> str:
+    """What TLC is told beside the module: the members of the sets, and what to check.
+
+    symmetry: states that differ by a renaming of members are one. TLC must not look at steps then, so that
+    it leaves out that winding down gets nearer to rest.
+    """
+    lines = ["SPECIFICATION Spec", "CONSTANTS", "    None = None"]
+    for members in protocol.index_sets:
+        names = (f"{members.name[0]}{number}" for number in range(1, members.size + 1))
+        lines.append(f"    {set_name(members)} = {{{', '.join(names)}}}")
+    lines += ["INVARIANTS", "    TypeOK", *[f"    {claim.id}" for claim in protocol.always], "    S9"]
+    lines += ["SYMMETRY Symmetry"] if symmetry else ["PROPERTY S9_NearerToRest"]
+    return "\n".join(lines) + "\n"
+
+
+def _header(protocol: Protocol) -> list[str]:
+    text = (
+        f"The {protocol.name}. Within these bounds: {protocol.bounds}.\n"
+        "\n"
+        "Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of "
+        "them. Kernels and copies run on each worker at its own pace, after they were queued: a copy starts, "
+        "reads, writes and is reported, and anything may happen in between. What a slot's block, a transfer "
+        "and a lease do on a trigger is said by their tables, here as BlockStep, TransferStep and LeaseStep. "
+        "A step that is in no table gives an ILLEGAL word, which S8 forbids.\n"
+        "\n"
+        "An action happens at once. What nobody can read any more is forgotten after it (Forgetting), so "
+        "that states do not differ by it.\n"
+        "\n"
+        "Not modelled:\n" + "\n".join(f"- {note}" for note in protocol.notes) + "\n\n"
+        "Written by kvsm from its own declaration and its own tables; not to be edited."
+    )
+    return [
+        f"{'-' * 32} MODULE {MODULE} {'-' * 29}",
+        *comment("\\*", text),
+        "",
+        "EXTENDS Naturals, FiniteSets, TLC",
+    ]
+
+
+def _constants(protocol: Protocol) -> list[str]:
+    names = [set_name(members) for members in protocol.index_sets]
+    first, *others = (f"Permutations({name})" for name in names)
+    return [
+        f"CONSTANTS {', '.join(names)}  \\* Members are interchangeable.",
+        "CONSTANT None  \\* No member of any of them.",
+        "",
+        "Symmetry ==",
+        *indented([first, *(f"\\cup {other}" for other in others)], 4),
+        "",
+        "RECURSIVE SumOver(_, _)",
+        "SumOver(f, set) ==",
+        "    IF set = {} THEN 0",
+        "    ELSE LET one == CHOOSE x \\in set : TRUE IN f[one] + SumOver(f, set \\ {one})",
+        "Sum(f) == SumOver(f, DOMAIN f)",
+    ]
+
+
+def _machine(words: Words) -> list[str]:
+    """Its words, and its step by the rows of its table."""
+    name, machine = machine_name(words), words.machine
+    states = quoted([*(state.name for state in machine.states if state in words.kept), "ILLEGAL"])
+    limits = zip(machine.counters, words.limits)
+    types = [[f"state : {states}"], *([f"{counter.name} : 0..{limit}"] for counter, limit in limits)]
+    first, *others = table_rows(words)
+    nothing = "".join(f", {counter.name} |-> 0" for counter in machine.counters)
+    return [
+        RULE,
+        *comment("\\*", f"The {machine.name}: its words, and the one that follows on a trigger."),
+        f"{name}Words == [",
+        *indented(_listed(types), 4),
+        f'{name}Illegal == [state |-> "ILLEGAL"{nothing}]',
+        f"{name}Step(trigger, word) ==",
+        *indented(bulleted("CASE", [_case(first)]), 4),
+        *(line for row in others for line in indented(bulleted("  []", [_case(row)]), 4)),
+        f"      [] OTHER -> {name}Illegal",
+    ]
+
+
+def _case(row: TableRow) -> list[str]:
+    """One row of a table, with its reason."""
+    where = f"\\in {quoted(row.sources)}" if len(row.sources) > 1 else f'= "{row.sources[0]}"'
+    conditions = [f'trigger = "{row.trigger}"', f"word.state {where}"]
+    for counter, (low, high) in row.ranges.items():
+        field = f"word.{counter}"
+        conditions.append(f"{field} = {low}" if low == high else f"{field} \\in {low}..{high}")
+    changes = [] if row.target is None else [f'!.state = "{row.target}"']
+    for counter, by in row.changes.items():
+        value = "0" if by is None else f"@ + {by}" if by > 0 else f"@ - {-by}"
+        changes.append(f"!.{counter} = {value}")
+    after = f"[word EXCEPT {', '.join(changes)}]" if changes else "word"
+    condition = " /\\ ".join(conditions)
+    return [f"\\* {row.why}", condition, f"    -> {after}"]
+
+
+def _state(protocol: Protocol) -> list[str]:
+    """The variable, its type and its value at first."""
+    types = [
+        [*comment("\\*", variable.says), f"{variable.name} : {_type_of(variable)}"]
+        for variable in protocol.variables
+    ]
+    values = [[f"{variable.name} |-> {_initial_of(variable)}"] for variable in protocol.variables]
+    return [
+        RULE,
+        "VARIABLE now  \\* The state.",
+        "",
+        "TypeOK == now \\in [",
+        *indented(_listed(types), 4),
+        "",
+        "Init == now = [",
+        *indented(_listed(values), 4),
+    ]
+
+
+def _listed(items: list[list[str]]) -> list[str]:
+    """Items one below the other; a comma after each but the last, which a bracket ends."""
+    *others, last = items
+    lines = [line for item in others for line in [*item[:-1], f"{item[-1]},"]]
+    return [*lines, *last[:-1], f"{last[-1]}]"]
+
+
+def _type_of(variable: Variable) -> str:
+    said = _values_of(variable.domain)
+    for members in reversed(variable.indices):
+        said = f"[{set_name(members)} -> {said}]"
+    return said
+
+
+def _values_of(domain: Domain) -> str:
+    match domain:
+        case Truth():
+            return "BOOLEAN"
+        case UpTo(limit):
+            return f"0..{limit}"
+        case OneOf(members):
+            return f"{set_name(members)} \\cup {{None}}"
+        case Labels(_, labels):
+            return quoted(labels)
+        case Words():
+            return f"{machine_name(domain)}Words"
+
+
+def _initial_of(variable: Variable) -> str:
+    said = value_name(variable.domain, variable.domain.initial)
+    for number, members in reversed(list(enumerate(variable.indices))):
+        said = f"[i{number} \\in {set_name(members)} |-> {said}]"
+    return said
+
+
+def _forgetting(forgets: tuple[Forget, ...]) -> list[str]:
+    lines, said = [RULE], "at"
+    for forget in forgets:
+        variable = forget.cell.variable
+        name, speaker = f"Forget{pascal(variable.name)}", Speaker("at")
+        loops = "".join(f"[{member_of(param)} |-> " for param in forget.params)
+        forgotten = value_name(variable.domain, variable.domain.initial)
+        lines += [
+            *comment("\\*", forget.why),
+            f"{name}(at) == [at EXCEPT !.{variable.name} = {loops}".rstrip(),
+            *indented(bulleted("IF", [speaker.lines(forget.when)]), 4),
+            f"    THEN {forgotten}",
+            f"    ELSE {speaker.flat(forget.cell)}{']' * (len(forget.params) + 1)}",
+            "",
+        ]
+        said = f"{name}({said})"
+    return [*lines, "Forgetting(at) ==", *indented(said.replace("(", "(\n", len(forgets) - 1).split("\n"), 4)]
+
+
+def _call(action: Action) -> str:
+    params = ", ".join(param.name for param in action.params)
+    return f"{pascal(action.name)}({params})" if params else pascal(action.name)
+
+
+def _action(action: Action) -> list[str]:
+    guard = simplified(action.guard)
+    parts = terms_of(guard) if isinstance(guard, And) else [guard]
+    changes = [_change(bound, assign) for bound, assign in assigns_of(action.effects)]
+    return [
+        *comment("\\*", action.says),
+        f"{_call(action)} ==",
+        *indented(bulleted("/\\", [Speaker("now").lines(part) for part in parts]), 4),
+        "    /\\ now' = Forgetting([now EXCEPT",
+        *indented(_listed(changes), 8)[:-1],
+        f"        {_listed(changes)[-1]})",
+    ]
+
+
+def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
+    """One part of the state after an action. Indices that it is repeated for come last."""
+    speaker, variable = Speaker("now"), assign.cell.variable
+    fixed = tuple(index for index in assign.cell.indices if index not in bound)
+    if assign.cell.indices != (*fixed, *bound):
+        raise TypeError(f"the effect on {variable.name} is repeated for other indices than its last ones")
+    place = "".join(f"[{speaker.flat(index)}]" for index in fixed)
+    loops = "".join(f"[{member_of(param)} |-> " for param in bound)
+    value = speaker.lines(assign.value, 80)
+    value[-1] += "]" * len(bound)
+    begin = f"!.{variable.name}{place} ="
+    return (
+        [f"{begin} {loops}{value[0]}"]
+        if len(value) == 1
+        else [f"{begin} {loops}".rstrip(), *indented(value, 4)]
+    )
+
+
+def _behaviour(protocol: Protocol) -> list[str]:
+    return [
+        RULE,
+        *_any_of("Next", "Everything that may happen.", protocol.actions),
+        "",
+        *_any_of(
+            "Drain", "What brings things to their end.", [one for one in protocol.actions if one.drains]
+        ),
+        "",
+        "Spec == Init /\\ [][Next]_now",
+    ]
+
+
+def _any_of(name: str, says: str, actions: Iterable[Action]) -> list[str]:
+    lines = [f"\\* {says}", f"{name} =="]
+    for action in actions:
+        params = ", ".join(member_of(param) for param in action.params)
+        lines.append(f"    \\/ \\E {params} : {_call(action)}" if params else f"    \\/ {_call(action)}")
+    return lines
+
+
+def _claim(claim: Claim) -> list[str]:
+    return [
+        *comment("\\*", claim.says),
+        f"{claim.id} ==",
+        *indented(Speaker("now").lines(claim.term), 4),
+    ]
+
+
+def _sometimes(claim: Claim) -> list[str]:
+    """TLC has no such properties. Who wants to see one takes its negation for an invariant."""
+    return [
+        *comment("\\*", f"It happens that {claim.id}. {claim.says}"),
+        f"Sometimes_{pascal(claim.id)} ==",
+        *indented(Speaker("now").lines(claim.term), 4),
+    ]
+
+
+def _winding_down(protocol: Protocol) -> list[str]:
+    speaker = Speaker("now")
+    return [
+        *comment("\\*", "All is wound down."),
+        "Rest ==",
+        *indented(speaker.lines(protocol.rest), 4),
+        "",
+        *comment("\\*", "How many draining actions are left to take, at most."),
+        "Rank ==",
+        *indented(speaker.lines(protocol.rank), 4),
+        "",
+        *comment(
+            "\\*",
+            "Where not all is at rest, something can be drained, and whatever is drained brings it nearer "
+            "to rest: from every state, winding down ends, and ends there.",
+        ),
+        "S9 == Rest \\/ ENABLED Drain",
+        "S9_NearerToRest == [][Drain => Rank' < Rank]_now",
+    ]

@@ -1,0 +1,315 @@
+"""The offload protocol: proved within small bounds, and each of its broken variants refuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kvsm.checker import explorer
+from kvsm.checker.coverage import never_taken
+from kvsm.checker.model import Exploration, Kind, Verdict
+from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
+from kvsm.checker.protocol.explore import explore, explore_protocol
+from kvsm.checker.protocol.layout import Layout
+from kvsm.checker.protocol.nodes import Batch, Nodes
+from kvsm.checker.protocol.parts import SCOPES, Scope
+from kvsm.checker.protocol.plain import ProtocolModel, State
+from kvsm.checker.protocol.protocol import Variant, protocol
+from kvsm.checker.protocol.terms import FALSE, InState, Param, Protocol
+from kvsm.states import BLOCK, LEASE, MACHINES, TRANSFER, BlockState, BlockTrigger, Machine
+from kvsm.states.lease import LeaseState, LeaseTrigger
+from kvsm.states.machine import Row
+from kvsm.states.transfer import TransferState, TransferTrigger
+
+TINY = Scope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
+NARROW = Scope(keys=2, device_blocks=2, slots=1, live_transfers=1, queued=1)
+SMALL = SCOPES["small"]
+TWO_WORKERS = Scope(keys=1, device_blocks=2, slots=1, workers=2, queued=1, losses=False)
+
+BYTES = ("S2", "S12", "S15")
+"""The claims that look at memory, not at books."""
+
+
+def of_bytes_alone(declared: Protocol) -> Protocol:
+    """Deaf to its books: refuted only when wrong bytes can be read."""
+    return replace(declared, always=tuple(claim for claim in declared.always if claim.id in BYTES))
+
+
+def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
+    return found.verdict, found.states, found.transitions, found.depth
+
+
+# The good protocol.
+
+
+@pytest.mark.parametrize(
+    ("scope", "symmetry", "expected"),
+    [
+        (TINY, False, (93, 376, 16)),
+        (NARROW, True, (583, 3105, 20)),
+        (NARROW, False, (2302, 12233, 20)),
+        (TWO_WORKERS, True, (6861, 38001, 37)),
+        (TWO_WORKERS, False, (26362, 145230, 37)),
+        (SMALL, True, (12498, 85718, 38)),
+        (SMALL, False, (98405, 675125, 38)),
+    ],
+)
+def test_protocol_is_proved(scope: Scope, symmetry: bool, expected: tuple[int, int, int]) -> None:
+    """Every property of the protocol, S9 among them; the counts change only with the protocol."""
+    found = explore_protocol(scope, symmetry=symmetry)
+    assert facts(found) == (Verdict.PROVED, *expected)
+    assert found.unreached == ()
+    assert found.bounds == str(scope)
+
+
+@pytest.mark.slow
+def test_two_workers_are_proved() -> None:
+    found = explore_protocol(Scope(workers=2), jobs=2)
+    assert facts(found) == (Verdict.PROVED, 584094, 5313119, 62)
+
+
+def test_plain_python_reaches_the_same_states() -> None:
+    """The explorer of models, on the plain evaluation: nothing is shared but the declaration."""
+    declared = protocol(TINY)
+    plain = explorer.explore(ProtocolModel(declared))
+    assert facts(plain)[:3] == facts(explore(declared, symmetry=False))[:3]
+    assert set(all_states(declared)) == _plainly_reached(ProtocolModel(declared))
+
+
+def all_states(declared: Protocol) -> list[State]:
+    """By numpy, without symmetry."""
+    transitions = Transitions(Layout(declared))
+    level = [transitions.layout.initial]
+    seen = dict.fromkeys(level)
+    while level:
+        after = dict.fromkeys(rows_of(transitions.after(columns_of(level)).columns))
+        level = [state for state in after if state not in seen]
+        seen.update(dict.fromkeys(level))
+    return list(seen)
+
+
+def _plainly_reached(model: ProtocolModel) -> set[State]:
+    waiting = list(model.initial())
+    seen = set(waiting)
+    while waiting:
+        state = waiting.pop()
+        following = {model.next(state, move) for move in model.actions(state)}
+        new = {one for one in following if one is not None} - seen
+        seen |= new
+        waiting += new
+    return seen
+
+
+@pytest.mark.parametrize(("keys", "device_blocks"), [(1, 2), (2, 1)])
+def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> None:
+    """Without the forgetting of bytes and names there are more states; told apart no further than with it,
+    they are the same ones. So no bug hides behind what is forgotten."""
+    declared = protocol(Scope(keys, device_blocks, slots=1, live_transfers=1, queued=1))
+    structure = ("transfer", "transfer_slot", "instant", "block")
+    forgets = tuple(one for one in declared.forgets if one.cell.variable.name in structure)
+    remembering = replace(declared, forgets=forgets)
+    assert explore(remembering, symmetry=False).verdict is Verdict.PROVED
+    remembered, expected = columns_of(all_states(remembering)), columns_of(all_states(declared))
+    assert remembered.shape[1] > 4 * expected.shape[1]
+    layout = Layout(declared)
+    nodes = Nodes(layout)
+    for forget, binding in layout.forgets:
+        forgotten = nodes.of(forget.when, binding).of(Batch(remembered))
+        remembered[layout.place_of(forget.cell, binding)][forgotten] = forget.cell.variable.domain.initial
+    # A slot's bytes of an earlier life are forgotten for good: only what was read since can tell them.
+    block, content = declared.variable("block"), declared.variable("slot_content")
+    being_stored = InState(block[Param("s", block.indices[0])], (BlockState.ALLOCATED, BlockState.STORING))
+    for columns in (remembered, expected):
+        unread = nodes.of(being_stored, {Param("s", block.indices[0]): 0}).of(Batch(columns))
+        columns[layout.place(content, (0, 0))][unread] = content.domain.initial
+    assert set(rows_of(remembered)) == set(rows_of(expected))
+
+
+def test_threads_change_nothing() -> None:
+    """S11: the same counts, and the same way to a bug."""
+    one, two = (explore_protocol(SMALL, variant=Variant.LOAD_UNHELD, jobs=jobs) for jobs in (1, 2))
+    assert facts(one) == facts(two)
+    assert one.refutation == two.refutation
+
+
+def test_rows_that_the_protocol_never_takes_are_named() -> None:
+    """Each with its reason: a row that is not among these, and is not taken, is one that nothing checks."""
+    found = explore_protocol(Scope(keys=1, slots=1, workers=2, queued=1))
+    rows = {str(edge).partition(" (")[0] for edge in never_taken(found.edges, ("block", "transfer", "lease"))}
+    assert rows == {
+        # A slot that was used is not told apart from one that never was.
+        "block EVICTED --ALLOCATE--> ALLOCATED",
+        # A reset comes after plans were cancelled.
+        "block ALLOCATED --INVALIDATE--> EVICTED",
+        # Two loads read a slot, a third one of it has failed before: there are two live transfers.
+        "block QUARANTINED --END_COPY_GOOD--> QUARANTINED",
+        # What is used without a load is a matter of the policy.
+        "block STORED --TOUCH--> STORED",
+        "block LOADING --TOUCH--> LOADING",
+        # A device block has one store at most (S13).
+        "lease READING --BEGIN_READ--> READING",
+        "lease READING --END_READ--> READING",
+    }
+
+
+# Broken protocols.
+
+
+@pytest.mark.parametrize(
+    ("variant", "property_id", "length", "states"),
+    [
+        (Variant.STORE_BEFORE_COMPUTE, "S2", 7, 341),
+        (Variant.LOAD_BEFORE_READER, "S12", 18, 5313),
+        (Variant.LOAD_UNHELD, "S3", 11, 1310),
+        (Variant.RESET_FREES, "S3", 4, 43),
+    ],
+)
+def test_broken_variant_is_refuted(variant: Variant, property_id: str, length: int, states: int) -> None:
+    """By the shortest way: no exploration of fewer actions can find it."""
+    declared = protocol(SMALL, variant)
+    found = explore(declared)
+    assert found.verdict is Verdict.REFUTED
+    assert found.refutation is not None
+    assert (found.refutation.finding.property_id, len(found.refutation.path), found.states) == (
+        property_id,
+        length,
+        states,
+    )
+    assert_path_breaks(declared, found)
+    unmerged = explore(declared, symmetry=False)
+    assert unmerged.refutation is not None
+    assert len(unmerged.refutation.path) == length
+
+
+@pytest.mark.parametrize(
+    ("variant", "property_id", "length"), [(Variant.LOAD_UNHELD, "S15", 20), (Variant.RESET_FREES, "S2", 16)]
+)
+def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property_id: str, length: int) -> None:
+    """S15: what the books' own claims forbid (S3) is not a matter of taste."""
+    declared = of_bytes_alone(protocol(SMALL, variant))
+    found = explore(declared)
+    assert found.refutation is not None
+    assert (found.refutation.finding.property_id, len(found.refutation.path)) == (property_id, length)
+    assert_path_breaks(declared, found)
+
+
+def assert_path_breaks(declared: Protocol, found: Exploration) -> None:
+    """Plain Python walks the same way; only at its end a property is broken, and as the finding says."""
+    assert found.refutation is not None
+    model = ProtocolModel(declared)
+    always = [one for one in model.properties if one.kind is Kind.ALWAYS]
+    (state,) = model.initial()
+    for move in found.refutation.path:
+        assert all(one.holds(state) for one in always)
+        after = model.next(state, move)
+        assert after is not None
+        state = after
+    broken = next(claim for claim, one in zip(declared.always, always) if not one.holds(state))
+    assert found.refutation.finding == model.finding(broken, state)
+
+
+def test_finding_names_the_cells_in_which_it_is_seen() -> None:
+    found = explore_protocol(SMALL, variant=Variant.RESET_FREES)
+    assert found.refutation is not None
+    message = found.refutation.finding.message
+    assert "transfer of device block 0 is ABANDONED(pending=1, failed=0)" in message
+    assert "block of slot 0 is FREE(copies=0, pins=0)" in message
+
+
+# Broken tables.
+
+
+def with_rows(machine: Machine, change: Callable[[Row], Row]) -> dict[str, Machine]:
+    rows = tuple(map(change, machine.rows))
+    assert rows != machine.rows
+    changed = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
+    return {**MACHINES, machine.name: changed}
+
+
+def pinned_can_be_evicted(row: Row) -> Row:
+    return replace(row, when={}) if row.trigger is BlockTrigger.EVICT else row
+
+
+def failure_is_success(row: Row) -> Row:
+    late = row.target is TransferState.FAILED and row.trigger is TransferTrigger.REPORT_GOOD
+    return replace(row, target=TransferState.COMPLETED) if late else row
+
+
+def lost_slot_is_free(row: Row) -> Row:
+    lost = row.trigger is BlockTrigger.LOSE and row.target is not None
+    return replace(row, target=BlockState.EVICTED) if lost else row
+
+
+def lost_device_block_is_free(row: Row) -> Row:
+    return replace(row, target=LeaseState.NONE) if row.trigger is LeaseTrigger.LOSE else row
+
+
+def pins_outlive_a_reset(row: Row) -> Row:
+    voids = row.trigger is BlockTrigger.INVALIDATE and "pins" in row.then
+    return replace(row, then={}) if voids else row
+
+
+@pytest.mark.parametrize(
+    ("machine", "change", "workers", "property_id"),
+    [
+        (BLOCK, pinned_can_be_evicted, 1, "S4"),
+        (TRANSFER, failure_is_success, 2, "S2"),
+        (BLOCK, lost_slot_is_free, 1, "S2"),
+        (LEASE, lost_device_block_is_free, 1, "S15"),
+        (BLOCK, pins_outlive_a_reset, 1, "S4"),
+    ],
+)
+def test_broken_table_is_refuted(
+    machine: Machine, change: Callable[[Row], Row], workers: int, property_id: str
+) -> None:
+    """The protocol has no rows of its own: a table that is wrong makes it wrong."""
+    scope = Scope(keys=1, device_blocks=1, workers=workers)
+    found = explore(protocol(scope, machines=with_rows(machine, change)))
+    assert found.refutation is not None
+    assert found.refutation.finding.property_id == property_id
+
+
+# Sometimes, eventually, limits.
+
+
+def without(declared: Protocol, name: str) -> Protocol:
+    return replace(
+        declared,
+        actions=tuple(replace(one, guard=FALSE) if one.name == name else one for one in declared.actions),
+    )
+
+
+def test_what_is_never_met_refutes() -> None:
+    """Proved would mean little if no hit was ever loaded."""
+    found = explore(without(protocol(TINY), "match"))
+    assert found.verdict is Verdict.REFUTED
+    assert "a hit is loaded" in found.unreached
+
+
+def test_copy_that_never_starts_is_no_progress() -> None:
+    """S9: a transfer that was submitted must come to an end."""
+    found = explore(without(protocol(TINY), "start"))
+    assert found.refutation is not None
+    assert found.refutation.finding.property_id == "S9"
+    assert found.refutation.finding.message == "not all is at rest, and nothing winds it down"
+
+
+def test_draining_that_goes_round_is_no_progress() -> None:
+    """S9: an action that brings nothing nearer to its end may not count as one that does."""
+    declared = protocol(TINY)
+    actions = tuple(replace(one, drains=True) if one.name == "match" else one for one in declared.actions)
+    found = explore(replace(declared, actions=actions))
+    assert found.refutation is not None
+    assert found.refutation.finding.property_id == "S9"
+    assert "match winds down" in found.refutation.finding.message
+
+
+def test_limit_leaves_the_verdict_open() -> None:
+    calls: list[explorer.Progress] = []
+    found = explore_protocol(SMALL, max_states=1000, progress=calls.append)
+    assert found.verdict is Verdict.UNDETERMINED
+    assert found.limit == "1,000 states"
+    assert calls[-1].depth == found.depth
+    assert sum(found.actions.values()) == found.transitions

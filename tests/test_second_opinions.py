@@ -1,0 +1,224 @@
+"""Rumur and TLC, asked about the same protocol, say what kvsm says: the same states, the same bugs.
+
+Where they are not installed these tests are skipped, with what to do; the rest of the file needs no tool.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+from protocol.opinions import (
+    BROKEN,
+    GOOD,
+    SYMMETRIC,
+    Case,
+    differences,
+    disagreements,
+    of_kvsm,
+    of_rumur,
+    of_tlc,
+)
+from protocol.texts import texts
+from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
+
+from kvsm.checker.protocol.export import table_rows, words_in
+from kvsm.checker.protocol.murphi import murphi_text
+from kvsm.checker.protocol.protocol import protocol
+from kvsm.checker.protocol.terms import FALSE, TRUE, Action, Assign, Words, number
+from kvsm.checker.protocol.tla import MODULE, tla_configuration, tla_module
+from kvsm.states import BLOCK, MACHINES, BlockTrigger, Machine
+from kvsm.states.machine import VOID
+
+NO_RUMUR = pytest.mark.skipif(bool(rumur_missing()), reason=rumur_missing() or "Rumur is here")
+NO_TLC = pytest.mark.skipif(bool(tlc_missing()), reason=tlc_missing() or "TLC is here")
+TOOLS = [
+    pytest.param(of_rumur, marks=NO_RUMUR, id="rumur"),
+    pytest.param(of_tlc, marks=NO_TLC, id="tlc"),
+]
+POOL = ThreadPoolExecutor(2)
+
+
+@cache
+def being_asked(ask: Callable[..., Opinion], case: Case) -> Future[Opinion]:
+    return POOL.submit(ask, case.declared(), symmetry=case.symmetry)
+
+
+def asked(ask: Callable[..., Opinion], case: Case) -> Opinion:
+    """What a tool says. The other one is asked meanwhile, because its test comes next."""
+    for one, missing in ((of_rumur, rumur_missing()), (of_tlc, tlc_missing())):
+        if not missing:
+            being_asked(one, case)
+    return being_asked(ask, case).result()
+
+
+@pytest.mark.parametrize("path", sorted(texts()), ids=lambda path: path.name)
+def test_text_is_what_the_declaration_says_now(path: Path) -> None:
+    """Run `PYTHONPATH=specs python -m protocol.texts` if it is not."""
+    assert path.read_text() == texts()[path]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("case", GOOD, ids=("two workers", "two device blocks"))
+def test_same_states_of_the_good_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
+    """No property is refuted (S1 to S15, S9 too), and the states are as many, to the last one."""
+    ours, theirs = of_kvsm(case.declared()), asked(tool, case)
+    assert ours.verdict == "proved"
+    assert differences(ours, theirs) == []
+
+
+@NO_RUMUR
+@NO_TLC
+def test_same_states_when_symmetric_ones_are_merged() -> None:
+    theirs = [asked(of_rumur, SYMMETRIC), asked(of_tlc, SYMMETRIC)]
+    assert disagreements(SYMMETRIC, of_kvsm(SYMMETRIC.declared(), symmetry=True), theirs) == []
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.variant.name)
+def test_same_bug_of_a_broken_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
+    """The same property, refuted by a trace of the same, shortest length."""
+    ours, theirs = of_kvsm(case.declared()), asked(tool, case)
+    assert ours.broken
+    assert differences(ours, theirs) == []
+
+
+# What the tools are given can be refuted in other respects, too.
+
+TINY = BROKEN[0].scope
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", TOOLS)
+def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
+    """A table that evicts what a match holds is refuted: the rows are in the texts (S7)."""
+    rows = [
+        dataclasses.replace(row, when={}, then={"pins": VOID}) if row.trigger == BlockTrigger.EVICT else row
+        for row in BLOCK.rows
+    ]
+    evicts_held = Machine(BLOCK.name, BLOCK.states, BLOCK.triggers, BLOCK.counters, tuple(rows))
+    declared = protocol(TINY, machines={**MACHINES, "block": evicts_held})
+    ours = of_kvsm(declared)
+    assert ours.trace[-1] == "evict"
+    assert differences(ours, ask(declared)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", TOOLS)
+def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion]) -> None:
+    """S9: a rank that does not fall is seen by the first draining action."""
+    found = ask(dataclasses.replace(protocol(TINY), rank=number(1)))
+    assert (found.broken, len(found.trace)) == ("S9", 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", TOOLS)
+def test_rest_that_is_not_reached_is_refuted(ask: Callable[..., Opinion]) -> None:
+    """S9: from every state, things come to rest."""
+    never = dataclasses.replace(protocol(TINY), rest=FALSE)
+    assert ask(never).broken == "S9"
+
+
+@NO_RUMUR
+def test_text_that_rumur_cannot_read_is_no_verdict() -> None:
+    with pytest.raises(ToolFailed, match="unknown symbol"):
+        ask_rumur("var here: nonsense")
+
+
+@NO_TLC
+def test_text_that_tlc_cannot_read_is_no_verdict() -> None:
+    declared = protocol(TINY)
+    with pytest.raises(ToolFailed, match="no verdict"):
+        ask_tlc(MODULE, tla_module(declared).replace("Init ==", "Init"), tla_configuration(declared))
+
+
+# What needs no tool.
+
+
+@pytest.mark.parametrize("words", words_in(protocol(GOOD[1].scope)), ids=lambda words: words.machine.name)
+def test_exported_rows_are_the_machine(words: Words) -> None:
+    """Each word and trigger: the rows that the texts are made of lead where the explorations' table leads."""
+    names = [counter.name for counter in words.machine.counters]
+    for trigger in words.machine.triggers:
+        for place, word in enumerate(words.words):
+            after = words.words[words.next[trigger][place]]
+            assert by_rows(words, names, trigger.name, word) == after
+
+
+def by_rows(
+    words: Words, names: list[str], trigger: str, word: tuple[int, tuple[int, ...]] | None
+) -> tuple[int, tuple[int, ...]] | None:
+    """The word that follows by the rows of an export; none does of ILLEGAL."""
+    if word is None:
+        return None
+    states = words.machine.states
+    state, counts = states(word[0]).name, dict(zip(names, word[1]))
+    fitting = [
+        row
+        for row in table_rows(words)
+        if row.trigger == trigger
+        and state in row.sources
+        and all(low <= counts[name] <= high for name, (low, high) in row.ranges.items())
+    ]
+    assert len(fitting) <= 1
+    for row in fitting:
+        changed = {name: 0 if by is None else counts[name] + by for name, by in row.changes.items()}
+        return int(states[row.target or state]), tuple((counts | changed).values())
+    return None
+
+
+def test_tla_module_says_what_everything_means() -> None:
+    """Whoever has the text alone finds a sentence on each variable, action and property."""
+    declared = protocol(TINY)
+    said = " ".join(tla_module(declared).replace("\\*", "").split())
+    for one in (*declared.variables, *declared.actions, *declared.always, *declared.sometimes):
+        assert one.says in said
+    for forget in declared.forgets:
+        assert forget.why in said
+
+
+def test_murphi_refuses_effects_that_overwrite_what_each_other_reads() -> None:
+    """Its statements happen one after the other, so that a swap would be another action."""
+    declared = protocol(TINY)
+    one, other = declared.variable("key"), declared.variable("kernel_key")
+    d = declared.actions[0].params[0]
+    swap = Action(
+        "swap", "Two keys change places.", (d,), TRUE, (Assign(one[d], other[d]), Assign(other[d], one[d]))
+    )
+    with pytest.raises(TypeError, match="need"):
+        murphi_text(dataclasses.replace(declared, actions=(*declared.actions, swap)))
+
+
+def opinion(tool: str, states: int, broken: str = "", steps: int = 0, **covered: int) -> Opinion:
+    return Opinion(
+        tool=tool, states=states, seconds=0.0, broken=broken, trace=("step",) * steps, covered=covered
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (opinion("a", 5), opinion("b", 5), []),
+        (opinion("a", 5), opinion("b", 6), ["a counts 5 states, b 6"]),
+        (opinion("a", 5, "S2", 3), opinion("b", 9, "S2", 3), []),
+        (
+            opinion("a", 5, "S2", 3),
+            opinion("b", 5, "S2", 4),
+            ["a: S2 refuted in 3 steps, b: S2 refuted in 4 steps"],
+        ),
+        (opinion("a", 5, "S2", 3), opinion("b", 5), ["a: S2 refuted in 3 steps, b: proved"]),
+        (opinion("a", 5, hit=4), opinion("b", 5, hit=0), ["only a has seen that hit"]),
+    ],
+)
+def test_differences_are_told(one: Opinion, other: Opinion, said: list[str]) -> None:
+    assert differences(one, other) == said
+
+
+def test_kvsm_may_merge_less_but_never_more() -> None:
+    both = [opinion("a", 5), opinion("b", 5)]
+    assert disagreements(SYMMETRIC, opinion("kvsm", 6), both) == []
+    assert disagreements(SYMMETRIC, opinion("kvsm", 4), both) == ["kvsm counts 4 states, fewer than a's 5"]
