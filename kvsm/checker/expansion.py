@@ -1,0 +1,227 @@
+"""What one state leads to; and the processes that find it out for many.
+
+An expander loads a state, takes each of its actions, and looks at each state that follows. It is the only
+part of the explorer that runs the model, and it runs in the explorer's own process or in forked ones. Which
+process expands a state changes nothing: each sends all states that it has not sent before, so the first
+sight of a state, in the explorer's order, always comes with the state itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import traceback
+from collections import deque
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple
+
+from kvsm.checker import coverage
+from kvsm.checker.coverage import Edge
+from kvsm.checker.model import Kind, Model, Property
+from kvsm.errors import ConfigError
+from kvsm.worlds.world import Finding, finding_of
+
+YOUNG_OBJECTS = 50_000
+"""A search makes millions of small objects that live on, and the collector would look at all of them again
+and again. It looks at the young ones alone, so that live objects in circles still go."""
+
+BATCH_STATES = 128
+"""Most states that a process expands between two messages."""
+
+
+class Expansion(NamedTuple):
+    """What a state leads to. moves: (action, fingerprint) of each action that applies. new: those of these
+    states that were not sent before. wind_down: which of the moves winds down; -1 if nothing does. holds: the
+    "eventually" that hold here, a bit each. reached: the "sometimes" that hold after some move, likewise.
+    broken: what the last action led to, if it broke something; a move too if there is a state after it.
+    """
+
+    moves: list[tuple[Any, Hashable]]
+    new: dict[Hashable, Any]
+    wind_down: int
+    holds: int
+    reached: int
+    broken: tuple[Any, Finding] | None
+
+
+class Expander:
+    """known: fingerprints of states that need not be looked at, nor sent, again."""
+
+    def __init__(self, model: Model[Any, Any], known: Container[Hashable]) -> None:
+        self._model, self._known = model, known
+        of: dict[Kind, list[Property[Any]]] = {kind: [] for kind in Kind}
+        for one in model.properties:
+            of[one.kind].append(one)
+        self._always, self._eventually = of[Kind.ALWAYS], of[Kind.EVENTUALLY]
+        self._sometimes = list(enumerate(of[Kind.SOMETIMES]))
+        """Those that were not met here yet, with their bits."""
+
+    def expand(self, saved: Any) -> Expansion:
+        model, known = self._model, self._known
+        state = model.load(saved)
+        actions = list(model.actions(state))
+        holds, winding = self._look_at(state, actions)
+        moves: list[tuple[Any, Hashable]] = []
+        new: dict[Hashable, Any] = {}
+        wind_down, reached = -1, 0
+        is_fresh = True
+        for action in actions:
+            if not is_fresh:
+                state = model.load(saved)
+            try:
+                after = model.next(state, action)
+            except Exception as error:
+                return Expansion(moves, new, wind_down, holds, reached, (action, finding_of(error)))
+            is_fresh = after is None
+            if after is None:
+                continue
+            fingerprint = model.fingerprint(after)
+            if winding is not None and action == winding:
+                wind_down = len(moves)
+            moves.append((action, fingerprint))
+            if self._sometimes:
+                reached |= self.reached(after)
+            if fingerprint not in known and fingerprint not in new:
+                finding = self.broken(after)
+                if finding is not None:
+                    return Expansion(moves, new, wind_down, holds, reached, (action, finding))
+                new[fingerprint] = model.save(after)
+        return Expansion(moves, new, wind_down, holds, reached, None)
+
+    def broken(self, state: Any) -> Finding | None:
+        """The first "always" that does not hold in it. One that raises says itself what is wrong."""
+        for one in self._always:
+            try:
+                holds = one.holds(state)
+            except Exception as error:
+                return finding_of(error)
+            if not holds:
+                return Finding(one.id, f"does not hold: {one.says}")
+        return None
+
+    def reached(self, state: Any) -> int:
+        """The "sometimes" that hold in it, of those that this expander has not met before."""
+        reached = 0
+        for bit, one in self._sometimes:
+            if one.holds(state):
+                reached |= 1 << bit
+        if reached:
+            self._sometimes = [(bit, one) for bit, one in self._sometimes if not reached >> bit & 1]
+        return reached
+
+    def _look_at(self, state: Any, actions: Sequence[Any]) -> tuple[int, Any]:
+        """Which "eventually" hold in it, and the action that winds down."""
+        if not self._eventually:
+            return 0, None
+        holds = sum(1 << bit for bit, one in enumerate(self._eventually) if one.holds(state))
+        winding = self._model.wind_down(state)
+        if winding is not None and winding not in actions:
+            raise ConfigError(
+                f"model {self._model.name}: {winding!r} is to wind down, and it is none of the actions"
+            )
+        return holds, winding
+
+
+@contextmanager
+def collecting_young_objects() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, 1 << 30, 1 << 30)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class Processes:
+    """Forked processes that expand a level together. To be used as a context manager."""
+
+    def __init__(self, model: Model[Any, Any], jobs: int) -> None:
+        context = get_context("fork")  # so that a model may be made of closures
+        self._workers: list[tuple[Any, Connection]] = []
+        self._busy: dict[Connection, int] = {}
+        """For each process that has one, the number of its batch."""
+        for _ in range(jobs):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(model, there), daemon=True)
+            process.start()
+            there.close()
+            self._workers.append((process, here))
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process, connection in self._workers:
+            process.terminate()
+            process.join()
+            connection.close()
+
+    def expand(self, level: Sequence[Any]) -> Iterator[Expansion]:
+        """What these states lead to, in their order. May be left before its end."""
+        size = max(1, min(BATCH_STATES, len(level) // (4 * len(self._workers))))
+        batches = deque(enumerate(level[first : first + size] for first in range(0, len(level), size)))
+        done: dict[int, list[Expansion]] = {}
+        for wanted in range(len(batches)):
+            while wanted not in done:
+                for _, connection in self._workers:
+                    if batches and connection not in self._busy:
+                        number, batch = batches.popleft()
+                        connection.send(batch)
+                        self._busy[connection] = number
+                done.update(self._receive())
+            yield from done.pop(wanted)
+
+    def edges(self) -> set[Edge]:
+        """Wait for what is under way, and send the processes home: the edges that were taken in them."""
+        while self._busy:
+            self._receive()
+        taken: set[Edge] = set()
+        for _, connection in self._workers:
+            connection.send(None)
+            taken |= self._answer(connection)
+        return taken
+
+    def _receive(self) -> dict[int, list[Expansion]]:
+        ready = [one for one in wait(list(self._busy)) if isinstance(one, Connection)]
+        return {self._busy.pop(connection): self._answer(connection) for connection in ready}
+
+    def _answer(self, connection: Connection) -> Any:
+        try:
+            answer, error = connection.recv()
+        except EOFError:
+            raise ConfigError(
+                "a process of the explorer was killed, maybe for want of memory; try fewer --jobs, or a "
+                "smaller scope"
+            ) from None
+        if error:
+            raise RuntimeError(f"the model failed in a process of the explorer:\n{error}")
+        return answer
+
+
+def _serve(model: Model[Any, Any], connection: Connection) -> None:
+    """The life of a process: expand batches until there is none, then tell the edges that were taken."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the explorer who stops
+    known: set[Hashable] = set()
+    expander = Expander(model, known)
+    coverage.forget()
+    with collecting_young_objects():
+        while (batch := connection.recv()) is not None:
+            try:
+                answer, error = _expand_all(expander, batch, known.update), ""
+            except Exception:
+                answer, error = [], traceback.format_exc()
+            connection.send((answer, error))
+    connection.send((coverage.taken(), ""))
+
+
+def _expand_all(
+    expander: Expander, batch: Iterable[Any], learn: Callable[[Iterable[Hashable]], None]
+) -> list[Expansion]:
+    expansions = []
+    for saved in batch:
+        expansions.append(expander.expand(saved))
+        learn(expansions[-1].new)
+    return expansions

@@ -1,0 +1,316 @@
+"""Explores a model: every action in every state that can be reached, breadth first.
+
+    found = explore(model, jobs=2)
+    found.verdict                       # PROVED, REFUTED or UNDETERMINED
+
+A level is what is as many actions away from the start. One level is expanded after the other, and the states
+of a level in their order, so what is found first is shortest, and is the same whatever `jobs` is. States are
+known by their fingerprints; what is kept of a visited state is that, the state it came from, the action,
+and the one that winds down: less than 250 bytes with a fingerprint of 16. Saved states are kept for one
+level, and the next.
+
+Prior art: Stateright explores the code itself, through four small functions; TLC and Murphi go level by
+level for the shortest counterexample. What differs: winding down is a pointer in each state, so that
+progress (S9) is one pass over the pointers, and needs no search for fair circles.
+
+What it does not see: two states with one fingerprint are one to it; it trusts the model that they are.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from kvsm.checker import coverage
+from kvsm.checker.coverage import Edge
+from kvsm.checker.expansion import Expander, Expansion, Processes, collecting_young_objects
+from kvsm.checker.model import Exploration, Kind, Model, Refutation, Verdict
+from kvsm.checker.winding import END, UNEXPLORED, wind_down
+from kvsm.errors import ConfigError
+from kvsm.worlds.world import Finding
+
+PROGRESS_SECONDS = 0.25
+"""From one call of `progress` to the next, at least."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far an exploration has come. queue: states that were seen and not expanded yet."""
+
+    states: int
+    transitions: int
+    depth: int
+    queue: int
+    seconds: float
+
+    @property
+    def states_per_second(self) -> float:
+        return self.states / self.seconds if self.seconds else 0.0
+
+
+def explore(
+    model: Model[Any, Any],
+    *,
+    jobs: int = 1,
+    max_states: int | None = None,
+    max_depth: int | None = None,
+    max_seconds: float | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> Exploration:
+    """Look at all that can be reached within the limits, until something is broken.
+
+    jobs: processes; they are forked, so start no threads before. A limit that is reached, or Ctrl-C, leaves
+    the verdict undetermined. progress: called a few times a second. Raises `ConfigError` for a limit that
+    cannot work, and whatever the model raises outside of `next` and of its properties.
+    """
+    for name, value in (("jobs", jobs), ("max_states", max_states), ("max_depth", max_depth)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}; it must be at least 1")
+    search = _Search(model, max_states, max_depth, max_seconds, progress)
+    coverage.forget()
+    with (
+        collecting_young_objects(),
+        _noticing_interrupts(search),
+        _expanding(model, jobs, search) as (expand, edges_elsewhere),
+    ):
+        search.run(expand)
+        edges = coverage.taken() | edges_elsewhere()
+    return search.exploration(edges)
+
+
+Expand = Callable[[list[Any]], Iterable[Expansion]]
+
+
+@contextmanager
+def _expanding(
+    model: Model[Any, Any], jobs: int, search: _Search
+) -> Iterator[tuple[Expand, Callable[[], set[Edge]]]]:
+    """What expands a level, and what tells the edges that were taken in other processes."""
+    if jobs == 1:
+        expander = Expander(model, search.numbers)
+        yield (lambda level: map(expander.expand, level)), set
+        return
+    with Processes(model, jobs) as processes:
+        yield processes.expand, processes.edges
+
+
+@contextmanager
+def _noticing_interrupts(search: _Search) -> Iterator[None]:
+    """The first Ctrl-C ends the search where it can tell what it has seen; the second one is as ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def notice(_number: int, _frame: object) -> None:
+        search.is_interrupted = True
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, notice)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _LimitReached(Exception):
+    """Ends a search that is not over."""
+
+
+class _Broken(Exception):
+    """Ends a search that has found something. number: of the state before the last action."""
+
+    def __init__(self, number: int, actions: tuple[Any, ...], finding: Finding) -> None:
+        self.number, self.actions, self.finding = number, actions, finding
+
+
+class _Search:
+    """All that is known so far. A state is known by its number, counted in the order of their first sight."""
+
+    def __init__(
+        self,
+        model: Model[Any, Any],
+        max_states: int | None,
+        max_depth: int | None,
+        max_seconds: float | None,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._model, self._report = model, progress
+        self._max_states, self._max_depth, self._max_seconds = max_states, max_depth, max_seconds
+        self.numbers: dict[Hashable, int] = {}
+        """Of the states seen, by fingerprint."""
+        self._parents, self._via = array("q"), array("q")
+        """For each state the one before it and the action between; for an initial one -1 and its place."""
+        self._winding, self._holds = array("q"), bytearray()
+        """For each state the next one on the way to rest, and the "eventually" that hold in it."""
+        self._actions: dict[Any, int] = {}
+        """The actions taken, each with a number of its own: equal ones are kept once."""
+        self._taken: list[int] = []
+        """How often each of them was."""
+        self._reached = 0
+        self._depth = self._expanded = 0
+        self._started = self._reported = time.monotonic()
+        self.is_interrupted = False
+        self._limit = ""
+        self._refutation: Refutation | None = None
+
+    def run(self, expand: Expand) -> None:
+        try:
+            level = self._first_level()
+            while level:
+                if self._depth == self._max_depth:
+                    raise _LimitReached(f"the depth of {self._depth:,} actions")
+                level = self._next_level(expand(level))
+        except _LimitReached as limit:
+            self._limit = str(limit)
+        except _Broken as broken:
+            start, path = self._path(broken.number)
+            self._refutation = Refutation(broken.finding, path + broken.actions, start)
+
+    def exploration(self, edges: set[Edge]) -> Exploration:
+        """What the search came to."""
+        if self._refutation is None:
+            self._wind_down()
+        of_kind = [one for one in self._model.properties if one.kind is Kind.SOMETIMES]
+        met = [bool(self._reached >> bit & 1) for bit in range(len(of_kind))]
+        unreached = tuple(one.id for one, is_met in zip(of_kind, met) if not is_met)
+        if self._refutation is None and not self._limit and unreached:
+            missed = next(one for one, is_met in zip(of_kind, met) if not is_met)
+            self._refutation = Refutation(Finding(missed.id, f"is never reached: {missed.says}"), ())
+        verdict = Verdict.REFUTED if self._refutation else Verdict.PROVED
+        if self._limit and verdict is Verdict.PROVED:
+            verdict = Verdict.UNDETERMINED
+        return Exploration(
+            model=self._model.name,
+            bounds=self._model.bounds,
+            verdict=verdict,
+            states=len(self.numbers),
+            transitions=sum(self._taken),
+            depth=self._depth,
+            seconds=time.monotonic() - self._started,
+            limit=self._limit,
+            refutation=self._refutation,
+            reached=tuple(one.id for one, is_met in zip(of_kind, met) if is_met),
+            unreached=unreached,
+            actions=self._counts_by_name(),
+            edges=tuple(sorted(edges)),
+        )
+
+    def _first_level(self) -> list[Any]:
+        expander = Expander(self._model, ())
+        level = []
+        for place, state in enumerate(self._model.initial()):
+            fingerprint = self._model.fingerprint(state)
+            if fingerprint in self.numbers:
+                continue
+            self._add(fingerprint, -1, place)
+            finding = expander.broken(state)
+            if finding is not None:
+                raise _Broken(len(self.numbers) - 1, (), finding)
+            self._reached |= expander.reached(state)
+            level.append(self._model.save(state))
+        return level
+
+    def _next_level(self, expansions: Iterable[Expansion]) -> list[Any]:
+        """What follows on the states of a level, which are the ones numbered from `_expanded` on."""
+        level: list[Any] = []
+        for expansion in expansions:
+            self._merge(expansion, level)
+            self._look_at_the_clock()
+        if level:
+            self._depth += 1
+        return level
+
+    def _merge(self, expansion: Expansion, level: list[Any]) -> None:
+        numbers, ids, taken = self.numbers, self._actions, self._taken
+        parent = self._expanded
+        self._reached |= expansion.reached
+        for action, fingerprint in expansion.moves:
+            via = ids.get(action)
+            if via is None:
+                via = ids[action] = len(taken)
+                taken.append(0)
+            taken[via] += 1
+            if fingerprint not in numbers:
+                self._add(fingerprint, parent, via)
+                if fingerprint in expansion.new:  # else it is what is broken
+                    level.append(expansion.new[fingerprint])
+        if expansion.broken is not None:
+            action, finding = expansion.broken
+            raise _Broken(parent, (action,), finding)
+        self._holds[parent] = expansion.holds
+        place = expansion.wind_down
+        self._winding[parent] = END if place < 0 else numbers[expansion.moves[place][1]]
+        self._expanded += 1
+
+    def _add(self, fingerprint: Hashable, parent: int, via: int) -> None:
+        if len(self.numbers) == self._max_states:
+            raise _LimitReached(f"{self._max_states:,} states")
+        self.numbers[fingerprint] = len(self.numbers)
+        self._parents.append(parent)
+        self._via.append(via)
+        self._winding.append(UNEXPLORED)
+        self._holds.append(0)
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        if self.is_interrupted:
+            raise _LimitReached("an interrupt")
+        if self._report is not None and now - self._reported >= PROGRESS_SECONDS:
+            self._reported = now
+            states, seconds = len(self.numbers), now - self._started
+            queue = states - self._expanded
+            self._report(Progress(states, sum(self._taken), self._depth, queue, seconds))
+        if self._max_seconds is not None and now - self._started >= self._max_seconds:
+            raise _LimitReached(f"{self._max_seconds:,g} seconds")
+
+    def _wind_down(self) -> None:
+        """Hold the "eventually" against what was explored."""
+        of_kind = [one for one in self._model.properties if one.kind is Kind.EVENTUALLY]
+        for bit, one in enumerate(of_kind):
+            found = wind_down(self._winding, bytes(mask >> bit & 1 for mask in self._holds))
+            if found.way:
+                what = "goes round in a circle" if found.circle >= 0 else "stops where it does not hold"
+                start, path = self._path(found.way[0])
+                circle = len(path) + found.circle if found.circle >= 0 else -1
+                steps = len(found.way) - (found.circle < 0)
+                self._refutation = Refutation(
+                    Finding(one.id, f"winding down {what}: {one.says}"),
+                    path + self._winding_actions(start, path, steps),
+                    start,
+                    circle,
+                )
+                return
+
+    def _winding_actions(self, start: int, path: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
+        """What winds down after a path: only where it leads was kept."""
+        model = self._model
+        state, winding = list(model.initial())[start], []
+        for action in path:
+            state = model.next(state, action)
+        for _ in range(steps):
+            winding.append(model.wind_down(state))
+            state = model.next(state, winding[-1])
+        return tuple(winding)
+
+    def _path(self, number: int) -> tuple[int, tuple[Any, ...]]:
+        """The initial state from which a state was first seen, and the actions between."""
+        by_id = list(self._actions)
+        path = []
+        while self._parents[number] >= 0:
+            path.append(by_id[self._via[number]])
+            number = self._parents[number]
+        return self._via[number], tuple(reversed(path))
+
+    def _counts_by_name(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for action, count in zip(self._actions, self._taken):
+            name = str(action[0]) if isinstance(action, tuple) and action else str(action)
+            counts[name] = counts.get(name, 0) + count
+        return dict(sorted(counts.items()))

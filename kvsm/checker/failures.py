@@ -1,0 +1,191 @@
+"""A failure that was found, kept: told for people, and as files from which it comes again.
+
+A directory holds
+
+    actions.json    which world, what was done in it, what broke, and the seed that led there
+    steps.txt       the same for people: what each action changed, and why the end is wrong
+    log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`
+    test_*.py       a test that fails as long as the bug is there
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import msgspec
+
+from kvsm.checker.counterexample import render, retell, save_log
+from kvsm.checker.model import Refutation
+from kvsm.checker.reduce import NotRepeated, Reduction, reduce, replay
+from kvsm.checker.rerun import RerunModel
+from kvsm.checker.targets import Case, case_of, draw_case
+from kvsm.checker.walk import Failure, random_of
+from kvsm.errors import ConfigError, LogError
+from kvsm.worlds.world import Action, Finding
+
+FILE = "actions.json"
+
+
+class SavedFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """What `actions.json` holds. actions: after reduction, from `found` of them. options: as builtins."""
+
+    target: str
+    options: dict[str, Any]
+    actions: tuple[tuple[str | int, ...], ...]
+    finding: Finding
+    seed: int
+    run: int
+    found: int
+    replays: int
+
+    def case(self) -> Case:
+        """Raises `ConfigError` if this kvsm has no such world."""
+        return case_of(self.target, self.options)
+
+
+def reduced(target: str, seed: int, failure: Failure) -> SavedFailure:
+    """The failure in as few actions as reduction finds. If it does not come again, as it was found (S11)."""
+    case = draw_case(target, random_of(seed, failure.run))
+    try:
+        case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
+    except NotRepeated as error:
+        finding = Finding("S11", f"{error}; it was: {failure.finding}")
+        reduction = Reduction(failure.actions, finding, 1)
+    return SavedFailure(
+        target=case.target,
+        options=msgspec.to_builtins(case.options),
+        actions=reduction.actions,
+        finding=reduction.finding,
+        seed=seed,
+        run=failure.run,
+        found=len(failure.actions),
+        replays=reduction.replays,
+    )
+
+
+def _reduced_with_requests(case: Case, reduction: Reduction) -> tuple[Case, Reduction]:
+    """Where requests come one after the other, as the options list them, an arrival cannot be left out alone:
+    another request would come in its place. So each is left out with its request, and those with it that
+    never came. What is left may be reduced further."""
+    if not isinstance(getattr(case.options, "requests", None), tuple):
+        return case, reduction
+    actions, finding, replays = reduction.actions, reduction.finding, reduction.replays
+    arrivals = sum(action[0] == "arrive" for action in actions)
+    case = _with_requests(case, case.options.requests[:arrivals])  # type: ignore[attr-defined]
+    for number in reversed(range(arrivals)):
+        requests = case.options.requests  # type: ignore[attr-defined]
+        fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
+        outcome = replay(fewer.make, _without_arrival(actions, number))
+        replays += 1
+        if outcome.finding is not None and outcome.finding.property_id == finding.property_id:
+            case, actions, finding = fewer, outcome.actions, outcome.finding
+    again = reduce(case.make, actions, finding)
+    return case, msgspec.structs.replace(again, replays=replays + again.replays)
+
+
+def _with_requests(case: Case, requests: tuple[Any, ...]) -> Case:
+    return Case(case.target, msgspec.structs.replace(case.options, requests=requests))
+
+
+def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, ...]:
+    places = [place for place, action in enumerate(actions) if action[0] == "arrive"]
+    return actions[: places[number]] + actions[places[number] + 1 :]
+
+
+def told(failure: SavedFailure) -> str:
+    """Numbered steps, each with what it changed; the property, and where to look first."""
+    case = failure.case()
+    bounds = f"seed {failure.seed}, run {failure.run}: {_options_text(case.options)}"
+    model = RerunModel(f"{failure.target} world", bounds, case.make, describe=case.describe)
+    lines = render(retell(model, Refutation(failure.finding, failure.actions))).splitlines()
+    # The first line speaks of the shortest way: only a search knows that.
+    steps = "step" if len(failure.actions) == 1 else "steps"
+    size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.replays} replays"
+    return "\n".join([f"{failure.target}: {failure.finding.property_id} is broken: {size}", *lines[1:]])
+
+
+def _options_text(options: msgspec.Struct) -> str:
+    return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items())
+
+
+def save(failure: SavedFailure, directory: Path) -> list[Path]:
+    """Write all that is said above; returns the files. Raises `LogError` if the directory cannot be used."""
+    claim(directory)
+    outcome = replay(failure.case().make, failure.actions)
+    test = directory / f"test_{failure.target}_{failure.seed}_{failure.run}.py"
+    encoded = msgspec.json.format(msgspec.json.encode(failure), indent=1)
+    written = {directory / FILE: encoded, directory / "steps.txt": (told(failure) + "\n").encode()}
+    written[test] = regression_test(failure).encode()
+    try:
+        for path, text in written.items():
+            path.write_bytes(text)
+    except OSError as error:
+        raise LogError(f"{directory}: {error}") from error
+    if not outcome.world.events:
+        return [*written]
+    save_log(outcome.world.events, directory / "log")
+    return [*written, directory / "log"]
+
+
+def claim(directory: Path) -> None:
+    """Make it, if it is absent. Raises `LogError` unless it is empty then."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise LogError(f"{directory}: not empty; a failure is written to a directory of its own")
+    except OSError as error:
+        raise LogError(f"{directory}: {error}") from error
+
+
+def load(directory: Path) -> SavedFailure:
+    """Raises `ConfigError` if there is none, or none that can be read."""
+    path = directory / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; name a directory that `kvsm fuzz` has written"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+_TEST = '''"""{finding}
+
+Found by `kvsm fuzz --target {target} --seed {seed}` in run {run}, and reduced from {found} actions.
+It fails as long as the bug is there.
+"""
+
+from kvsm.checker.reduce import replay
+from kvsm.checker.targets import case_of
+
+OPTIONS = {options}
+
+ACTIONS = {actions}
+
+
+def test_{target}_keeps_{property}() -> None:
+    outcome = replay(case_of("{target}", OPTIONS).make, ACTIONS)
+    assert outcome.finding is None, str(outcome.finding)
+'''
+
+
+def regression_test(failure: SavedFailure) -> str:
+    """A file for pytest, which needs nothing but kvsm."""
+    property_id = "".join(one if one.isalnum() else "_" for one in failure.finding.property_id)
+    return _TEST.format(
+        finding=str(failure.finding).replace("\\", "\\\\").replace('"""', "'''"),
+        target=failure.target,
+        seed=failure.seed,
+        run=failure.run,
+        found=failure.found,
+        options=pformat(failure.options, width=100, sort_dicts=False),
+        actions=_listed(failure.actions),
+        property=property_id.lower(),
+    )
+
+
+def _listed(actions: tuple[Action, ...]) -> str:
+    return "\n".join(["[", *[f"    {action!r}," for action in actions], "]"])

@@ -1,0 +1,254 @@
+"""The serving world as a model: the real code in every state that a small engine can bring it to.
+
+    explore(ServingModel(SCOPES["small"]), jobs=2)
+
+A scope is a name, the options of the world, and the "sometimes" that show that the scope is worth its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+from msgspec import structs
+
+from kvsm import events as ev
+from kvsm.checker.model import Kind, Property
+from kvsm.events import Direction, SkipReason
+from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.states.transfer import TransferState
+from kvsm.worlds.fingerprint import fingerprint
+from kvsm.worlds.request import HASH_TOKENS
+from kvsm.worlds.saving import Saver
+from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.world import Action
+
+
+def _news(kind: type[ev.OffloadingEvent]) -> Callable[[ServingWorld], bool]:
+    return lambda world: any(type(event) is kind for event in world.news)
+
+
+def _load_ended(world: ServingWorld, good: bool) -> bool:
+    return any(load.good is good for results in world.engine.results for load in results.loads)
+
+
+def _abandons(world: ServingWorld, direction: Direction) -> bool:
+    live = world.engine.core.ledger.transfers.values()
+    return any(one.direction is direction and one.state is TransferState.ABANDONED for one in live)
+
+
+def _skipped(world: ServingWorld, reason: str) -> bool:
+    return any(isinstance(event, ev.StoreSkipped) and event.reason == reason for event in world.news)
+
+
+def _ends_under_its_load(world: ServingWorld) -> bool:
+    return any(
+        one.load and one.state.name == "FINISHED" for one in world.engine.core.ledger.requests.values()
+    )
+
+
+_NOTED = (ev.StepEnded, ev.ReportRejected, ev.StoreSkipped)
+"""Events that change nothing."""
+
+SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
+    "a hit is loaded": ("a load ends well", lambda world: _load_ended(world, True)),
+    "a load fails": ("a load ends badly", lambda world: _load_ended(world, False)),
+    "an eviction": ("a block makes room for another", _news(ev.BlocksEvicted)),
+    "a key waits": (
+        "a block waits for another copy of its key",
+        lambda world: _skipped(world, SkipReason.KEY_IN_FLIGHT),
+    ),
+    "deferred": ("a request waits for a copy", lambda world: bool(world.engine.core.ledger.deferred)),
+    "over under its load": ("a request ends, and its load goes on", _ends_under_its_load),
+    "preempted": ("a request loses its blocks", _news(ev.RequestPreempted)),
+    "a report is refused": ("a report comes twice, or too late", _news(ev.ReportRejected)),
+    "a reset under a store": (
+        "the cache is reset while a store is under way",
+        lambda world: _abandons(world, Direction.STORE),
+    ),
+    "a reset under a load": (
+        "the cache is reset while a load is under way",
+        lambda world: _abandons(world, Direction.LOAD),
+    ),
+    "a transfer is lost": ("a worker is given up", _news(ev.TransferLost)),
+    "a flush": ("the workers are told to wait", _news(ev.FlushRequested)),
+}
+"""What an exploration can be asked to have met: what it says, and whether it holds after the last action."""
+
+
+class Scope(msgspec.Struct, frozen=True):
+    name: str
+    options: ServingOptions
+    sometimes: tuple[str, ...] = ()
+
+
+class ServingModel:
+    """Satisfies `Model`, with live worlds as states. renamed: whether slots and device blocks that are alike
+    count as one; the verdict must be the same."""
+
+    def __init__(self, scope: Scope, *, renamed: bool = True) -> None:
+        self.scope, self.renamed = scope, renamed
+        saver = Saver(ServingWorld(scope.options, keep_events=False))
+        self.save, self.load = saver.save, saver.load
+
+    @property
+    def name(self) -> str:
+        return f"serving, {self.scope.name}"
+
+    @property
+    def bounds(self) -> str:
+        options = self.scope.options
+        budgets = [f"{name} {n}" for name, n in structs.asdict(options.budgets).items() if n]
+        return ", ".join(
+            [
+                f"{len(options.requests)} requests",
+                f"{options.device_blocks} device blocks",
+                f"{options.slots} slots",
+                f"{options.workers} workers",
+                *budgets,
+            ]
+        )
+
+    @property
+    def properties(self) -> Sequence[Property[ServingWorld]]:
+        return (
+            Property(Kind.ALWAYS, "S1", "all that the world and its ledger check", _is_sound),
+            Property(Kind.EVENTUALLY, "S9", "nothing is left to happen", _has_wound_down),
+            *(Property(Kind.SOMETIMES, name, *SOMETIMES[name]) for name in self.scope.sometimes),
+        )
+
+    def initial(self) -> Iterable[ServingWorld]:
+        return [ServingWorld(self.scope.options, keep_events=False)]
+
+    def actions(self, state: ServingWorld) -> list[Action]:
+        return state.actions()
+
+    def next(self, state: ServingWorld, action: Action) -> ServingWorld | None:
+        return state if state.do(action) else None
+
+    def fingerprint(self, state: ServingWorld) -> bytes:
+        return fingerprint(state, renamed=self.renamed)
+
+    def wind_down(self, state: ServingWorld) -> Action | None:
+        return state.wind_down()
+
+
+def _is_sound(world: ServingWorld) -> bool:
+    """Raises what is wrong. The ledger is looked at when the last action has changed it; a copy that a worker
+    carries out, and the end of a step, change other things."""
+    if any(type(event) not in _NOTED for event in world.news):
+        world.check_ledger()
+    world.check_bytes()
+    return not _has_wound_down(world) or world.is_at_rest()
+
+
+def _has_wound_down(world: ServingWorld) -> bool:
+    return world.wind_down() is None
+
+
+_BLOCK = tuple(range(1, HASH_TOKENS + 1))
+_ONE_BLOCK = (RequestSpec((*_BLOCK, 5), outputs=2), RequestSpec((*_BLOCK, 6), outputs=2))
+"""Two requests that share their only full block, and decode in a second one what differs."""
+_TWO_BLOCKS = (RequestSpec((*_BLOCK, 5, 6, 7, 8, 9)), RequestSpec((*_BLOCK, 105, 6, 7, 8, 9)))
+"""Two of which each fills the device alone, and whose blocks do not all fit into the host's. They are
+prefilled in chunks, and what is loaded may be accepted in part."""
+_DISPLACED = (
+    RequestSpec((*_BLOCK, 5)),
+    RequestSpec((9, 9, 9, 9, 9), parameters={"offload": False}),
+    RequestSpec((*_BLOCK, 5)),
+)
+"""The second displaces on the device what the third will want."""
+
+_EAGER = ServingOptions(
+    requests=_ONE_BLOCK,
+    # Nothing is found again on the device, so that all goes by the host.
+    prefix_cache=False,
+    last_step=LastStep.KEEP_STEPPING,
+    chunk_tokens=HASH_TOKENS,
+    defer_ticks=2,
+)
+_CROWDED = structs.replace(_EAGER, requests=_TWO_BLOCKS)
+_LAZY = structs.replace(_EAGER, requests=_DISPLACED, store=StoreMode.LAZY, prefix_cache=True, device_blocks=2)
+_HYBRID = structs.replace(
+    _EAGER,
+    requests=_DISPLACED,
+    groups=(
+        KVCacheGroup(HASH_TOKENS),
+        KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS),
+    ),
+    prefix_cache=True,
+    device_blocks=4,
+)
+_NO_REFERENCES = structs.replace(_EAGER, references=False, last_step=LastStep.FLUSH)
+_ASYNCHRONOUS = structs.replace(_EAGER, asynchronous=True)
+_LOSING = structs.replace(_EAGER, transfer_ticks=2)
+
+
+def _with(options: ServingOptions, **budgets: int) -> ServingOptions:
+    return structs.replace(options, budgets=Budgets(**budgets))
+
+
+def _small_scopes() -> Iterator[Scope]:
+    """Each is explored in a second or two. Whatever else they meet, in all of them a hit is loaded."""
+    whole = structs.replace(_CROWDED, chunk_tokens=64)
+    for name, options, sometimes in (
+        (
+            "small",
+            _with(_EAGER, failures=1, resets=1),
+            ("a load fails", "a key waits", "deferred", "a reset under a store", "a reset under a load"),
+        ),
+        (
+            "aborts",
+            _with(_EAGER, aborts=1, repeats=1),
+            ("a key waits", "deferred", "over under its load", "a report is refused"),
+        ),
+        (
+            "preemptions",
+            _with(_EAGER, preemptions=1),
+            ("a key waits", "deferred", "over under its load", "preempted"),
+        ),
+        (
+            "evictions",
+            _with(whole, failures=1, partial=1),
+            ("a load fails", "an eviction", "deferred"),
+        ),
+        (
+            "lazy",
+            _with(_LAZY, resets=1),
+            ("a load fails", "preempted", "a reset under a store", "a reset under a load"),
+        ),
+        (
+            "hybrid",
+            _with(_HYBRID, failures=1, aborts=1),
+            ("a load fails", "over under its load", "preempted"),
+        ),
+        (
+            "no-references",
+            _with(_NO_REFERENCES, preemptions=1),
+            ("over under its load", "preempted", "a flush"),
+        ),
+        ("asynchronous", _with(_ASYNCHRONOUS, aborts=1), ("a key waits", "deferred", "over under its load")),
+        ("losing", _with(_LOSING), ("a load fails", "deferred", "a report is refused", "a transfer is lost")),
+    ):
+        yield Scope(name, options, ("a hit is loaded", *sometimes))
+
+
+def _full_scopes() -> Iterator[Scope]:
+    """Each is explored in minutes."""
+    each = {"failures": 1, "aborts": 1, "preemptions": 1, "resets": 1}
+    for name, options in (
+        ("full", _with(_CROWDED, **each, repeats=1, partial=1, waits=1, most=4)),
+        (
+            "full-last-step",
+            _with(structs.replace(_CROWDED, last_step=LastStep.FLUSH), **each, repeats=1, partial=1),
+        ),
+        ("full-lazy", _with(_LAZY, **each)),
+        ("full-hybrid", _with(_HYBRID, **each)),
+        ("full-no-references", _with(_NO_REFERENCES, **each)),
+        ("full-asynchronous", _with(_ASYNCHRONOUS, **each)),
+        ("full-losing", _with(_LOSING, **each)),
+    ):
+        yield Scope(name, options, ("a hit is loaded", "a load fails", "over under its load", "preempted"))
+
+
+SCOPES: Mapping[str, Scope] = {scope.name: scope for scope in (*_small_scopes(), *_full_scopes())}

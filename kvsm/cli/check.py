@@ -1,0 +1,263 @@
+"""`kvsm check`: every interleaving within the bounds of a scope, of the real code and of the protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from kvsm.checker.counterexample import Counterexample, render, save_log
+from kvsm.checker.coverage import all_edges, never_taken
+from kvsm.checker.explorer import Progress
+from kvsm.checker.model import Exploration, Refutation, Verdict
+from kvsm.checker.models import MODELS, CheckedModel, Limits
+from kvsm.errors import ConfigError, KvsmError
+from kvsm.states import MACHINES
+
+UNUSABLE = 1
+WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
+
+
+class _Check(click.Command):
+    """2 means refuted here, so input that cannot be used leaves with another code than elsewhere."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with _unusable():
+            return super().main(*args, **extra)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _unusable():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _unusable():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _unusable() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        click.echo(f"kvsm: {error.format_message()} See kvsm check --help.", err=True)
+        raise SystemExit(UNUSABLE) from None
+    except KvsmError as error:
+        click.echo(f"kvsm: {error}", err=True)
+        raise SystemExit(UNUSABLE) from None
+
+
+@click.command(cls=_Check)
+@click.argument("models", metavar="[MODEL]...", nargs=-1)
+@click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds, and check nothing.")
+@click.option("--scope", default="small", show_default=True, help="How far; see --list.")
+@click.option(
+    "-b",
+    "--bound",
+    "bounds",
+    metavar="NAME=N",
+    multiple=True,
+    help="Another bound than that of the scope: device_blocks=3. May be given again.",
+)
+@click.option("--no-symmetry", is_flag=True, help="Tell apart what is alike: more states, the same verdict.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Processes.  [default: one for each CPU]", metavar="N"
+)
+@click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Of each model, at most.")
+@click.option("--states", "max_states", type=click.IntRange(min=1), help="Of each model, at most.")
+@click.option("--depth", "max_depth", type=click.IntRange(min=1), help="Actions from the start, at most.")
+@click.option(
+    "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each model.")
+def check(
+    models: tuple[str, ...],
+    only_list: bool,
+    scope: str,
+    bounds: tuple[str, ...],
+    no_symmetry: bool,
+    jobs: int | None,
+    log: Path | None,
+    as_json: bool,
+    **limits: Any,
+) -> None:
+    """Explore every interleaving of MODEL within bounds; of all models if none is named.
+
+    A model is explored breadth first: every action in every state that can be reached. So if it is refuted,
+    the way that is shown is a shortest one, step by step with what each changed; with --log it is an event
+    log, too (`kvsm show DIR/MODEL --block 0`). What is proved is proved for the bounds that are printed, and
+    for these alone.
+
+    \b
+    kvsm check                                 a small scope of each, some seconds
+    kvsm check serving --scope full            minutes
+    kvsm check copies -b copies=3 -b bad=1     bounds of your own
+    kvsm check --list                          what there is
+
+    \b
+    Exit codes: 0 proved; 2 refuted; 3 undetermined, a limit came first; 1 the input cannot be used.
+    Several models: refuted if one is, else undetermined if one is.
+    """
+    if only_list:
+        _print_list()
+        return
+    chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
+    if log is not None:
+        _check_free(log, [model.name for model, _ in chosen])
+    verdicts = set()
+    for model, wanted in chosen:
+        limit = Limits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
+        found = _explore(model, wanted, limit)
+        way = _way(found)
+        told = None if way is None else model.retell(wanted, way)
+        click.echo(_json_of(model, found, told) if as_json else "\n".join(_lines(model, found, told)))
+        if log is not None and way is not None:
+            _keep_log(log / model.name, model, wanted, way)
+        verdicts.add(found.verdict)
+    raise SystemExit(next(one for one in WORST_FIRST if one in verdicts).value)
+
+
+# What is to be checked.
+
+
+def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:
+    """The models that are named, in the order of the registry; else all that have this scope."""
+    for name in names:
+        if name not in MODELS:
+            raise ConfigError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    chosen = [one for one in MODELS.values() if (one.name in names if names else scope in one.scopes)]
+    for one in chosen:
+        if scope not in one.scopes:
+            raise ConfigError(f"{one.name} has no scope {scope!r}; it has {', '.join(one.scopes)}")
+    if not chosen:
+        raise ConfigError(f"no model has a scope {scope!r}; see kvsm check --list")
+    known = {name for one in chosen for name in one.bounds(one.scopes[scope])}
+    for name in _numbers(bounds):
+        if name not in known:
+            raise ConfigError(f"there is no bound {name!r} here; there are {', '.join(sorted(known))}")
+    return chosen
+
+
+def _bounded(model: CheckedModel, scope: str, bounds: Sequence[str]) -> Any:
+    """The scope with those of the bounds that the model has."""
+    wanted = model.scopes[scope]
+    own = {name: number for name, number in _numbers(bounds).items() if name in model.bounds(wanted)}
+    return model.bounded(wanted, own) if own else wanted
+
+
+def _numbers(bounds: Sequence[str]) -> dict[str, int]:
+    numbers = {}
+    for bound in bounds:
+        name, _, number = bound.partition("=")
+        if not number.isdecimal():
+            raise ConfigError(f"--bound {bound!r} is not NAME=N, as device_blocks=3")
+        numbers[name.replace("-", "_")] = int(number)
+    return numbers
+
+
+def _print_list() -> None:
+    """Of each scope but a model's first only what is different."""
+    for model in MODELS.values():
+        click.echo(f"{model.name}: {model.says}")
+        first: dict[str, int] = {}
+        for name, scope in model.scopes.items():
+            bounds = model.bounds(scope)
+            told = [f"{bound}={number}" for bound, number in bounds.items() if first.get(bound) != number]
+            click.echo(f"  {name}: {' '.join(told) or 'the same bounds'}")
+            first = first or bounds
+
+
+# How it goes.
+
+
+def _explore(model: CheckedModel, scope: Any, limits: Limits) -> Exploration:
+    """With a line on a terminal that tells how far it is. It is gone when the result comes."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return model.explore(scope, limits)
+    # Refreshed by hand: a thread would be running when the explorer forks.
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(progress: Progress) -> None:
+            live.update(Text(progress_line(model.name, progress)), refresh=True)
+
+        return model.explore(scope, msgspec.structs.replace(limits, progress=show))
+
+
+def progress_line(name: str, progress: Progress) -> str:
+    return (
+        f"{name}   {progress.states:,} states   {progress.states_per_second:,.0f} states/s   "
+        f"depth {progress.depth}   queue {progress.queue:,}   {progress.seconds:.0f} s"
+    )
+
+
+# What it came to.
+
+
+def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None) -> Iterator[str]:
+    """The summary of a model, for people."""
+    yield f"{found.model}: {found.bounds}"
+    limit = f" (stopped at {found.limit})" if found.limit else ""
+    yield f"  verdict    {found.verdict.name}{limit}"
+    yield (
+        f"  seen       {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}; "
+        f"{found.seconds:.1f} s, {found.states_per_second:,.0f} states/s"
+    )
+    if found.reached:
+        yield f"  reached    {', '.join(found.reached)}"
+    if found.unreached:
+        yield f"  unreached  {', '.join(found.unreached)}"
+        if not found.limit:
+            yield "             all was seen, so they cannot be: that refutes it, too"
+    if model.machines:
+        missed = never_taken(found.edges, model.machines)
+        edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)
+        yield f"  edges      {edges - len(missed)} of {edges} in the tables of {', '.join(model.machines)}"
+        for (machine, trigger), same in groupby(missed, lambda edge: (edge.machine, edge.trigger)):
+            ways = ", ".join(f"{edge.source} -> {edge.target}" for edge in same)
+            yield f"    never taken: {machine} {trigger}: {ways}"
+    if told is not None:
+        yield render(told)
+
+
+def _json_of(model: CheckedModel, found: Exploration, told: Counterexample | None) -> str:
+    facts = {
+        **msgspec.structs.asdict(found),
+        "verdict": found.verdict.name,
+        "states_per_second": round(found.states_per_second, 1),
+        "edges": list(map(str, found.edges)),
+        "never_taken": list(map(str, never_taken(found.edges, model.machines))),
+        "counterexample": told,
+    }
+    return msgspec.json.encode(facts).decode()
+
+
+def _way(found: Exploration) -> Refutation | None:
+    """What there is to be told of a refutation: no way leads to what is never reached."""
+    way = found.refutation
+    return None if way is None or way.finding.property_id in found.unreached else way
+
+
+def _check_free(log: Path, names: Sequence[str]) -> None:
+    """What would be refused after minutes is refused now."""
+    for name in names:
+        place = log / name
+        if log.is_file() or place.is_file() or (place.is_dir() and any(place.iterdir())):
+            raise ConfigError(f"{place} is not free for a log; give a directory that is new or empty")
+
+
+def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:
+    events = model.events(scope, way)
+    if not events:
+        click.echo(f"kvsm: {model.name} runs no offload core, so there is no event log to keep", err=True)
+        return
+    save_log(events, place)
+    click.echo(f"kvsm: its {len(events):,} events are in {place}: kvsm show {place} --block 0", err=True)

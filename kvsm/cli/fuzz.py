@@ -1,0 +1,264 @@
+"""`kvsm fuzz`: the random walk through the real code, and what is left of what it finds."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
+from kvsm.checker.reduce import replay
+from kvsm.checker.targets import TARGETS, draw_case
+from kvsm.checker.walk import WalkResult, walk
+from kvsm.errors import ConfigError
+from kvsm.worlds.world import World
+
+DEFAULT_SECONDS = 10.0
+STATE_FILE = Path("kvsm-fuzz.json")
+"""Where a walk that was interrupted is kept, if no file was named."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """A walk that can go on. next_run: all runs before it were made, each once; the rest are totals."""
+
+    target: str
+    seed: int
+    next_run: int = 0
+    runs: int = 0
+    operations: int = 0
+    seconds: float = 0.0
+    most_in_flight: int = 0
+
+    def and_(self, more: WalkResult) -> Progress:
+        return Progress(
+            target=self.target,
+            seed=self.seed,
+            next_run=more.next_run,
+            runs=self.runs + more.runs,
+            operations=self.operations + more.operations,
+            seconds=round(self.seconds + more.seconds, 3),
+            most_in_flight=max(self.most_in_flight, more.most_in_flight),
+        )
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What `--json` prints. directory: where the failure was written."""
+
+    progress: Progress
+    operations_per_second: float
+    interrupted: bool
+    failure: SavedFailure | None = None
+    directory: str | None = None
+
+
+@click.command()
+@click.option(
+    "--target",
+    type=click.Choice([*TARGETS, "all"]),
+    help="What to walk through (core).",
+)
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long (10).")
+@click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs, whatever it takes.")
+@click.option("--seed", type=click.IntRange(min=0), metavar="S", help="Where to begin. Default: a new one.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes.")
+@click.option(
+    "--resume", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Go on there."
+)
+@click.option(
+    "--log",
+    "directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where to write a failure: empty or absent. Default: kvsm-fuzz-TARGET-SEED-RUN.",
+)
+@click.option(
+    "--replay",
+    "replayed",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Do again what `kvsm fuzz` has written there.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def fuzz(replayed: Path | None, jobs: int, as_json: bool, **choices: Any) -> None:
+    """Walk at random through the real code, and reduce what goes wrong to the few actions that it takes.
+
+    A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
+    order, reports fail, come late or twice, the cache is reset. Each answer is compared with a plain account
+    of whose bytes are where. A run draws its own configuration, and which things happen in it often, seldom
+    or never. The seed and the number of the run decide all of it, so that a failure always comes again.
+
+    \b
+    Targets:
+      core      the offload core alone, every call in every order: the fastest
+      serving   the core and the scheduler, with a small engine around them
+      copies    the engine of streams and events, on a simulated device
+      all       all of these
+
+    \b
+    Examples:
+      kvsm fuzz                                   10 seconds of the core
+      kvsm fuzz --target all --seconds 3600 --resume walk.json      go on where it was left
+      kvsm fuzz --seed 7 --runs 500               the same 500 runs, every time
+      kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
+
+    A failure is printed as numbered steps and written to a directory: the actions, a log for `kvsm show`,
+    `kvsm verify` and `kvsm replay`, and a test for pytest that fails as long as the bug is there. Ctrl-C
+    keeps what was done, and says how to go on.
+
+    \b
+    Exit code: 0 if nothing was found; 1 for a failure; 2 for input that cannot be used.
+    """
+    if replayed is None:
+        _find(_Choices(**choices), jobs, as_json)
+    elif any(one is not None for one in choices.values()):
+        raise click.UsageError("--replay does again what was saved, and takes --json alone beside it")
+    else:
+        _do_again(load(replayed), as_json)
+
+
+class _Choices(msgspec.Struct, frozen=True):
+    """What the user asked for; None where it was left open."""
+
+    target: str | None
+    seconds: float | None
+    runs: int | None
+    seed: int | None
+    resume: Path | None
+    directory: Path | None
+
+
+def _find(choices: _Choices, jobs: int, as_json: bool) -> None:
+    start = _begin(choices)
+    if choices.directory is not None:
+        claim(choices.directory)
+    if not as_json:
+        click.echo(f"target {start.target}, seed {start.seed}, from run {start.next_run:,}")
+    seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
+    result = _walk(start, seconds, choices.runs, jobs)
+    progress = start.and_(result)
+    _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
+    report = _report(progress, result, choices.directory)
+    if as_json:
+        click.echo(msgspec.json.encode(report))
+    else:
+        _print(report, choices.resume)
+    if report.failure is not None:
+        raise SystemExit(1)
+
+
+def _begin(choices: _Choices) -> Progress:
+    """Where the walk goes on, or starts."""
+    resume, target, seed = choices.resume, choices.target, choices.seed
+    if resume is None or not resume.exists():
+        return Progress(
+            target=target or "core", seed=SystemRandom().getrandbits(32) if seed is None else seed
+        )
+    try:
+        kept = msgspec.json.decode(resume.read_bytes(), type=Progress)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{resume}: no walk to go on with: {error}") from error
+    for name, given, value in (("--target", target, kept.target), ("--seed", seed, kept.seed)):
+        if given not in (None, value):
+            raise ConfigError(f"{resume} is a walk with {name} {value}, and {name} {given} was asked for")
+    return kept
+
+
+def _walk(start: Progress, seconds: float | None, runs: int | None, jobs: int) -> WalkResult:
+    def make_world(random: Random) -> World:
+        return draw_case(start.target, random).make()
+
+    def begin(progress: Callable[[WalkResult], None] | None) -> WalkResult:
+        return walk(
+            make_world,
+            start.seed,
+            first_run=start.next_run,
+            seconds=seconds,
+            runs=runs,
+            jobs=jobs,
+            progress=progress,
+        )
+
+    if not sys.stderr.isatty():
+        return begin(None)
+    live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
+
+    def show(result: WalkResult) -> None:
+        # Not before: it has a thread, and processes that are forked beside threads may hang.
+        live.start()
+        live.update(Text(_totals(start.and_(result), result.operations_per_second)))
+
+    try:
+        return begin(show)
+    finally:
+        live.stop()
+
+
+def _keep(progress: Progress, path: Path | None) -> None:
+    """Whole or not at all: a file that is half written would lose the walk."""
+    if path is None:
+        return
+    beside = path.with_name(path.name + ".new")
+    try:
+        beside.write_bytes(msgspec.json.encode(progress))
+        os.replace(beside, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: the walk cannot be kept: {error.strerror}") from error
+
+
+def _report(progress: Progress, result: WalkResult, directory: Path | None) -> Report:
+    failure = None
+    if result.failure is not None:
+        failure = reduced(progress.target, progress.seed, result.failure)
+        directory = directory or Path(f"kvsm-fuzz-{failure.target}-{failure.seed}-{failure.run}")
+        save(failure, directory)
+    return Report(
+        progress=progress,
+        operations_per_second=round(result.operations_per_second),
+        interrupted=result.interrupted,
+        failure=failure,
+        directory=str(directory) if failure else None,
+    )
+
+
+def _totals(progress: Progress, rate: float) -> str:
+    # Not every world counts its copies.
+    peak = progress.most_in_flight
+    copies = f"{peak} copies in flight at most, " if peak else ""
+    done = f"{progress.operations:,} operations in {progress.runs:,} runs, {rate:,.0f}/s"
+    return f"{done}, {copies}{progress.seconds:.0f} s"
+
+
+def _print(report: Report, resume: Path | None) -> None:
+    click.echo(_totals(report.progress, report.operations_per_second))
+    if report.interrupted:
+        click.echo(f"interrupted; to go on: kvsm fuzz --resume {resume or STATE_FILE}")
+    if report.failure is None:
+        click.echo("no property was broken")
+        return
+    click.echo(f"\n{told(report.failure)}\n")
+    click.echo(f"written to {report.directory}; to do it again: kvsm fuzz --replay {report.directory}")
+
+
+def _do_again(failure: SavedFailure, as_json: bool) -> None:
+    """Exit code 1 if it fails, in whatever way."""
+    outcome = replay(failure.case().make, failure.actions)
+    if outcome.finding is not None:
+        failure = msgspec.structs.replace(failure, actions=outcome.actions, finding=outcome.finding)
+    if as_json:
+        found = outcome.finding
+        click.echo(msgspec.json.encode({"fails": found is not None, "finding": found}))
+    elif outcome.finding is None:
+        click.echo(f"{len(failure.actions)} actions, and no property is broken: it does not fail any more")
+    else:
+        click.echo(told(failure))
+    if outcome.finding is not None:
+        raise SystemExit(1)

@@ -1,0 +1,228 @@
+"""`kvsm check`: exit codes, what it prints, and what it refuses before it begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from test_counterexample import model_of
+from toy_models import TwoPhaseCommit
+
+from kvsm.checker.counterexample import Counterexample, retell
+from kvsm.checker.explorer import Progress, explore
+from kvsm.checker.model import Exploration, Refutation
+from kvsm.checker.models import MODELS, Bounds, Limits, explorer_limits, numbers_of, with_numbers
+from kvsm.cli import main
+from kvsm.cli.check import check, progress_line
+from kvsm.events import OffloadingEvent
+
+
+class Options(msgspec.Struct, frozen=True):
+    managers: int = 2
+    hasty: bool = False
+
+
+class Commit:
+    """A `CheckedModel` of the toy, which has no event log."""
+
+    name, says = "commit", "two-phase commit"
+    machines: tuple[str, ...] = ()
+    scopes: Mapping[str, Options] = {"small": Options(), "full": Options(managers=4)}
+
+    def bounds(self, scope: Options) -> Bounds:
+        return numbers_of(scope)
+
+    def bounded(self, scope: Options, bounds: Bounds) -> Options:
+        return with_numbers(scope, bounds)
+
+    def explore(self, scope: Options, limits: Limits) -> Exploration:
+        return explore(TwoPhaseCommit(scope.managers, scope.hasty), **explorer_limits(limits))
+
+    def retell(self, scope: Options, refutation: Refutation) -> Counterexample:
+        return retell(TwoPhaseCommit(scope.managers, scope.hasty), refutation)
+
+    def events(self, _scope: Options, _refutation: Refutation) -> Sequence[OffloadingEvent]:
+        return ()
+
+
+class Core(Commit):
+    """The offloader that stores a block: it goes through the tables, and leaves a log. broken: it fails."""
+
+    name, says = "core", "one store"
+    machines = ("block", "transfer", "lease")
+    scopes: Mapping[str, Any] = {"small": ("idle", "idle"), "broken": ("break",)}
+
+    def bounds(self, _scope: Any) -> Bounds:
+        return {}
+
+    def explore(self, scope: Any, limits: Limits) -> Exploration:
+        return explore(model_of(*scope), **explorer_limits(limits))
+
+    def retell(self, scope: Any, refutation: Refutation) -> Counterexample:
+        return retell(model_of(*scope), refutation)
+
+    def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
+        return model_of(*scope).events(refutation.path)
+
+
+@pytest.fixture(autouse=True)
+def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in MODELS.copy():
+        monkeypatch.delitem(MODELS, name)
+    for one in (Commit(), Core()):
+        monkeypatch.setitem(MODELS, one.name, one)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(check, ["--jobs", "1", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [
+        (["commit"], 0, "PROVED"),
+        (["commit", "-b", "hasty=1"], 2, "REFUTED"),
+        (["commit", "--scope", "full", "--states", "50"], 3, "UNDETERMINED (stopped at 50 states)"),
+        (["commit", "--depth", "2"], 3, "UNDETERMINED (stopped at the depth of 2 actions)"),
+        (["commit", "--seconds", "0"], 3, "UNDETERMINED (stopped at 0 seconds)"),
+        ([], 0, "PROVED"),
+        (["-b", "hasty=1"], 2, "REFUTED"),
+        (["--depth", "4"], 3, "UNDETERMINED (stopped at the depth of 4 actions)"),
+        (["--depth", "5", "--bound", "hasty=1"], 2, "UNDETERMINED (stopped at the depth of 5 actions)"),
+    ],
+    ids=str,
+)
+def test_the_exit_code_is_the_worst_verdict(arguments: list[str], code: int, verdict: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert f"verdict    {verdict}\n" in result.output
+
+
+def test_a_proof_says_for_which_bounds_and_what_was_seen() -> None:
+    lines = run("commit").stdout.splitlines()
+    assert lines[0] == "commit: 2 resource managers"
+    assert lines[1] == "  verdict    PROVED"
+    assert lines[2].startswith("  seen       56 states, 153 transitions, depth 7; ")
+    assert lines[3] == "  reached    all commit, all abort"
+
+
+def test_a_refutation_is_told_step_by_step() -> None:
+    lines = run("commit", "-b", "hasty=1").stdout.splitlines()
+    assert "commit: consistent is broken, in 5 steps" in lines
+    assert lines[-1] == "because: step 5 (leave 1) led there"
+
+
+def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> None:
+    """Where there is no manager, none commits."""
+    result = run("commit", "-b", "managers=0", "--log", str(tmp_path / "logs"))
+    assert result.exit_code == 2
+    assert result.stdout.splitlines()[3:] == [
+        "  unreached  all commit, all abort",
+        "             all was seen, so they cannot be: that refutes it, too",
+    ]
+
+
+def test_edges_that_were_never_taken_are_named() -> None:
+    lines = run("core").stdout.splitlines()
+    assert "  edges      7 of 59 in the tables of block, transfer, lease" in lines
+    assert "    never taken: lease BEGIN_WRITE: NONE -> WRITING" in lines
+    assert not [line for line in lines if "STORING --END_COPY_GOOD--> STORED" in line]
+
+
+def test_json_is_a_line_for_each_model() -> None:
+    commit, core = map(json.loads, run("--json").stdout.splitlines())
+    assert (commit["verdict"], commit["states"], commit["transitions"]) == ("PROVED", 56, 153)
+    assert (commit["reached"], commit["edges"], commit["counterexample"]) == (
+        ["all commit", "all abort"],
+        [],
+        None,
+    )
+    assert core["model"] == "core"
+    assert len(core["edges"]) == 7
+    assert len(core["never_taken"]) == 52
+    refuted = json.loads(run("commit", "-b", "hasty=1", "--json").stdout)
+    assert refuted["verdict"] == "REFUTED"
+    assert refuted["refutation"]["finding"]["property_id"] == "consistent"
+    assert [step["action"] for step in refuted["counterexample"]["steps"]][-1] == "leave 1"
+
+
+def test_the_log_of_a_refutation_is_kept(tmp_path: Path) -> None:
+    result = run("core", "--scope", "broken", "--log", str(tmp_path / "logs"))
+    assert result.exit_code == 2
+    assert f"its 5 events are in {tmp_path / 'logs' / 'core'}: kvsm show" in result.stderr
+    assert list((tmp_path / "logs" / "core").glob("*.kvsm"))
+
+
+def test_where_no_core_runs_it_says_that_there_is_no_log(tmp_path: Path) -> None:
+    result = run("commit", "-b", "hasty=1", "--log", str(tmp_path))
+    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert "commit runs no offload core, so there is no event log to keep" in result.stderr
+
+
+def test_what_is_there_is_listed() -> None:
+    result = run("--list")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "commit: two-phase commit\n  small: managers=2 hasty=0\n  full: managers=4\n"
+        "core: one store\n  small: the same bounds\n  broken: the same bounds\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "there is no model 'nothing'; there are commit, core"),
+        (["--nonsense"], "No such option"),
+        (["--jobs", "0"], "Invalid value for '--jobs'"),
+        (["core", "--scope", "full"], "core has no scope 'full'; it has small, broken"),
+        (["--scope", "huge"], "no model has a scope 'huge'; see kvsm check --list"),
+        (["-b", "managers"], "--bound 'managers' is not NAME=N"),
+        (["-b", "managers=-1"], "--bound 'managers=-1' is not NAME=N"),
+        (["-b", "slots=2"], "there is no bound 'slots' here; there are hasty, managers"),
+        (["core", "-b", "managers=2"], "there is no bound 'managers' here"),
+    ],
+    ids=str,
+)
+def test_input_that_cannot_be_used_leaves_with_1(arguments: list[str], told: str) -> None:
+    """2 would say: refuted."""
+    result = run(*arguments)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert told in result.stderr
+
+
+def test_under_the_command_line_of_kvsm_it_keeps_its_exit_codes() -> None:
+    group = type(main)()
+    group.add_command(check)
+    for arguments, code in ((["--nonsense"], 1), (["nothing"], 1), (["commit", "-b", "hasty=1"], 2)):
+        assert CliRunner().invoke(group, ["check", *arguments]).exit_code == code
+
+
+def test_a_place_that_is_not_free_for_a_log_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "something").touch()
+    result = run("--log", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{tmp_path / 'core'} is not free for a log" in result.stderr
+
+
+def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(12_000, 40_000, 9, 345, 4.0)
+    assert progress_line("commit", progress) == (
+        "commit   12,000 states   3,000 states/s   depth 9   queue 345   4 s"
+    )
+    shown: list[str] = []
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr("kvsm.checker.explorer.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(
+        import_module("kvsm.cli.check"),
+        "progress_line",
+        lambda name, progress: shown.append(name) or str(progress.states),
+    )
+    assert run("commit").exit_code == 0
+    assert shown == ["commit"] * 56

@@ -1,0 +1,227 @@
+"""Counterexamples: the story of one, word for word; and the log of one that the real core has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+from toy_models import ABORTED, COMMITTED, Graph, TwoPhaseCommit, always, eventually
+
+from kvsm.checker.counterexample import Counterexample, render, retell, save_log
+from kvsm.checker.describing import describe_ledger
+from kvsm.checker.explorer import explore
+from kvsm.checker.model import Verdict
+from kvsm.checker.rerun import RerunModel
+from kvsm.cli import main
+from kvsm.errors import LogError, PropertyBroken
+from kvsm.events import OffloadConfig, OffloadingEvent, WorkerReported
+from kvsm.log import LogReader
+from kvsm.offloader import Offloader
+from kvsm.worlds.world import Action
+
+
+def told(model: Graph | TwoPhaseCommit) -> Counterexample:
+    found = explore(model)
+    assert found.refutation is not None
+    return retell(model, found.refutation)
+
+
+def test_a_story_says_of_each_step_only_what_it_changed() -> None:
+    model = TwoPhaseCommit(2, hasty=True)
+    model.properties = (always(lambda state: state[0] != (ABORTED, COMMITTED), "consistent"),)
+    assert (
+        render(told(model))
+        == """\
+commit: consistent is broken, in 5 steps
+within 2 resource managers
+  1. leave 0
+     manager 0: working -> aborted
+  2. prepare 1
+     manager 1: working -> prepared
+  3. hear 1
+  4. commit
+     the decision: nothing -> commit
+  5. obey 1
+     manager 1: prepared -> committed
+broken: consistent: does not hold: it holds
+because: step 5 (obey 1) led there"""
+    )
+
+
+def test_because_names_the_last_step_that_changed_what_the_check_names() -> None:
+    def check(state: int) -> bool:
+        if state == 3:
+            raise PropertyBroken("S3", "block 10 is wrong, block 1 is not")
+        return True
+
+    class Blocks(Graph):
+        def describe(self, state: int) -> dict[str, str]:
+            return {"block 10": "old" if state == 0 else "new", "block 11": str(state), "lock 10": str(state)}
+
+    found = told(Blocks({0: {"a": 1}, 1: {"b": 2}, 2: {"c": 3}}, [always(check)]))
+    assert found.because == "step 1 (a) was the last to change block 10: old -> new"
+
+
+def test_a_step_that_raises_is_told_with_what_it_changed_before() -> None:
+    class Falling(Graph):
+        """A live state, which `next` changes."""
+
+        def next(self, state: list[int], action: str) -> list[int]:
+            state.append(1)
+            if action == "fall":
+                raise PropertyBroken("S1", "it fell")
+            return state
+
+        def actions(self, state: list[int]) -> list[str]:
+            return ["fall"] if len(state) == 2 else ["go"]
+
+        def fingerprint(self, state: list[int]) -> int:
+            return len(state)
+
+        def save(self, state: list[int]) -> tuple[int, ...]:
+            return tuple(state)
+
+        def load(self, saved: tuple[int, ...]) -> list[int]:
+            return list(saved)
+
+        def describe(self, state: list[int]) -> dict[str, str]:
+            return {"length": str(len(state))}
+
+        def initial(self) -> list[list[int]]:
+            return [[0]]
+
+    found = told(Falling({}))
+    assert [str(step.changes[0]) for step in found.steps] == ["length: 1 -> 2", "length: 2 -> 3"]
+
+
+def test_a_way_that_goes_round_says_from_where_on() -> None:
+    """S9."""
+    found = told(
+        Graph({0: {"go": 1}, 1: {"down": 2}, 2: {"down": 1}}, [eventually(lambda state: state == 0)])
+    )
+    assert found.circle == 2
+    assert render(found).splitlines()[-3] == "and from step 2 on again, for ever"
+
+
+def test_what_is_broken_from_the_start_has_no_steps() -> None:
+    assert render(told(Graph({0: {}}, [always(lambda _state: False)]))).splitlines() == [
+        "toy: S1 is broken, in 0 steps",
+        "within all of it",
+        "broken: S1: does not hold: it holds",
+        "because: it is so from the start",
+    ]
+
+
+# The real core.
+
+
+class Recording(list[OffloadingEvent]):
+    def flush(self) -> None: ...
+
+
+class OneStore:
+    """A `World`: the offloader, which stores a block and hears of it twice, which must be refused (S5).
+    pulls: with "break", an action after which the world says that something is wrong."""
+
+    def __init__(self, *pulls: str) -> None:
+        self.events = Recording()
+        config = OffloadConfig(host_blocks=1, device_blocks=1)
+        self.core = Offloader(config, self.events, clock_ns=lambda: 7)
+        self.left = ["store", "submit", "report", "report", *pulls]
+
+    def actions(self) -> list[Action]:
+        return [(name,) for name in self.left[:1]]
+
+    def draw(self, _random: Random) -> Action:
+        return (self.left[0],)
+
+    def do(self, action: Action) -> bool:
+        assert self.left.pop(0) == action[0]
+        match action[0]:
+            case "store":
+                self.transfer = self.core.prepare_store("r", [b"key"], [0]).job.transfer
+            case "submit":
+                self.core.submit([self.transfer])
+            case "report":
+                self.core.report(self.transfer, 0, good=True)
+            case "break":
+                raise PropertyBroken("S2", "slot 0 is readable too early")
+        return True
+
+    def check(self) -> None: ...
+
+    def wind_down(self) -> Action | None:
+        return (self.left[0],) if self.left else None
+
+    def fingerprint(self) -> bytes:
+        return bytes(len(self.left))
+
+
+def model_of(*pulls: str) -> RerunModel[OneStore]:
+    return RerunModel(
+        "core", "1 block", lambda: OneStore(*pulls), describe=lambda one: describe_ledger(one.core.ledger)
+    )
+
+
+def test_the_real_core_is_told_by_what_its_ledger_holds() -> None:
+    model = model_of("break")
+    found = explore(model)
+    assert (found.verdict, found.states) == (Verdict.REFUTED, 5)
+    assert found.refutation is not None
+    lines = render(retell(model, found.refutation)).splitlines()
+    assert lines[2:] == [
+        "  1. store",
+        "     slot 0: nothing -> ALLOCATED(copies=0, pins=0)",
+        "     key of slot 0: nothing -> 6b6579",
+        "     device block 0: nothing -> READING(readers=1)",
+        "     store 2 copies: nothing -> device block 0 and slot 0",
+        "     transfer 2: nothing -> PLANNED(pending=1, failed=0)",
+        "  2. submit",
+        "     slot 0: ALLOCATED(copies=0, pins=0) -> STORING(copies=1, pins=0)",
+        "     transfer 2: PLANNED(pending=1, failed=0) -> SUBMITTED(pending=1, failed=0)",
+        "  3. report",
+        "     slot 0: STORING(copies=1, pins=0) -> STORED(copies=0, pins=0)",
+        "     device block 0: READING(readers=1) -> gone",
+        "     store 2 copies: device block 0 and slot 0 -> gone",
+        "     transfer 2: SUBMITTED(pending=1, failed=0) -> gone",
+        "  4. report",
+        "  5. break",
+        "broken: S2: slot 0 is readable too early",
+        "because: step 3 (report) was the last to change slot 0: STORING(copies=1, pins=0) -> "
+        "STORED(copies=0, pins=0)",
+    ]
+
+
+def test_the_log_of_a_counterexample_is_read_by_every_command(tmp_path: Path) -> None:
+    """S10, S11."""
+    model, path = model_of("break"), (("store",), ("submit",), ("report",), ("report",), ("break",))
+    for name in ("log", "again"):
+        save_log(model.events(path), tmp_path / name)
+    assert [one.read_bytes() for one in (tmp_path / "log").iterdir()] == [
+        one.read_bytes() for one in (tmp_path / "again").iterdir()
+    ]
+    for command in (["verify"], ["replay"], ["show", "--block", "0"]):
+        result = CliRunner().invoke(main, [command[0], str(tmp_path / "log"), *command[1:]])
+        assert result.exit_code == 0, result.output
+    assert "stored" in result.output
+
+
+def test_a_log_that_ends_in_a_broken_state_is_still_read(tmp_path: Path) -> None:
+    """What the fold refuses is written all the same, and the log tells of it."""
+    events: Sequence[OffloadingEvent] = model_of().events((("store",), ("submit",)))
+    log, wrong = tmp_path / "log", WorkerReported(len(events) + 1, 0, 7, 99, 0, True)
+    save_log([*events, wrong], log)
+    assert [event for batch in LogReader(log).batches() for event in batch][-1] == wrong
+    verified = CliRunner().invoke(main, ["verify", str(log)])
+    assert verified.exit_code == 1
+    assert f"first broken by event {wrong.seq}" in verified.output
+    assert "STORING" in CliRunner().invoke(main, ["show", str(log), "--block", "0"]).output
+
+
+def test_what_is_no_core_has_no_log(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match="no log, for these are not the events of a core from its start on"):
+        save_log([], tmp_path / "log")
+    assert not (tmp_path / "log").exists()

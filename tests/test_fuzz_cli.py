@@ -1,0 +1,226 @@
+"""`kvsm fuzz` as its user meets it: what it prints, what it writes, what it refuses, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from planted_bugs import free_slots_under_copies
+
+from kvsm.checker.targets import TARGETS
+from kvsm.checker.walk import WalkResult, walk
+from kvsm.cli import main
+
+COUNTED = ("--runs", 2, "--jobs", 1)
+
+
+def kvsm(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
+
+
+def fuzz(*arguments: object) -> Result:
+    return kvsm("fuzz", *arguments)
+
+
+@pytest.fixture
+def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Path]:
+    """What `kvsm fuzz` said of a bug that was planted, and where it wrote it. The bug is still there."""
+    free_slots_under_copies(monkeypatch)
+    directory = tmp_path / "failure"
+    return fuzz("--seed", 1, *COUNTED, "--log", directory), directory
+
+
+# Nothing found.
+
+
+def test_a_good_walk_tells_its_seed_and_what_it_did() -> None:
+    result = fuzz("--seed", 5, *COUNTED)
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "target core, seed 5, from run 0"
+    assert " operations in 2 runs, " in lines[1]
+    assert " copies in flight at most, " in lines[1]
+    assert lines[2] == "no property was broken"
+
+
+def test_json_holds_the_same() -> None:
+    """One JSON object on standard output, and nothing else; the seed is one that was not used before."""
+    first, second = (json.loads(fuzz(*COUNTED, "--json").stdout) for _ in range(2))
+    assert first["progress"]["runs"] == 2
+    assert first["progress"]["operations"] > 500
+    assert first["failure"] is None
+    assert first["progress"]["seed"] != second["progress"]["seed"]
+
+
+def test_seconds_end_it() -> None:
+    assert json.loads(fuzz("--seconds", 0, "--jobs", 1, "--json").stdout)["progress"]["runs"] == 1
+
+
+def test_help_teaches() -> None:
+    """Each target, what to type, and what the exit codes mean."""
+    text = fuzz("--help").stdout
+    for word in (*TARGETS, "all", "Examples:", "Exit code:", "--resume", "Ctrl-C"):
+        assert word in text
+
+
+# To go on.
+
+
+def test_a_resumed_walk_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    """The file knows the seed and the target; the totals are those of one walk."""
+    kept, whole = tmp_path / "kept.json", tmp_path / "whole.json"
+    fuzz("--seed", 7, "--runs", 1, "--jobs", 1, "--resume", kept)
+    resumed = fuzz("--runs", 2, "--jobs", 1, "--resume", kept)
+    fuzz("--seed", 7, "--runs", 3, "--jobs", 1, "--resume", whole)
+    assert resumed.stdout.startswith("target core, seed 7, from run 1\n")
+    first, second = json.loads(kept.read_bytes()), json.loads(whole.read_bytes())
+    assert first["next_run"] == 3
+    for one in (first, second):
+        del one["seconds"]
+    assert first == second
+
+
+def test_ctrl_c_keeps_the_walk_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if nobody had asked to keep it."""
+
+    def press(_: WalkResult) -> None:
+        raise KeyboardInterrupt
+
+    def interrupted(*arguments: Any, **options: Any) -> WalkResult:
+        return walk(*arguments, **{**options, "progress": press})
+
+    # By way of the import system: `kvsm.cli.fuzz` may also be the command of that name.
+    monkeypatch.setattr(import_module("kvsm.cli.fuzz"), "walk", interrupted)
+    monkeypatch.chdir(tmp_path)
+    result = fuzz("--seed", 3, "--jobs", 1)
+    assert result.exit_code == 0
+    assert "interrupted; to go on: kvsm fuzz --resume kvsm-fuzz.json" in result.stdout
+    assert json.loads((tmp_path / "kvsm-fuzz.json").read_bytes())["next_run"] == 1
+
+
+# A failure.
+
+
+def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
+    """Numbered steps with what each changed, the property, a because, where it was written. Exit code 1."""
+    result, directory = found
+    assert result.exit_code == 1
+    told = result.stdout
+    assert "core: S1 is broken: 3 steps, reduced from " in told
+    assert "\n  1. store 0 0 0 0 0 0 1\n     slot 0: nothing -> ALLOCATED(copies=0, pins=0)" in told
+    assert "\n  3. reset\n" in told
+    assert "broken: S1: slot 0 QUARANTINED(copies=1, pins=0): in the free queue although in use\n" in told
+    assert "because: step 3 (reset) was the last to change slot 0: " in told
+    assert f"to do it again: kvsm fuzz --replay {directory}\n" in told
+    assert (directory / "steps.txt").read_text() in told
+
+
+def test_a_failure_has_a_log_that_can_be_read(found: tuple[Result, Path]) -> None:
+    """`kvsm verify` sees the same property broken; `kvsm show` tells the life of the slot."""
+    _, directory = found
+    shown = kvsm("show", directory / "log", "--block", 0)
+    assert shown.exit_code == 0
+    assert "reset" in shown.stdout
+    verified = kvsm("verify", directory / "log", "--json")
+    assert verified.exit_code == 1
+    assert json.loads(verified.stdout)["violations"][0]["property_id"] == "S1"
+
+
+def test_the_written_test_fails_while_the_bug_is_there_and_passes_without(
+    found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, directory = found
+    test: Callable[[], None] = runpy.run_path(str(directory / "test_core_1_0.py"))["test_core_keeps_s1"]
+    with pytest.raises(AssertionError, match="S1: slot 0 QUARANTINED"):
+        test()
+    monkeypatch.undo()
+    test()
+
+
+def test_a_failure_is_done_again(found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same story while the bug is there, exit code 1; a word of comfort without, exit code 0."""
+    first, directory = found
+    again = fuzz("--replay", directory)
+    assert again.exit_code == 1
+    assert again.stdout in first.stdout
+    assert json.loads(fuzz("--replay", directory, "--json").stdout)["finding"]["property_id"] == "S1"
+    monkeypatch.undo()
+    gone = fuzz("--replay", directory)
+    assert gone.exit_code == 0
+    assert gone.stdout == "3 actions, and no property is broken: it does not fail any more\n"
+
+
+def test_the_same_seed_writes_the_same_bytes(found: tuple[Result, Path], tmp_path: Path) -> None:
+    """S11: log, actions, steps and test."""
+    _, directory = found
+    other = tmp_path / "other"
+    fuzz("--seed", 1, *COUNTED, "--log", other)
+    files = sorted(path.relative_to(directory) for path in directory.rglob("*") if path.is_file())
+    assert [path.suffix for path in files] == [".json", ".kvsm", ".txt", ".py"]
+    for path in files:
+        assert (directory / path).read_bytes() == (other / path).read_bytes()
+
+
+def test_a_failure_of_another_target_has_the_same_form(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the serving world only the requests that came are kept."""
+    free_slots_under_copies(monkeypatch)
+    result = fuzz(
+        "--target", "serving", "--seed", 5, "--runs", 4, "--jobs", 1, "--log", tmp_path / "it", "--json"
+    )
+    assert result.exit_code == 1
+    saved = json.loads((tmp_path / "it" / "actions.json").read_bytes())
+    assert saved["target"] == "serving"
+    assert len(saved["options"]["requests"]) == [kind for kind, *_ in saved["actions"]].count("arrive")
+    assert len(saved["actions"]) < 12
+    assert fuzz("--replay", tmp_path / "it").exit_code == 1
+
+
+# What it refuses.
+
+
+def refused(*arguments: object) -> str:
+    """The one line that says why; exit code 2."""
+    result = fuzz(*arguments)
+    assert result.exit_code == 2
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_a_directory_in_use_is_refused_before_the_walk(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("")
+    assert "not empty" in refused("--log", tmp_path)
+
+
+def test_another_seed_or_target_than_the_kept_one_is_refused(tmp_path: Path) -> None:
+    """Else the totals would be those of two walks."""
+    kept = tmp_path / "kept.json"
+    fuzz("--seed", 7, "--runs", 1, "--jobs", 1, "--resume", kept)
+    assert "--seed 7, and --seed 8 was asked for" in refused("--seed", 8, "--resume", kept)
+    assert "--target core, and --target copies" in refused("--target", "copies", "--resume", kept)
+
+
+def test_a_file_that_is_no_walk_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "kept.json").write_text("{}")
+    assert "no walk to go on with" in refused("--resume", tmp_path / "kept.json")
+
+
+def test_a_directory_without_a_failure_is_refused(tmp_path: Path) -> None:
+    assert "name a directory that `kvsm fuzz` has written" in refused("--replay", tmp_path)
+    (tmp_path / "actions.json").write_text("[1]")
+    assert "actions.json" in refused("--replay", tmp_path)
+
+
+def test_replay_takes_no_walk_beside_it(tmp_path: Path) -> None:
+    assert "--replay does again what was saved" in refused("--replay", tmp_path, "--seed", 1)
+
+
+def test_an_unknown_target_is_refused() -> None:
+    assert "'nothing' is not one of" in refused("--target", "nothing")

@@ -1,0 +1,106 @@
+"""The models that `kvsm check` knows: scopes, bounds, and a broken core told and logged through each way."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvsm.checker.counterexample import render, save_log
+from kvsm.checker.model import Verdict
+from kvsm.checker.models import MODELS, Limits
+from kvsm.checker.serving import Scope
+from kvsm.cli import main
+from kvsm.cli.check import check
+from kvsm.errors import ConfigError
+from kvsm.ledger import Ledger
+from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(check, ["--jobs", "1", *arguments])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_has_a_small_and_a_full_scope(name: str) -> None:
+    assert {"small", "full"} <= set(MODELS[name].scopes)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_bound_can_be_changed(name: str) -> None:
+    model = MODELS[name]
+    scope = next(iter(model.scopes.values()))
+    for bound, number in model.bounds(scope).items():
+        changed = number - 1 if number > 1 else 1
+        bounded = model.bounded(scope, {bound: changed})
+        assert model.bounds(bounded) == model.bounds(scope) | {bound: changed}
+
+
+def test_a_bound_that_is_none_is_refused() -> None:
+    for model in MODELS.values():
+        with pytest.raises(ConfigError, match="nonsense is no bound here; there are"):
+            model.bounded(next(iter(model.scopes.values())), {"nonsense": 1})
+
+
+def test_the_protocol_is_checked_by_its_own_explorer() -> None:
+    result = run("protocol", "-b", "keys=1", "-b", "device_blocks=1", "-b", "slots=1")
+    assert result.exit_code == 0
+    assert "  seen       93 states, 376 transitions, depth 16; " in result.stdout
+    assert "    never taken: block ALLOCATE: EVICTED -> ALLOCATED" in result.stdout
+    refused = run("protocol", "--depth", "3")
+    assert refused.exit_code == 1
+    assert "the protocol is explored without a limit of depth" in refused.stderr
+
+
+def test_the_copies_are_checked_and_have_no_tables() -> None:
+    result = run("copies", "-b", "copies=1")
+    assert result.exit_code == 0
+    assert "  seen       184 states, " in result.stdout
+    assert "edges" not in result.stdout
+
+
+ONE_REQUEST = Scope(
+    "one request",
+    ServingOptions(requests=(RequestSpec((1, 2, 3, 4, 5)),), workers=1, budgets=Budgets(aborts=1)),
+)
+
+
+def test_the_code_is_checked_in_the_hands_of_a_small_engine() -> None:
+    serving = MODELS["serving"]
+    found = serving.explore(ONE_REQUEST, Limits())
+    assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
+    assert "transfer SUBMITTED --REPORT_GOOD--> COMPLETED (the last, and none failed)" in map(
+        str, found.edges
+    )
+    without = serving.explore(ONE_REQUEST, Limits(symmetry=False))
+    assert without.verdict is Verdict.PROVED
+    assert without.states >= found.states
+
+
+def test_of_the_requests_of_a_scope_fewer_can_be_taken_and_not_more() -> None:
+    serving = MODELS["serving"]
+    assert serving.bounds(serving.bounded(ONE_REQUEST, {"requests": 0}))["requests"] == 0
+    with pytest.raises(ConfigError, match="requests is 2; this scope has 1 to take from"):
+        serving.bounded(ONE_REQUEST, {"requests": 2})
+
+
+def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: the end of a copy gives no lease back."""
+    monkeypatch.setattr(Ledger, "_end", Ledger._close)
+    serving = MODELS["serving"]
+    found = serving.explore(ONE_REQUEST, Limits())
+    assert found.verdict is Verdict.REFUTED
+    assert found.refutation is not None
+    told = render(serving.retell(ONE_REQUEST, found.refutation)).splitlines()
+    assert told[0].startswith("serving: S4 is broken, in ")
+    assert told[-1].startswith("because: step ")
+    save_log(serving.events(ONE_REQUEST, found.refutation), tmp_path / "log")
+    verified = CliRunner().invoke(main, ["verify", str(tmp_path / "log")])
+    assert verified.exit_code == 1
+    assert "broken: S4" in verified.output
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "log"), "--block", "0"])
+    assert (shown.exit_code, os.linesep in shown.output) == (0, True)

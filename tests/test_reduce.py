@@ -1,0 +1,128 @@
+"""Reduction: a failure comes down to the few actions that it takes, and to these very ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from planted_bugs import evict_what_is_pinned, free_slots_under_copies, take_doubled_reports
+from toy_worlds import Counting
+
+from kvsm.checker.failures import reduced
+from kvsm.checker.reduce import NotRepeated, reduce, replay
+from kvsm.checker.targets import draw_case
+from kvsm.checker.walk import walk
+from kvsm.worlds.world import Action, Finding
+
+ABOVE = Finding("S1", "above")
+
+
+def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Action, ...]]:
+    """How long the failing run was, and what is left of it."""
+    failure = walk(lambda random: draw_case(target, random).make(), seed, runs=60).failure
+    assert failure is not None
+    saved = reduced(target, seed, failure)
+    replayed = replay(saved.case().make, saved.actions)
+    assert replayed.finding == saved.finding
+    assert replayed.actions == saved.actions
+    return len(failure.actions), saved.actions
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("bug", "fewest", "most"),
+    [
+        # A store, its submission, a report and the same report; with three workers there may be one more.
+        (take_doubled_reports, 4, 5),
+        # A store, its submission, a report of each worker, a match.
+        (evict_what_is_pinned, 4, 6),
+        # A store, its submission, a reset.
+        (free_slots_under_copies, 3, 3),
+    ],
+)
+def test_a_planted_bug_comes_down_to_its_story(
+    bug: Callable[[pytest.MonkeyPatch], None],
+    fewest: int,
+    most: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From hundreds of actions, whatever the seed."""
+    bug(monkeypatch)
+    _, actions = found_and_reduced(seed)
+    assert fewest <= len(actions) <= most, actions
+
+
+def test_a_reduction_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From hundreds of actions to these very three."""
+    free_slots_under_copies(monkeypatch)
+    found, actions = found_and_reduced(seed=0)
+    assert found > 50
+    assert actions == (("store_two", 0, 0, 0, 0, 0), ("submit", 0), ("reset",))
+
+
+def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_doubled_reports(monkeypatch)
+    failure = walk(lambda random: draw_case("core", random).make(), 1, runs=60).failure
+    assert failure is not None
+    saved = reduced("core", 1, failure)
+    for place in range(len(saved.actions)):
+        fewer = saved.actions[:place] + saved.actions[place + 1 :]
+        outcome = replay(saved.case().make, fewer)
+        assert outcome.finding is None or outcome.finding.property_id != saved.finding.property_id
+
+
+# On a world that fits in the head.
+
+
+def test_noise_and_numbers_are_gone() -> None:
+    """Kinds that change nothing, pairs that undo each other, numbers that are larger than they need be."""
+    noisy: list[Action] = [("look", 3), ("up", 2), ("down",), ("look", 1), ("up", 0)] * 20
+    reduction = reduce(lambda: Counting(most=4), noisy, ABOVE)
+    assert reduction.actions == (("up", 1), ("up", 2))
+    assert reduction.finding == Finding("S1", "it is 5, above 4")
+
+
+def test_what_is_behind_the_failure_is_gone() -> None:
+    actions: list[Action] = [("up", 0)] * 3 + [("down",)] * 50
+    assert reduce(lambda: Counting(most=2), actions, ABOVE).actions == (("up", 0),) * 3
+
+
+def test_numbers_become_small() -> None:
+    assert reduce(lambda: Counting(most=0), [("up", 7)], ABOVE).actions == (("up", 0),)
+
+
+def test_another_property_is_another_bug() -> None:
+    """A shorter run that breaks something else is not this failure."""
+
+    class Worse(Counting):
+        def do(self, action: Action) -> bool:
+            if action == ("down",) and not self.number:
+                raise ZeroDivisionError
+            return super().do(action)
+
+    actions: list[Action] = [("up", 0), ("down",), ("up", 0), ("up", 0)]
+    assert reduce(lambda: Worse(most=1), actions, ABOVE).actions == (("up", 0), ("up", 0))
+
+
+def test_replays_are_bounded() -> None:
+    """What was found until then is still a failure."""
+    actions: list[Action] = [("up", 0), ("look",)] * 200
+    reduction = reduce(lambda: Counting(most=20), actions, ABOVE, most_replays=5)
+    assert reduction.replays == 5
+    assert replay(lambda: Counting(most=20), reduction.actions).finding == reduction.finding
+
+
+def test_a_long_list_takes_few_replays() -> None:
+    """20,000 actions of which three matter: kinds go at once, the rest in halves."""
+    noise: list[Action] = [("look", number % 7) for number in range(10_000)]
+    actions = [*noise, ("up", 0), *noise, ("up", 0), ("up", 0)]
+    reduction = reduce(lambda: Counting(most=2), actions, ABOVE)
+    assert reduction.actions == (("up", 0),) * 3
+    assert reduction.replays < 20
+
+
+def test_what_does_not_come_again_is_said_so() -> None:
+    """S11: then something outside decides, too."""
+    with pytest.raises(NotRepeated, match="1 actions broke S1, and done again they do not"):
+        reduce(lambda: Counting(most=9), [("up", 0)], ABOVE)

@@ -1,0 +1,213 @@
+"""The walk: (seed, number of the run) is all that decides, however it is cut, resumed, or spread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from random import Random
+from typing import Any
+
+import pytest
+from planted_bugs import free_slots_under_copies
+from toy_worlds import Counting
+
+from kvsm.checker import walk as walking
+from kvsm.checker.targets import TARGETS, draw_case
+from kvsm.checker.walk import MOST_ACTIONS, WalkResult, random_of, walk
+from kvsm.errors import PropertyBroken
+from kvsm.worlds.core import CoreWorld, draw_options
+from kvsm.worlds.world import Action, Finding, World
+
+
+def drawn_world(random: Random) -> CoreWorld:
+    return CoreWorld(draw_options(random))
+
+
+def totals(result: WalkResult) -> tuple[int, ...]:
+    """All but the time that it took."""
+    return result.next_run, result.runs, result.operations, result.most_in_flight
+
+
+def test_the_same_seed_is_the_same_walk() -> None:
+    """S11: and another seed another one."""
+    first, second = walk(drawn_world, 5, runs=3), walk(drawn_world, 5, runs=3)
+    assert totals(first) == totals(second)
+    assert totals(walk(drawn_world, 6, runs=3)) != totals(first)
+
+
+def test_a_resumed_walk_comes_to_what_an_uninterrupted_one_does() -> None:
+    whole = walk(drawn_world, 7, runs=5)
+    first = walk(drawn_world, 7, runs=2)
+    rest = walk(drawn_world, 7, first_run=first.next_run, runs=3)
+    assert rest.next_run == whole.next_run == 5
+    assert first.operations + rest.operations == whole.operations
+
+
+def test_more_processes_come_to_the_same() -> None:
+    assert totals(walk(drawn_world, 8, runs=10, jobs=2)) == totals(walk(drawn_world, 8, runs=10))
+
+
+def test_the_first_failing_run_is_told_however_many_processes_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by processes: they are forked, so that a bug that was planted here is planted there."""
+    free_slots_under_copies(monkeypatch)
+    alone, together = walk(drawn_world, 3, runs=40).failure, walk(drawn_world, 3, runs=40, jobs=2).failure
+    assert alone is not None
+    assert alone == together
+
+
+def test_a_limit_ends_it() -> None:
+    """After the run in which it is reached: a run is never cut."""
+    result = walk(drawn_world, 9, operations=3000)
+    assert 3000 <= result.operations < 3000 + 4 * MOST_ACTIONS
+    assert walk(drawn_world, 9, seconds=0).runs == 1
+
+
+def test_ctrl_c_keeps_what_was_done() -> None:
+    """Whoever goes on at `next_run` repeats no run and misses none."""
+
+    def press(result: WalkResult) -> None:
+        if result.runs > 2:
+            raise KeyboardInterrupt
+
+    result = walk(drawn_world, 7, progress=press)
+    assert result.interrupted
+    assert result.failure is None
+    assert totals(result) == totals(walk(drawn_world, 7, runs=result.runs))
+
+
+def test_a_failure_lists_what_happened_and_nothing_else() -> None:
+    """The action that raised stands last; what could not happen was no part of it."""
+    failure = walk(lambda _: Counting(most=3), 1, runs=1).failure
+    assert failure is not None
+    assert failure.finding == Finding("S1", "it is 4, above 3")
+    heights = list(accumulate(1 if kind == "up" else -1 for kind, *_ in failure.actions))
+    assert min(heights) >= 0
+    assert [height > 3 for height in heights] == [False] * (len(heights) - 1) + [True]
+
+
+# Swarm.
+
+
+def kinds_in(run: int, **options: Any) -> set[str | int]:
+    """The kinds of action that happened in one run."""
+    worlds: list[_Watched] = []
+
+    def make(random: Random) -> _Watched:
+        worlds.append(_Watched(draw_options(random)))
+        return worlds[-1]
+
+    walk(make, 1, first_run=run, runs=1, **options)
+    return worlds[0].kinds
+
+
+class _Watched(CoreWorld):
+    kinds: set[str | int]
+
+    def do(self, action: Action) -> bool:
+        self.kinds = {*getattr(self, "kinds", ()), action[0]}
+        return super().do(action)
+
+
+def test_swarm_leaves_something_else_out_of_each_run() -> None:
+    everything = kinds_in(0, swarm=False)
+    profiles = [everything - kinds_in(run) for run in range(4)]
+    assert all(profiles)
+    assert len({frozenset(one) for one in profiles}) == 4
+
+
+def test_a_world_that_knows_no_profile_is_drawn_from_more_often() -> None:
+    """Kinds that a run leaves out are drawn and thrown away: `down` never happens in some run of these."""
+    seen = set()
+    for run in range(12):
+        world = Counting(most=10**6)
+        world.wind_down = lambda: None  # type: ignore[method-assign]
+        walk(lambda _, world=world: world, 1, first_run=run, runs=1)
+        seen.add("down" in world.kinds)
+    assert seen == {True, False}
+
+
+# The way to rest.
+
+
+class _Restless(Counting):
+    def __init__(self, winding: Action) -> None:
+        super().__init__(most=10**6)
+        self.winding = winding
+
+    def wind_down(self) -> Action | None:
+        return self.winding
+
+
+@pytest.mark.parametrize(
+    ("winding", "message"),
+    [(("up", 0), "not at rest"), (("nothing",), "cannot happen")],
+    ids=["endless", "impossible"],
+)
+def test_what_does_not_come_to_rest_is_a_finding(
+    winding: Action, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S9."""
+    monkeypatch.setattr(walking, "MOST_WINDING", 50)
+    failure = walk(lambda _: _Restless(winding), 1, runs=1).failure
+    assert failure is not None
+    assert failure.finding.property_id == "S9"
+    assert message in failure.finding.message
+
+
+def test_an_error_of_any_kind_is_a_finding() -> None:
+    """S8: whatever the real code raises."""
+
+    class Broken(Counting):
+        def check(self) -> None:
+            raise ZeroDivisionError("by zero")
+
+    failure = walk(lambda _: Broken(most=10**6), 1, runs=1).failure
+    assert failure is not None
+    assert failure.finding.property_id == "S8"
+    assert "ZeroDivisionError: by zero" in failure.finding.message
+
+
+def test_a_run_ends_where_nothing_may_happen() -> None:
+    """`Random.choice` of nothing raises: that is no failure of the world."""
+
+    class Short(Counting):
+        def draw(self, random: Random) -> Action:
+            return random.choice([("up", 0)] if self.number < 5 else [])
+
+    result = walk(lambda _: Short(most=10**6), 1, runs=3)
+    assert result.failure is None
+    assert result.operations == 3 * (5 + 5)
+
+
+# The targets.
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_unmutated_code_passes(target: str) -> None:
+    result = walk(lambda random: draw_case(target, random).make(), 1, operations=3000)
+    assert result.failure is None, result.failure
+
+
+def test_all_targets_have_their_share() -> None:
+    cases = [draw_case("all", random_of(1, run)).target for run in range(120)]
+    assert set(cases) == set(TARGETS)
+    assert cases.count("core") > cases.count("serving") > cases.count("copies")
+
+
+def test_a_case_makes_the_same_world_each_time() -> None:
+    for target in TARGETS:
+        case = draw_case(target, random_of(2, 0))
+        made: list[World] = [case.make(), case.make()]
+        assert made[0] is not made[1]
+        assert made[0].draw(Random(0)) == made[1].draw(Random(0))
+
+
+def test_a_property_that_breaks_keeps_its_name() -> None:
+    class Named(Counting):
+        def check(self) -> None:
+            raise PropertyBroken("S15", "other bytes")
+
+    make: Callable[[Random], World] = lambda _: Named(most=10**6)  # noqa: E731
+    failure = walk(make, 1, runs=1).failure
+    assert failure is not None
+    assert str(failure.finding) == "S15: other bytes"

@@ -1,0 +1,142 @@
+"""Models that fit in the head, for the tests of what explores models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kvsm.checker.model import Kind, Property
+
+
+class Plain:
+    """The parts of a model that are the same where states are immutable values."""
+
+    name, bounds = "toy", "all of it"
+    properties: Sequence[Property[Any]] = ()
+
+    def fingerprint(self, state: Any) -> Any:
+        return state
+
+    def save(self, state: Any) -> Any:
+        return state
+
+    def load(self, saved: Any) -> Any:
+        return saved
+
+    def wind_down(self, _state: Any) -> Any:
+        return None
+
+    def describe(self, state: Any) -> dict[str, str]:
+        return {"the state": str(state)}
+
+
+class Graph(Plain):
+    """States are the keys, and `edges[state]` says where each action leads. Winding down takes the action
+    "down" where there is one."""
+
+    def __init__(
+        self,
+        edges: dict[Any, dict[Any, Any]],
+        properties: Sequence[Property[Any]] = (),
+        initial: Sequence[Any] = (0,),
+    ) -> None:
+        self.edges, self.properties, self._initial = edges, properties, initial
+
+    def initial(self) -> Iterable[Any]:
+        return self._initial
+
+    def actions(self, state: Any) -> Iterable[Any]:
+        return self.edges.get(state, {})
+
+    def next(self, state: Any, action: Any) -> Any:
+        return self.edges[state][action]
+
+    def wind_down(self, state: Any) -> Any:
+        return "down" if "down" in self.edges.get(state, {}) else None
+
+
+def always(holds: Callable[[Any], bool], id: str = "S1") -> Property[Any]:
+    return Property(Kind.ALWAYS, id, "it holds", holds)
+
+
+def sometimes(holds: Callable[[Any], bool], id: str) -> Property[Any]:
+    return Property(Kind.SOMETIMES, id, "it is met", holds)
+
+
+def eventually(holds: Callable[[Any], bool]) -> Property[Any]:
+    return Property(Kind.EVENTUALLY, "S9", "it comes to rest", holds)
+
+
+WORKING, PREPARED, COMMITTED, ABORTED = range(4)
+
+
+class TwoPhaseCommit(Plain):
+    """Gray's, as Lamport specified it, which others have explored too: with 3 resource managers it has 288
+    states, with 4 1,568, with 5 8,832.
+
+    State: of each resource manager its state; the coordinator's; whom it knows to be prepared; who has said
+    so; what the coordinator has said. hasty: the coordinator commits when one less has prepared.
+    """
+
+    name = "commit"
+
+    def __init__(self, managers: int, hasty: bool = False) -> None:
+        self.managers, self.enough = managers, managers - hasty
+        self.bounds = f"{managers} resource managers"
+        self.properties = (
+            always(lambda state: not {COMMITTED, ABORTED} <= set(state[0]), "consistent"),
+            sometimes(lambda state: set(state[0]) == {COMMITTED}, "all commit"),
+            sometimes(lambda state: set(state[0]) == {ABORTED}, "all abort"),
+            eventually(lambda state: not {WORKING, PREPARED} & set(state[0])),
+        )
+
+    def initial(self) -> Iterable[Any]:
+        nobody = (False,) * self.managers
+        return [((WORKING,) * self.managers, WORKING, nobody, nobody, "")]
+
+    def actions(self, state: Any) -> Iterable[Any]:
+        managers, coordinator, known, said, decision = state
+        if coordinator == WORKING:
+            if sum(known) >= self.enough:
+                yield ("commit",)
+            yield ("abort",)
+        for one in range(self.managers):
+            if coordinator == WORKING and said[one]:
+                yield ("hear", one)
+            if managers[one] == WORKING:
+                yield ("prepare", one)
+                yield ("leave", one)
+            if decision:
+                yield ("obey", one)
+
+    def next(self, state: Any, action: Any) -> Any:
+        managers, coordinator, known, said, decision = state
+        match action:
+            case ("commit",):
+                return managers, COMMITTED, known, said, "commit"
+            case ("abort",):
+                return managers, ABORTED, known, said, "abort"
+            case ("hear", one):
+                return managers, coordinator, _with(known, one, True), said, decision
+            case ("prepare", one):
+                return _with(managers, one, PREPARED), coordinator, known, _with(said, one, True), decision
+            case ("leave", one):
+                return _with(managers, one, ABORTED), coordinator, known, said, decision
+        end = COMMITTED if decision == "commit" else ABORTED
+        return _with(managers, action[1], end), coordinator, known, said, decision
+
+    def wind_down(self, state: Any) -> Any:
+        managers, coordinator, *_ = state
+        if coordinator == WORKING:
+            return ("abort",)
+        left = [one for one in range(self.managers) if managers[one] in (WORKING, PREPARED)]
+        return ("obey", left[0]) if left else None
+
+    def describe(self, state: Any) -> dict[str, str]:
+        names = ("working", "prepared", "committed", "aborted")
+        seen = {f"manager {one}": names[what] for one, what in enumerate(state[0])}
+        return seen | ({"the decision": state[4]} if state[4] else {})
+
+
+def _with(values: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:place], value, *values[place + 1 :])
