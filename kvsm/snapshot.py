@@ -46,7 +46,7 @@ class _RequestState(msgspec.Struct, array_like=True, frozen=True):
     offered: tuple[int, ...]
 
 
-class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
+class LedgerState(msgspec.Struct, array_like=True, frozen=True):
     config: OffloadConfig
     seq: int
     step: int
@@ -71,13 +71,13 @@ class _LedgerState(msgspec.Struct, array_like=True, frozen=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_LedgerState)
+_DECODER = msgspec.msgpack.Decoder(LedgerState)
 
 
 def snapshot(ledger: Ledger) -> bytes:
     """The whole state, a few bytes a slot and each resident key once."""
     return _ENCODER.encode(
-        _LedgerState(
+        LedgerState(
             config=ledger.config,
             seq=ledger.seq,
             step=ledger.step,

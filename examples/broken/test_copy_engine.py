@@ -1,0 +1,21 @@
+"""A copy engine that says that a transfer has ended when it has only begun: it writes a copy late."""
+
+from kvsm.cuda_io import HostCopyEngine
+from kvsm.testing import CopyEngineMachine
+
+
+class ReportsEarly(HostCopyEngine):
+    owed = None
+
+    def _copy(self, *copy):
+        self.owed, owed = copy, self.owed
+        if owed is not None:
+            super()._copy(*owed)
+
+
+class CopyEngine(CopyEngineMachine):
+    def make_engine(self, device, host):
+        return ReportsEarly(device, host, threads=1)
+
+
+TestCopyEngine = CopyEngine.TestCase

@@ -1,0 +1,18 @@
+"""Your eviction policy under test: `pytest examples/test_policy.py`."""
+
+from kvsm.policies import LRUPolicy
+from kvsm.testing import OffloadMachine
+
+
+class OnlyLoadsCount(LRUPolicy):
+    """Least recently *loaded*: that a block was used in passing does not keep it."""
+
+    def touched(self, slots):
+        pass
+
+
+class Policy(OffloadMachine):
+    policy = OnlyLoadsCount
+
+
+TestPolicy = Policy.TestCase

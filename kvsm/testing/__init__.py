@@ -1,0 +1,98 @@
+"""Test your own copy engine, eviction policy, block pool or connector as kvsm tests its own.
+
+    from kvsm.testing import OffloadMachine
+
+    class MyPolicyMachine(OffloadMachine):
+        policy = MyPolicy
+
+    TestMyPolicy = MyPolicyMachine.TestCase
+
+A machine makes calls in every order that Hypothesis can think of, knows by itself what must come of them, and
+shrinks what goes wrong to a few steps that can be read. `docs/testing.md` shows the four uses, and what a
+failure looks like. Needs `pip install 'kvsm[testing]'`.
+
+The names are imported when they are first used: pytest loads `kvsm.testing.plugin` in every project beside
+which kvsm is installed, and must not wait for Hypothesis there, nor need it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvsm.errors import PropertyBroken
+    from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, assert_verifies
+    from kvsm.testing.copy_engine import CopyEngineMachine
+    from kvsm.testing.machine import OffloadMachine
+    from kvsm.testing.pool import BlockPool
+    from kvsm.testing.recording import Recorder
+    from kvsm.testing.strategies import (
+        Arrival,
+        Configuration,
+        arrivals,
+        block_pairs,
+        configurations,
+        lengths,
+        report_orders,
+        workloads,
+    )
+    from kvsm.worlds.engine import SmallEngine
+    from kvsm.worlds.request import SmallRequest
+
+_HOMES = {
+    "kvsm.testing.machine": ("OffloadMachine",),
+    "kvsm.testing.copy_engine": ("CopyEngineMachine",),
+    "kvsm.testing.pool": ("BlockPool",),
+    "kvsm.worlds.engine": ("SmallEngine",),
+    "kvsm.worlds.request": ("SmallRequest",),
+    "kvsm.testing.recording": ("Recorder",),
+    "kvsm.testing.assertions": ("assert_sound", "assert_at_rest", "assert_replays", "assert_verifies"),
+    "kvsm.errors": ("PropertyBroken",),
+    "kvsm.testing.strategies": (
+        "Arrival",
+        "arrivals",
+        "workloads",
+        "lengths",
+        "Configuration",
+        "configurations",
+        "report_orders",
+        "block_pairs",
+    ),
+}
+"""Where each name lives."""
+
+__all__ = [
+    "OffloadMachine",
+    "CopyEngineMachine",
+    "BlockPool",
+    "SmallEngine",
+    "SmallRequest",
+    "Recorder",
+    "assert_sound",
+    "assert_at_rest",
+    "assert_replays",
+    "assert_verifies",
+    "PropertyBroken",
+    "Arrival",
+    "arrivals",
+    "workloads",
+    "lengths",
+    "Configuration",
+    "configurations",
+    "report_orders",
+    "block_pairs",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            try:
+                return getattr(import_module(home), name)
+            except ModuleNotFoundError as error:
+                if error.name != "hypothesis":
+                    raise
+                message = f"kvsm.testing.{name} needs hypothesis: pip install 'kvsm[testing]'"
+                raise ImportError(message) from error
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,135 @@
+"""What must hold, as assertions: each says what, where, and which property of the design that breaks.
+
+    assert_sound(core.ledger)               # at any moment
+    assert_at_rest(core.ledger)             # when all requests have finished and all copies have ended
+    assert_replays(recorder, core.ledger)   # the log gives the state back
+    assert_verifies(recorder)               # each property, at each event
+
+All of them raise `kvsm.errors.PropertyBroken`, whose `property_id` names the property (`S4`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from kvsm.errors import IllegalTransition, InvalidEvent, PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.invariants import PROPERTIES, Violation, check_ledger, check_rest
+from kvsm.ledger import Ledger
+from kvsm.replay import Auditor, render
+from kvsm.snapshot import LedgerState, restore, snapshot
+from kvsm.states.block import BLOCK_WORDS
+from kvsm.states.lease import LEASE_WORDS
+from kvsm.testing.recording import config_of, fold
+
+MOST_TOLD = 8
+"""Of what differs, or is broken, or led there, so many are told."""
+
+
+def assert_sound(ledger: Ledger) -> None:
+    """Every property that a ledger shows (`kvsm.invariants`), and that its eviction policy keeps its word.
+    Some 100 us for a small ledger."""
+    _refuse(check_ledger(ledger), f"after event {ledger.seq}")
+    _check_policy(ledger)
+
+
+def assert_at_rest(ledger: Ledger) -> None:
+    """Nothing is held, in flight or waited for (S4, S9)."""
+    assert_sound(ledger)
+    _refuse(check_rest(ledger), f"after event {ledger.seq}")
+
+
+def assert_replays(events: Sequence[OffloadingEvent], ledger: Ledger) -> None:
+    """The events fold to this very state, and so does its snapshot (S10)."""
+    try:
+        replayed = fold(events)
+    except (IllegalTransition, InvalidEvent) as refusal:
+        raise PropertyBroken("S10", f"the log does not fold: {refusal}") from refusal
+    for other, what in ((replayed, "the log"), (restore(snapshot(ledger)), "a snapshot of the ledger")):
+        if differs := differences(other, ledger):
+            told = "; ".join(differs[:MOST_TOLD])
+            raise PropertyBroken("S10", f"{what} gives another state than the live one: {told}")
+
+
+def assert_verifies(events: Sequence[OffloadingEvent]) -> None:
+    """What `kvsm verify` checks of a log, here of events in memory: each property at each event, against a
+    second book. Names the first event that breaks one, and those before it."""
+    auditor = Auditor(Ledger(config_of(events)))
+    for place, event in enumerate(events):
+        broken = auditor.apply(event) or auditor.check()
+        if broken:
+            before = events[max(0, place + 1 - MOST_TOLD) : place + 1]
+            led_there = "".join(f"\n  event {one.seq}: {render(one)}" for one in before)
+            _refuse(broken, f"by event {event.seq}", f"\nwhat led there:{led_there}")
+
+
+def _refuse(broken: Sequence[Violation], where: str, addition: str = "") -> None:
+    __tracebackhide__ = True
+    if broken:
+        first, *others = broken
+        meaning = PROPERTIES[first.property_id]
+        more = "".join(f"\n  also {one.property_id}: {one.message}" for one in others[: MOST_TOLD - 1])
+        raise PropertyBroken(
+            first.property_id, f"{where}: {first.message}\n  because: {meaning}{more}{addition}"
+        )
+
+
+def _check_policy(ledger: Ledger) -> None:
+    """`choose` gives what was asked for, of the idle blocks, and changes nothing."""
+    policy, where = ledger.policy, f"after event {ledger.seq}, policy {ledger.config.policy}"
+    saved, many = policy.snapshot(), len(policy)
+    idle = {slot for slot in range(ledger.config.host_blocks) if slot in policy}
+    for count in sorted({1, 2, 3, many, many + 1}):
+        choice = policy.choose(count, frozenset())
+        victims = [] if choice is None else [int(slot) for slot in choice.victims]
+        asked = f"{where} was asked for {count} of its {many} idle blocks, slots {sorted(idle)}"
+        if not set(victims) <= idle:
+            raise PropertyBroken("S3", f"{asked}, and chose slots {victims}: not all of them are idle")
+        if len(set(victims)) != (count if count <= many else 0):
+            told = "none" if choice is None else f"slots {victims}"
+            raise PropertyBroken("S1", f"{asked}, and chose {told}; all or nothing, and each slot once")
+        if policy.snapshot() != saved:
+            raise PropertyBroken("S10", f"{asked}, and changed: `choose` is pure")
+
+
+def differences(one: Ledger, live: Ledger) -> list[str]:
+    """What differs between two ledgers, in words: first what is said of one, then of the live one. Empty if
+    nothing does."""
+    found = []
+    for name, value, own in zip(LedgerState.__struct_fields__, _fields(one), _fields(live)):
+        if value == own:
+            continue
+        if name in _WORDS:
+            found += _differing_words(name, one, live)
+        elif isinstance(value, int):
+            found.append(f"{name} {value}, live {own}")
+        elif isinstance(value, list):
+            found.append(f"{name} {_only_in(value, own)}, live {_only_in(own, value)}")
+        else:
+            found.append(f"the state of the {name}")
+    return found
+
+
+_WORDS = {"blocks": ("slot", BLOCK_WORDS), "leases": ("device block", LEASE_WORDS)}
+
+
+def _fields(ledger: Ledger) -> list[Any]:
+    fields: list[Any] = msgspec.msgpack.decode(snapshot(ledger))
+    return fields
+
+
+def _differing_words(name: str, one: Ledger, live: Ledger) -> list[str]:
+    noun, codec = _WORDS[name]
+    words, own_words = getattr(one, name).words, getattr(live, name).words
+    return [
+        f"{noun} {number} {codec.describe(word)}, live {codec.describe(own)}"
+        for number, (word, own) in enumerate(zip(words, own_words))
+        if word != own
+    ]
+
+
+def _only_in(some: list[Any], others: list[Any]) -> list[Any]:
+    return [entry for entry in some if entry not in others]

@@ -1,0 +1,305 @@
+"""Offload under every order of steps, copies, reports, aborts, preemptions and resets.
+
+    class MyPolicyMachine(OffloadMachine):
+        policy = MyPolicy
+
+    TestMyPolicy = MyPolicyMachine.TestCase
+
+A small engine (`kvsm.worlds.engine`) drives the real scheduler and core, or yours in their place. It models
+the KV of each token, and so knows whose bytes are where: what a step reads, what a copy moved and when, what
+can be read on the host. It shares no code with the ledger. Checked:
+
+- while it runs, what the engine sees: S3, S4, S14, S15, S16, S18;
+- after every rule, what can be read on the host holds its own bytes on every worker (S2, S15); the ledger's
+  own properties (`assert_sound`); an engine that has nothing to do is told of what is still under way (S17);
+- a report that comes too late, twice, or from nowhere changes nothing (S5); a call that cannot be right is
+  refused and changes nothing (S8);
+- at the end, everything comes to rest (S9, S4) and the log folds to the live state (S10).
+
+What it does not check: copy engines (`CopyEngineMachine`), and speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+from hypothesis import Phase, target
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, MultipleResults, consumes, initialize, multiple, rule
+from hypothesis.strategies import SearchStrategy
+
+from kvsm.errors import InvalidEvent, PropertyBroken
+from kvsm.ids import to_list
+from kvsm.offloader import Offloader
+from kvsm.plan import WorkerReport
+from kvsm.policies import EvictionPolicy
+from kvsm.scheduler import OffloadScheduler, SchedulerConfig
+from kvsm.scheduler.groups import group_suffix
+from kvsm.snapshot import restore, snapshot
+from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, differences
+from kvsm.testing.base import PropertyMachine
+from kvsm.testing.pool import BlockPool, WatchedPool
+from kvsm.testing.recording import event_lines, remember
+from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
+from kvsm.worlds.engine import SmallEngine
+from kvsm.worlds.request import SmallRequest
+
+MOST_REQUESTS = 4
+"""Unfinished at once."""
+
+STEPS_TO_REST = 100
+"""Of the engine, after which nothing may be left."""
+
+Share = tuple[int, int]
+"""What one worker has to do: (transfer, worker)."""
+
+_ACCEPTED = st.sampled_from([None, None, None, 4, 8, 0])
+_MOSTLY = st.sampled_from([True, True, True, True, False])
+
+
+class OffloadMachine(PropertyMachine):
+    """Subclass it, and say what of the stack is yours. Attributes: `engine`, the small engine; `core`, its
+    offload core; `configuration`."""
+
+    policy: str | type[EvictionPolicy] = "lru"
+    """The eviction policy: a name, `package.module:Class`, or a class at the top of its module."""
+
+    configurations: SearchStrategy[Configuration] = configurations()
+    """What the engine is made of. Another one: `configurations(workers=2, store=StoreMode.LAZY)`."""
+
+    requests: Bundle[SmallRequest] = Bundle("requests")
+    copies: Bundle[Share] = Bundle("copies")
+    """What workers have been given to do, and perhaps done since."""
+    reports: Bundle[WorkerReport] = Bundle("reports")
+    """What workers have reported, and has perhaps been handed on since."""
+
+    # What a subclass gives.
+
+    def make_scheduler(self, offloader: Offloader, config: SchedulerConfig) -> Any:
+        """The connector: whatever has the calls of `OffloadScheduler`."""
+        return OffloadScheduler(offloader, config)
+
+    def make_pool(self, blocks: int) -> BlockPool | None:  # noqa: ARG002
+        """The engine's device blocks. None: the small engine's own pool."""
+        return None
+
+    # Rules.
+
+    @initialize(
+        target=requests,
+        configuration=st.runner().flatmap(lambda machine: machine.configurations),
+        first=arrivals(),
+    )
+    def open(self, configuration: Configuration, first: Arrival) -> MultipleResults[SmallRequest]:
+        self.configuration = configuration
+        self.engine = engine = self._make_engine(configuration)
+        self.core = engine.core
+        remember(engine.log)
+        self.started = True
+        self._chunk, self._peak, self._sound_at = configuration.blocks_per_chunk, 0, 0
+        pool = self.make_pool(len(engine.device))
+        if pool is not None:
+            engine.pool = WatchedPool(pool, len(engine.device))
+        engine.scheduler = cast(OffloadScheduler, self.make_scheduler(engine.core, engine.config))
+        if configuration.references:
+            engine.scheduler.bind_gpu_block_pool(engine.pool)
+        return self._arrive(first)
+
+    @rule(target=requests, arrival=arrivals())
+    def arrive(self, arrival: Arrival) -> MultipleResults[SmallRequest]:
+        return self._arrive(arrival)
+
+    @rule(target=requests, before=requests, further=st.integers(1, 5))
+    def take_another_turn(self, before: SmallRequest, further: int) -> MultipleResults[SmallRequest]:
+        """The conversation goes on: its prompt is what there was so far, and some tokens more."""
+        said = before.all_token_ids[: 4 * BLOCK_TOKENS]
+        return self._ask([*said, *range(50, 50 + further)], further)
+
+    def _arrive(self, arrival: Arrival) -> MultipleResults[SmallRequest]:
+        return self._ask(arrival.tokens(), arrival.outputs, arrival.parameters, arrival.skip_reading)
+
+    def _ask(self, tokens: list[int], *wishes: Any) -> MultipleResults[SmallRequest]:
+        engine = self.engine
+        if len(engine.waiting) + len(engine.running) >= MOST_REQUESTS:
+            return multiple()
+        return multiple(engine.arrive(SmallRequest(f"r{len(engine.requests) + 1}", tokens, *wishes)))
+
+    @rule(target=copies, accept=_ACCEPTED, admit=_MOSTLY, times=st.sampled_from([1, 1, 3]))
+    def step(self, accept: int | None, admit: bool, times: int) -> MultipleResults[Share]:
+        """accept: of the tokens that match, the engine takes so many at most. admit: or no new request."""
+        shares: list[Share] = []
+        for _ in range(times):
+            plan = self.engine.step(accept=accept, admit=admit)
+            self._peak = max(self._peak, len(self.engine.copies))
+            self.check()
+            shares += [
+                (job.transfer, worker)
+                for job in (*plan.loads, *plan.stores)
+                for worker in range(self.configuration.workers)
+            ]
+        return multiple(*shares)
+
+    @rule()
+    def let_all_end(self) -> None:
+        """Most orders worth testing start from a pool that is full."""
+        engine = self.engine
+        for _ in range(STEPS_TO_REST):
+            engine.carry_out_all()
+            self.hand_on()
+            self.check()
+            if not engine.unfinished() and not engine.scheduler.has_pending_work():
+                return
+            engine.step()
+            self.check()
+        waiting, running = [one.request_id for one in engine.waiting], list(engine.running)
+        message = f"after {STEPS_TO_REST} steps requests {waiting} wait, {running} run, and transfers"
+        raise PropertyBroken("S9", f"{message} {sorted(self.core.ledger.transfers)} are under way")
+
+    @rule(target=reports, copy=consumes(copies), good=_MOSTLY)
+    def carry_out(self, copy: Share, good: bool) -> MultipleResults[WorkerReport]:
+        """A worker does its part, for better or for worse; its report lies there."""
+        transfer, worker = copy
+        before = len(self.engine.reports)
+        self.engine.carry_out(transfer, worker, good=good)
+        return multiple(*self.engine.reports[before:])
+
+    @rule()
+    def carry_out_all(self) -> None:
+        self.engine.carry_out_all()
+
+    @rule()
+    def hand_on(self) -> None:
+        """The scheduler is told what has been reported."""
+        self.engine.hand_on()
+
+    @rule(report=reports)
+    def report_again(self, report: WorkerReport) -> None:
+        """Twice is as once; before its time is as in time."""
+        self.engine.reports.append(report)
+        self.engine.hand_on()
+
+    @rule(request=requests, aborted=st.booleans())
+    def finish(self, request: SmallRequest, aborted: bool) -> None:
+        """At any time, also of a request that is over."""
+        self.engine.finish(request, aborted=aborted)
+
+    @rule(place=st.integers(0, MOST_REQUESTS - 1))
+    def preempt(self, place: int) -> None:
+        """place: among the requests that run."""
+        running = list(self.engine.running.values())
+        if place < len(running):
+            self.engine.preempt(running[place])
+
+    @rule(really=st.sampled_from([False, False, False, True]))
+    def reset(self, really: bool) -> None:
+        if really:
+            self.engine.reset()
+            if self.core.ledger.index:
+                raise PropertyBroken("S14", f"{len(self.core.ledger.index)} keys match after a reset")
+
+    @rule(block=st.sampled_from([-1, 10_000]))
+    def call_wrongly(self, block: int) -> None:
+        """A report of a transfer that there never was, and an offer of a device block that is not there."""
+        before, scheduler = snapshot(self.core.ledger), self.engine.scheduler
+        scheduler.update_connector_output([WorkerReport(10_000, block, True)])
+        self._must_be_unchanged(before, "S5", "a report from nowhere")
+        try:
+            self.core.prepare_store("nobody", [b"nothing"], [block] * self._chunk)
+        except InvalidEvent:
+            self._must_be_unchanged(before, "S8", f"an offer of device block {block}")
+            return
+        raise PropertyBroken("S8", f"device block {block} is not there, and was stored")
+
+    # What must hold.
+
+    def check(self) -> None:
+        ledger = self.core.ledger
+        # Only an event changes a ledger; copies change the bytes without one.
+        if ledger.seq != self._sound_at:
+            assert_sound(ledger)
+            self._sound_at = ledger.seq
+        self._check_told_of_pending_work()
+        contents = self._contents()
+        for key, slot in ledger.index.items():
+            if not ledger.readable(slot):
+                continue
+            for part, cells in enumerate(contents[key]):
+                for worker, held in enumerate(self.engine.host[slot * self._chunk + part]):
+                    if held != cells:
+                        message = f"slot {slot} can be read, and holds other bytes on worker {worker}"
+                        raise PropertyBroken("S2", f"{message} than key {key.hex()[:12]} has")
+
+    def _contents(self) -> dict[bytes, list[list[bytes]]]:
+        """Key -> the cells of each device block of its chunk, for all requests that ever came."""
+        contents = {}
+        for request in self.engine.requests.values():
+            for index, group in enumerate(self.engine.groups):
+                size, tokens = group.block_tokens, group.block_tokens * self._chunk
+                for place in range(len(request.cells) // tokens):
+                    cells = request.cells_of(place, tokens)
+                    parts = [cells[first : first + size] for first in range(0, tokens, size)]
+                    contents[cells[-1] + group_suffix(index)] = parts
+        return contents
+
+    def _check_told_of_pending_work(self) -> None:
+        live, engine = self.core.ledger.transfers, self.engine
+        if live and not engine.unfinished() and not engine.scheduler.has_pending_work():
+            message = f"transfers {sorted(live)} are under way, and the engine is told that none is"
+            raise PropertyBroken("S17", message)
+
+    def _must_be_unchanged(self, before: bytes, property_id: str, call: str) -> None:
+        """But for the event that records the call."""
+        differs = differences(restore(before), self.core.ledger)
+        if changed := [one for one in differs if not one.startswith(("seq ", "step "))]:
+            raise PropertyBroken(property_id, f"{call} changed the state: was {'; '.join(changed)}")
+
+    # The end.
+
+    def wind_down(self) -> None:
+        if Phase.target in type(self).TestCase.settings.phases:
+            target(float(self._peak), label="peak of copies in flight")
+        engine, ledger = self.engine, self.core.ledger
+        self.let_all_end()
+        assert_at_rest(ledger)
+        # What a lost copy may still write is held for ever.
+        kept = set(to_list(ledger.leases.view.nonzero()[0]))
+        held = [
+            block for block, holders in enumerate(engine.pool.references) if holders and block not in kept
+        ]
+        if held or engine.sending:
+            raise PropertyBroken("S4", f"at rest device blocks {held} are held, and {[*engine.sending]} wait")
+        assert_replays(engine.log, ledger)
+
+    def trace(self) -> Iterable[str]:
+        return event_lines(self.engine.log)
+
+    def _make_engine(self, chosen: Configuration) -> SmallEngine:
+        groups = GROUPS[chosen.groups]
+        return SmallEngine(
+            groups,
+            chosen.device_blocks + 8 * (len(groups) - 1),
+            chosen.host_blocks,
+            chosen.workers,
+            references=chosen.references,
+            prefix_cache=chosen.prefix_cache,
+            asynchronous=chosen.asynchronous,
+            drafts=chosen.drafts,
+            chunk_tokens=12,
+            store=chosen.store,
+            last_step=chosen.last_step,
+            lazy_target_blocks=6,
+            core={
+                "policy": policy_name(self.policy),
+                "blocks_per_chunk": chosen.blocks_per_chunk,
+                "store_threshold": chosen.store_threshold,
+                "defer_ticks": chosen.defer_ticks,
+                "transfer_ticks": chosen.transfer_ticks,
+                "max_live_transfers": 8,
+            },
+        )
+
+
+def policy_name(policy: str | type[EvictionPolicy]) -> str:
+    """What `OffloadConfig.policy` says of it: a log names the policy that its fold needs."""
+    return policy if isinstance(policy, str) else f"{policy.__module__}:{policy.__qualname__}"

@@ -1,0 +1,69 @@
+"""The pytest plugin of kvsm: when a test fails in which an offload core ran, its event log is kept.
+
+`.kvsm/<test>/` beside the test (or under `--kvsm-log-dir`) gets the log of the core that was made last, which
+is the smallest failing example of Hypothesis; the report gets the lives of the things concerned, as `kvsm
+show` tells them. Nothing is written for a test that passes, or that has no core.
+
+pytest loads this file in every project beside which kvsm is installed. So it imports nothing but pytest: what
+it needs was imported by the test, or the test does not concern it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("kvsm").addoption(
+        "--kvsm-log-dir",
+        metavar="DIR",
+        help="where the event logs of failed tests go (default: .kvsm beside each test)",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    recording = _recording()
+    if recording is not None:
+        recording.forget()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    outcome: Any = yield
+    report = outcome.get_result()
+    recording = _recording()
+    if recording is None or not report.failed or call.excinfo is None or not recording.remembered():
+        return
+    lines = recording.keep(_directory(item), _told(call.excinfo.value))
+    report.sections.append(("kvsm event log", "\n".join(lines)))
+
+
+def _recording() -> Any:
+    """`kvsm.testing.recording`, if this test run uses it."""
+    return sys.modules.get("kvsm.testing.recording")
+
+
+def _directory(item: pytest.Item) -> Path:
+    """Of this test's log; what an earlier run left there is gone."""
+    chosen = item.config.getoption("--kvsm-log-dir")
+    home = Path(chosen) if chosen else item.path.parent / ".kvsm"
+    home.mkdir(parents=True, exist_ok=True)
+    # So that nobody commits a log by mistake: pytest's cache does the same.
+    (home / ".gitignore").write_text("*\n")
+    name = re.sub(r"[^\w.-]+", "-", item.nodeid.rsplit("/", 1)[-1]).strip("-")
+    directory = home / name
+    shutil.rmtree(directory, ignore_errors=True)
+    return directory
+
+
+def _told(error: BaseException) -> str:
+    """What an error says, and those in it if it is a group of several (Hypothesis found two bugs)."""
+    return "\n".join([str(error), *map(_told, getattr(error, "exceptions", ()))])

@@ -1,0 +1,106 @@
+"""A pool of device blocks under watch: the engine's own, beside books of who holds what.
+
+Each answer of the pool is held against the books, which share no code with it:
+
+- a block that is handed out is nobody's, and each block is handed out once (S3);
+- what is released somebody holds (S4);
+- the free queue has every block that nobody holds, once, and no other (S1);
+- the block that is said to cache a key has that key's content (S15).
+
+What is not checked: which of the free blocks goes first, and whether content is kept as long as it could be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from kvsm.errors import PropertyBroken
+from kvsm.scheduler import DevicePool
+from kvsm.worlds.pool import SmallPool
+
+
+class BlockPool(DevicePool, Protocol):
+    """What the small engine needs of its pool, under vLLM's names."""
+
+    def get_new_blocks(self, count: int) -> Sequence[int]:
+        """Take free blocks, as many as there are at least, to be written; what they cached is gone."""
+
+    def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """blocks[i] is full of the content of keys[i], and may be found by it."""
+
+    def reset_prefix_cache(self) -> Any:
+        """No block is found by its content any more."""
+
+
+class WatchedPool(SmallPool):
+    """The small engine's pool, if another one is to be tested: `pool`, of `size` blocks."""
+
+    def __init__(self, pool: BlockPool, size: int) -> None:
+        super().__init__(size)
+        self._pool, self._size = pool, size
+        self._contents: dict[int, set[bytes]] = {}
+        """Block -> the keys of what it holds."""
+        self._keys: dict[bytes, None] = {}
+        """All that were ever cached."""
+        self._look("as new")
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.references[block] += 1
+        self._pool.touch(blocks)
+        self._look(f"touch({list(blocks)})")
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            if self.references[block] <= 0:
+                raise PropertyBroken("S4", f"device block {block} is released, and nobody holds it")
+            self.references[block] -= 1
+        self._pool.free_blocks(blocks)
+        self._look(f"free_blocks({list(blocks)})")
+
+    def key_of(self, block: int) -> bytes | None:
+        return self._pool.key_of(block)
+
+    def free_queue(self) -> Iterator[int]:
+        return self._pool.free_queue()
+
+    def take(self, count: int) -> list[int]:
+        taken = list(self._pool.get_new_blocks(count))
+        if len(taken) != count or len(set(taken)) != count or not set(taken) <= set(range(self._size)):
+            raise PropertyBroken("S3", f"get_new_blocks({count}) gave {taken}: not {count} different blocks")
+        for block in taken:
+            if self.references[block]:
+                holders = self.references[block]
+                raise PropertyBroken("S3", f"device block {block} is handed out, and {holders} hold it")
+            self.references[block] = 1
+            self._contents.pop(block, None)
+        self._look(f"get_new_blocks({count})")
+        return taken
+
+    def cache(self, block: int, key: bytes) -> None:
+        if key in self._contents.get(block, ()):
+            return
+        self._contents.setdefault(block, set()).add(key)
+        self._keys[key] = None
+        self._pool.cache_full_blocks([block], [key])
+        self._look(f"cache_full_blocks([{block}], ...)")
+
+    def forget(self) -> None:
+        self._keys.clear()
+        self._pool.reset_prefix_cache()
+        self._look("reset_prefix_cache()")
+
+    def _look(self, call: str) -> None:
+        """Ask the pool what it says of itself, and compare."""
+        self.queue = list(self._pool.free_queue())
+        free = [block for block, holders in enumerate(self.references) if not holders]
+        if sorted(self.queue) != free:
+            message = f"after {call} the free queue has device blocks {self.queue}; nobody holds {free}"
+            raise PropertyBroken("S1", message)
+        found = {key: self._pool.cached_block(key) for key in self._keys}
+        self.cached = {key: block for key, block in found.items() if block is not None}
+        for key, block in self.cached.items():
+            if key not in self._contents.get(block, ()):
+                message = f"after {call} device block {block} is said to cache key {key.hex()[:12]}"
+                raise PropertyBroken("S15", f"{message}, and holds other content")

@@ -1,0 +1,164 @@
+"""What an offload core did during a test: kept, saved as a log, and told about.
+
+A test may make hundreds of cores before it fails. Hypothesis runs the smallest failing example last, so the
+`Recorder` that was made last holds the events that matter: it is what the pytest plugin saves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from kvsm.errors import ConfigError, KvsmError
+from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
+from kvsm.ledger import Ledger
+from kvsm.log import LogReader, LogWriter
+from kvsm.replay import Block, Key, Request, Transfer, render, tell
+from kvsm.replay.concern import concern
+from kvsm.replay.fold import walk
+
+MOST_THINGS, MOST_LINES = 3, 12
+"""A story is told of so many things at most, and of each of them so many lines: the last ones."""
+
+Thing = Block | Key | Request | Transfer
+
+
+class Recorder(list[OffloadingEvent]):
+    """A log in memory, to be given to an `Offloader` in place of a `LogWriter`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        remember(self)
+
+    def flush(self) -> None:
+        """Nothing to write."""
+
+
+_latest: list[Sequence[OffloadingEvent]] = []
+"""The events of the core that was made last, if there is one."""
+
+
+def remember(events: Sequence[OffloadingEvent]) -> None:
+    """From here on these, and what is added to them, are what the plugin saves if the test fails."""
+    _latest[:] = [events]
+
+
+def remembered() -> Sequence[OffloadingEvent]:
+    """What the core that was made last has done; nothing, if there is none."""
+    return _latest[0] if _latest else ()
+
+
+def forget() -> None:
+    """Another test begins."""
+    _latest.clear()
+
+
+def save(events: Sequence[OffloadingEvent], directory: str | os.PathLike[str]) -> None:
+    """Write events, from a core's first one on, as a log that `kvsm show`, `kvsm replay` and `kvsm verify`
+    read. directory: made if absent; must be empty. Raises `LogError`."""
+    # A log begins without a snapshot, and this one has no second segment that would need one.
+    with LogWriter(directory, config=config_of(events), snapshot=bytes, durability="none") as log:
+        for event in events:
+            log.append(event)
+
+
+def event_lines(events: Iterable[OffloadingEvent]) -> Iterator[str]:
+    """The events as `kvsm show` words them."""
+    return (f"event {event.seq} step {event.step}: {render(event)}" for event in events)
+
+
+def fold(events: Sequence[OffloadingEvent]) -> Ledger:
+    """The ledger that these events make, from the first one on. Raises what refuses one of them."""
+    ledger = Ledger(config_of(events))
+    for event in events:
+        ledger.apply(event)
+    return ledger
+
+
+def keep(directory: Path, message: str) -> list[str]:
+    """Save what is remembered, for a test that failed with this message; what to tell of it, by line."""
+    events = remembered()
+    try:
+        save(events, directory)
+    except KvsmError as error:
+        return [f"the events of this test could not be kept: {error}"]
+    said = [f"{len(events)} events are in {directory}", f"$ kvsm verify {directory}"]
+    return said + story(directory, message)
+
+
+def config_of(events: Sequence[OffloadingEvent]) -> OffloadConfig:
+    """What the core that made these events was told at first."""
+    if not events or not isinstance(events[0], LogOpened):
+        raise ConfigError("these events do not begin with LogOpened, a core's first one")
+    return events[0].config
+
+
+def story(log: Path, message: str) -> list[str]:
+    """The lives of the things that a message names, as `kvsm show` tells them from this log; if it names
+    none that is there, of those that the last event concerns."""
+    lines: list[str] = []
+    try:
+        lives = _lives(log, _named(message)) or _lives(log, _last_concerned(log))
+    except KvsmError as error:
+        return [f"the log stops there: {error}"]
+    for thing, life in lives[:MOST_THINGS]:
+        lines.append(f"$ kvsm show {log} {_option(thing)}")
+        lines += life[-MOST_LINES:]
+    return lines
+
+
+def _lives(log: Path, things: Sequence[Thing]) -> list[tuple[Thing, list[str]]]:
+    lives = []
+    for thing in things:
+        told = [
+            f"event {line.event} step {line.step}: {line.text}  "
+            f"[{line.before if line.before == line.after else f'{line.before} -> {line.after}'}]"
+            for line in tell(LogReader(log), thing)
+        ]
+        if told:
+            lives.append((thing, told))
+    return lives
+
+
+_NAMED = re.compile(
+    r"(?<!device )\b(slot|block|transfer|store|load|request)s? ([\w.-]*\w)|\bkeys? ([0-9a-f]{6,})"
+)
+
+
+def _named(message: str) -> list[Thing]:
+    """The things named in words, each once."""
+    things: dict[str, Thing] = {}
+    for noun, name, key in _NAMED.findall(message):
+        thing: Thing
+        if key:
+            thing = Key(key)
+        elif noun == "request":
+            thing = Request(name)
+        elif not name.isdecimal():
+            continue
+        else:
+            thing = Block(int(name)) if noun in ("slot", "block") else Transfer(int(name))
+        things.setdefault(_option(thing), thing)
+    return list(things.values())
+
+
+def _last_concerned(log: Path) -> list[Thing]:
+    """What the last event with a concern is about."""
+    things: list[Thing] = []
+    for ledger, event, _ in walk(LogReader(log)):
+        found = concern(ledger, event)
+        ledger.apply(event)
+        if any(found):
+            things = [
+                *map(Transfer, found.transfers),
+                *map(Request, found.requests),
+                *map(Block, found.slots),
+            ]
+    return things
+
+
+def _option(thing: Thing) -> str:
+    noun, _, name = str(thing).partition(" ")
+    return f"--{'block' if noun == 'slot' else noun} {name}"

@@ -1,0 +1,168 @@
+"""Hypothesis strategies for what an engine meets: workloads, configurations, jobs, orders of reports.
+
+All of them shrink towards the plainest case: the shortest prompt, the defaults, good reports in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from kvsm.plan import WorkerReport
+from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.worlds.request import HASH_TOKENS
+
+BLOCK_TOKENS = HASH_TOKENS
+"""Tokens of a block in the small engine."""
+
+SHARED_BLOCKS = 2
+"""All prompts of a workload begin alike, for so many blocks."""
+
+_FULL = KVCacheGroup(BLOCK_TOKENS)
+
+GROUPS: dict[str, tuple[KVCacheGroup, ...]] = {
+    "full": (_FULL,),
+    "full for drafts": (KVCacheGroup(BLOCK_TOKENS, drafter=True),),
+    "full, window": (_FULL, KVCacheGroup(BLOCK_TOKENS, GroupKind.SLIDING_WINDOW, window=6)),
+    "wide, window, full": (
+        KVCacheGroup(2 * BLOCK_TOKENS),
+        KVCacheGroup(BLOCK_TOKENS, GroupKind.SLIDING_WINDOW, window=5),
+        _FULL,
+    ),
+}
+"""KV cache groups of the models that the small engine may serve."""
+
+
+class Arrival(msgspec.Struct, frozen=True, repr_omit_defaults=True):
+    """A request as it comes. Prompts of one conversation begin alike, as far as both go; those of two share
+    `SHARED_BLOCKS`. length, outputs: in tokens. parameters: its `kv_transfer_params`."""
+
+    conversation: int = 0
+    length: int = 1
+    outputs: int = 1
+    parameters: Mapping[str, Any] | None = None
+    skip_reading: bool = False
+
+    def tokens(self) -> list[int]:
+        shared = SHARED_BLOCKS * BLOCK_TOKENS
+        own = (100 * (self.conversation + 1) + place for place in range(shared, self.length))
+        return [*range(shared), *own][: self.length]
+
+
+def lengths(block_tokens: int = BLOCK_TOKENS, most_blocks: int = 5) -> SearchStrategy[int]:
+    """Lengths in tokens just before, at and behind the end of a block, where the mistakes are made."""
+    ends = range(block_tokens, most_blocks * block_tokens + 1, block_tokens)
+    return st.sampled_from(sorted({max(1, end + apart) for end in ends for apart in (-1, 0, 1)}))
+
+
+def arrivals(conversations: int = 3, most_blocks: int = 5) -> SearchStrategy[Arrival]:
+    """Requests, most of them without wishes of their own."""
+    wishes: list[dict[str, Any] | None] = [
+        {"do_remote_decode": True},
+        {"max_offload_tokens": 9},
+        {"max_load_tokens": 5},
+        {"offload": False},
+    ]
+    return st.builds(
+        Arrival,
+        conversation=st.integers(0, conversations - 1),
+        length=lengths(most_blocks=most_blocks),
+        outputs=st.integers(1, 2 * BLOCK_TOKENS + 1),
+        parameters=st.sampled_from([*[None] * 8, *wishes]),
+        skip_reading=st.sampled_from([False, False, False, False, False, True]),
+    )
+
+
+def workloads(
+    most_requests: int = 6, conversations: int = 3, most_blocks: int = 5
+) -> SearchStrategy[list[Arrival]]:
+    """Requests that share prefixes, in the order in which they come."""
+    return st.lists(arrivals(conversations, most_blocks), min_size=1, max_size=most_requests)
+
+
+def report_orders(transfers: Sequence[int], workers: int = 1) -> SearchStrategy[list[WorkerReport]]:
+    """The reports of these transfers as they may come in: from every worker, in any order, some of them bad,
+    some again."""
+    shares = [(transfer, worker) for transfer in transfers for worker in range(workers)]
+
+    @st.composite
+    def orders(draw: st.DrawFn) -> list[WorkerReport]:
+        reports = [
+            WorkerReport(transfer, worker, draw(st.sampled_from([True, True, False])))
+            for transfer, worker in draw(st.permutations(shares))
+        ]
+        again = draw(st.lists(st.sampled_from(reports), max_size=len(reports))) if reports else []
+        return reports + again
+
+    return orders()
+
+
+def block_pairs(device_blocks: int, host_blocks: int, most: int = 4) -> SearchStrategy[list[tuple[int, int]]]:
+    """(device block, host block) of one transfer: each block once."""
+    pair = st.tuples(st.integers(0, device_blocks - 1), st.integers(0, host_blocks - 1))
+    return st.lists(pair, max_size=most, unique_by=(lambda one: one[0], lambda one: one[1]))
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """A small engine and its offload core: `SmallEngine`, `OffloadConfig` and `SchedulerConfig` say what each
+    means. groups: a name in `GROUPS`."""
+
+    groups: str = "full"
+    store: StoreMode = StoreMode.EAGER
+    last_step: LastStep = LastStep.FLUSH
+    references: bool = True
+    prefix_cache: bool = False
+    asynchronous: bool = False
+    drafts: int = 0
+    workers: int = 1
+    blocks_per_chunk: int = 1
+    host_blocks: int = 4
+    device_blocks: int = 14
+    store_threshold: int = 1
+    defer_ticks: int = 0
+    transfer_ticks: int = 0
+
+    def legal(self) -> Configuration:
+        """The nearest one that can work."""
+        change: dict[str, Any] = {}
+        if self.store is StoreMode.LAZY:
+            # A lazy store walks the pool's free queue, and takes single blocks.
+            change = {"references": True, "blocks_per_chunk": 1, "store_threshold": 1}
+        elif not self.references:
+            # Blocks are given away after a lost copy, which only references can prevent.
+            change = {"transfer_ticks": 0}
+        return msgspec.structs.replace(self, **change)
+
+
+def configurations(**fixed: Any) -> SearchStrategy[Configuration]:
+    """Small configurations, in which everything is short: room for one long request, seldom for two.
+
+    fixed: fields of `Configuration` that are to be so, or a strategy for them.
+    """
+    free: dict[str, SearchStrategy[Any]] = {
+        "groups": st.sampled_from(["full", "full", *GROUPS]),
+        "store": st.sampled_from([StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY]),
+        "last_step": st.sampled_from(LastStep),
+        "references": st.sampled_from([True, True, True, True, False]),
+        "prefix_cache": st.sampled_from([False, False, True]),
+        "asynchronous": st.booleans(),
+        "drafts": st.sampled_from([0, 0, 2]),
+        "workers": st.sampled_from([1, 1, 2]),
+        "blocks_per_chunk": st.sampled_from([1, 1, 2]),
+        "host_blocks": st.sampled_from([4, 6, 12]),
+        "device_blocks": st.sampled_from([14, 20, 40]),
+        "store_threshold": st.sampled_from([1, 1, 1, 2]),
+        "defer_ticks": st.sampled_from([0, 2, 6]),
+        "transfer_ticks": st.sampled_from([0, 0, 9]),
+    }
+    given = {name: one if isinstance(one, SearchStrategy) else st.just(one) for name, one in fixed.items()}
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Configuration:
+        return Configuration(**draw(st.fixed_dictionaries({**free, **given}))).legal()
+
+    return drawn()
