@@ -1,0 +1,20 @@
+"""A museum of real bugs: each of forty bugs of public KV offload systems, put back into kvsm."""
+
+from __future__ import annotations
+
+from museum.copying import COPYING
+from museum.ending import ENDING
+from museum.exhibit import Edit, Exhibit
+from museum.holding import HOLDING
+from museum.matching import MATCHING
+from museum.resetting import RESETTING
+from museum.storing import STORING
+
+EXHIBITS: dict[str, Exhibit] = {
+    one.id: one
+    for one in sorted(
+        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING), key=lambda exhibit: exhibit.id
+    )
+}
+
+__all__ = ["EXHIBITS", "Edit", "Exhibit"]

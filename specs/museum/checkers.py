@@ -1,0 +1,184 @@
+"""The checkers that look for every exhibit, in the order in which they do. None knows what it looks for.
+
+====================  ================================================  =====================================
+checker               what it is                                        what it can see
+====================  ================================================  =====================================
+exploration: serving  the scheduler and the core in the hands of a      what an engine, its clients and its
+                      small engine, all of a scope                      workers can bring about
+exploration: events   the same, with a router that takes KV events      an event that says something else
+exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
+walk: core            the core alone, every call in every order, at     every answer of the core that is not
+                      random, reduced                                   what plain books say
+walk: serving         as above, at random, with dozens of requests      what takes a long time to come about
+====================  ================================================  =====================================
+
+The scopes are small enough to be explored as a whole on the code as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvsm.checker.explorer import explore
+from kvsm.checker.model import Kind, Model, Property, Verdict
+from kvsm.checker.reduce import reduce
+from kvsm.checker.rerun import RerunModel
+from kvsm.checker.serving import Scope, ServingModel
+from kvsm.checker.targets import draw_case
+from kvsm.checker.walk import MakeWorld, random_of, walk
+from kvsm.scheduler import LastStep, StoreMode
+from kvsm.worlds.copies import CopiesOptions, CopiesWorld
+from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.world import Action, Finding
+from museum.positions import draw_world
+from museum.publishing import PublishingWorld
+
+MOST_STATES = 20_000
+"""Of one scope. A bug may make a scope larger than it is."""
+
+
+class Sighting(msgspec.Struct, frozen=True):
+    """What a checker saw, and what was done until then."""
+
+    finding: Finding
+    trace: tuple[Action, ...]
+
+
+class Checker(NamedTuple):
+    name: str
+    look: Callable[[], Sighting | None]
+
+
+class Unexplored(Exception):
+    """A scope that should be small enough to be explored as a whole is not."""
+
+
+def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker:
+    """Every state of a scope; so its trace is a shortest one."""
+
+    def look() -> Sighting | None:
+        explored = explore(make_model(), max_states=MOST_STATES)
+        if explored.refutation is not None:
+            return Sighting(explored.refutation.finding, explored.refutation.path)
+        if explored.verdict is not Verdict.PROVED:
+            raise Unexplored(f"{name}: {explored.verdict.name} after {explored.states} states")
+        return None
+
+    return Checker(f"exploration: {name}", look)
+
+
+def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> Checker:
+    """So many runs of a world, of drawn configurations. What fails is reduced."""
+
+    def look() -> Sighting | None:
+        failure = walk(make_world, seed, runs=runs).failure
+        if failure is None:
+            return None
+        reduced = reduce(lambda: make_world(random_of(seed, failure.run)), failure.actions, failure.finding)
+        return Sighting(reduced.finding, reduced.actions)
+
+    return Checker(f"walk: {name}", look)
+
+
+class EngineModel(ServingModel):
+    """The serving world, and what a lazy store is for."""
+
+    @property
+    def properties(self) -> Sequence[Property[ServingWorld]]:
+        return (
+            *super().properties,
+            Property(Kind.ALWAYS, "S13", "at rest, the host has what is next to go", _keeps_what_goes),
+        )
+
+
+def _keeps_what_goes(world: ServingWorld) -> bool:
+    """Of a lazy store, as long as the host has room."""
+    engine = world.engine
+    ledger, pool = engine.core.ledger, engine.pool
+    if world.wind_down() is not None or engine.config.store is not StoreMode.LAZY or not len(ledger.free):
+        return True
+    cached = {block: pool.key_of(block) for block in pool.queue[: engine.config.lazy_target_blocks]}
+    stale = ledger.provenance.stale
+    return all(key is None or key in ledger.index or stale.get(block) == key for block, key in cached.items())
+
+
+def serving(name: str, **options: Any) -> Checker:
+    made = _engine(**options)
+    return exploration(f"serving, {name}", lambda: EngineModel(Scope(name, made)))
+
+
+def events(**options: Any) -> Checker:
+    made = _engine(**options)
+    return exploration("events", lambda: RerunModel("events", "", lambda: PublishingWorld(made)))
+
+
+def copies(**options: Any) -> Checker:
+    made = CopiesOptions(**options)
+    return exploration("copies", lambda: RerunModel("copies", "", lambda: CopiesWorld(made)))
+
+
+def _engine(**options: Any) -> ServingOptions:
+    """With one worker, that steps until it is told that no work is left. What it finds again on the device
+    would not go by the host: so, if nothing is said, it finds nothing there."""
+    common = {"workers": 1, "last_step": LastStep.KEEP_STEPPING, "prefix_cache": False}
+    return ServingOptions(**{**common, **options})
+
+
+def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
+    """Requests that share what they begin with. Only the first decodes more than one token."""
+    return tuple(
+        RequestSpec(tuple(range(1, length + 1)), outputs if number == 0 else 1)
+        for number, length in enumerate(lengths)
+    )
+
+
+CHECKERS = (
+    # The first request ends where its second block is full but for the token that is sampled last.
+    serving(
+        "disturbed",
+        requests=_prompts(7, 9),
+        device_blocks=3,
+        slots=2,
+        budgets=Budgets(failures=1, aborts=1, resets=1),
+    ),
+    serving(
+        "without references",
+        requests=_prompts(7, 5, outputs=5),
+        device_blocks=3,
+        slots=2,
+        references=False,
+        defer_ticks=0,
+        budgets=Budgets(preemptions=1),
+    ),
+    serving(
+        "in chunks",
+        requests=_prompts(9, 9, outputs=3),
+        device_blocks=3,
+        slots=2,
+        chunk_tokens=4,
+        defer_ticks=0,
+        budgets=Budgets(preemptions=1),
+    ),
+    serving(
+        "lazy",
+        requests=_prompts(13, 5),
+        device_blocks=5,
+        slots=5,
+        store=StoreMode.LAZY,
+        prefix_cache=True,
+        chunk_tokens=4,
+        budgets=Budgets(preemptions=1, resets=1),
+    ),
+    # The third prompt is the first one again, which the second has pushed off the host.
+    events(
+        requests=(*_prompts(5), RequestSpec((51, 52, 53, 54, 55)), *_prompts(5)),
+        device_blocks=3,
+        slots=1,
+    ),
+    copies(device_blocks=1, kernels=1, holds=1, copies=1, bad=1),
+    seeded_walk("core", draw_world, runs=48),
+    seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
+)

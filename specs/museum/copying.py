@@ -1,0 +1,71 @@
+"""Copies on a device with streams: bugs in the order of what is queued."""
+
+from __future__ import annotations
+
+from museum.exhibit import Edit, Exhibit
+
+_ISSUE = "kvsm.cuda_io.streams:StreamCopyEngine._issue"
+
+COPYING = (
+    Exhibit(
+        id="B03",
+        source="vllm#47282",
+        title="a load overwrites what the running step still reads",
+        story="A sliding window moved on and freed a block, which became the target of a load. The load"
+        " started at once and wrote the block while the forward pass that was under way still read it.",
+        property_id="S12",
+        edits=(
+            Edit(
+                _ISSUE,
+                "stream.wait(transfer.after)",
+                """
+                if job.direction is Direction.STORE:
+                    stream.wait(transfer.after)
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B25",
+        source="vllm, copy thread",
+        title="an error ends the copying in silence",
+        story="An exception ended the thread that handed copies to the device. No completion came any more,"
+        " nobody had heard of the error, and the engine stepped for ever. Here an error is its transfer's"
+        " end, whether the device refuses a copy or stops in the middle of it; the bug drops it in both"
+        " places.",
+        property_id="S9",
+        edits=(
+            Edit(
+                _ISSUE,
+                "transfer.error = described(error)",
+                """
+                transfer.error = described(error)
+                return
+                """,
+            ),
+            Edit(
+                "kvsm.cuda_io.streams:StreamCopyEngine._is_over",
+                """
+                transfer.error = transfer.error or described(error)
+                return True
+                """,
+                "return False",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B37",
+        source="TensorRT-LLM PR 15546",
+        title="a table of ids is gone before the copy has read it",
+        story="The copy kernel read the ids of its blocks from pinned host memory. The call returned, the"
+        " memory was used for the next copy's ids, and the first copy, which had not begun yet, read those.",
+        property_id="S12",
+        edits=(
+            Edit(
+                _ISSUE,
+                "transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)",
+                "device.copy(stream, job.transfer, job.direction, *pairs)",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,172 @@
+"""The ends of transfers and of requests: bugs in who hears of them, and when."""
+
+from __future__ import annotations
+
+from museum.exhibit import Edit, Exhibit
+
+ENDING = (
+    Exhibit(
+        id="B20",
+        source="vllm#49635",
+        title="a store outlives the record that its end needs",
+        story="The finish of a request deleted its record. Its last store was still in flight, and when it"
+        " ended it looked the record up.",
+        property_id="S8",
+        edits=(
+            Edit(
+                "kvsm.ledger:Ledger._close",
+                "if transfer.direction is Direction.LOAD:",
+                """
+                for name, _ in transfer.owners:
+                    self._request(seq, name)
+                if transfer.direction is Direction.LOAD:
+                """,
+            ),
+        ),
+        stop="has not arrived, or was released",
+    ),
+    Exhibit(
+        id="B21",
+        source="vllm#42611",
+        title="no request is left, and the last transfers never end",
+        story="An engine steps as long as it has requests. The last one finished with its stores in flight;"
+        " nobody stepped again, so nobody took the reports, and the blocks stayed held.",
+        property_id="S17",
+        edits=(
+            Edit(
+                "kvsm.scheduler.scheduler:OffloadScheduler.has_pending_work",
+                "return bool(core.ledger.transfers or self._ended_loads or untold)",
+                "return bool(self._tracked)",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B26",
+        source="vllm#57453",
+        title="a removal takes the payload of what is stored again later",
+        story="A batch of KV events held the removal of a key, and its store after that. The removal deleted"
+        " what was known of the key's blocks, and the stored event left without tokens, so that routers could"
+        " not index it.",
+        property_id="S10",
+        edits=(
+            Edit(
+                "kvsm.kv_events:Publisher.take_kv_events",
+                """
+                for change in changes:
+                    if isinstance(change, _Removed):
+                """,
+                """
+                gone: set[bytes] = set()
+                for change in changes:
+                    if isinstance(change, _Removed):
+                        gone.update(change.keys)
+                """,
+            ),
+            Edit(
+                "kvsm.kv_events:Publisher.take_kv_events",
+                "taken += _told(change)",
+                """
+                kept = [None if key in gone else told for key, told in zip(change.keys, change.told)]
+                taken += _told(change._replace(told=kept))
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B28",
+        source="dynamo#15079",
+        title="a transfer that ended in an error is marked complete",
+        story="A transfer ended in an error. It was marked complete like any other, the request read a cache"
+        " that had never been filled, and the client got a wrong answer with status 200.",
+        property_id="S6",
+        edits=(
+            Edit(
+                "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
+                "ended = core.report(report.transfer, report.worker, report.good)",
+                "ended = core.report(report.transfer, report.worker, True)",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B30",
+        source="dynamo PR 6681",
+        title="abort and stop finish a request twice",
+        story="A request hit its stop condition in the same step in which its client aborted it. Both paths"
+        " finished it, and the second one found its books already closed.",
+        property_id="S8",
+        edits=(
+            Edit(
+                "kvsm.offloader.offloader:Offloader.finish",
+                """
+                if entry is not None and entry.word & STATE_MASK != _FINISHED:
+                    self._emit(ev.RequestFinished, request, aborted)
+                """,
+                "self._emit(ev.RequestFinished, request, aborted)",
+            ),
+        ),
+        stop="has not arrived, or was released",
+    ),
+    Exhibit(
+        id="B34",
+        source="LMCache#4967",
+        title="time makes an unfinished object readable",
+        story="A write lease expired by the clock. The object counted as written from then on, and whoever"
+        " read it found what the writer had not finished.",
+        property_id="S2",
+        edits=(
+            Edit(
+                "kvsm.offloader.transfers:Transfers.lose",
+                "return self._end(ev.TransferLost, entry)",
+                "return [self._report(transfer, one, True, None) for one in range(self.config.workers)][-1]",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B38",
+        source="FlexKV 098aee6",
+        title="a node is ready before its data is there",
+        story="A node of the prefix tree was marked ready when its copy was queued. A match in between loaded"
+        " what the slot had held before.",
+        property_id="S2",
+        edits=(
+            Edit(
+                "kvsm.ledger:Ledger._submitted",
+                "self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)",
+                """
+                self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
+                self._end_copies(transfer, good=True, seq=seq)
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B39",
+        source="Mooncake#3030",
+        title="the late end of a first put completes the second",
+        story="A put of a key was given up, and the key was put again. The end of the first put arrived late"
+        " and, since it was told by key, completed the second while its bytes were still on their way.",
+        property_id="S5",
+        edits=(
+            Edit(
+                "kvsm.offloader.transfers:Transfers.submit",
+                "if transfers:",
+                """
+                if transfers:
+                    live = self.ledger.transfers
+                    sent = {one: live[one].keys for one in transfers if one in live}
+                    self._sent = {**getattr(self, "_sent", {}), **sent}
+                """,
+            ),
+            Edit(
+                "kvsm.offloader.transfers:Transfers._report",
+                "reason = self._why_reject(transfer, worker, direction)",
+                """
+                keys, live = getattr(self, "_sent", {}).get(transfer), self.ledger.transfers
+                if keys and transfer not in live:
+                    transfer = next((one.id for one in live.values() if one.keys == keys), transfer)
+                reason = self._why_reject(transfer, worker, direction)
+                """,
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,156 @@
+"""An exhibit: a bug that another system had, and the smallest change of kvsm's code that brings it back.
+
+The change is an edit of a function's text. It is made at run time, for as long as a `with` block lasts, by
+compiling the edited text and putting the result where the function was. So an exhibit can be shown as a
+diff, and it notices by itself when the line that it edits is no longer there.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from difflib import unified_diff
+from inspect import getsourcefile, getsourcelines
+from pathlib import Path
+from pkgutil import resolve_name
+from textwrap import dedent, indent
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from kvsm.states import block
+from kvsm.states.machine import Machine
+
+PROJECT = Path(__file__).resolve().parents[2]
+BLOCK_ROWS = "kvsm.states.block:_rows"
+"""The one table that exhibits edit. The machine that was made of it is made anew."""
+
+
+class Edit(msgspec.Struct, frozen=True):
+    """Lines of a function, and those that stand there instead.
+
+    target: "kvsm.ledger:Ledger._matched". old: whole lines that follow each other and stand so once in it,
+    indented as you like; new: what replaces them, indented against those.
+    """
+
+    target: str
+    old: str
+    new: str = ""
+
+    def applied_to(self, lines: list[str], where: str) -> list[str]:
+        """These lines with the edit made. Raises `ValueError` if `old` does not stand among them once."""
+        old = [line.strip() for line in self.old.strip().splitlines()]
+        texts = [line.strip() for line in lines]
+        places = [n for n in range(len(texts)) if texts[n : n + len(old)] == old]
+        if len(places) != 1:
+            found = f"{where} says {len(places)} times, not once: {self.old.strip()}"
+            raise ValueError(f"{found}\n(has the source been changed since the exhibit was written?)")
+        first = lines[places[0]]
+        margin = first[: len(first) - len(first.lstrip())]
+        new = indent(dedent(self.new).strip("\n"), margin)
+        replaced = [f"{line}\n" for line in new.splitlines()]
+        return [*lines[: places[0]], *replaced, *lines[places[0] + len(old) :]]
+
+
+class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
+    """One bug. property_id: what it breaks. edits: what brings it back.
+
+    stop: what the ledger says instead of letting it happen, if it does; a piece of the message. without_stop:
+    edits that take this guard away, so that it is seen what it prevents.
+    """
+
+    id: str
+    source: str
+    title: str
+    story: str
+    property_id: str
+    edits: tuple[Edit, ...]
+    stop: str = ""
+    without_stop: tuple[Edit, ...] = ()
+
+    def put_back(self, *, without_stop: bool = False) -> ExitStack:
+        """The bug, from here to the end of a `with` block."""
+        stack = ExitStack()
+        try:
+            for change in changes(self.edits + (self.without_stop if without_stop else ())):
+                stack.enter_context(change.made())
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
+    def diff(self) -> str:
+        """What brings it back, as `git diff` would show it."""
+        return diff_of(self.edits)
+
+    def diff_without_stop(self) -> str:
+        return diff_of(self.without_stop)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """All edits of one function."""
+
+    target: str
+    edits: tuple[Edit, ...]
+
+    def made(self) -> Any:
+        owner, name = self._place()
+        function = getattr(owner, name)
+        made: dict[str, Any] = {}
+        text = "from __future__ import annotations\n" + dedent("".join(self._edited(function)))
+        exec(compile(text, f"<{self.target}, edited>", "exec"), function.__globals__, made)
+        if self.target == BLOCK_ROWS:
+            return rows_replaced(block.BLOCK, made[name]())
+        return patch.object(owner, name, made[name])
+
+    def diff(self) -> str:
+        owner, name = self._place()
+        function = getattr(owner, name)
+        path = Path(getsourcefile(function) or "")
+        lines, start = getsourcelines(function)
+        whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        changed = [*whole[: start - 1], *self._edited(function), *whole[start - 1 + len(lines) :]]
+        named = path.relative_to(PROJECT).as_posix()
+        return "".join(unified_diff(whole, changed, f"a/{named}", f"b/{named}"))
+
+    def _place(self) -> tuple[Any, str]:
+        module, _, path = self.target.partition(":")
+        *owners, name = path.split(".")
+        return resolve_name(":".join([module, ".".join(owners)]) if owners else module), name
+
+    def _edited(self, function: Callable[..., Any]) -> list[str]:
+        """The lines of the function after the edits, indented as they stand in their file."""
+        lines, _ = getsourcelines(function)
+        for edit in self.edits:
+            lines = edit.applied_to(lines, self.target)
+        ast.parse(dedent("".join(lines)))
+        return lines
+
+
+def diff_of(edits: tuple[Edit, ...]) -> str:
+    return "".join(change.diff() for change in changes(edits))
+
+
+def changes(edits: tuple[Edit, ...]) -> list[Change]:
+    """The edits by function, in the order in which the functions are named first."""
+    targets = dict.fromkeys(edit.target for edit in edits)
+    return [Change(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
+
+
+@contextmanager
+def rows_replaced(machine: Machine, rows: tuple[Any, ...]) -> Iterator[None]:
+    """Another table in a machine that the code has bound already; what was memoised of it is forgotten."""
+    other = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
+    with patch.multiple(machine, rows=other.rows, dense=other.dense):
+        _forget_steps()
+        try:
+            yield
+        finally:
+            _forget_steps()
+
+
+def _forget_steps() -> None:
+    for memo in block.BLOCK_WORDS.next:
+        memo.clear()

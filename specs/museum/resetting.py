@@ -1,0 +1,113 @@
+"""The reset of the cache while copies are under way."""
+
+from __future__ import annotations
+
+from museum.exhibit import BLOCK_ROWS, Edit, Exhibit
+
+_RESET = "kvsm.scheduler.scheduler:OffloadScheduler.reset_cache"
+
+RESETTING = (
+    Exhibit(
+        id="B12",
+        source="vllm, contract of the offloading manager",
+        title="the end of a store from before a reset publishes the one after it",
+        story="A key was stored, the cache was reset, and the key was stored again. The first copy's"
+        " completion arrived, found the key, and made it readable before the second copy had written a byte."
+        " Here a report names a transfer; the bug looks for the newest one of the same keys.",
+        property_id="S5",
+        edits=(
+            Edit(
+                "kvsm.offloader.transfers:Transfers._report",
+                "reason = self._why_reject(transfer, worker, direction)",
+                """
+                named = self.ledger.transfers.get(transfer)
+                if named is not None and named.keys:
+                    live = self.ledger.transfers.values()
+                    transfer = [one.id for one in live if one.keys == named.keys][-1]
+                reason = self._why_reject(transfer, worker, direction)
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B13",
+        source="vllm#41956, review",
+        title="a reset frees a slot that a copy still writes",
+        story="A store was writing a host slot when the cache was reset. The slot was free at once and went"
+        " to a new store, and the old copy landed in it. Here the slot is quarantined until the copy has"
+        " ended; the bug is one row of the block's table.",
+        property_id="S3",
+        edits=(
+            Edit(
+                BLOCK_ROWS,
+                """
+                _S.QUARANTINED,
+                "a copy still touches it",
+                then={"pins": VOID},
+                """,
+                """
+                _S.EVICTED,
+                "a copy still touches it",
+                then={"pins": VOID, "copies": VOID},
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B14",
+        source="vllm#39726, review",
+        title="a reset gives back the references that copies rely on",
+        story="A reset released all references to device blocks, also those that kept the source of a store"
+        " and the target of a load in place. The blocks were free, and the copies went on.",
+        property_id="S3",
+        edits=(
+            Edit(
+                _RESET,
+                "done = self.offloader.reset()",
+                """
+                done = self.offloader.reset()
+                for transfer in self.offloader.ledger.transfers.values() if self._pool is not None else ():
+                    self._pool.free_blocks(listed(transfer.device_blocks))
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B15",
+        source="vllm#48102",
+        title="a completion that is dropped as stale is waited for",
+        story="A store was in flight when the cache was reset. Its completion was dropped, since it belonged"
+        " to the time before, but the request still counted the job: every lookup of it waited for a transfer"
+        " that nobody would end.",
+        property_id="S9",
+        edits=(
+            Edit(
+                "kvsm.offloader.transfers:Transfers._why_reject",
+                "planned = entry.word & STATE_MASK == _PLANNED",
+                """
+                if entry.state is TransferState.ABANDONED:
+                    return RejectReason.STALE
+                planned = entry.word & STATE_MASK == _PLANNED
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B24",
+        source="vllm, reset of the offloading scheduler",
+        title="a reset forgets the requests that run",
+        story="A reset cleared everything, the books of the running requests included. They ran on, unknown:"
+        " nothing of them was ever stored again, and their ends were heard by nobody.",
+        property_id="S9",
+        edits=(
+            Edit(
+                _RESET,
+                """
+                for tracked in self._tracked.values():
+                    tracked.next_offer = 0
+                """,
+                "self._tracked.clear()",
+            ),
+        ),
+    ),
+)

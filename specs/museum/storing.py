@@ -1,0 +1,213 @@
+"""What is stored, and when: bugs in what an engine offers for a store."""
+
+from __future__ import annotations
+
+from museum.exhibit import Edit, Exhibit
+
+_CONFIRMED = "kvsm.scheduler.tracked:TrackedRequest.confirmed_tokens"
+_ENTER = "kvsm.ledger:Ledger._enter"
+_CHECK = "kvsm.states.words:StateWords.check"
+
+EVERY_PLANNED_KEY_ENTERS = Edit(
+    _ENTER,
+    """
+    if len(index) != size:
+        self.index = {key_of[slot]: slot for slot in indexed_slots(self)}
+        raise InvalidEvent(seq, "a planned key has a block already, or stands twice in the plan")
+    """,
+)
+DOUBLED_KEY = "a planned key has a block already, or stands twice in the plan"
+
+STORING = (
+    Exhibit(
+        id="B01",
+        source="vllm#41289",
+        title="a block that is being stored is stored again",
+        story="The set that kept a block from being offered twice lived for one step. A second request hit"
+        " the block in the device's prefix cache one step later, while the first one's store of it was still"
+        " in flight, and stored it again.",
+        property_id="S13",
+        edits=(
+            Edit(
+                "kvsm.offloader.storing:Storing._why_not",
+                "leased = any(words[block] for block in sources)",
+                "leased, slot = False, None  # what earlier steps have in flight is forgotten",
+            ),
+        ),
+        stop=DOUBLED_KEY,
+        without_stop=(EVERY_PLANNED_KEY_ENTERS,),
+    ),
+    Exhibit(
+        id="B02",
+        source="vllm#45704",
+        title="a store reads its block before the kernel has written it",
+        story="The scheduler ran a step ahead of the device. Its books said that a block was computed, it"
+        " planned the store, and the copy read the block while the kernel that fills it was still queued. Two"
+        " things stop this here, and both are taken away: what a running step samples is not confirmed, and"
+        " the copy stream waits for a mark of the compute stream.",
+        property_id="S12",
+        edits=(
+            Edit(
+                _CONFIRMED,
+                "computed = request.num_computed_tokens - request.num_output_placeholders",
+                "computed = request.num_computed_tokens",
+            ),
+            Edit(
+                "kvsm.cuda_io.streams:StreamCopyEngine._issue",
+                "stream.wait(transfer.after)",
+                """
+                if job.direction is Direction.LOAD:
+                    stream.wait(transfer.after)
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B07",
+        source="vllm#35846",
+        title="an offer evicts what it has just found resident",
+        story="An offer of four blocks found two of them on the host and made room for the others by evicting"
+        " the least recent block. That was one of those two: it was neither touched nor protected before"
+        " room was made.",
+        property_id="S7",
+        edits=(
+            Edit(
+                "kvsm.offloader.storing:Storing._partition",
+                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), list(resident)",
+                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), []",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B10",
+        source="vllm#42571",
+        title="a block at two positions is stored and released twice",
+        story="One device block stood at two positions of a request's table. Both were stored, each took a"
+        " reference and each gave one back, and in the end the free list held the block twice.",
+        property_id="S4",
+        edits=(
+            Edit(
+                "kvsm.offloader.storing:Storing._all_new",
+                "if len(keys) > 1 and (len(set(keys)) != len(keys)"
+                " or not self.ledger.leases.distinct(device_blocks)):",
+                "if len(keys) > 1 and len(set(keys)) != len(keys):",
+            ),
+        ),
+        stop="named twice in one batch",
+        without_stop=(
+            Edit(
+                _CHECK,
+                "if ids and ((len(ids) > 1 and len(set(ids)) != len(ids)) or min(ids) < 0):",
+                "if ids and min(ids) < 0:",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B11",
+        source="vllm, contract of the offloading manager",
+        title="one key in an offer twice takes two slots",
+        story="An offer named the same key twice. Both got a slot, the index named only the second, and the"
+        " first could neither be matched nor evicted for as long as the process lived.",
+        property_id="S1",
+        edits=(
+            Edit(
+                "kvsm.offloader.storing:Storing._all_new",
+                "if len(keys) > 1 and (len(set(keys)) != len(keys)"
+                " or not self.ledger.leases.distinct(device_blocks)):",
+                "if len(keys) > 1 and not self.ledger.leases.distinct(device_blocks):",
+            ),
+        ),
+        stop=DOUBLED_KEY,
+        without_stop=(EVERY_PLANNED_KEY_ENTERS,),
+    ),
+    Exhibit(
+        id="B16",
+        source="vllm#57505",
+        title="a store is published under the hash that its block has now",
+        story="When a store ended, the hash of each block was read from the device block. Since the copy"
+        " began, the block had come to another hash, and the bytes that were copied were published under it."
+        " Here a plan binds its keys; the bug reads them from the pool once more.",
+        property_id="S15",
+        edits=(
+            Edit(
+                "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
+                "for report in reports:",
+                """
+                for report in reports:
+                    store = core.ledger.transfers.get(report.transfer)
+                    if self._pool is not None and store is not None and store.keys:
+                        for slot, block in zip(listed(store.slots), listed(store.device_blocks)):
+                            if core.ledger.index.pop(core.ledger.key_of[slot], None) is not None:
+                                core.ledger.key_of[slot] = self._pool.key_of(block)
+                                core.ledger.index[core.ledger.key_of[slot]] = slot
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B17",
+        source="vllm#54193",
+        title="the last sampled token counts as computed",
+        story="A generation ended exactly on a block boundary. The last token had been sampled, so the"
+        " request had it, but no step had computed its KV; the block was stored as a full one, and whoever"
+        " loaded it read garbage at its end.",
+        property_id="S15",
+        edits=(
+            Edit(
+                _CONFIRMED,
+                "return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))",
+                """
+                all_but_last = max(request.num_prompt_tokens, request.num_tokens - 1)
+                return request.num_tokens if computed >= all_but_last else computed
+                """,
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B19",
+        source="vllm#49118",
+        title="a request that was never scheduled has keys, and no blocks",
+        story="A request was aborted while it waited. Its prompt was hashed already, so the offload found"
+        " keys for full blocks at its finish and looked for the blocks behind them, of which there were"
+        " none.",
+        property_id="S8",
+        edits=(
+            Edit(
+                "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
+                "chunks = storable // tokens",
+                "chunks = storable // tokens if table else len(keys)",
+            ),
+            Edit(
+                "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
+                "counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))",
+                "counts.append(max(0, min(chunks, len(keys))))",
+            ),
+            Edit(
+                "kvsm.scheduler.scheduler:OffloadScheduler.request_finished",
+                "if self._stores_eagerly(tracked) and block_ids:",
+                "if self._stores_eagerly(tracked):",
+            ),
+        ),
+    ),
+    Exhibit(
+        id="B23",
+        source="vllm, lazy mode",
+        title="the walk of the free queue goes on behind a block that has moved",
+        story="A lazy store walks the engine's free queue and remembered where it stopped, as a block. That"
+        " block was stored, held meanwhile, and put back at the tail: the next walk began at the tail, and"
+        " everything before it was evicted unsaved. Here a walk begins at the head; the bug begins behind the"
+        " block that was stored last.",
+        property_id="S9",
+        edits=(
+            Edit(
+                "kvsm.scheduler.free_queue:FreeQueueWalk._walk",
+                "for block in self._pool.free_queue():",
+                """
+                queue = list(self._pool.free_queue())
+                last = self._pool.cached_block(next(reversed(index), b""))
+                for block in queue[queue.index(last) + 1 if last in queue else 0 :]:
+                """,
+            ),
+        ),
+    ),
+)

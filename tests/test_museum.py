@@ -1,0 +1,252 @@
+"""The museum: every bug that is put back is found, by which checker and in how many steps; and is gone again.
+
+`FOUND` is what the checkers come to on their own: they are not told where to look. What an exhibit's own
+scenario finds is in `test_scheduler_bugs.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from museum import EXHIBITS
+from museum.checkers import CHECKERS, Checker, Sighting
+from museum.exhibit import Edit, Exhibit
+from museum.search import CLEAN, SCENARIO, search, search_all
+
+import kvsm.cli.museum as command
+from kvsm.cli import main
+from kvsm.ledger import Ledger
+from kvsm.states import machines_digest
+from kvsm.states.block import BLOCK_WORDS, BlockState, BlockTrigger
+from kvsm.worlds.world import Finding
+
+DISTURBED, BARE, CHUNKS, LAZY, EVENTS, COPIES, CORE, SERVING = (one.name for one in CHECKERS)
+
+FOUND = {
+    "B01": (BARE, "S8", 6),
+    "B02": (COPIES, "S12", 3),
+    "B03": (COPIES, "S12", 3),
+    "B04": (BARE, "S15", 7),
+    "B05": (CHUNKS, "S3", 13),
+    "B06": (DISTURBED, "S8", 7),
+    "B07": (CORE, "S13", 5),
+    "B08": (CORE, "S9", 2),
+    "B09": (CORE, "S9", 8),
+    "B10": (CORE, "S8", 1),
+    "B11": (CORE, "S8", 1),
+    "B12": (CORE, "S5", 7),
+    "B13": (DISTURBED, "S3", 4),
+    "B14": (DISTURBED, "S3", 6),
+    "B15": (DISTURBED, "S9", 7),
+    "B16": (DISTURBED, "S8", 5),
+    "B17": (DISTURBED, "S15", 5),
+    "B18": (BARE, "S8", 8),
+    "B19": (DISTURBED, "S8", 2),
+    "B20": (DISTURBED, "S8", 3),
+    "B21": (DISTURBED, "S17", 3),
+    "B22": (CORE, "S8", 7),
+    "B23": (LAZY, "S13", 11),
+    "B24": (DISTURBED, "S9", 4),
+    "B25": (COPIES, "S8", 2),
+    "B26": (EVENTS, "S10", 16),
+    "B27": (DISTURBED, "S15", 10),
+    "B28": (DISTURBED, "S15", 5),
+    "B29": (DISTURBED, "S4", 4),
+    "B30": (CORE, "S8", 1),
+    "B31": (CORE, "S4", 6),
+    "B32": (BARE, "S8", 9),
+    "B33": (BARE, "S15", 10),
+    "B34": (CORE, "S9", 4),
+    "B35": (DISTURBED, "S1", 7),
+    "B36": (DISTURBED, "S8", 10),
+    "B37": (COPIES, "S12", 2),
+    "B38": (DISTURBED, "S2", 3),
+    "B39": (CORE, "S5", 23),
+    "B40": (CORE, "S8", 7),
+}
+"""Exhibit -> the checker that sees it first, the property that it names, and the steps of its trace."""
+
+QUICK = ("B04", "B13", "B17", "B18", "B19", "B27", "B33", "B38")
+"""Found by the first explorations, in less than a second each."""
+
+
+def museum(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["museum", *arguments])
+
+
+# The exhibits.
+
+
+def test_there_are_forty_exhibits_each_with_its_story() -> None:
+    assert [*EXHIBITS] == [f"B{number:02}" for number in range(1, 41)]
+    for one in EXHIBITS.values():
+        assert one.source, one.id
+        assert re.fullmatch("S([1-9]|1[0-8])", one.property_id), one.id
+        assert 2 <= len(re.findall(r"\.(?: |$)", one.story)) <= 4, (
+            f"{one.id} is told in two to four sentences"
+        )
+        assert not re.search(r"[.A-Z]$|^[A-Z]", one.title), f"{one.id}: a title is no sentence"
+
+
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda one: one.id)
+def test_a_mutant_is_small_and_shown_as_a_diff(exhibit: Exhibit) -> None:
+    lines = exhibit.diff().splitlines()
+    changed = [line for line in lines if re.match(r"[-+](?![-+])", line)]
+    assert 1 <= len(changed) <= 16
+    assert lines[0].startswith("--- a/kvsm/")
+
+
+def functions() -> dict[str, Any]:
+    """What the exhibits' edits replace, as it is now."""
+    found = {}
+    for exhibit in EXHIBITS.values():
+        for edit in (*exhibit.edits, *exhibit.without_stop):
+            module, _, path = edit.target.partition(":")
+            owner: Any = __import__(module, fromlist=["_"])
+            for name in path.split("."):
+                owner = getattr(owner, name)
+            found[edit.target] = owner
+    return found
+
+
+def test_what_was_put_back_is_undone_also_after_an_error() -> None:
+    before, digest = functions(), machines_digest()
+    for exhibit in EXHIBITS.values():
+        with suppress(KeyError), exhibit.put_back(without_stop=True):
+            assert functions() != before or machines_digest() != digest
+            raise KeyError(exhibit.id)
+        assert functions() == before, exhibit.id
+        assert machines_digest() == digest, exhibit.id
+
+
+def test_a_table_that_was_edited_steps_as_before_afterwards() -> None:
+    """The steps that the edited table led to are forgotten, and those that the memo had from before are not
+    taken while it is edited."""
+    storing = BLOCK_WORDS.encode(BlockState.STORING, (1, 0))
+
+    def after_a_reset() -> str:
+        return BLOCK_WORDS.describe(BLOCK_WORDS.step(storing, BlockTrigger.INVALIDATE, 0, 0))
+
+    assert after_a_reset().startswith("QUARANTINED")
+    with EXHIBITS["B13"].put_back():
+        assert after_a_reset().startswith("EVICTED")
+    assert after_a_reset().startswith("QUARANTINED")
+
+
+def test_an_edit_that_fits_nowhere_says_so_and_changes_nothing() -> None:
+    before = Ledger.apply
+    exhibit = Exhibit(
+        id="B99",
+        source="",
+        title="",
+        story="",
+        property_id="S1",
+        edits=(
+            Edit("kvsm.ledger:Ledger.apply", "self.seq = event.seq", "pass"),
+            Edit("kvsm.ledger:Ledger._close", "no such line"),
+        ),
+    )
+    with pytest.raises(ValueError, match=r"Ledger._close says 0 times, not once: no such line"):
+        exhibit.put_back()
+    assert Ledger.apply is before
+
+
+# What the checkers find.
+
+
+@pytest.mark.parametrize("id", QUICK)
+def test_a_bug_is_found_by_what_knows_nothing_of_it(id: str) -> None:
+    result = search(id)
+    assert result.finding is not None
+    assert (result.checker, result.finding.property_id, len(result.trace)) == FOUND[id]
+
+
+@pytest.mark.slow
+def test_every_bug_is_found_and_nothing_in_the_code_as_it_is() -> None:
+    """The pinned lengths: exploration's are shortest, a walk's are reduced."""
+    found = {}
+    for result in search_all([*EXHIBITS, CLEAN], jobs=2):
+        assert result.is_as_expected, result
+        if result.finding is not None:
+            found[result.id] = result.checker, result.finding.property_id, len(result.trace)
+    assert found == FOUND
+    assert sum(checker != SCENARIO for checker, _, _ in found.values()) >= 35
+
+
+# The command.
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A museum with the first checker alone."""
+    monkeypatch.setattr("museum.search.CHECKERS", CHECKERS[:1])
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_command_finds_a_bug_and_prints_the_steps() -> None:
+    result = museum("B19", "--jobs", "1")
+    assert result.exit_code == 0, result.output
+    assert "1. arrive" in result.output
+    assert "2. abort 0" in result.output
+    assert "1 of 1 found, 1 of them by exploration or a walk" in result.output
+
+
+@pytest.mark.usefixtures("hurried")
+def test_json_has_what_the_table_has() -> None:
+    result = museum("B13", "--json", "--jobs", "1")
+    found, clean = json.loads(result.stdout)
+    assert (found["id"], found["checker"], found["steps"]) == ("B13", *FOUND["B13"][::2])
+    assert found["finding"]["property_id"] == "S3"
+    assert (clean["id"], clean["finding"]) == (CLEAN, None)
+
+
+def test_a_bug_that_escapes_is_said_so_and_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("museum.search.CHECKERS", ())
+    monkeypatch.setattr("museum.search.scenario_of", lambda _id: lambda: None)
+    result = museum("B19", "--jobs", "1")
+    assert result.exit_code == 1
+    assert re.search(r"B19 .*ESCAPED", result.output)
+    assert "0 of 1 found" in result.output
+
+
+def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Checker("oracle", lambda: Sighting(Finding("S1", "something"), (("step",),)))
+    monkeypatch.setattr("museum.search.CHECKERS", (seen,))
+    result = museum("B19", "--jobs", "1")
+    assert result.exit_code == 1
+    assert "in the code as it is, oracle found S1: something" in result.output
+
+
+def test_an_exhibit_is_shown_with_its_story_its_diff_and_what_stops_it() -> None:
+    text = museum("--show", "B35").stdout
+    assert "sglang PR 28468; breaks S3" in text
+    assert "-            if len(busy):" in text
+    assert "kvsm does not let it happen: 'EVICT is illegal in'" in text
+    assert "+        Row(_READABLE, _T.EVICT" in text
+
+
+def test_the_list_names_every_exhibit() -> None:
+    assert [line[:3] for line in museum("--list").stdout.splitlines()] == [*EXHIBITS]
+    assert [one["id"] for one in json.loads(museum("--list", "--json").stdout)] == [*EXHIBITS]
+
+
+def test_an_unknown_exhibit_is_named() -> None:
+    result = museum("B41")
+    assert result.exit_code == 2
+    assert "there is no exhibit B41" in result.stderr
+
+
+def test_outside_of_the_source_the_command_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    result = museum("B19")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("kvsm: the museum is not in the package")
+    assert "clone the repository" in result.stderr
