@@ -313,14 +313,20 @@ def test_an_interrupt_ends_the_search_and_keeps_what_was_seen(jobs: int) -> None
 
 
 def test_a_second_interrupt_is_as_ever() -> None:
+    # Whoever runs tests in the background has interrupts ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def interrupt(state: int) -> bool:
         if state == 50:
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
         return True
 
-    with pytest.raises(KeyboardInterrupt):
-        explore(endless([always(interrupt)]))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            explore(endless([always(interrupt)]))
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_search_that_is_over_leaves_interrupts_as_they_were() -> None:
