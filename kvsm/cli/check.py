@@ -215,8 +215,8 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
         yield f"  reached    {', '.join(found.reached)}"
     if found.unreached:
         yield f"  unreached  {', '.join(found.unreached)}"
-        if not found.limit:
-            yield "             all was seen, so they cannot be: that refutes it, too"
+        if found.verdict is Verdict.REFUTED and told is None:
+            yield "             all was seen, so they cannot be: that refutes it"
     if model.machines:
         missed = never_taken(found.edges, model.machines)
         edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)
