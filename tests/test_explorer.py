@@ -15,6 +15,7 @@ from toy_models import Graph, Plain, TwoPhaseCommit, always, eventually, sometim
 
 from kvsm.checker import explorer
 from kvsm.checker.coverage import all_edges, never_taken
+from kvsm.checker.expansion import Processes
 from kvsm.checker.explorer import Progress, explore
 from kvsm.checker.model import Exploration, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
@@ -80,6 +81,11 @@ def test_the_path_says_from_which_initial_state_it_comes() -> None:
 def test_an_initial_state_may_be_broken_itself() -> None:
     found = explore(Graph({0: {"go": 1}}, [always(lambda state: state != 0)]))
     assert (found.verdict, path_of(found)) == (Verdict.REFUTED, ())
+
+
+def test_a_model_that_begins_nowhere_is_no_proof() -> None:
+    with pytest.raises(ConfigError, match="it begins nowhere"):
+        explore(Graph({}, initial=()))
 
 
 class Raising(Graph):
@@ -245,8 +251,6 @@ def test_winding_down_says_of_every_state_what_a_walk_from_it_says(data: st.Data
         assert list(found.way[1:]) == [following[state] for state in found.way[:-1]]
         last = following[found.way[-1]]
         assert last == (found.way[found.circle] if found.circle >= 0 else END)
-    else:
-        assert found.is_whole == ("leaves" not in ends)
 
 
 # Limits.
@@ -389,9 +393,34 @@ def test_a_model_that_fails_in_a_process_is_told_with_its_traceback() -> None:
         explore(Failing(fail), jobs=2)
 
 
+@each_number_of_jobs
+def test_a_broken_state_without_a_fingerprint_is_a_finding(jobs: int) -> None:
+    """Real code that has gone wrong need not be in a state that can be named."""
+
+    def fail() -> None:
+        raise KeyError("no fingerprint")
+
+    model = Failing(fail)
+    model.properties = (always(lambda state: state != 3),)
+    found = explore(model, jobs=jobs)
+    assert (found.verdict, path_of(found)) == (Verdict.REFUTED, ("go",) * 3)
+
+
 def test_a_process_that_is_killed_is_told() -> None:
     with pytest.raises(ConfigError, match="was killed, maybe for want of memory; try fewer --jobs"):
         explore(Failing(lambda: os.kill(os.getpid(), signal.SIGKILL)), jobs=2)
+
+
+def test_a_process_that_is_killed_while_it_waits_is_told() -> None:
+    """There is nobody to send a batch to, and its edges are not known either."""
+    with Processes(Failing(lambda: None), 1) as processes:
+        ((worker, _),) = processes._workers
+        worker.kill()
+        worker.join()
+        with pytest.raises(ConfigError, match="was killed, maybe for want of memory"):
+            list(processes.expand([0]))
+        with pytest.raises(ConfigError, match="was killed, maybe for want of memory"):
+            processes.edges()
 
 
 # Against a plain reference.

@@ -210,6 +210,7 @@ def test_another_seed_or_target_than_the_kept_one_is_refused(tmp_path: Path) -> 
 def test_a_file_that_is_no_walk_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_text("{}")
     assert "no walk to go on with" in refused("--resume", tmp_path / "kept.json")
+    assert "there is no directory" in refused("--resume", tmp_path / "absent" / "kept.json")
 
 
 def test_a_directory_without_a_failure_is_refused(tmp_path: Path) -> None:

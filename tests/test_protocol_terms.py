@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
+from kvsm.checker.protocol.explore import explore_protocol
 from kvsm.checker.protocol.layout import Layout
 from kvsm.checker.protocol.nodes import Batch, Columns
 from kvsm.checker.protocol.packing import Packing
@@ -95,6 +96,21 @@ def test_which_cell_is_read_must_not_depend_on_the_state() -> None:
 def test_scope_without_a_slot_is_refused() -> None:
     with pytest.raises(ConfigError, match="slots is 0"):
         Scope(slots=0)
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        Scope(keys=1, device_blocks=8, workers=8),
+        Scope(keys=1, device_blocks=1, workers=64),
+        Scope(keys=1, slots=2, matches=200),
+    ],
+    ids=("what is left to do", "words of a transfer", "matches of all slots"),
+)
+def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: Scope) -> None:
+    """They would come round to 0 in silence, and a guard or a claim would mean something else."""
+    with pytest.raises(ConfigError, match="choose smaller bounds"):
+        explore_protocol(scope, max_states=1)
 
 
 # numpy against plain Python.

@@ -126,3 +126,22 @@ def test_what_does_not_come_again_is_said_so() -> None:
     """S11: then something outside decides, too."""
     with pytest.raises(NotRepeated, match="1 actions broke S1, and done again they do not"):
         reduce(lambda: Counting(most=9), [("up", 0)], ABOVE)
+
+
+class Stuck(Counting):
+    """At five it sticks: winding down goes round for ever."""
+
+    def wind_down(self) -> Action | None:
+        return ("look",) if self.number >= 5 else super().wind_down()
+
+
+def test_what_never_comes_to_rest_comes_down_to_what_led_there() -> None:
+    """S9: the way to rest is gone again for each candidate, and is none of the actions."""
+    failure = walk(lambda _: Stuck(most=10**6), 1, runs=1).failure
+    assert failure is not None
+    assert failure.finding.property_id == "S9"
+    reduction = reduce(lambda: Stuck(most=10**6), failure.actions, failure.finding)
+    assert reduction.finding.property_id == "S9"
+    assert reduction.actions == (("up", 0),) * 5
+    assert replay(lambda: Stuck(most=10**6), reduction.actions).finding is None
+    assert replay(lambda: Stuck(most=10**6), reduction.actions, to_rest=True).finding == reduction.finding

@@ -69,7 +69,8 @@ def caught(machine: type[PropertyMachine]) -> tuple[str, list[str]]:
     """What a machine with a fault says, and the steps that show it."""
     chosen = settings(
         machine.TestCase.settings,
-        max_examples=1_000,  # what Hypothesis tries depends on what was imported; it ends at the first failure
+        # What Hypothesis tries depends on what was imported. It ends at the first failure.
+        max_examples=1_000,
         stateful_step_count=10,
         derandomize=True,
         database=None,

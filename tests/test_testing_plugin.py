@@ -14,6 +14,7 @@ from kvsm.log import LogReader
 from kvsm.replay import verify_log
 
 TESTS = """
+import pytest
 from hypothesis import settings
 from kvsm import OffloadConfig, Offloader
 from kvsm.policies import LRUPolicy
@@ -37,6 +38,11 @@ def test_fails():
 def test_fails_and_names_nothing():
     core().prepare_store("r3", KEYS, [0, 1])
     raise ValueError("no thing of ours is named here")
+
+@pytest.mark.parametrize("path", ["a/b/c"])
+def test_is_called_after_a_path(path):
+    core().prepare_store("r4", KEYS, [0, 1])
+    raise ValueError(path)
 
 def test_fails_without_a_core():
     assert 1 == 2
@@ -81,12 +87,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_only_failures_with_a_core_leave_a_log(ran: tuple[Path, str]) -> None:
     directory, output = ran
-    assert "4 failed, 1 passed" in output
+    assert "5 failed, 1 passed" in output
     assert sorted(path.name for path in (directory / ".kvsm").iterdir()) == [
         ".gitignore",
         "test_mine.py-TestMachine-runTest",
         "test_mine.py-test_fails",
         "test_mine.py-test_fails_and_names_nothing",
+        "test_mine.py-test_is_called_after_a_path-a-b-c",
     ]
 
 
@@ -128,6 +135,21 @@ def test_logs_go_where_they_are_told_to(tmp_path: Path) -> None:
     assert "3 failed" in output
     assert (tmp_path / "kept" / "here" / "test_mine.py-test_fails").is_dir()
     assert not (tmp_path / ".kvsm").exists()
+
+
+def test_what_git_ignores_in_a_directory_that_is_there_stays(tmp_path: Path) -> None:
+    """It is somebody's: maybe the root of a repository."""
+    (tmp_path / ".gitignore").write_text("mine")
+    run_pytest(tmp_path, "--kvsm-log-dir=.", "-k", "test_fails")
+    assert (tmp_path / "test_mine.py-test_fails").is_dir()
+    assert (tmp_path / ".gitignore").read_text() == "mine"
+
+
+def test_where_nothing_can_be_written_the_tests_go_on(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "--kvsm-log-dir=/dev/null/logs", "-k", "test_fails")
+    assert "3 failed" in output
+    assert "the events of this test could not be kept: [Errno 20] Not a directory" in output
+    assert "INTERNALERROR" not in output
 
 
 def test_plugin_imports_nothing_heavy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from itertools import accumulate
 from random import Random
@@ -14,7 +16,7 @@ from toy_worlds import Counting
 from kvsm.checker import walk as walking
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import MOST_ACTIONS, WalkResult, random_of, walk
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.worlds.core import CoreWorld, draw_options
 from kvsm.worlds.world import Action, Finding, World
 
@@ -53,6 +55,24 @@ def test_the_first_failing_run_is_told_however_many_processes_look(monkeypatch: 
     alone, together = walk(drawn_world, 3, runs=40).failure, walk(drawn_world, 3, runs=40, jobs=2).failure
     assert alone is not None
     assert alone == together
+
+
+class _Killed(Counting):
+    """Its process is killed. Not that of the tests."""
+
+    tests = os.getpid()
+
+    def draw(self, random: Random) -> Action:
+        if os.getpid() != self.tests:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().draw(random)
+
+
+def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its runs would be waited for for ever."""
+    monkeypatch.setattr(walking, "_LOOK_AFTER_S", 0.02)
+    with pytest.raises(ConfigError, match="a process of the walk was killed, maybe for want of memory"):
+        walk(lambda _: _Killed(most=10**6), 1, runs=1, jobs=2)
 
 
 def test_a_limit_ends_it() -> None:
@@ -152,6 +172,14 @@ def test_what_does_not_come_to_rest_is_a_finding(
     assert failure is not None
     assert failure.finding.property_id == "S9"
     assert message in failure.finding.message
+
+
+def test_a_circle_on_the_way_to_rest_is_noticed() -> None:
+    """S9: long before the most actions that the way may have; and what is told ends where the way begins."""
+    failure = walk(lambda _: _Restless(("look",)), 1, runs=1).failure
+    assert failure is not None
+    assert str(failure.finding) == "S9: after 502 actions towards rest it is not at rest"
+    assert ("look",) not in failure.actions
 
 
 def test_an_error_of_any_kind_is_a_finding() -> None:

@@ -44,4 +44,4 @@ class Counting:
         return ("down",) if self.number else None
 
     def fingerprint(self) -> bytes:
-        return bytes([self.number])
+        return self.number.to_bytes(4, "big")

@@ -78,7 +78,14 @@ class Expander:
             is_fresh = after is None
             if after is None:
                 continue
-            fingerprint = model.fingerprint(after)
+            try:
+                fingerprint = model.fingerprint(after)
+            except Exception:
+                # What is broken may have no name. If nothing is broken, it is the model that cannot name it.
+                finding = self.broken(after)
+                if finding is None:
+                    raise
+                return Expansion(moves, new, wind_down, holds, reached, (action, finding))
             if winding is not None and action == winding:
                 wind_down = len(moves)
             moves.append((action, fingerprint))
@@ -169,7 +176,7 @@ class Processes:
                 for _, connection in self._workers:
                     if batches and connection not in self._busy:
                         number, batch = batches.popleft()
-                        connection.send(batch)
+                        self._send(connection, batch)
                         self._busy[connection] = number
                 done.update(self._receive())
             yield from done.pop(wanted)
@@ -180,9 +187,15 @@ class Processes:
             self._receive()
         taken: set[Edge] = set()
         for _, connection in self._workers:
-            connection.send(None)
+            self._send(connection, None)
             taken |= self._answer(connection)
         return taken
+
+    def _send(self, connection: Connection, batch: Sequence[Any] | None) -> None:
+        try:
+            connection.send(batch)
+        except OSError:
+            raise _killed() from None
 
     def _receive(self) -> dict[int, list[Expansion]]:
         ready = [one for one in wait(list(self._busy)) if isinstance(one, Connection)]
@@ -191,14 +204,17 @@ class Processes:
     def _answer(self, connection: Connection) -> Any:
         try:
             answer, error = connection.recv()
-        except EOFError:
-            raise ConfigError(
-                "a process of the explorer was killed, maybe for want of memory; try fewer --jobs, or a "
-                "smaller scope"
-            ) from None
+        except (EOFError, OSError):
+            raise _killed() from None
         if error:
             raise RuntimeError(f"the model failed in a process of the explorer:\n{error}")
         return answer
+
+
+def _killed() -> ConfigError:
+    return ConfigError(
+        "a process of the explorer was killed, maybe for want of memory; try fewer --jobs, or a smaller scope"
+    )
 
 
 def _serve(model: Model[Any, Any], connection: Connection) -> None:

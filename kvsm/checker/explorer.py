@@ -13,7 +13,8 @@ Prior art: Stateright explores the code itself, through four small functions; TL
 level for the shortest counterexample. What differs: winding down is a pointer in each state, so that
 progress (S9) is one pass over the pointers, and needs no search for fair circles.
 
-What it does not see: two states with one fingerprint are one to it; it trusts the model that they are.
+What it does not see: two states with one fingerprint are one to it, and what must always hold is looked at
+in the first of them alone; it trusts the model that they are one.
 """
 
 from __future__ import annotations
@@ -215,6 +216,8 @@ class _Search:
                 raise _Broken(len(self.numbers) - 1, (), finding)
             self._reached |= expander.reached(state)
             level.append(self._model.save(state))
+        if not level:
+            raise ConfigError(f"model {self._model.name}: it begins nowhere, so there is nothing to explore")
         return level
 
     def _next_level(self, expansions: Iterable[Expansion]) -> list[Any]:

@@ -77,7 +77,7 @@ def _reduced_with_requests(case: Case, reduction: Reduction) -> tuple[Case, Redu
     for number in reversed(range(arrivals)):
         requests = case.options.requests  # type: ignore[attr-defined]
         fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
-        outcome = replay(fewer.make, _without_arrival(actions, number))
+        outcome = replay(fewer.make, _without_arrival(actions, number), to_rest=True)
         replays += 1
         if outcome.finding is not None and outcome.finding.property_id == finding.property_id:
             case, actions, finding = fewer, outcome.actions, outcome.finding
@@ -167,7 +167,7 @@ ACTIONS = {actions}
 
 
 def test_{target}_keeps_{property}() -> None:
-    outcome = replay(case_of("{target}", OPTIONS).make, ACTIONS)
+    outcome = replay(case_of("{target}", OPTIONS).make, ACTIONS, to_rest=True)
     assert outcome.finding is None, str(outcome.finding)
 '''
 

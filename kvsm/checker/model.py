@@ -79,7 +79,8 @@ class Model(Protocol[State, Move]):
         nothing has changed."""
 
     def fingerprint(self, state: State) -> Hashable:
-        """Equal for states that the future cannot tell apart; small, and the same in every process."""
+        """Equal for states that neither the properties nor the future can tell apart; small, and the same in
+        every process."""
 
     def wind_down(self, state: State) -> Move | None:
         """Of its actions the one that leads to rest; None where there is nothing left to wind down."""

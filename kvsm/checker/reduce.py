@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from kvsm.checker.walk import rest
 from kvsm.errors import KvsmError
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
@@ -40,8 +41,11 @@ class NotRepeated(KvsmError):
     """A failure that does not come again when the same is done: something outside decides, too."""
 
 
-def replay(make_world: Callable[[], World], actions: Sequence[Action]) -> Replay:
-    """Do all this in a fresh world, and look at everything at the end. What cannot happen is left out."""
+def replay(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Replay:
+    """Do all this in a fresh world, and look at everything at the end. What cannot happen is left out.
+
+    to_rest: then wind down, and look again. What happens on the way is none of the actions.
+    """
     world = make_world()
     done: list[Action] = []
     try:
@@ -50,6 +54,8 @@ def replay(make_world: Callable[[], World], actions: Sequence[Action]) -> Replay
             if not world.do(action):
                 done.pop()
         world.check()
+        if to_rest:
+            rest(world, [])
     except Exception as error:  # Whatever the real code raises is what is looked for.
         return Replay(world, tuple(done), finding_of(error))
     return Replay(world, tuple(done), None)
@@ -67,7 +73,8 @@ def reduce(
     make_world: a fresh world each time, of the configuration in which they failed.
     """
     reducer = _Reducer(make_world, finding, most_replays)
-    if not reducer.fails(list(actions)):
+    # What is wrong with the way to rest is seen there alone. All else is shorter told without that way.
+    if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
         raise NotRepeated(f"{len(actions)} actions broke {finding.property_id}, and done again they do not")
     reducer.leave_out_kinds()
     reducer.leave_out_things()
@@ -84,16 +91,22 @@ class _Reducer:
         self._make_world, self.finding, self._most_replays = make_world, finding, most_replays
         self.best: list[Action] = []
         self.replays = 0
+        self._to_rest = False
 
     def fails(self, candidate: list[Action]) -> bool:
         if self.replays >= self._most_replays:
             return False
         self.replays += 1
-        outcome = replay(self._make_world, candidate)
+        outcome = replay(self._make_world, candidate, to_rest=self._to_rest)
         if outcome.finding is None or outcome.finding.property_id != self.finding.property_id:
             return False
         self.best, self.finding = list(outcome.actions), outcome.finding
         return True
+
+    def fails_on_the_way_to_rest(self, candidate: list[Action]) -> bool:
+        """From here on each candidate is wound down."""
+        self._to_rest = True
+        return self.fails(candidate)
 
     def leave_out_kinds(self) -> None:
         """The most frequent first: what is left is quicker to repeat."""

@@ -19,14 +19,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.pool import AsyncResult
+from multiprocessing.process import BaseProcess
 from random import Random
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
 MakeWorld = Callable[[Random], World]
@@ -37,8 +38,12 @@ CHECK_EVERY = 250
 """Actions from one look at everything to the next, unless the world has a `check_every` of its own."""
 MOST_WINDING = 20_000
 """Actions on the way to rest, after which it counts as endless."""
+FEW_WINDING = 500
+"""Actions on the way to rest, after which it is worth the time to see whether it goes round in a circle."""
 _BATCH = 8
 """Runs that a process makes at a time. Garbage is collected in between: within a run there is little."""
+_LOOK_AFTER_S = 1.0
+"""So long without a batch, and it is looked whether the processes are there."""
 _SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
 _TRIES = 16
 
@@ -91,7 +96,8 @@ def walk(
     """Make runs from `first_run` on until one fails, or a limit is reached, or Ctrl-C. Without a limit: on.
 
     With `runs` or `operations` the result is the same every time, whatever `jobs` is. jobs: processes;
-    forked, so that `make_world` may be anything. progress: called after every run.
+    forked, so that `make_world` may be anything. progress: called after every run. Raises `ConfigError` if
+    a process is killed.
     """
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
     with _runs_of(_Task(make_world, seed, swarm), first_run, jobs) as made:
@@ -123,6 +129,10 @@ def walk(
 def random_of(seed: int, run: int) -> Random:
     """What a run draws from. `make_world(random_of(seed, run))` is its world as it was at first."""
     return Random(f"{seed}/{run}")
+
+
+Batch = AsyncResult[list[_Run]]
+"""Runs that a process is making."""
 
 
 class _Task:
@@ -162,8 +172,10 @@ class _Task:
 
 
 def rest(world: World, done: list[Action]) -> None:
-    """Wind down, and look at what is left. Raises `PropertyBroken` (S9) if there is no end to it."""
-    for _ in range(MOST_WINDING):
+    """Wind down, and look at what is left. Raises `PropertyBroken` (S9) if there is no end to it: then `done`
+    ends where it began, for the way is always the same."""
+    began, seen = len(done), set[bytes]()
+    for number in range(MOST_WINDING):
         action = world.wind_down()
         if action is None:
             world.check()
@@ -172,7 +184,14 @@ def rest(world: World, done: list[Action]) -> None:
         _do(world, action, done)
         if len(done) == happened:
             raise PropertyBroken("S9", f"{action} should lead to rest, and cannot happen")
-    raise PropertyBroken("S9", f"after {MOST_WINDING} actions towards rest it is not at rest")
+        if number >= FEW_WINDING:
+            fingerprint = world.fingerprint()
+            if fingerprint in seen:
+                break
+            seen.add(fingerprint)
+    message = f"after {len(done) - began} actions towards rest it is not at rest"
+    del done[began:]
+    raise PropertyBroken("S9", message)
 
 
 def _do(world: World, action: Action, done: list[Action]) -> None:
@@ -228,8 +247,11 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 def _runs_of(task: _Task, first_run: int, jobs: int) -> Iterator[Iterator[_Run]]:
     """Endless runs, in their order, made here or by processes."""
     if jobs > 1:
+        others = set(active_children())
         with get_context("fork").Pool(jobs, _begin_process, (task,)) as pool:
-            yield _in_order(lambda first: pool.apply_async(_batch_of_process, (first,)), first_run, jobs)
+            processes = set(active_children()) - others
+            made = _in_order(lambda first: pool.apply_async(_batch_of_process, (first,)), first_run, jobs)
+            yield (run for batch in made for run in _awaited(batch, processes))
         return
     was_enabled = gc.isenabled()
     gc.disable()
@@ -247,12 +269,21 @@ def _one_by_one(task: _Task, first_run: int) -> Iterator[_Run]:
             gc.collect()
 
 
-def _in_order(begin: Callable[[int], AsyncResult[list[_Run]]], first_run: int, jobs: int) -> Iterator[_Run]:
-    waiting: deque[AsyncResult[list[_Run]]] = deque()
+def _in_order(begin: Callable[[int], Batch], first_run: int, jobs: int) -> Iterator[Batch]:
+    waiting: deque[Batch] = deque()
     for first in count(first_run, _BATCH):
         waiting.append(begin(first))
         if len(waiting) > 2 * jobs:
-            yield from waiting.popleft().get()
+            yield waiting.popleft()
+
+
+def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_Run]:
+    """A pool puts another process in the place of one that was killed, and never tells of its batch."""
+    while not batch.ready():
+        batch.wait(_LOOK_AFTER_S)
+        if not batch.ready() and not processes <= set(active_children()):
+            raise ConfigError("a process of the walk was killed, maybe for want of memory; try fewer --jobs")
+    return batch.get()
 
 
 _task_of_process: _Task

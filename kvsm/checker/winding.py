@@ -23,11 +23,11 @@ _UNKNOWN, _ARRIVES, _FAILS, _LEAVES, _ON_THE_WAY = range(5)
 
 class Winding(NamedTuple):
     """way: from the first state that does not arrive, state by state; empty if all do. circle: the place in
-    it to which its last state leads back, -1 if it stops. is_whole: no way left what was explored."""
+    it to which its last state leads back, -1 if it stops. A way that leaves what was explored is not one that
+    fails: a search that was cut is undetermined anyway."""
 
     way: tuple[int, ...]
     circle: int
-    is_whole: bool
 
 
 def wind_down(following: Sequence[int], holds: Sequence[int]) -> Winding:
@@ -37,7 +37,7 @@ def wind_down(following: Sequence[int], holds: Sequence[int]) -> Winding:
     for state in range(len(following)):
         if fates[state] == _UNKNOWN and _settle(state, following, holds, fates) == _FAILS:
             return _failing(state, following)
-    return Winding((), -1, _LEAVES not in fates)
+    return Winding((), -1)
 
 
 def _settle(first: int, following: Sequence[int], holds: Sequence[int], fates: bytearray) -> int:
@@ -69,4 +69,4 @@ def _failing(first: int, following: Sequence[int]) -> Winding:
     while state >= 0 and state not in places:
         places[state] = len(places)
         state = following[state]
-    return Winding(tuple(places), places.get(state, -1), False)
+    return Winding(tuple(places), places.get(state, -1))

@@ -71,7 +71,7 @@ def main() -> None:
     Start with:
       kvsm run                    a multi-turn workload through the whole machine
       kvsm run --log DIR          ... and keep its event log
-      kvsm verify DIR             check every property at every event
+      kvsm verify DIR             check at every event what a log can show
       kvsm show DIR --block 42    the life of a host slot, with causes
       kvsm check                  explore every interleaving within bounds
       kvsm fuzz                   walk at random, for as long as you like

@@ -24,6 +24,8 @@ from kvsm.errors import ConfigError, KvsmError
 from kvsm.states import MACHINES
 
 UNUSABLE = 1
+MOST = 1_000_000
+"""No bound is larger: nothing of that size can be explored, and not all of it can be packed."""
 WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
 
 
@@ -69,7 +71,7 @@ def _unusable() -> Iterator[None]:
 )
 @click.option("--no-symmetry", is_flag=True, help="Tell apart what is alike: more states, the same verdict.")
 @click.option(
-    "--jobs", type=click.IntRange(min=1), help="Processes.  [default: one for each CPU]", metavar="N"
+    "--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one for each CPU]", metavar="N"
 )
 @click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Of each model, at most.")
 @click.option("--states", "max_states", type=click.IntRange(min=1), help="Of each model, at most.")
@@ -159,6 +161,8 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
         name, _, number = bound.partition("=")
         if not number.isdecimal():
             raise ConfigError(f"--bound {bound!r} is not NAME=N, as device_blocks=3")
+        if int(number) > MOST:
+            raise ConfigError(f"--bound {bound!r} is more than any bound can be: {MOST:,}")
         numbers[name.replace("-", "_")] = int(number)
     return numbers
 
@@ -248,10 +252,13 @@ def _way(found: Exploration) -> Refutation | None:
 
 def _check_free(log: Path, names: Sequence[str]) -> None:
     """What would be refused after minutes is refused now."""
-    for name in names:
-        place = log / name
-        if log.is_file() or place.is_file() or (place.is_dir() and any(place.iterdir())):
-            raise ConfigError(f"{place} is not free for a log; give a directory that is new or empty")
+    try:
+        log.mkdir(parents=True, exist_ok=True)
+        taken = [log / name for name in names if (log / name).is_file() or any((log / name).glob("*"))]
+    except OSError as error:
+        raise ConfigError(f"{log} cannot be a directory for logs: {error.strerror}") from error
+    if taken:
+        raise ConfigError(f"{taken[0]} is not free for a log; give a directory that is new or empty")
 
 
 def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:

@@ -69,7 +69,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long (10).")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs, whatever it takes.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="S", help="Where to begin. Default: a new one.")
-@click.option("--jobs", type=click.IntRange(1, 256), default=2, show_default=True, help="Processes.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one for each CPU]", metavar="N"
+)
 @click.option(
     "--resume", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Go on there."
 )
@@ -88,7 +90,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     help="Do again what `kvsm fuzz` has written there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def fuzz(replayed: Path | None, jobs: int, as_json: bool, **choices: Any) -> None:
+def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any) -> None:
     """Walk at random through the real code, and reduce what goes wrong to the few actions that it takes.
 
     A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
@@ -118,7 +120,7 @@ def fuzz(replayed: Path | None, jobs: int, as_json: bool, **choices: Any) -> Non
     Exit code: 0 if nothing was found; 1 for a failure; 2 for input that cannot be used.
     """
     if replayed is None:
-        _find(_Choices(**choices), jobs, as_json)
+        _find(_Choices(**choices), jobs or os.cpu_count() or 1, as_json)
     elif any(one is not None for one in choices.values()):
         raise click.UsageError("--replay does again what was saved, and takes --json alone beside it")
     else:
@@ -158,6 +160,8 @@ def _find(choices: _Choices, jobs: int, as_json: bool) -> None:
 def _begin(choices: _Choices) -> Progress:
     """Where the walk goes on, or starts."""
     resume, target, seed = choices.resume, choices.target, choices.seed
+    if resume is not None and not resume.parent.is_dir():
+        raise ConfigError(f"{resume}: the walk cannot be kept: there is no directory {resume.parent}")
     if resume is None or not resume.exists():
         return Progress(
             target=target or "core", seed=SystemRandom().getrandbits(32) if seed is None else seed
@@ -250,7 +254,7 @@ def _print(report: Report, resume: Path | None) -> None:
 
 def _do_again(failure: SavedFailure, as_json: bool) -> None:
     """Exit code 1 if it fails, in whatever way."""
-    outcome = replay(failure.case().make, failure.actions)
+    outcome = replay(failure.case().make, failure.actions, to_rest=True)
     if outcome.finding is not None:
         failure = msgspec.structs.replace(failure, actions=outcome.actions, finding=outcome.finding)
     if as_json:

@@ -144,7 +144,7 @@ def _counts(counts: dict[str, int]) -> str:
 @_log
 @_json
 def verify(log: Path, as_json: bool) -> None:
-    """Check every property at every event of LOG.
+    """Check every property that a log can show, at every event of LOG.
 
     Names the first event that breaks one, and the ten events that led there for the things concerned.
     Exits with 1 if a property is broken, or if the log is damaged or lacks events.

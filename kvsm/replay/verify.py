@@ -1,4 +1,4 @@
-"""Verifying a log: every property, at every event, and the first event that breaks one.
+"""Verifying a log: every property that it can show, at every event, and the first event that breaks one.
 
 At each event the `Auditor` folds it, and looks at what it names, in the ledger and against the witness. At
 intervals, and at the end, everything is checked: all properties of the whole ledger, the two books against
@@ -138,7 +138,7 @@ def _readable(ledger: Ledger) -> set[bytes]:
 def verify_log(
     log: str | os.PathLike[str], *, every: int = EVERY, progress: Progress | None = None
 ) -> Verification:
-    """Check every property at every event of a log, up to the first that breaks one.
+    """Check every property that a log can show, at every event, up to the first that breaks one.
 
     every: events and entries from one full check to the next. A torn tail is cut; beyond a gap the next
     segment's snapshot is taken as given. Raises `LogError` if there is no log; damage is part of the answer.

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+LONGEST_NAME = 200
+"""Of a directory, in characters: file systems take a few more."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("kvsm").addoption(
@@ -42,7 +45,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     recording = _recording()
     if recording is None or not report.failed or call.excinfo is None or not recording.remembered():
         return
-    lines = recording.keep(_directory(item), _told(call.excinfo.value))
+    try:
+        lines = recording.keep(_directory(item), _told(call.excinfo.value))
+    except OSError as error:  # A failed test must not end all tests because there is nowhere to write.
+        lines = [f"the events of this test could not be kept: {error}"]
     report.sections.append(("kvsm event log", "\n".join(lines)))
 
 
@@ -52,13 +58,15 @@ def _recording() -> Any:
 
 
 def _directory(item: pytest.Item) -> Path:
-    """Of this test's log; what an earlier run left there is gone."""
+    """Of this test's log; what an earlier run left there is gone. Raises `OSError`."""
     chosen = item.config.getoption("--kvsm-log-dir")
     home = Path(chosen) if chosen else item.path.parent / ".kvsm"
-    home.mkdir(parents=True, exist_ok=True)
-    # So that nobody commits a log by mistake: pytest's cache does the same.
-    (home / ".gitignore").write_text("*\n")
-    name = re.sub(r"[^\w.-]+", "-", item.nodeid.rsplit("/", 1)[-1]).strip("-")
+    if not home.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        # So that nobody commits a log by mistake: pytest's cache does the same.
+        (home / ".gitignore").write_text("*\n")
+    path, _, test = item.nodeid.partition("::")
+    name = re.sub(r"[^\w.-]+", "-", f"{Path(path).name}::{test}").strip("-")[:LONGEST_NAME]
     directory = home / name
     shutil.rmtree(directory, ignore_errors=True)
     return directory

@@ -37,7 +37,10 @@ from kvsm.checker.protocol.terms import (
     domain_of,
     words_of,
 )
+from kvsm.errors import ConfigError
 
+MOST = 255
+"""Values are bytes: a larger one would come round to 0, and a guard or a claim would mean something else."""
 Columns = NDArray[np.uint8]
 """One row for each cell, one column for each state."""
 Values = NDArray[Any]
@@ -62,6 +65,11 @@ class Node:
     def __init__(self, columns: frozenset[int], limit: int, truth: bool) -> None:
         self.columns, self.limit, self.truth = columns, limit, truth
         """columns: those it depends on. limit: its greatest value. truth: whether it is a truth value."""
+        if limit > MOST:
+            raise ConfigError(
+                f"a number of this protocol may become {limit}; {MOST} is the most that is explored: choose "
+                "smaller bounds"
+            )
 
     def of(self, batch: Batch) -> Values:
         known = batch.known.get(self)
