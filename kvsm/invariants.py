@@ -97,9 +97,8 @@ def check_rest(ledger: Ledger) -> list[Violation]:
         left.append(f"{len(ledger.requests)} requests ({len(ledger.deferred)} deferred)")
     if ledger.transfers:
         left.append(f"{len(ledger.transfers)} transfers")
-    states = ledger.blocks.view & STATE_MASK
-    held = (ledger.blocks.view >> _COPIES_SHIFT != 0) | ~np.isin(states, _RESTING)
-    leased = ~np.isin(ledger.leases.view & STATE_MASK, (LeaseState.NONE, LeaseState.RETIRED))
+    held = (ledger.blocks.view >> _COPIES_SHIFT != 0) | ~_RESTING[ledger.blocks.view & STATE_MASK]
+    leased = ~_UNLEASED[ledger.leases.view & STATE_MASK]
     if held.any():
         left.append(f"{np.count_nonzero(held)} held slots")
     if leased.any():
@@ -113,23 +112,38 @@ def check_rest(ledger: Ledger) -> list[Violation]:
 # What the checks share.
 
 
-_UNUSED = (BlockState.FREE, BlockState.EVICTED)
-_INDEXED = (BlockState.ALLOCATED, BlockState.STORING, BlockState.STORED, BlockState.LOADING)
-_RESTING = (BlockState.FREE, BlockState.EVICTED, BlockState.STORED, BlockState.RETIRED)
+def _table(*states: int) -> NDArray[np.bool_]:
+    """Whether a state is one of these, by its number: `table[states]` says it of an array of them."""
+    table = np.zeros(STATE_MASK + 1, dtype=np.bool_)
+    table[list(states)] = True
+    return table
+
+
+_UNUSED = _table(BlockState.FREE, BlockState.EVICTED)
+_INDEXED = _table(BlockState.ALLOCATED, BlockState.STORING, BlockState.STORED, BlockState.LOADING)
+_UNCOUNTED = _table(BlockState.FREE, BlockState.EVICTED, BlockState.RETIRED)
+_RESTING = _table(BlockState.FREE, BlockState.EVICTED, BlockState.STORED, BlockState.RETIRED)
+_UNLEASED = _table(LeaseState.NONE, LeaseState.RETIRED)
+# As plain ints: numpy is slow to compare with a member.
+_ALLOCATED, _PLANNED = int(BlockState.ALLOCATED), int(TransferState.PLANNED)
+_NOT_LEASED, _RETIRED_LEASE = int(LeaseState.NONE), int(LeaseState.RETIRED)
+_READING, _WRITING = int(LeaseState.READING), int(LeaseState.WRITING)
 
 
 class _Holds:
-    """A ledger, and how often each slot and device block is held, counted from those who hold it."""
+    """A ledger, the states of its slots, and how often each slot and device block is held, counted from
+    those who hold it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
+        self.states = ledger.blocks.view & STATE_MASK
         slots, device_blocks = ledger.config.host_blocks, ledger.config.device_blocks
         stores = [one for one in ledger.transfers.values() if one.direction is Direction.STORE]
         loads = [one for one in ledger.transfers.values() if one.direction is Direction.LOAD]
-        submitted = [one for one in stores if one.state is not TransferState.PLANNED]
-        planned = [one for one in stores if one.state is TransferState.PLANNED]
-        self.copies = _tally(slots, [one.slots for one in submitted + loads])
-        self.planned = _tally(slots, [one.slots for one in planned])
+        planned = [one.slots for one in stores if one.word & STATE_MASK == _PLANNED]
+        submitted = [one.slots for one in stores if one.word & STATE_MASK != _PLANNED]
+        self.copies = _tally(slots, submitted + [one.slots for one in loads])
+        self.planned = _tally(slots, planned)
         self.pins = _tally(
             slots, [ledger.live_pins(one) for one in ledger.requests.values() if len(one.pins)]
         )
@@ -138,8 +152,10 @@ class _Holds:
 
 
 def _tally(size: int, batches: Sequence[IdArray]) -> NDArray[np.int64]:
-    ids = [np.asarray(batch, dtype=np.int64) for batch in batches if len(batch)]
-    return np.bincount(np.concatenate(ids), minlength=size) if ids else np.zeros(size, dtype=np.int64)
+    counts = np.zeros(size, dtype=np.int64)
+    for batch in batches:
+        np.add.at(counts, np.asarray(batch, dtype=np.int64), 1)
+    return counts
 
 
 def _mask(slots: NDArray[np.int64], capacity: int) -> NDArray[np.bool_]:
@@ -149,7 +165,7 @@ def _mask(slots: NDArray[np.int64], capacity: int) -> NDArray[np.bool_]:
 
 
 def _first(mask: NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(mask)[:MOST_NAMED].tolist())
+    return tuple(mask.nonzero()[0][:MOST_NAMED].tolist())
 
 
 def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
@@ -163,8 +179,7 @@ def slots_stand_in_one_list(holds: _Holds) -> Iterator[Violation]:
     """S1: free queue exactly if FREE or EVICTED; eviction order exactly if stored without pin or copy."""
     ledger = holds.ledger
     capacity, words = ledger.config.host_blocks, ledger.blocks.view
-    states = words & STATE_MASK
-    free, unused = _mask(ledger.free.order(), capacity), np.isin(states, _UNUSED)
+    free, unused = _mask(ledger.free.order(), capacity), _UNUSED[holds.states]
     idle, inside = (
         words == IDLE,
         np.fromiter(map(ledger.policy.__contains__, range(capacity)), np.bool_, capacity),
@@ -174,7 +189,7 @@ def slots_stand_in_one_list(holds: _Holds) -> Iterator[Violation]:
         (unused & ~free, "unused, but not in the free queue"),
         (inside & ~idle, "in the eviction order although not idle"),
         (idle & ~inside, "idle, but not in the eviction order"),
-        ((states == BlockState.ALLOCATED) & (holds.planned == 0), "allocated by no planned store"),
+        ((holds.states == _ALLOCATED) & (holds.planned == 0), "allocated by no planned store"),
     ):
         slots = _first(mask)
         if slots:
@@ -190,7 +205,7 @@ def slots_stand_in_one_list(holds: _Holds) -> Iterator[Violation]:
 def index_names_live_blocks(holds: _Holds) -> Iterator[Violation]:
     """S1, S13: the index maps a key to the one slot that holds a block of it, and knows no other key."""
     ledger = holds.ledger
-    named = np.flatnonzero(np.isin(ledger.blocks.view & STATE_MASK, _INDEXED)).tolist()
+    named = _INDEXED[holds.states].nonzero()[0].tolist()
     keys = [ledger.key_of[slot] for slot in named]
     if len(set(keys)) != len(keys):
         for key, times in Counter(keys).items():
@@ -211,12 +226,12 @@ def index_names_live_blocks(holds: _Holds) -> Iterator[Violation]:
 def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
     """S2, S3: a slot that a live transfer touches is in a state that says so, until the transfer ends."""
     ledger = holds.ledger
-    words = ledger.blocks.view
     for transfer in ledger.transfers.values():
-        allowed = _STATES_UNDER.get((transfer.direction, transfer.state), tuple(BlockState))
+        allowed = _STATES_UNDER.get((transfer.direction, transfer.word & STATE_MASK))
+        if allowed is None:
+            continue
         slots = np.asarray(transfer.slots, dtype=np.int64)
-        misled = slots[~np.isin(words[slots] & STATE_MASK, allowed)]
-        wrong = misled[:MOST_NAMED].tolist()
+        wrong = slots[~allowed[holds.states[slots]]][:MOST_NAMED].tolist()
         if wrong:
             store = transfer.direction is Direction.STORE
             readable = store and any(ledger.readable(slot) for slot in wrong)
@@ -225,13 +240,13 @@ def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
 
 
 _VOIDED = (BlockState.QUARANTINED, BlockState.RETIRED)
-_STATES_UNDER = {
-    (Direction.STORE, TransferState.PLANNED): (BlockState.ALLOCATED,),
-    (Direction.STORE, TransferState.SUBMITTED): (BlockState.STORING,),
-    (Direction.STORE, TransferState.ABANDONED): (BlockState.QUARANTINED,),
-    (Direction.LOAD, TransferState.PLANNED): (BlockState.LOADING, *_VOIDED),
-    (Direction.LOAD, TransferState.SUBMITTED): (BlockState.LOADING, *_VOIDED),
-    (Direction.LOAD, TransferState.ABANDONED): _VOIDED,
+_STATES_UNDER: dict[tuple[Direction, int], NDArray[np.bool_]] = {
+    (Direction.STORE, TransferState.PLANNED): _table(BlockState.ALLOCATED),
+    (Direction.STORE, TransferState.SUBMITTED): _table(BlockState.STORING),
+    (Direction.STORE, TransferState.ABANDONED): _table(BlockState.QUARANTINED),
+    (Direction.LOAD, TransferState.PLANNED): _table(BlockState.LOADING, *_VOIDED),
+    (Direction.LOAD, TransferState.SUBMITTED): _table(BlockState.LOADING, *_VOIDED),
+    (Direction.LOAD, TransferState.ABANDONED): _table(*_VOIDED),
 }
 """States that a slot may be in under a live transfer. Another load may have voided what this one reads.
 
@@ -248,26 +263,15 @@ def leases_equal_live_copies(holds: _Holds) -> Iterator[Violation]:
     ledger = holds.ledger
     words = ledger.leases.view
     states, readers = words & STATE_MASK, words >> _READERS_SHIFT
-    kept = states != LeaseState.RETIRED
-    touched = (holds.readers > 0) | (holds.writers > 0)
-    expected = np.where(
-        holds.writers > 0,
-        LeaseState.WRITING,
-        np.where(holds.readers > 0, LeaseState.READING, LeaseState.NONE),
-    )
+    read, written = holds.readers > 0, holds.writers > 0
+    touched, kept = read | written, states != _RETIRED_LEASE
+    is_right = states == np.where(written, _WRITING, np.where(read, _READING, _NOT_LEASED))
+    miscounted = is_right & ~written & (readers != holds.readers)
     for property_id, mask, message in (
-        (
-            "S3",
-            kept & touched & (states != expected),
-            "a live copy touches it, and its lease does not say so",
-        ),
-        ("S4", kept & ~touched & (states != expected), "leased, and no live copy touches it"),
-        (
-            "S4",
-            kept & (states == expected) & (holds.writers == 0) & (readers != holds.readers),
-            "its readers are not its live stores",
-        ),
-        ("S3", (holds.writers > 1) | ((holds.writers > 0) & (holds.readers > 0)), "a load shares it"),
+        ("S3", kept & touched & ~is_right, "a live copy touches it, and its lease does not say so"),
+        ("S4", kept & ~touched & ~is_right, "leased, and no live copy touches it"),
+        ("S4", kept & miscounted, "its readers are not its live stores"),
+        ("S3", (holds.writers > 1) | (written & read), "a load shares it"),
         ("S13", holds.readers > 1, "two stores of it are in flight"),
     ):
         blocks = _first(mask)
@@ -280,14 +284,10 @@ def copies_and_pins_equal_holders(holds: _Holds) -> Iterator[Violation]:
     """S4: a block's copies are the live transfers that touch it, its pins the matches that hold it."""
     ledger = holds.ledger
     words = ledger.blocks.view
-    states = words & STATE_MASK
+    copies = words >> _COPIES_SHIFT & _COPIES_LIMIT
     # Retired slots count no copy, and a free slot under a copy is S3's to name.
-    counted = ~np.isin(states, (*_UNUSED, BlockState.RETIRED))
     for mask, message in (
-        (
-            counted & ((words >> _COPIES_SHIFT & _COPIES_LIMIT) != holds.copies),
-            "its copies are not its transfers",
-        ),
+        (~_UNCOUNTED[holds.states] & (copies != holds.copies), "its copies are not its transfers"),
         ((words >> _PINS_SHIFT) != holds.pins, "its pins are not its matches"),
     ):
         slots = _first(mask)

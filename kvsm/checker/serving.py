@@ -182,6 +182,18 @@ _HYBRID = structs.replace(
 _NO_REFERENCES = structs.replace(_EAGER, references=False, last_step=LastStep.FLUSH)
 _ASYNCHRONOUS = structs.replace(_EAGER, asynchronous=True)
 _LOSING = structs.replace(_EAGER, transfer_ticks=2)
+_SHARED = structs.replace(
+    _LOSING, requests=(_DISPLACED[0],) * 3, device_blocks=4, slots=1, workers=1, defer_ticks=0
+)
+"""Two requests may load one block at once, and either load may fail, be lost, or be overtaken by a reset."""
+_ROUTED = structs.replace(
+    _EAGER,
+    requests=(_DISPLACED[0], RequestSpec((9, 9, 9, 9, 9)), _DISPLACED[0]),
+    slots=1,
+    workers=1,
+    router=True,
+)
+"""The third request stores again what the second has pushed off the host."""
 
 
 def _with(options: ServingOptions, **budgets: int) -> ServingOptions:
@@ -204,7 +216,7 @@ def _small_scopes() -> Iterator[Scope]:
         ),
         (
             "preemptions",
-            _with(_EAGER, preemptions=1),
+            _with(_EAGER, preemptions=1, partial=1, waits=1, most=2),
             ("a key waits", "deferred", "over under its load", "preempted"),
         ),
         (
@@ -229,24 +241,29 @@ def _small_scopes() -> Iterator[Scope]:
         ),
         ("asynchronous", _with(_ASYNCHRONOUS, aborts=1), ("a key waits", "deferred", "over under its load")),
         ("losing", _with(_LOSING), ("a load fails", "deferred", "a report is refused", "a transfer is lost")),
+        (
+            "shared",
+            _with(_SHARED, failures=1, resets=1, most=1),
+            ("a load fails", "a reset under a store", "a reset under a load", "a transfer is lost"),
+        ),
+        ("router", _with(_ROUTED), ("an eviction",)),
     ):
         yield Scope(name, options, ("a hit is loaded", *sometimes))
 
 
 def _full_scopes() -> Iterator[Scope]:
-    """Each is explored in minutes."""
-    each = {"failures": 1, "aborts": 1, "preemptions": 1, "resets": 1}
+    """Each is explored in minutes: `full` with any five of seven disturbances, in any order, and each other
+    kind of engine with any two of four."""
+    four = {"failures": 1, "aborts": 1, "preemptions": 1, "resets": 1}
+    any_two = {**four, "most": 2}
     for name, options in (
-        ("full", _with(_CROWDED, **each, repeats=1, partial=1, waits=1, most=4)),
-        (
-            "full-last-step",
-            _with(structs.replace(_CROWDED, last_step=LastStep.FLUSH), **each, repeats=1, partial=1),
-        ),
-        ("full-lazy", _with(_LAZY, **each)),
-        ("full-hybrid", _with(_HYBRID, **each)),
-        ("full-no-references", _with(_NO_REFERENCES, **each)),
-        ("full-asynchronous", _with(_ASYNCHRONOUS, **each)),
-        ("full-losing", _with(_LOSING, **each)),
+        ("full", _with(_CROWDED, **four, repeats=1, partial=1, waits=1, most=5)),
+        ("full-last-step", _with(structs.replace(_CROWDED, last_step=LastStep.FLUSH), **any_two)),
+        ("full-lazy", _with(_LAZY, **any_two)),
+        ("full-hybrid", _with(_HYBRID, **any_two)),
+        ("full-no-references", _with(_NO_REFERENCES, **any_two)),
+        ("full-asynchronous", _with(_ASYNCHRONOUS, **any_two)),
+        ("full-losing", _with(_LOSING, **any_two)),
     ):
         yield Scope(name, options, ("a hit is loaded", "a load fails", "over under its load", "preempted"))
 

@@ -50,7 +50,12 @@ class Offers:
         keys = self._prompts[prompt % len(self._prompts)][start : start + size + 1]
         if twist == 1:
             keys = keys + keys[:1]
-        offered = self._due(self._computed(keys, on, twist == 2) if fresh else self._held(keys, on))
+        if not fresh:
+            offered = self._due(self._held(keys, on))
+        elif twist == 2:
+            offered = self._at_several_positions(keys, on)
+        else:
+            offered = self._due(self._computed(keys, on))
         if not offered:
             return False
         name = self._names[number % len(self._names)]
@@ -59,9 +64,9 @@ class Offers:
 
     def _store_two(self, prompt: int, other: int, size: int, on: int, fresh: int) -> bool:
         """Of two requests, which share a prefix, at once; the second's are on the device, or computed too."""
-        first = self._computed(self._prompts[prompt % len(self._prompts)][: size + 1], on, False)
+        first = self._computed(self._prompts[prompt % len(self._prompts)][: size + 1], on)
         keys = self._prompts[other % len(self._prompts)][: size + 1]
-        second = self._computed(keys, on + len(first), False) if fresh else self._held(keys, on)
+        second = self._computed(keys, on + len(first)) if fresh else self._held(keys, on)
         first, second = self._due(self._kept(first)), self._due(second)
         if not first and not second:
             return False
@@ -71,9 +76,19 @@ class Offers:
 
     def _compute(self, prompt: int, start: int, on: int) -> bool:
         """The engine computes a block, and keeps it to itself."""
-        return bool(self._computed(self._prompts[prompt % len(self._prompts)][start : start + 1], on, False))
+        return bool(self._computed(self._prompts[prompt % len(self._prompts)][start : start + 1], on))
 
-    def _computed(self, keys: Sequence[bytes], on: int, same: bool) -> Offered:
+    def _at_several_positions(self, keys: Sequence[bytes], on: int) -> Offered:
+        """Compute these keys in the same device blocks, the first one last. If that one is to be stored, they
+        are all offered, as by an engine with one block at several positions of a table: the block holds the
+        first, and the others have to wait. Else it alone is."""
+        offered = self._computed(keys[::-1], on, same=True)
+        if not offered or keys[0] in self.books.where or self.options.store_threshold > 1:
+            return self._due(offered)
+        ((_, blocks),) = offered
+        return [(key, blocks) for key in keys]
+
+    def _computed(self, keys: Sequence[bytes], on: int, *, same: bool = False) -> Offered:
         """Compute these keys in idle device blocks. What is written over by a later one is not offered."""
         books, chunk = self.books, self.options.blocks_per_chunk
         idle = books.idle_device_blocks()

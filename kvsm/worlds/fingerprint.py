@@ -44,6 +44,7 @@ from kvsm.states.words import STATE_MASK
 from kvsm.worlds.request import SmallRequest
 
 if TYPE_CHECKING:
+    from kvsm.worlds.router import Router
     from kvsm.worlds.serving import ServingWorld
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -88,6 +89,7 @@ def canonical(world: ServingWorld, *, renamed: bool = True) -> Sequence[Any]:
         _engine(world, names),
         _scheduler(world, names),
         list(ledger.offers.times.items()),
+        world.router and _router(world.router, names),
     )
 
 
@@ -116,8 +118,7 @@ def _name_slots(ledger: Ledger, requests: Sequence[SmallRequest]) -> Names:
         entry = ledger.requests.get(request.request_id)
         if entry is not None and len(entry.pins):
             order.update(dict.fromkeys(listed(entry.pins)))
-    if len(ledger.policy):
-        order.update(dict.fromkeys(memoryview(ledger.policy.snapshot()).cast("I")))
+    order.update(dict.fromkeys(ledger.policy._queue))
     order.update(dict.fromkeys(range(size)))
     return {slot: number for number, slot in enumerate(order)}
 
@@ -156,9 +157,7 @@ def _slots(world: ServingWorld, names: _Names) -> list[Any]:
     renamed = names.slots
     order = [renamed[slot] for slot in ledger.free]
     if type(ledger.policy) is LRUPolicy:
-        if len(ledger.policy):
-            order += [renamed[slot] for slot in memoryview(ledger.policy.snapshot()).cast("I")]
-        return [order, seen]
+        return [order, [renamed[slot] for slot in ledger.policy._queue], seen]
     return [order, ledger.policy.snapshot(), seen]
 
 
@@ -309,6 +308,16 @@ def _scheduler(world: ServingWorld, names: _Names) -> Any:
         sorted({names.blocks.get(block, _NOBODY) for block in scheduler._given}),
         tried,
         scheduler._walk is not None and _walk(world),
+    )
+
+
+def _router(router: Router, names: _Names) -> Any:
+    publisher = router.publisher
+    return (
+        sorted(router.known),
+        [(type(change).__name__, *change) for change in publisher._changes],
+        # Of a transfer that is live: its description goes with it.
+        [(names.transfers[id], told) for id, told in publisher._payloads.items()],
     )
 
 

@@ -27,8 +27,12 @@ def chain(previous: bytes, *parts: bytes) -> bytes:
 
 
 class SmallRequest:
-    """Satisfies `EngineRequest`. outputs: how many tokens it decodes. extras: what else decides its content
-    (a LoRA adapter, a salt, an image), in its hashes as in vLLM's."""
+    """Satisfies `EngineRequest`, and `DescribedRequest` as one of text alone. outputs: how many tokens it
+    decodes. extras: what else decides its content (a LoRA adapter, a salt, an image), in its hashes as in
+    vLLM's."""
+
+    prompt_embeds = cache_salt = None
+    mm_features = ()
 
     def __init__(
         self,

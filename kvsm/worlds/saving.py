@@ -13,15 +13,16 @@ from __future__ import annotations
 import io
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 
 from kvsm.errors import ConfigError
+from kvsm.ledger import Ledger
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
@@ -44,7 +45,7 @@ PARTS = (
     Part(
         "",
         ("left", "arrived", "owes_step", "over"),
-        ("options", "keep_events", "engine", "_mark", "_contents"),
+        ("options", "keep_events", "engine", "router", "_mark", "_contents"),
     ),
     Part(
         "engine",
@@ -110,6 +111,16 @@ WALK = Part(
     ("_offloader", "_pool", "_target"),
 )
 """A part of a world that stores lazily."""
+ROUTER = (
+    Part("router", ("known",), ("publisher", "wants_tokens")),
+    Part("router.publisher", ("_changes", "_payloads", "_blocks_of", "_chunks_with"), ("self_describing",)),
+)
+"""Parts of a world with a router."""
+
+
+def _parts_of(world: ServingWorld) -> tuple[Part, ...]:
+    lazy = () if world.engine.scheduler._walk is None else (WALK,)
+    return (*PARTS, *lazy, *(ROUTER if world.router else ()))
 
 
 class Saver:
@@ -120,14 +131,13 @@ class Saver:
 
     def __init__(self, blank: ServingWorld) -> None:
         check_covered(blank)
-        scheduler = blank.engine.scheduler
-        self._parts = PARTS if scheduler._walk is None else (*PARTS, WALK)
+        self._parts = _parts_of(blank)
+        self._is_lazy = WALK in self._parts
         paths = [f"{part.path}.{name}".lstrip(".") for part in self._parts for name in part.saved]
         self._values = attrgetter(*paths)
         self._originals = [attrgetter(part.path)(blank) if part.path else blank for part in self._parts]
-        handlers = blank.engine.core.ledger._handlers
-        self._kinds = tuple(handlers)
-        self._functions = [handler.__func__ for handler in handlers.values()]  # type: ignore[attr-defined]
+        handlers: Mapping[type, Any] = blank.engine.core.ledger._handlers
+        self._functions = {kind: handler.__func__ for kind, handler in handlers.items()}
 
     def save(self, world: ServingWorld) -> bytes:
         """What changes of it, in one pickle: what is one object in the world is one object in the copy."""
@@ -141,7 +151,7 @@ class Saver:
         """A world of its own, as if it were the one that was saved."""
         values = iter(pickle.loads(saved))
         world: ServingWorld
-        world, engine, pool, scheduler, core, ledger, *walks = [
+        world, engine, pool, scheduler, core, ledger, *others = [
             _copied(original, part.saved, values) for original, part in zip(self._originals, self._parts)
         ]
         world.engine, world._mark = engine, 0
@@ -150,29 +160,47 @@ class Saver:
         core.ledger, scheduler.offloader = ledger, core
         if scheduler._pool is not None:
             scheduler._pool = pool
-        for walk in walks:
-            scheduler._walk, walk._offloader, walk._pool = walk, core, pool
+        if self._is_lazy:
+            walk = scheduler._walk = others.pop(0)
+            walk._offloader, walk._pool = core, pool
+        publisher = None
+        if others:
+            world.router, publisher = others
+            world.router.publisher = core.publisher = publisher
         # It is a copy that is made here, not a ledger that is changed.
         vars(ledger).update(
+            listener=publisher,
             generation_view=np.frombuffer(ledger.generation, dtype=np.int64),
-            _handlers=dict(zip(self._kinds, map(MethodType, self._functions, repeat(ledger)))),
+            _handlers=_Handlers(ledger, self._functions),
         )
         return world
+
+
+class _Handlers(dict[type, Callable[[Any], Any]]):
+    """What folds each kind of event into a ledger, which is named weakly: so a loaded world is in no circle,
+    and its memory is free again as soon as nobody has it."""
+
+    __slots__ = ("_functions", "_ledger")
+
+    def __init__(self, ledger: Ledger, functions: Mapping[type, Callable[..., Any]]) -> None:
+        self._ledger, self._functions = ref(ledger), functions
+
+    def __missing__(self, kind: type) -> Callable[[Any], Any]:
+        return MethodType(self._functions[kind], self._ledger())
 
 
 def _copied(original: Any, names: Iterable[str], values: Iterator[Any]) -> Any:
     """An object like this one, with the next of these values under these names."""
     copy = object.__new__(type(original))
-    copy.__dict__.update(original.__dict__)
+    copy.__dict__ = attributes = original.__dict__.copy()
     # By the names first: else a value would be taken, and lost, when there is no name left for it.
-    copy.__dict__.update(zip(names, values))
+    attributes.update(zip(names, values))
     return copy
 
 
 def check_covered(world: ServingWorld) -> None:
     """Raises `ConfigError` if it has an attribute of which nothing is said here."""
-    parts = PARTS if world.engine.scheduler._walk is None else (*PARTS, WALK)
-    for part in parts:
+    for part in _parts_of(world):
         has = set(vars(attrgetter(part.path)(world) if part.path else world))
         unknown = has ^ {*part.saved, *part.shared}
         if unknown:
@@ -184,8 +212,11 @@ def check_covered(world: ServingWorld) -> None:
 
 
 def _words(machine: str, words: bytes) -> StateWords:
-    made = StateWords(_CODECS[machine], len(words) // 4)
-    memoryview(made.words).cast("B")[:] = words
+    # Not by its constructor, which fills what is filled here.
+    made = StateWords.__new__(StateWords)
+    made.codec, made.size, made.words = _CODECS[machine], len(words) // 4, array("i", words)
+    made.view = np.frombuffer(made.words, dtype=np.int32)
+    made._mark = np.zeros(made.size, dtype=np.int64)
     return made
 
 

@@ -10,8 +10,9 @@ What is checked, beside what the small engine sees by itself (`kvsm.worlds.engin
 - after each action S17 (who steps no more leaves no copy behind);
 - by `check`: the ledger's own properties, and that the host bytes of what can be read are right on every
   worker (S2, S15);
-- at rest: that nothing is held, counted or on its way (S4, S9), and, if events are kept, that they fold to
-  the state that there is (S10).
+- at rest: that nothing is held, counted or on its way (S4, S9), that a lazy store has stored what is next
+  to go (S13), and, if events are kept, that they fold to the state that there is (S10);
+- where there is a router, S10 of what it is told (`kvsm.worlds.router`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from kvsm.states.words import STATE_MASK
 from kvsm.worlds.engine import SmallEngine
 from kvsm.worlds.fingerprint import fingerprint
 from kvsm.worlds.request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.router import Router
 from kvsm.worlds.world import Action
 
 
@@ -65,7 +67,7 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The engine, its workload and its trouble. The names are those of `OffloadConfig`, `SchedulerConfig` and
-    `SmallEngine`; slots: `host_blocks`."""
+    `SmallEngine`; slots: `host_blocks`; router: whether one takes the KV events."""
 
     requests: tuple[RequestSpec, ...] = (RequestSpec((1, 2, 3, 4, 5)), RequestSpec((1, 2, 3, 4, 6)))
     device_blocks: int = 3
@@ -86,6 +88,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_live_transfers: int = 8
     defer_ticks: int = 1
     transfer_ticks: int = 0
+    router: bool = False
     budgets: Budgets = Budgets()
 
 
@@ -107,13 +110,17 @@ class ServingWorld:
 
     def __init__(self, options: ServingOptions, *, keep_events: bool = True) -> None:
         self.options, self.keep_events = options, keep_events
-        self.engine = _engine_of(options)
+        self.router: Router | None = None
+        if options.router:
+            self.router = Router(wants_tokens=options.store is StoreMode.EAGER)
+        self.engine = _engine_of(options, self.router)
         self.left = structs.asdict(options.budgets)
         """Of the budgets."""
         self.left["most"] = self.left["most"] or sum(self.left.values())
         self.arrived = 0
         self.owes_step = False
-        """A request has ended since the last step: the engine makes one more."""
+        """A request has ended since the last step; or a copy has, and what is stored lazily may have waited
+        for it. The engine makes one more."""
         self.over: WorkerReport | None = None
         """The report with which the last copy ended."""
         self._mark = 0
@@ -157,6 +164,8 @@ class ServingWorld:
             actions += [("preempt", place) for place in range(len(engine.running))]
         if left["resets"]:
             actions.append(("reset",))
+        if self._has_news():
+            actions.append(("take",))
         return actions
 
     def may_step(self) -> bool:
@@ -172,6 +181,9 @@ class ServingWorld:
         for a request, and then somebody must end it."""
         leases = self.engine.core.ledger.leases.words
         return self.options.transfer_ticks > 0 and any(word & STATE_MASK == _RETIRED for word in leases)
+
+    def _has_news(self) -> bool:
+        return self.router is not None and self.router.has_news()
 
     def _most_matched(self) -> int:
         """So many blocks of a request may be matched, at most."""
@@ -270,6 +282,7 @@ class ServingWorld:
         self.engine.hand_on(1)
         if was_live and report.transfer not in live:
             self.over = report
+            self.owes_step |= self.options.store is StoreMode.LAZY
         return True
 
     def _do_repeat(self, place: int) -> bool:
@@ -307,6 +320,14 @@ class ServingWorld:
         self.engine.reset()
         if self.engine.core.ledger.index:
             raise PropertyBroken("S14", "a key outlives a reset of the cache")
+        return True
+
+    def _do_take(self) -> bool:
+        """The router takes the KV events."""
+        if self.router is None or not self.router.has_news():
+            return False
+        engine = self.engine
+        self.router.take(engine.scheduler.take_events(), engine.core.ledger, engine.requests.values())
         return True
 
     # What must hold.
@@ -361,7 +382,9 @@ class ServingWorld:
             return ("report", 0)
         if self._has_lost_memory() and engine.unfinished():
             return ("finish", 0)
-        return ("step",) if self.may_step() else None
+        if self.may_step():
+            return ("step",)
+        return ("take",) if self._has_news() else None
 
     def is_at_rest(self) -> bool:
         """Whether nothing is left to happen. Raises `PropertyBroken` if something is held nevertheless."""
@@ -375,9 +398,25 @@ class ServingWorld:
         if sum(engine.pool.references) > retired or len(engine.sending) > retired:
             held = [block for block, count in enumerate(engine.pool.references) if count]
             raise PropertyBroken("S4", f"device blocks {held} are held, and nobody has them")
+        if self.options.store is StoreMode.LAZY:
+            self._check_next_to_go()
         if self.keep_events:
             self._check_fold()
         return True
+
+    def _check_next_to_go(self) -> None:
+        """What a lazy store is for: what the device will give up next is on the host, as long as it has room;
+        but for what a load of an older epoch brought. Where copies may fail it may be otherwise: a store is
+        not made again and again."""
+        engine = self.engine
+        ledger, pool = engine.core.ledger, engine.pool
+        if not len(ledger.free) or self.options.budgets.failures or self.options.transfer_ticks:
+            return
+        for block in pool.queue[: engine.config.lazy_target_blocks]:
+            key = pool.key_of(block)
+            if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
+                message = f"at rest, device block {block} is next to go, and the host has room and lacks it"
+                raise PropertyBroken("S13", message)
 
     def _check_fold(self) -> None:
         replayed = Ledger(self.engine.core.config)
@@ -390,7 +429,7 @@ class ServingWorld:
         return fingerprint(self)
 
 
-def _engine_of(options: ServingOptions) -> SmallEngine:
+def _engine_of(options: ServingOptions, router: Router | None) -> SmallEngine:
     return SmallEngine(
         options.groups,
         options.device_blocks,
@@ -401,6 +440,7 @@ def _engine_of(options: ServingOptions) -> SmallEngine:
         asynchronous=options.asynchronous,
         drafts=options.drafts,
         chunk_tokens=options.chunk_tokens,
+        publisher=router.publisher if router else None,
         core={
             "policy": options.policy,
             "blocks_per_chunk": options.blocks_per_chunk,

@@ -4,8 +4,8 @@
 checker               what it is                                        what it can see
 ====================  ================================================  =====================================
 exploration: serving  the scheduler and the core in the hands of a      what an engine, its clients and its
-                      small engine, all of a scope                      workers can bring about
-exploration: events   the same, with a router that takes KV events      an event that says something else
+                      small engine, all of a scope; in one of them a    workers can bring about; an event that
+                      router takes the KV events                        says something else
 exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
 walk: core            the core alone, every call in every order, at     every answer of the core that is not
                       random, reduced                                   what plain books say
@@ -17,13 +17,13 @@ The scopes are small enough to be explored as a whole on the code as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvsm.checker.explorer import explore
-from kvsm.checker.model import Kind, Model, Property, Verdict
+from kvsm.checker.model import Model, Verdict
 from kvsm.checker.reduce import reduce
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import Scope, ServingModel
@@ -31,10 +31,10 @@ from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
 from kvsm.worlds.copies import CopiesOptions, CopiesWorld
-from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.core import CoreWorld
+from kvsm.worlds.core_options import draw_options
+from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.world import Action, Finding
-from museum.positions import draw_world
-from museum.publishing import PublishingWorld
 
 MOST_STATES = 20_000
 """Of one scope. A bug may make a scope larger than it is."""
@@ -83,36 +83,9 @@ def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> C
     return Checker(f"walk: {name}", look)
 
 
-class EngineModel(ServingModel):
-    """The serving world, and what a lazy store is for."""
-
-    @property
-    def properties(self) -> Sequence[Property[ServingWorld]]:
-        return (
-            *super().properties,
-            Property(Kind.ALWAYS, "S13", "at rest, the host has what is next to go", _keeps_what_goes),
-        )
-
-
-def _keeps_what_goes(world: ServingWorld) -> bool:
-    """Of a lazy store, as long as the host has room."""
-    engine = world.engine
-    ledger, pool = engine.core.ledger, engine.pool
-    if world.wind_down() is not None or engine.config.store is not StoreMode.LAZY or not len(ledger.free):
-        return True
-    cached = {block: pool.key_of(block) for block in pool.queue[: engine.config.lazy_target_blocks]}
-    stale = ledger.provenance.stale
-    return all(key is None or key in ledger.index or stale.get(block) == key for block, key in cached.items())
-
-
 def serving(name: str, **options: Any) -> Checker:
     made = _engine(**options)
-    return exploration(f"serving, {name}", lambda: EngineModel(Scope(name, made)))
-
-
-def events(**options: Any) -> Checker:
-    made = _engine(**options)
-    return exploration("events", lambda: RerunModel("events", "", lambda: PublishingWorld(made)))
+    return exploration(f"serving, {name}", lambda: ServingModel(Scope(name, made)))
 
 
 def copies(**options: Any) -> Checker:
@@ -173,12 +146,14 @@ CHECKERS = (
         budgets=Budgets(preemptions=1, resets=1),
     ),
     # The third prompt is the first one again, which the second has pushed off the host.
-    events(
+    serving(
+        "with a router",
+        router=True,
         requests=(*_prompts(5), RequestSpec((51, 52, 53, 54, 55)), *_prompts(5)),
         device_blocks=3,
         slots=1,
     ),
     copies(device_blocks=1, kernels=1, holds=1, copies=1, bad=1),
-    seeded_walk("core", draw_world, runs=48),
+    seeded_walk("core", lambda random: CoreWorld(draw_options(random)), runs=48),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
 )

@@ -1,0 +1,59 @@
+"""A router at the end of the serving world: it takes the KV events, and learns what the host has.
+
+What is checked is S10 of what leaves: the events, folded in their order, give the keys that can be read, no
+more and no fewer; and each stored event says the tokens of its block, by which a router finds it.
+
+What it does not know: chunks of several blocks, whose events name more than keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvsm.errors import PropertyBroken
+from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
+from kvsm.ledger import Ledger
+from kvsm.scheduler.groups import group_suffix
+from kvsm.worlds.request import HASH_TOKENS, SmallRequest
+
+
+class Router:
+    """publisher: that of the offload core whose events it takes. wants_tokens: in each stored event. (Nobody
+    knows those of what is stored lazily.)"""
+
+    def __init__(self, *, wants_tokens: bool) -> None:
+        self.wants_tokens = wants_tokens
+        self.publisher = Publisher(self_describing=True)
+        self.known: set[bytes] = set()
+        """Keys of the blocks that it believes to be on the host."""
+
+    def has_news(self) -> bool:
+        return bool(self.publisher._changes)
+
+    def take(self, events: Iterable[KVCacheEvent], ledger: Ledger, requests: Iterable[SmallRequest]) -> None:
+        """All there are. requests: those that ever came."""
+        prefixes = {
+            hashed: request.all_token_ids[: place * HASH_TOKENS]
+            for request in requests
+            for place, hashed in enumerate(request.block_hashes, 1)
+        }
+        for event in events:
+            assert isinstance(event, BlockStored | BlockRemoved)
+            keys = [hashed + group_suffix(event.group_idx or 0) for hashed in event.block_hashes]
+            if isinstance(event, BlockRemoved):
+                self.known.difference_update(keys)
+                continue
+            self.known.update(keys)
+            if self.wants_tokens:
+                _check_tokens(event, prefixes[event.block_hashes[-1]])
+        readable = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+        if self.known != readable:
+            message = f"the events say that {len(self.known)} blocks can be read, and {len(readable)} can"
+            raise PropertyBroken("S10", message)
+
+
+def _check_tokens(event: BlockStored, prefix: list[int]) -> None:
+    held = prefix[-event.block_size :]
+    if not event.block_size or event.token_ids != held:
+        message = f"a stored event says tokens {event.token_ids}, and its block holds {held}"
+        raise PropertyBroken("S10", message)
