@@ -19,7 +19,7 @@ from planted_bugs import evict_what_is_pinned, take_doubled_reports
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Verdict
 from kvsm.checker.serving import SCOPES, Scope, ServingModel
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.offloader import Ended, Offloader
@@ -35,14 +35,14 @@ Patch = pytest.MonkeyPatch
 STATES = {
     "small": 2285,
     "aborts": 650,
-    "evictions": 377,
+    "evictions": 375,
     "asynchronous": 685,
     "preemptions": 2876,
     "lazy": 1027,
     "hybrid": 1030,
     "no-references": 1037,
     "losing": 1033,
-    "shared": 2407,
+    "shared": 2361,
     "router": 294,
 }
 SHORT = ("evictions", "asynchronous", "router")
@@ -296,3 +296,32 @@ def test_exploration_does_not_depend_on_the_order_of_hashes() -> None:
     }
     assert len(told) == 1
     assert told.pop().strip()
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ({"device_blocks": 1}, "device_blocks is 1; a request of 5 tokens needs 2"),
+        ({"chunk_tokens": 0}, "chunk_tokens is 0"),
+        ({"workers": 100}, "workers is 100"),
+        ({"slots": 0}, "slots is 0"),
+    ],
+)
+def test_world_in_which_no_request_can_end_is_refused(bound: dict[str, int], said: str) -> None:
+    """Else it would be told as S9."""
+    with pytest.raises(ConfigError, match=said):
+        ServingOptions(**bound)  # type: ignore[arg-type]
+
+
+def test_what_is_no_action_changes_nothing() -> None:
+    world = ServingWorld(ServingOptions())
+    assert not world.do(("leave", 0))
+
+
+def test_check_looks_at_rest_too() -> None:
+    """S4: a walk calls nothing else when it has wound down."""
+    world = ServingWorld(ServingOptions())
+    world.check()
+    world.engine.pool.references[0] = 1
+    with pytest.raises(PropertyBroken, match="S4: device blocks \\[0\\] are held"):
+        world.check()

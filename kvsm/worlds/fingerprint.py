@@ -17,9 +17,10 @@ each thing that is left out has its reason:
   walked, whether there is the same room as at the last try. Later events have larger numbers than all that
   there are, so nothing else of the order matters.
 - *ticks*: how many are left.
-- *left out*: the bytes of a free slot, and of a device block that nobody holds, caches or copies: whoever is
-  given it finds nothing of that (`Workers.start`). The key of a slot that the index does not name. Whatever
-  is left of a request that is over.
+- *left out*: the bytes of a free slot, of one that a store is planned for, and of a retired one: nobody reads
+  them before they are written, or ever. Those of a device block that nobody holds, caches or copies: whoever
+  is given it finds nothing of that (`Workers.start`). The key of a slot that the index does not name.
+  Whatever is left of a request that is over.
 - steps, the epoch, who owns a store, who asked for a flush: they are data for people.
 """
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.Encoder().encode
 
 _UNUSED = (BlockState.FREE, BlockState.EVICTED)
+_UNREAD = (BlockState.ALLOCATED, BlockState.RETIRED)
 _LAST_KEYED = BlockState.LOADING
 _DEFERRED = RequestState.DEFERRED
 _LOAD = Direction.LOAD
@@ -153,7 +155,8 @@ def _slots(world: ServingWorld, names: _Names) -> list[Any]:
             seen.append(0)
         else:
             key = ledger.key_of[slot] if state <= _LAST_KEYED else None
-            seen.append((words[slot], key, host[slot * chunk : (slot + 1) * chunk]))
+            held = None if state in _UNREAD else host[slot * chunk : (slot + 1) * chunk]
+            seen.append((words[slot], key, held))
     renamed = names.slots
     order = [renamed[slot] for slot in ledger.free]
     if type(ledger.policy) is LRUPolicy:

@@ -24,12 +24,12 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from kvsm.errors import PropertyBroken
+from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.ledger import Ledger
 from kvsm.plan import WorkerReport
-from kvsm.scheduler import KVCacheGroup, LastStep, StoreMode
+from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.scheduler.groups import group_suffix
 from kvsm.snapshot import digest
 from kvsm.states.lease import LeaseState
@@ -90,6 +90,20 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ticks: int = 0
     router: bool = False
     budgets: Budgets = Budgets()
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a world in which a request could never end."""
+        for name, most in (("slots", 1 << 10), ("workers", 8), ("chunk_tokens", 1 << 20)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        full = [group.block_tokens for group in self.groups if group.kind is GroupKind.FULL]
+        for request in self.requests:
+            tokens = len(request.prompt) + request.outputs - 1
+            needed = max(1, sum(-(-tokens // size) for size in full))
+            if self.device_blocks < needed:
+                raise ConfigError(
+                    f"device_blocks is {self.device_blocks}; a request of {tokens} tokens needs {needed}"
+                )
 
 
 _RETIRED = LeaseState.RETIRED
@@ -218,6 +232,9 @@ class ServingWorld:
         budget = _MEANT.get(str(name))
         if budget is not None and not self.left[budget]:
             return False
+        move = getattr(self, f"_do_{name}", None)
+        if move is None:
+            return False
         engine = self.engine
         if self.keep_events:
             self._mark = len(engine.log)
@@ -225,7 +242,7 @@ class ServingWorld:
             engine.log.clear()
         engine.results.clear()
         finished = len(self._unfinished())
-        if not getattr(self, f"_do_{name}")(*numbers):
+        if not move(*numbers):
             return False
         if budget is not None:
             self._spend(budget)
@@ -343,6 +360,7 @@ class ServingWorld:
     def check(self) -> None:
         self.check_ledger()
         self.check_bytes()
+        self.is_at_rest()
 
     def check_ledger(self) -> None:
         for violation in check_ledger(self.engine.core.ledger):
