@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
 from core_life import keys, new_core, store
+from hypothesis import given, settings
 from replay_life import OPERATIONS, Life, key
 
 from kvsm.errors import KvsmError

@@ -168,6 +168,86 @@ def test_illegal_transition_names_block_state_trigger_and_event() -> None:
     assert str(refusal.value) == "event 6: block 0: EVICT is illegal in STORED(copies=0, pins=1)"
 
 
+REFUSED: list[tuple[type[OffloadingEvent], tuple[object, ...], str]] = [
+    (ev.LogOpened, (lived_in(1)[0].config, ""), "the log opens once"),
+    (ev.RequestArrived, ("a",), "request a has arrived before"),
+    (ev.RequestPreempted, ("never",), "request never has not arrived"),
+    (ev.RequestFinished, ("never", True), "request never has not arrived"),
+    (ev.HitMatched, ("a", (0,)), "request a: HIT is illegal in LOADING(loads=1)"),
+    (ev.HitMatched, ("b", ()), "request b: MISS is illegal in MATCHED(loads=0)"),
+    (ev.HitMatched, ("c", (2,)), "block 2: PIN is illegal in STORING(copies=1, pins=0)"),
+    (ev.HitMatched, ("c", (0, 4)), "block 4: PIN is illegal in none of the 4"),
+    (ev.HitMatched, ("c", (-1,)), "block -1: PIN is illegal in none of the 4"),
+    (ev.HitReleased, ("never",), "request never has not arrived"),
+    (ev.HitReleased, ("a",), "request a: UNMATCH is illegal in LOADING(loads=1)"),
+    (ev.RequestDeferred, ("a", 10, 5), "request a: DEFER is illegal in LOADING(loads=1)"),
+    (ev.RequestDeferred, ("c", 99, 5), "transfer 99 is not live"),
+    (ev.BlocksEvicted, ((0,), (), 16), "block 0: EVICT is illegal in LOADING(copies=1, pins=1)"),
+    (ev.BlocksEvicted, ((1, 1), (), 16), "block 1: EVICT is illegal in named twice in one batch"),
+    (ev.BlocksEvicted, ((), (2,), 16), "block 2: TOUCH is illegal in STORING(copies=1, pins=0)"),
+    (ev.StorePlanned, ((), (b"x",), (3,), (0, 1)), "a plan names a chunk of device blocks for each slot"),
+    (ev.StorePlanned, ((), (), (), ()), "a plan names a chunk of device blocks for each slot"),
+    (ev.StorePlanned, ((), (b"x",), (), (0,)), "a store names as many slots as keys"),
+    (ev.StorePlanned, ((("a", 2),), (b"x",), (3,), (0,)), "a store names as many slots as keys"),
+    (ev.StorePlanned, ((), tuple(keys(1)), (3,), (0,)), "a planned key has a block already"),
+    (ev.StorePlanned, ((), (b"x",), (2,), (0,)), "block 2: ALLOCATE is illegal in STORING(copies=1, pins=0)"),
+    (ev.StorePlanned, ((), (b"x",), (3,), (2,)), "lease 2: BEGIN_READ is illegal in WRITING(readers=0)"),
+    (ev.LoadPlanned, ("never", (0,), (0,)), "request never has not arrived"),
+    (ev.LoadPlanned, ("a", (0,), (0,)), "request a: BEGIN_LOAD is illegal in LOADING(loads=1)"),
+    (ev.LoadPlanned, ("b", (), (), True), "no pin of this request was voided"),
+    (ev.LoadPlanned, ("b", (0,), (0, 1)), "a plan names a chunk of device blocks for each slot"),
+    (ev.LoadPlanned, ("b", (0,), (0,), False, (1,)), "parts ascend, and name each slot"),
+    (ev.LoadPlanned, ("b", (0,), (4,)), "lease 4: BEGIN_WRITE is illegal in READING(readers=1)"),
+    (ev.TransfersSubmitted, ((99,),), "transfer 99 is not live"),
+    (ev.TransfersSubmitted, ((10, 10),), "a transfer is named twice"),
+    (ev.TransfersSubmitted, ((10,),), "transfer 10: SUBMIT is illegal in SUBMITTED(pending=1, failed=0)"),
+    (ev.TransferCancelled, (99,), "transfer 99 is not live"),
+    (ev.TransferCancelled, (10,), "transfer 10: CANCEL is illegal in SUBMITTED(pending=1, failed=0)"),
+    (ev.WorkerReported, (99, 0, True), "transfer 99 is not live"),
+    (ev.WorkerReported, (10, 1, True), "worker 1 cannot report transfer 10 (again)"),
+    (ev.WorkerReported, (10, 2, True), "worker 2 cannot report transfer 10 (again)"),
+    (ev.TransferLost, (99,), "transfer 99 is not live"),
+    (ev.BlocksTouched, ((2,),), "block 2: TOUCH is illegal in STORING(copies=1, pins=0)"),
+    (ev.FlushRequested, ((99,),), "transfer 99 is not live"),
+    (ev.FlushRequested, ((10, 10),), "a transfer is named twice"),
+    (ev.CacheReset, (2,), "epoch 2 cannot follow epoch 0"),
+    (ev.Ticked, (2,), "tick 2 cannot follow tick 0"),
+    (ev.BlocksOffered, ((("never", (), ()),),), "request never has not arrived"),
+    (ev.BlocksOffered, ((("b", (2,), (1,)),),), "request b has settled more than it offered"),
+    (ev.BlocksOffered, ((("b", (0,), (1, 2)),),), "request b has settled more than it offered"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "reason"), REFUSED, ids=[f"{row[0].__name__}-{row[2]}" for row in REFUSED]
+)
+def test_refusal_says_at_which_event_what_is_wrong(
+    kind: type[OffloadingEvent], fields: tuple[object, ...], reason: str
+) -> None:
+    """Rule 2: whoever reads a refusal knows the event, what it is about, and in which state that was."""
+    core, log = lived_in(1)
+    before = digest(core.ledger)
+    with pytest.raises((IllegalTransition, InvalidEvent)) as refusal:
+        core.ledger.apply(kind(15, 0, 0, *fields))
+    assert str(refusal.value).startswith(f"event 15: {reason}")
+    assert digest(core.ledger) == before
+    assert len(log) == 14
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "trigger"),
+    [(ev.WorkerReported, (2, 0, True), "REPORT_GOOD"), (ev.TransferLost, (2,), "LOSE")],
+)
+def test_plan_that_did_not_leave_has_no_copy_to_hear_of(
+    kind: type[OffloadingEvent], fields: tuple[object, ...], trigger: str
+) -> None:
+    """S5: what no worker was told cannot be reported, nor lost."""
+    core, _ = new_core()
+    core.prepare_store("r", keys(1), [0])
+    with pytest.raises(IllegalTransition, match=f"^event 3: transfer 2: {trigger} is illegal in PLANNED"):
+        core.ledger.apply(kind(3, 0, 0, *fields))
+
+
 class TestTriggerTable:
     """`TRIGGERS` says which kind pulls which trigger. It is compared with what the fold really does."""
 

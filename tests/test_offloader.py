@@ -9,7 +9,7 @@ import pytest
 from core_life import Recorder, begin_store, fold, keys, load, new_core, store
 
 from kvsm.errors import InvalidEvent, LogWriteFailed, Poisoned
-from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected
+from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected, RequestFinished
 from kvsm.ids import SMALL, to_list
 from kvsm.kv_events import Publisher
 from kvsm.offloader import LookupResult, Match, Offloader
@@ -93,6 +93,15 @@ class TestMatch:
         pinned = [core.ledger.blocks.codec.decode(word)[1][1] for word in core.ledger.blocks.words]
         assert pinned[:3] == [1, 0, 0]
 
+    def test_second_question_for_as_many_other_blocks_replaces_the_first(self) -> None:
+        """S7: what is held is what was counted, not just as much."""
+        core, _ = new_core()
+        store(core, "r", keys(2))
+        store(core, "r", keys(2, "other"), 4)
+        core.match("q", keys(2))
+        assert core.match("q", keys(2, "other")) == Match(2)
+        assert core.ledger.requests["q"].pins == (2, 3)
+
     def test_release_gives_every_pin_back(self) -> None:
         core, _ = new_core()
         store(core, "r", keys(3))
@@ -135,6 +144,17 @@ class TestMatch:
         for _ in range(5):
             waiting.append(core.match("q", keys(2)).waits_for is not None)
             core.tick()
+        assert waiting == [True, True, True, False, False]
+
+    def test_wait_for_one_transfer_after_another_has_one_bound(self) -> None:
+        """S9: who is woken by a failure and waits for the next store does not begin to wait anew."""
+        core, _ = new_core(defer_ticks=3)
+        waiting = []
+        for attempt in range(5):
+            transfer = begin_store(core, "r", keys(1), attempt)
+            waiting.append(core.match("q", keys(1)).waits_for == transfer)
+            core.tick()
+            core.fail_store(transfer)
         assert waiting == [True, True, True, False, False]
 
     def test_end_of_another_transfer_wakes_nobody(self) -> None:
@@ -239,16 +259,17 @@ class TestLoad:
         assert ended.good
         assert core.ledger.blocks.state(0) is BlockState.EVICTED
 
-    def test_voided_promise_is_reported_as_a_failed_load(self) -> None:
+    @pytest.mark.parametrize("count", [2, 3 * SMALL])
+    def test_voided_promise_is_reported_as_a_failed_load(self, count: int) -> None:
         """S7: an engine that was promised tokens always hears; the pins still alive are given back."""
-        core, log = new_core()
+        core, log = new_core(host_blocks=count, device_blocks=2 * count)
         store(core, "r", keys(1))
-        store(core, "r", keys(2)[1:], 1)
-        core.match("q", keys(2))
-        core.fail_load(load(core, "s", keys(1), 4))
-        assert core.prepare_load("q", [6, 7]) is None
+        store(core, "r", keys(count)[1:], 1)
+        core.match("q", keys(count))
+        core.fail_load(load(core, "s", keys(1), count))
+        assert core.prepare_load("q", range(count, 2 * count)) is None
         assert log[-1].voided
-        assert len(core.ledger.policy) == 1
+        assert len(core.ledger.policy) == count - 1
         assert core.ledger.requests["q"].state is RequestState.RUNNING
 
     @pytest.mark.parametrize("count", [1, 3 * SMALL])
@@ -282,6 +303,8 @@ class TestReports:
             (2, -1, RejectReason.WORKER),
             (2, 1, RejectReason.DUPLICATE),
             (1, 0, RejectReason.STALE),
+            (4, 0, RejectReason.STALE),
+            (5, 0, RejectReason.UNKNOWN),
         ],
     )
     def test_report_that_means_nothing_is_recorded_and_changes_nothing(
@@ -299,9 +322,9 @@ class TestReports:
             core.ledger.transfers[2].word,
             core.ledger.transfers[2].reported,
         )
+        seq = core.ledger.seq + 1
         assert core.report(transfer, worker, True) is None
-        assert isinstance(log[-1], ReportRejected)
-        assert log[-1].reason == reason
+        assert log[-1] == ReportRejected(seq, 0, 0, transfer, worker, True, reason)
         after = (
             list(core.ledger.blocks.words),
             core.ledger.transfers[2].word,
@@ -316,12 +339,15 @@ class TestReports:
         core.complete_store(job.transfer)
         assert log[-1].reason == RejectReason.NOT_SUBMITTED
 
-    def test_report_of_the_other_direction_is_rejected(self) -> None:
+    @pytest.mark.parametrize("good", [False, True])
+    def test_report_of_the_other_direction_is_rejected(self, good: bool) -> None:
         core, log = new_core()
-        job = core.prepare_store("r", keys(1), [0]).job
-        assert job is not None
-        core.submit([job.transfer])
-        core.complete_load(job.transfer)
+        storing = begin_store(core, "r", keys(1))
+        (core.complete_load if good else core.fail_load)(storing)
+        assert log[-1].reason == RejectReason.DIRECTION
+        core.complete_store(storing)
+        loading = load(core, "q", keys(1), 4)
+        (core.complete_store if good else core.fail_store)(loading)
         assert log[-1].reason == RejectReason.DIRECTION
 
     def test_late_report_does_not_complete_the_next_store_of_the_key(self) -> None:
@@ -418,6 +444,17 @@ class TestRequests:
         events = len(log)
         assert core.finish("r", aborted=True)
         assert len(log) == events
+
+    @pytest.mark.parametrize("aborted", [False, True])
+    def test_finish_is_recorded_once_and_says_whether_it_was_an_abort(self, aborted: bool) -> None:
+        """S8: also of a request that lives on until its load ends."""
+        core, log = new_core()
+        store(core, "r", keys(1))
+        load(core, "q", keys(1), 4)
+        core.finish("q", aborted=aborted)
+        core.finish("q", aborted=not aborted)
+        finished = [event for event in log if isinstance(event, RequestFinished)]
+        assert [(event.request, event.aborted) for event in finished] == [("q", aborted)]
 
     def test_finish_of_an_unknown_request_is_legal(self) -> None:
         """S8: B19, aborted before it was ever scheduled."""
@@ -735,6 +772,13 @@ class TestStepsAndLog:
         core.end_step()
         assert unwritten == []
 
+    def test_events_carry_the_clock_and_the_step(self) -> None:
+        log, clock = Recorder(), iter((5, 6, 7))
+        core = Offloader(OffloadConfig(host_blocks=1, device_blocks=1), log, clock_ns=clock.__next__)
+        core.end_step()
+        core.arrive("r")
+        assert [(event.step, event.wall_ns) for event in log] == [(0, 5), (0, 6), (1, 7)]
+
     def test_wall_time_is_data_only(self) -> None:
         """S11: the same calls under another clock give the same decisions."""
 
@@ -760,6 +804,37 @@ def test_transfer_states_are_visible_while_it_lives() -> None:
     core.complete_store(job.transfer)
     seen.append(transfer.state)
     assert seen == [TransferState.PLANNED, TransferState.SUBMITTED, TransferState.COMPLETED]
+
+
+@pytest.mark.parametrize("count", [1, SMALL + 1])
+def test_device_block_that_does_not_exist_is_named(count: int) -> None:
+    core, _ = new_core(device_blocks=count)
+    with pytest.raises(InvalidEvent, match=f"device block {count} is not one of the {count}"):
+        core.prepare_store("r", keys(count), range(1, count + 1))
+
+
+def test_load_tells_of_every_device_block_what_it_brought() -> None:
+    """S14: each block of a chunk has its key, for a reset may age any of them."""
+    core, _ = new_core(blocks_per_chunk=2)
+    store(core, "r", keys(2))
+    load(core, "q", keys(2), 8)
+    first, second = keys(2)
+    assert core.ledger.provenance.brought == {8: first, 9: first, 10: second, 11: second}
+
+
+def test_ledger_knows_when_it_last_forgot_a_key() -> None:
+    """S13: whoever was admitted after that event need not offer everything again."""
+    core, log = new_core(host_blocks=1)
+    store(core, "r", keys(1))
+    store(core, "r", keys(1, "other"), 4)
+    (evicted,) = [event.seq for event in log if event.kind == "BlocksEvicted"]
+    assert core.ledger.forgotten_at == evicted
+
+
+def test_without_a_publisher_nothing_is_to_be_taken() -> None:
+    core, _ = new_core()
+    store(core, "r", keys(1))
+    assert core.take_events() == core.take_kv_events() == []
 
 
 def test_offloading_events_say_what_came_and_went() -> None:

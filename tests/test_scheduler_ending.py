@@ -260,6 +260,20 @@ def test_preemption_flushes_what_is_given_to_others_too() -> None:
     assert hand.step().flush == (job.transfer,)
 
 
+def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
+    """S3: two requests get blocks that copies of finished ones read."""
+    hand = Hand(last_step=LastStep.KEEP_STEPPING)
+    for name, block in [("first", 7), ("second", 8)]:
+        request = ModelRequest(name, range(block * 4, block * 4 + 4))
+        hand.admit(request, [block])
+        hand.compute(request)
+        hand.scheduler.request_finished(request, [[block]])
+    stores = [job.transfer for job in hand.step().stores]
+    hand.admit(ModelRequest("new", range(90, 93)), [7])
+    hand.admit(ModelRequest("newer", range(95, 98)), [8])
+    assert list(hand.step().flush) == stores
+
+
 @pytest.mark.parametrize("state", ["planned", "loading", "storing", "running"])
 def test_preemption_and_admission_again_with_copies_in_flight(state: str) -> None:
     """B18, S8."""
@@ -514,7 +528,8 @@ def test_reset_does_not_let_a_finish_store_while_it_drains() -> None:
     hand.scheduler.reset_cache()
     hand.scheduler.request_finished(request, [blocks])
     assert not hand.step().stores
-    assert skipped(hand, SkipReason.DRAINING)
+    (event,) = [one for one in of_kind(hand, ev.StoreSkipped) if one.reason == SkipReason.DRAINING]
+    assert event.owners == (("r", len(event.keys)),)
 
 
 def test_reset_leaves_nobody_waiting() -> None:

@@ -69,6 +69,39 @@ def named(engine: ModelEngine) -> list[str]:
 # Row 7.
 
 
+@pytest.mark.parametrize("given", [{}, {"aborted": False}, {"aborted": True}])
+def test_finish_says_whether_it_was_an_abort(given: dict[str, bool]) -> None:
+    """The log keeps what the engine said; without a word it was none."""
+    hand, request = Hand(), ModelRequest("r", range(5))
+    hand.admit(request, [0, 1])
+    hand.scheduler.request_finished(request, [[0, 1]], **given)
+    (event,) = of_kind(hand, ev.RequestFinished)
+    assert event.aborted is given.get("aborted", False)
+
+
+def test_finish_frees_the_end_of_a_prefix_before_its_beginning() -> None:
+    """A pool evicts what was freed first: of a prefix whose store has ended, its last block."""
+    pool, freed = ModelPool(64), list[int]()
+    hand, request = Hand(pool=pool), ModelRequest("r", range(13))
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    plan = hand.step(request)
+    pool.free_blocks = freed.extend
+    hand.end(plan)
+    assert freed == [2, 1, 0]
+
+
+def test_finish_of_the_last_copy_brings_the_log_to_disk() -> None:
+    """Rule 12: the engine may not step again for a long time."""
+    hand, request, flushed = Hand(), ModelRequest("r", range(5)), list[int]()
+    hand.admit(request, [0, 1])
+    hand.compute(request)
+    plan = hand.step(request)
+    hand.log.flush = lambda: flushed.append(len(hand.log))
+    hand.end(plan)
+    assert flushed == [len(hand.log)]
+
+
 @given(ACTS, st.booleans(), st.booleans(), WORKERS)
 @settings(max_examples=40)
 def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous: bool, workers: int) -> None:

@@ -27,11 +27,11 @@ from scheduler_traffic import (
 )
 
 from kvsm import events as ev
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
-from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig
+from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.matching import Lookup
 from kvsm.states.request import RequestState
 
@@ -201,6 +201,35 @@ def test_match_never_waits_where_the_configuration_says_recompute() -> None:
     hand.store(ModelRequest("stored", range(4)), [0])
     begin_store(hand, ModelRequest("a", range(12), skip_reading=True), [0, 1, 2])
     assert match(hand, ModelRequest("r", range(13))) == 4
+
+
+def test_match_that_waits_loads_nothing_yet() -> None:
+    """S7: the engine is told to ask again, at the first question and at the next."""
+    hand = Hand()
+    begin_store(hand, ModelRequest("a", range(12), skip_reading=True), [0, 1, 2])
+    request = ModelRequest("r", range(13))
+    answers = [hand.scheduler.get_num_new_matched_tokens(request, 0) for _ in range(2)]
+    assert answers == [(None, False)] * 2
+
+
+def test_match_promises_nothing_that_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S7: a block that has as many pins as can be counted is computed."""
+
+    def full(*_: object) -> None:
+        raise LimitReached("one pin too many")
+
+    hand = hand_with(range(8))
+    monkeypatch.setattr(hand.core, "pin", full)
+    assert hand.scheduler.get_num_new_matched_tokens(ModelRequest("r", range(9)), 0) == (0, False)
+
+
+def test_match_gives_its_pins_back_when_nothing_may_be_loaded_any_more() -> None:
+    """S4: asked again with more on the device, the answer is none, and none is held."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(9))
+    assert match(hand, request) == 8
+    assert match(hand, request, local=8) == 0
+    assert pins(hand, "r") == 0
 
 
 def test_match_records_the_first_key_that_was_missing() -> None:
@@ -555,6 +584,49 @@ def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> No
     (job,) = hand.step(request, boundary_states={"r": states}).stores
     assert to_list(job.device_blocks) == [1]
     assert stored_keys(hand) == keys_of(request)[1:2]
+
+
+def test_hybrid_groups_store_what_stands_behind_a_mamba_group() -> None:
+    """No chunk of the one is offered, and all of the other."""
+    hand = Hand(MAMBA, FULL)
+    request = ModelRequest("r", range(8), 5)
+    hand.admit(request, [0, 1], [2, 3])
+    hand.compute(request)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [2, 3]
+
+
+def test_hybrid_groups_pass_over_a_state_whose_request_is_over() -> None:
+    """The step's output may name a request that has finished since."""
+    hand = Hand(MAMBA)
+    assert not hand.step(boundary_states={"gone": [(0, 1, 8)]})
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_hybrid_groups_store_a_state_at_its_boundary_only_if_they_store_eagerly(remote: bool) -> None:
+    """S16: a lazy store waits for a block to near eviction, unless a decoder elsewhere waits for it."""
+    pool = ModelPool(16)
+    pool.touch(range(4))
+    hand = Hand(MAMBA, pool=pool, store=StoreMode.LAZY, lazy_target_blocks=1)
+    request = ModelRequest("r", range(16), 5, {"do_remote_decode": remote})
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    plan = hand.step(request, boundary_states={"r": [(0, 1, 8)]})
+    assert [to_list(job.device_blocks) for job in plan.stores] == [[1]] * remote
+
+
+@pytest.mark.parametrize(
+    ("group", "first"),
+    [
+        (KVCacheGroup(4), [0, 0, 0]),
+        (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, window=3), [0, 0, 5]),
+        (KVCacheGroup(4, GroupKind.MAMBA), [0, 1, 6]),
+    ],
+    ids=lambda value: value.kind.value if isinstance(value, KVCacheGroup) else "",
+)
+def test_hybrid_groups_look_back_so_far(group: KVCacheGroup, first: list[int]) -> None:
+    """The token at `end` needs window - 1 tokens before it in a sliding window, one state in mamba."""
+    assert [group.first_needed_token(end) for end in (0, 2, 7)] == first
 
 
 def test_hybrid_groups_end_a_hit_where_a_mamba_state_is() -> None:

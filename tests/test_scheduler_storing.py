@@ -68,6 +68,14 @@ def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
     assert blocks_stored(hand.step(request)) == [1]
 
 
+def test_eager_store_passes_over_a_scheduled_request_that_is_over() -> None:
+    """An asynchronous engine names one that has finished since, before others."""
+    hand, request = Hand(), ModelRequest("r", range(5))
+    hand.admit(request, [0, 1])
+    hand.compute(request)
+    assert blocks_stored(hand.step(ModelRequest("gone", range(5)), request)) == [0]
+
+
 @pytest.mark.parametrize(("outputs", "stored"), [(2, 1), (3, 2)])
 def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) -> None:
     """S15, B17: generation ends on a block boundary, and the engine counts its last token as computed."""
@@ -580,7 +588,9 @@ def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
         assert not stored_keys(engine)
         finish_one(engine, f"r{number}", [*range(10)], 4)
     assert stored_keys(engine) == keys_of(engine.requests["r0"])[:2]
-    assert len(skipped(engine, SkipReason.BELOW_THRESHOLD)) > 2
+    seldom = [one for one in of_kind(engine, ev.StoreSkipped) if one.reason == SkipReason.BELOW_THRESHOLD]
+    counts = [("r0", 2), ("r0", 1), ("r1", 2), ("r1", 1), ("r2", 1)]
+    assert [one.owners for one in seldom] == [(owner,) for owner in counts]
 
 
 def test_store_policy_threshold_remembers_so_many_keys() -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from enum import IntEnum
+from hashlib import blake2b
 from itertools import chain, product
 
 import numpy as np
@@ -33,7 +34,7 @@ from kvsm.states import (
 )
 from kvsm.states.machine import Counter, Machine, Row, UndefinedStep
 from kvsm.states.reference import reference_model
-from kvsm.states.words import Codec, StateWords
+from kvsm.states.words import Codec, StateWords, pick
 
 CODECS = {name: Codec(machine) for name, machine in MACHINES.items()}
 REFERENCES = {name: reference_model(machine) for name, machine in MACHINES.items()}
@@ -256,6 +257,23 @@ class TestDeclaration:
                 monkeypatch.setitem(MACHINES, machine.name, machine)
         assert len(seen) == changed + 1
 
+    def test_the_digest_is_made_of_this_text(self) -> None:
+        """States, counters and arcs, each on a line: what another version must write for the same tables."""
+        rows = (
+            Row((Light.OFF,), Switch.PRESS, Light.ON, "pressed", then={"presses": 1}),
+            Row((Light.ON,), Switch.BREAK, None, "broken", {"presses": (2, 5)}, {"presses": "void"}),
+        )
+        assert a_light(*rows).signature().split("\n") == [
+            "machine light",
+            "state 0 OFF",
+            "state 1 ON",
+            "counter presses 3",
+            "PRESS OFF 1 ((0, 6),) (1,)",
+            "BREAK ON 1 ((2, 5),) (None,)",
+        ]
+        text = "\n".join(machine.signature() for machine in MACHINES.values())
+        assert machines_digest() == blake2b(text.encode(), digest_size=8).hexdigest()
+
     def test_the_digest_ignores_reasons(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A reason reworded is no other machine: old logs go on reading."""
         digest = machines_digest()
@@ -337,6 +355,8 @@ class TestStep:
     def test_a_word_says_what_it_is(self) -> None:
         codec = CODECS["block"]
         assert codec.describe(codec.encode(BlockState.LOADING, (1, 0))) == "LOADING(copies=1, pins=0)"
+        bare = Codec(Machine("light", Light, Switch, (), ()))
+        assert bare.describe(bare.encode(Light.ON)) == "ON"
 
 
 class TestBatch:
@@ -408,6 +428,19 @@ class TestBatch:
         words = StateWords(CODECS["block"], 3)
         words.commit((), words.check((), BlockTrigger.EVICT, 1))
         assert list(words.words) == [0, 0, 0]
+
+    @pytest.mark.parametrize("size", [1, 2, SMALL, SMALL + 1])
+    @pytest.mark.parametrize("words", [(7, 7), (5, 5), (5, 7), (7, 5)])
+    def test_pick_finds_the_same_in_every_form(self, size: int, words: tuple[int, int]) -> None:
+        """The words of a batch are a list, one int when all are equal, or an array: no answer tells which."""
+        held = [words[place % 2] for place in range(size)]
+        ids = range(100, 100 + size)
+        expected = [one for one, word in zip(ids, held, strict=True) if word == 7]
+        assert list(pick(tuple(ids), held, 7)) == expected
+        array = np.array(ids, dtype=np.int64)
+        assert list(pick(array, np.array(held, dtype=np.int32), 7)) == expected
+        if words[0] == words[1]:
+            assert list(pick(array, words[0], 7)) == expected
 
     def test_everything_starts_in_the_initial_state(self) -> None:
         for name, machine in MACHINES.items():

@@ -24,6 +24,7 @@ class TestStore:
         prepared = core.prepare_store("r", keys(3), [4, 5, 6])
         assert prepared.keys == tuple(keys(3)[2:])
         assert prepared.resident == 2
+        assert core.prepare_store("r", keys(2), [7, 8]) == PreparedStore(None, resident=2)
 
     def test_key_offered_twice_in_one_call_is_stored_once(self) -> None:
         """S1: B11, a slot that nothing can reach."""
