@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -498,3 +501,22 @@ def test_no_two_edges_of_the_tables_have_one_name() -> None:
 def test_what_was_taken_before_a_search_does_not_count() -> None:
     explore(OneBlock(BlockTrigger.ALLOCATE, BlockTrigger.CANCEL))
     assert [edge.trigger for edge in explore(OneBlock(BlockTrigger.ALLOCATE)).edges] == ["ALLOCATE"]
+
+
+def test_processes_end_with_the_explorer() -> None:
+    """Killed, it can send nobody home: they must see by themselves that it is gone."""
+    script = (
+        "from test_explorer import endless\n"
+        "from kvsm.checker.explorer import explore\n"
+        "explore(endless(), jobs=2, progress=lambda _: print('begun', flush=True))\n"
+    )
+    explorer = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert explorer.stdout is not None
+    assert explorer.stdout.readline() == b"begun\n"
+    explorer.kill()
+    # The pipe ends when the last process that writes to it does.
+    explorer.communicate(timeout=60)

@@ -13,7 +13,7 @@ import signal
 import traceback
 from collections import deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
@@ -152,7 +152,8 @@ class Processes:
         """For each process that has one, the number of its batch."""
         for _ in range(jobs):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(model, there), daemon=True)
+            not_theirs = [connection for _, connection in self._workers] + [here]
+            process = context.Process(target=_serve, args=(model, there, not_theirs), daemon=True)
             process.start()
             there.close()
             self._workers.append((process, here))
@@ -217,9 +218,16 @@ def _killed() -> ConfigError:
     )
 
 
-def _serve(model: Model[Any, Any], connection: Connection) -> None:
+def _serve(model: Model[Any, Any], connection: Connection, not_ours: Sequence[Connection]) -> None:
     """The life of a process: expand batches until there is none, then tell the edges that were taken."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the explorer who stops
+    for inherited in not_ours:
+        inherited.close()  # else nobody would notice that the explorer is gone
+    with suppress(EOFError, ConnectionError):
+        _expand_what_comes(model, connection)
+
+
+def _expand_what_comes(model: Model[Any, Any], connection: Connection) -> None:
     known: set[Hashable] = set()
     expander = Expander(model, known)
     coverage.forget()
