@@ -215,6 +215,13 @@ def test_a_bug_that_escapes_is_said_so_and_is_exit_code_1(monkeypatch: pytest.Mo
     assert "0 of 1 found" in result.output
 
 
+def test_a_search_that_was_cut_has_found_nothing_and_missed_nothing() -> None:
+    result = museum("B17", "--seconds", "0", "--jobs", "1")
+    assert result.exit_code == 1
+    assert result.stdout.count("not finished: time was up") == 2
+    assert "ESCAPED" not in result.stdout
+
+
 def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Checker("oracle", lambda: Sighting(Finding("S1", "something"), (("step",),)))
     monkeypatch.setattr("museum.search.CHECKERS", (seen,))

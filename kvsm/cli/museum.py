@@ -51,7 +51,7 @@ def museum(
     ledger does not let happen: what it wants was refused.
 
     \b
-    Exit codes: 0 all were found; 1 one escaped, or something was found in the code as it is.
+    Exit codes: 0 all were found; 1 one escaped, a search was cut, or the code as it is was not clean.
 
     \b
     kvsm museum                 all of them, some minutes
@@ -141,6 +141,8 @@ def _print_row(search: Any, result: Any) -> None:
     breaks, title = (exhibit.property_id, exhibit.title) if exhibit else ("", "the code as it is")
     seen = _seen_as(exhibit, result.finding) if result.finding else ""
     found_by = result.checker or ("ESCAPED" if exhibit else "nothing is found")
+    if result.cut:
+        found_by = "not finished: time was up"
     steps = str(len(result.trace) or "")
     click.echo(f"{result.id:5} {breaks:6} {seen:7} {found_by:40} {steps:>5} {result.seconds:7.1f}  {title}")
 

@@ -29,17 +29,19 @@ CLEAN = "none"
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one exhibit. checker: that saw it; "" if none did. trace: what was done in its world, up
-    to the step that showed it; none of a scenario. seconds: of the whole search."""
+    to the step that showed it; none of a scenario. seconds: of the whole search. cut: time was up before all
+    checkers had looked."""
 
     id: str
     checker: str = ""
     finding: Finding | None = None
     trace: tuple[Action, ...] = ()
     seconds: float = 0.0
+    cut: bool = False
 
     @property
     def is_as_expected(self) -> bool:
-        return (self.finding is None) == (self.id == CLEAN)
+        return not self.cut and (self.finding is None) == (self.id == CLEAN)
 
 
 def search(id: str, seconds: float | None = None) -> Result:
@@ -50,6 +52,7 @@ def search(id: str, seconds: float | None = None) -> Result:
     with nullcontext() if id == CLEAN else EXHIBITS[id].put_back():
         for checker in CHECKERS:
             if seconds is not None and time.monotonic() - started > seconds:
+                result = Result(id=id, cut=True)
                 break
             sighting = checker.look()
             if sighting is not None:
