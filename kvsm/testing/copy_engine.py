@@ -88,7 +88,7 @@ class CopyEngineMachine(PropertyMachine):
         self.synchronize()
         self._live: dict[int, TransferJob] = {}
         self._held: set[int] = set()
-        """Live transfers that compute waits for."""
+        """Live transfers that compute waits for: it may use what they touch, and no other transfer may."""
         self._impossible: set[int] = set()
         self._submitted = 0
         self._read: list[tuple[int, Any, int]] = []
@@ -98,7 +98,7 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(block=_BLOCK, value=st.integers(0, 255))
     def compute_writes(self, block: int, value: int) -> None:
-        if block in self._busy("device"):
+        if block in self._busy("device", self._held):
             return
 
         def action() -> None:
@@ -110,7 +110,7 @@ class CopyEngineMachine(PropertyMachine):
     @rule(block=_BLOCK)
     def compute_reads(self, block: int) -> None:
         right = self._expected["device"][block]
-        if block in self._busy("device") or right == UNKNOWN:
+        if block in self._busy("device", self._held) or right == UNKNOWN:
             return
 
         def action() -> None:
@@ -199,10 +199,14 @@ class CopyEngineMachine(PropertyMachine):
 
     # The reference.
 
-    def _busy(self, side: str) -> set[int]:
-        """Blocks of this side that only their transfer may touch now."""
-        free = self._held | self._impossible
-        jobs = [job for transfer, job in self._live.items() if transfer not in free]
+    def _busy(self, side: str, waited_for: Collection[int] = ()) -> set[int]:
+        """Blocks of this side that only their transfer may touch now. waited_for: transfers that have ended
+        before whoever asks begins."""
+        jobs = [
+            job
+            for transfer, job in self._live.items()
+            if transfer not in waited_for and transfer not in self._impossible
+        ]
         return {int(block) for job in jobs for block in job.pairs()[side == "host"]}
 
     def _submit(self, direction: Direction, pairs: Sequence[tuple[int, int]]) -> None:

@@ -27,6 +27,7 @@ from kvsm.cuda_io import (
 )
 from kvsm.cuda_io import host as host_module
 from kvsm.cuda_io.simulated import SimulatedDevice
+from kvsm.events import Direction
 from kvsm.testing import CopyEngineMachine
 
 
@@ -147,3 +148,15 @@ def test_engines_keep_their_promises_long(
     machine: type[CopyEngineMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_machine(machine, 500, monkeypatch)
+
+
+def test_what_a_held_transfer_touches_is_for_compute_and_for_no_transfer() -> None:
+    """Held or not, live transfers stay off each other's bytes: a CUDA load may read its slot when it is
+    submitted, and does not wait for the store that still fills it."""
+    machine = FakeDevice()
+    machine.start(seed=0)
+    machine.submit(Direction.STORE, pairs=[(0, 0)], hold=True)
+    machine.submit(Direction.LOAD, pairs=[(0, 0)], hold=False)
+    machine.compute_writes(0, 7)
+    machine.teardown()
+    assert machine.device[0].tolist() == [7, 7]
