@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsm.cuda_io.layout import Rows, make_layout, rows_of
+from kvsm.cuda_io.layout import Rows, block_bytes_of, make_layout, rows_of
 from kvsm.errors import ConfigError
 
 
@@ -57,6 +57,7 @@ def test_tensors_of_one_storage_are_parts_or_apart_or_refused(
     if len(set(copied)) == len(copied):
         layout, places = make_layout(tensors, zeros(5, len(copied)))
         assert places == tuple(largest)
+        assert block_bytes_of(tensors) == layout.block_bytes
         assert [rows.row_bytes for rows in layout.tensors] == [spans[place][1] for place in largest]
     else:
         with pytest.raises(ConfigError, match=r"device tensors \d and \d share bytes"):

@@ -90,16 +90,7 @@ def rows_of(name: str, pool: Any) -> Rows:
 def make_layout(tensors: Sequence[Any], host: Any) -> tuple[Layout, tuple[int, ...]]:
     """The layout of these pools, and which of the tensors (places) it is made of: not those that are part of
     another. Raises `ConfigError`."""
-    if not tensors:
-        raise ConfigError("the device pool has no tensors; register at least one")
-    rows = [rows_of(f"device tensor {place}", tensor) for place, tensor in enumerate(tensors)]
-    for place, one in enumerate(rows):
-        if one.num_rows != rows[0].num_rows:
-            raise ConfigError(
-                f"device tensor {place} has {one.num_rows} blocks, tensor 0 has {rows[0].num_rows}; "
-                "a block is one row of each of them"
-            )
-    places = _distinct(rows)
+    rows, places = _device_rows(tensors)
     kept = tuple(rows[place] for place in places)
     host_rows = rows_of("host pool", host)
     *offsets, block_bytes = accumulate((one.row_bytes for one in kept), initial=0)
@@ -109,6 +100,26 @@ def make_layout(tensors: Sequence[Any], host: Any) -> tuple[Layout, tuple[int, .
             "pool; they must be equal"
         )
     return Layout(kept, host_rows, tuple(offsets)), places
+
+
+def block_bytes_of(tensors: Sequence[Any]) -> int:
+    """How long a row of the host pool must be for these tensors. Raises `ConfigError`."""
+    rows, places = _device_rows(tensors)
+    return sum(rows[place].row_bytes for place in places)
+
+
+def _device_rows(tensors: Sequence[Any]) -> tuple[list[Rows], tuple[int, ...]]:
+    """The rows of each tensor, and the places of those that are not part of another."""
+    if not tensors:
+        raise ConfigError("the device pool has no tensors; register at least one")
+    rows = [rows_of(f"device tensor {place}", tensor) for place, tensor in enumerate(tensors)]
+    for place, one in enumerate(rows):
+        if one.num_rows != rows[0].num_rows:
+            raise ConfigError(
+                f"device tensor {place} has {one.num_rows} blocks, tensor 0 has {rows[0].num_rows}; "
+                "a block is one row of each of them"
+            )
+    return rows, _distinct(rows)
 
 
 def _distinct(rows: Sequence[Rows]) -> tuple[int, ...]:

@@ -1,0 +1,37 @@
+"""vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's form: hash, and four bytes of group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvsm.vllm.versions import must_have
+
+
+class VllmBlockPool:
+    """References are counted where vLLM counts them: on its blocks. Raises `ConfigError` for another pool."""
+
+    def __init__(self, pool: Any) -> None:
+        must_have(pool, ("touch", "free_blocks", "blocks", "cached_block_hash_to_block", "free_block_queue"))
+        self._pool, self._blocks = pool, pool.blocks
+
+    def touch(self, blocks: Sequence[int]) -> None:
+        self._pool.touch([self._blocks[block] for block in blocks])
+
+    def free_blocks(self, blocks: Sequence[int]) -> None:
+        self._pool.free_blocks([self._blocks[block] for block in blocks])
+
+    def key_of(self, block: int) -> bytes | None:
+        key: bytes | None = self._blocks[block].block_hash
+        return key
+
+    def cached_block(self, key: bytes) -> int | None:
+        block = self._pool.cached_block_hash_to_block.get_one_block(key)
+        return None if block is None else int(block.block_id)
+
+    def free_queue(self) -> Iterator[int]:
+        return (block.block_id for block in self._pool.free_block_queue.iter_blocks_after(None))
+
+    def references(self, block: int) -> int:
+        """How many hold the block."""
+        return int(self._blocks[block].ref_cnt)

@@ -1,0 +1,27 @@
+"""kvsm's KV events of the wire as vLLM's own objects: its publisher encodes no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from vllm.distributed import kv_events as vllm_events
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+from kvsm.kv_events import BlockStored, KVCacheEvent
+
+
+def as_vllms(events: Iterable[KVCacheEvent]) -> list[Any]:
+    """The same events. Block hashes are whole, or integers where vLLM is told to send these."""
+    return [_as_vllms(event) for event in events]
+
+
+def _as_vllms(event: KVCacheEvent) -> Any:
+    fields = msgspec.structs.asdict(event)
+    fields["block_hashes"] = [maybe_convert_block_hash(one) for one in fields["block_hashes"]]
+    if not isinstance(event, BlockStored):
+        return vllm_events.BlockRemoved(**fields)
+    parent = fields["parent_block_hash"]
+    fields["parent_block_hash"] = None if parent is None else maybe_convert_block_hash(parent)
+    return vllm_events.BlockStored(**fields)

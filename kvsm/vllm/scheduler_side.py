@@ -1,0 +1,177 @@
+"""The connector in the scheduler's process: vLLM's calls, in vLLM's types, handed to `OffloadScheduler`.
+
+Who says what of a load. vLLM's scheduler hears of loads from the workers: which have ended, which of them
+failed. Here the core decides that, when all ranks have reported: a load that was given up by a reset has
+failed, though every copy was good. So workers send reports, and what the core makes of them comes back:
+
+- a good end is added to the workers' output, in `update_connector_output`, before vLLM reads it there;
+- vLLM reads failures before it calls us. They go to the workers with the next step, and every one of them
+  tells it in that step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.request import RequestStatus
+
+from kvsm.events import Direction, OffloadConfig
+from kvsm.ids import listed
+from kvsm.kv_events import Publisher
+from kvsm.scheduler import (
+    GroupKind,
+    KVCacheGroup,
+    LastStep,
+    OffloadScheduler,
+    SchedulerConfig,
+    StepOutput,
+    StoreMode,
+)
+from kvsm.vllm.block_pool import VllmBlockPool
+from kvsm.vllm.core import open_core
+from kvsm.vllm.kv_cache import block_bytes_of, groups_of, hash_tokens_of, host_blocks_of
+from kvsm.vllm.kv_events import as_vllms
+from kvsm.vllm.messages import StepPlan, StepReports
+from kvsm.vllm.options import ConnectorOptions
+from kvsm.vllm.stats import KvsmStats, StatsSource
+
+log = init_logger("vllm.kvsm")
+
+NULL_BLOCK = 0
+"""What vLLM puts into a block table where there is no block."""
+
+
+class SchedulerSide:
+    """Decides for one engine."""
+
+    def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
+        config = _core_config(options, vllm_config, kv_cache_config)
+        parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
+        publisher = None
+        if events is not None and events.enable_kv_cache_events:
+            publisher = Publisher(self_describing=options.self_describing_kv_events)
+        self._core = open_core(config, options, parallel.data_parallel_index, publisher)
+        self._host_blocks = config.host_blocks * config.blocks_per_chunk
+        self._scheduler = OffloadScheduler(
+            self._core.offloader, _scheduler_config(options, vllm_config, kv_cache_config)
+        )
+        self._stats = StatsSource(self._core.metrics, self._core.offloader.ledger)
+        self._failed_loads: set[str] = set()
+        """To be told by the workers, in the next step."""
+        self._pool: VllmBlockPool | None = None
+
+    def bind_gpu_block_pool(self, pool: Any) -> None:
+        self._pool = VllmBlockPool(pool)
+        self._scheduler.bind_gpu_block_pool(self._pool)
+
+    def on_new_request(self, request: Any) -> None:
+        self._scheduler.add_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._scheduler.update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
+
+    def build_connector_meta(self, output: Any) -> StepPlan:
+        """What the workers do in this step."""
+        plan = self._scheduler.build_connector_meta(_step_output(output))
+        failed, self._failed_loads = frozenset(self._failed_loads), set()
+        return StepPlan(self._host_blocks, plan, failed)
+
+    def update_connector_output(self, output: Any) -> None:
+        """Take the workers' reports, and add to their output which loads have ended well."""
+        meta = output.kv_connector_worker_meta
+        reports = meta.reports if isinstance(meta, StepReports) else ()
+        ended = self._scheduler.update_connector_output(reports).loads
+        good = {load.request for load in ended if load.good}
+        self._failed_loads |= {load.request for load in ended if not load.good}
+        if good:
+            output.finished_recving = (output.finished_recving or set()) | good
+
+    def request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
+        """Whether vLLM must keep its blocks until they are named as sent."""
+        aborted = request.status == RequestStatus.FINISHED_ABORTED
+        keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
+        return keep
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self._failed_loads) or self._scheduler.has_pending_work()
+
+    def has_pending_block_frees(self) -> bool:
+        """Whether a store will give a block back that nobody else holds: sooner than a preemption pays."""
+        pool = self._pool
+        return pool is not None and any(
+            pool.references(block) == 1
+            for transfer in self._core.offloader.ledger.transfers.values()
+            if transfer.direction is Direction.STORE
+            for block in listed(transfer.device_blocks)
+        )
+
+    def take_events(self) -> list[Any]:
+        return as_vllms(self._scheduler.take_events())
+
+    def take_stats(self) -> KvsmStats | None:
+        return self._stats.take()
+
+    def reset_cache(self) -> bool:
+        return self._scheduler.reset_cache()
+
+    def close(self) -> None:
+        self._core.close()
+
+
+def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
+    ranks = vllm_config.parallel_config.world_size
+    chunk = options.blocks_per_chunk
+    return OffloadConfig(
+        host_blocks=host_blocks_of(options.cpu_bytes_to_use, ranks, kv_cache_config, chunk),
+        device_blocks=kv_cache_config.num_blocks,
+        block_bytes=block_bytes_of(kv_cache_config),
+        workers=ranks,
+        blocks_per_chunk=chunk,
+        policy=options.policy,
+        store_threshold=options.store_threshold,
+    )
+
+
+def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> SchedulerConfig:
+    groups = groups_of(vllm_config, kv_cache_config)
+    batched = vllm_config.scheduler_config.max_num_batched_tokens
+    return SchedulerConfig(
+        groups=groups,
+        hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
+        store=StoreMode(options.store),
+        # vLLM goes on stepping as long as `has_pending_push_work`.
+        last_step=LastStep.KEEP_STEPPING,
+        prompt_only=options.prompt_only,
+        lazy_target_blocks=options.lazy_target_blocks
+        or 2 * sum(_step_blocks(group, batched) for group in groups),
+        null_block=NULL_BLOCK,
+    )
+
+
+def _step_blocks(group: KVCacheGroup, tokens: int) -> int:
+    """Most blocks of a group that a step with so many tokens takes out of the free queue."""
+    if group.kind is GroupKind.MAMBA:
+        return 2
+    return -(-tokens // group.block_tokens) + 1
+
+
+def _step_output(output: Any) -> StepOutput:
+    cached = output.scheduled_cached_reqs
+    # Those that are new, or come back from a preemption, have told all their blocks when they got them.
+    grown = {
+        name: blocks
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids)
+        if blocks is not None and name not in cached.resumed_req_ids
+    }
+    states = output.kv_connector_block_state
+    return StepOutput(
+        scheduled=output.num_scheduled_tokens,
+        new_block_ids=grown,
+        preempted=output.preempted_req_ids or (),
+        boundary_states=states.boundary_state_offloads if states is not None else {},
+    )
