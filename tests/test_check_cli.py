@@ -34,6 +34,7 @@ class Commit:
     name, says = "commit", "two-phase commit"
     machines: tuple[str, ...] = ()
     scopes: Mapping[str, Options] = {"small": Options(), "full": Options(managers=4)}
+    takes_depth = True
 
     def bounds(self, scope: Options) -> Bounds:
         return numbers_of(scope)
@@ -62,6 +63,7 @@ class Core(Commit):
         return {}
 
     def explore(self, scope: Any, limits: Limits) -> Exploration:
+        assert self.takes_depth or limits.max_depth is None
         return explore(model_of(*scope), **explorer_limits(limits))
 
     def retell(self, scope: Any, refutation: Refutation) -> Counterexample:
@@ -102,6 +104,15 @@ def test_the_exit_code_is_the_worst_verdict(arguments: list[str], code: int, ver
     result = run(*arguments)
     assert result.exit_code == code, result.output
     assert f"verdict    {verdict}\n" in result.output
+
+
+def test_a_limit_of_depth_is_for_the_models_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ones are explored whole, and it is said that they are."""
+    monkeypatch.setattr(Core, "takes_depth", False)
+    result = run("--depth", "4")
+    assert result.stdout.count("verdict    UNDETERMINED (stopped at the depth of 4 actions)") == 1
+    assert result.stdout.count("verdict    PROVED") == 1
+    assert result.stderr == "kvsm: core knows no --depth, and is explored without\n"
 
 
 def test_a_proof_says_for_which_bounds_and_what_was_seen() -> None:
@@ -175,6 +186,18 @@ def test_what_is_there_is_listed() -> None:
         "commit: two-phase commit\n  small: managers=2 hasty=0\n  full: managers=4\n"
         "core: one store\n  small: the same bounds\n  broken: the same bounds\n",
     )
+
+
+def test_what_is_there_is_listed_as_json_too() -> None:
+    """A line for each model, with all bounds of each scope."""
+    commit, core = map(json.loads, run("--list", "--json").stdout.splitlines())
+    assert commit == {
+        "model": "commit",
+        "says": "two-phase commit",
+        "machines": [],
+        "scopes": {"small": {"managers": 2, "hasty": 0}, "full": {"managers": 4, "hasty": 0}},
+    }
+    assert (core["model"], core["machines"]) == ("core", ["block", "transfer", "lease"])
 
 
 @pytest.mark.parametrize(

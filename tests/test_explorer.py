@@ -140,6 +140,18 @@ def test_what_is_never_met_is_refuted_when_all_was_seen(jobs: int) -> None:
     assert explore(Graph(graph, properties), jobs=jobs, max_depth=1).verdict is Verdict.UNDETERMINED
 
 
+@each_number_of_jobs
+def test_what_is_not_required_is_told_and_refutes_nothing(jobs: int) -> None:
+    graph = {0: {"go": 1}}
+    noted = [sometimes(lambda state, at=at: state == at, str(at), required=False) for at in (1, 2)]
+    found = explore(Graph(graph, noted), jobs=jobs)
+    assert (found.verdict, found.reached, found.unreached) == (Verdict.PROVED, ("1",), ("2",))
+    found = explore(Graph(graph, [*noted, sometimes(lambda state: state == 3, "3")]), jobs=jobs)
+    assert (found.verdict, found.unreached) == (Verdict.REFUTED, ("2", "3"))
+    assert found.refutation is not None
+    assert found.refutation.finding.property_id == "3"
+
+
 class Living(Graph):
     """States are lists, which `next` changes. With "no" an action that does not apply is told afterwards."""
 

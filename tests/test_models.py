@@ -61,6 +61,15 @@ def test_the_copies_are_checked_and_have_no_tables() -> None:
     assert "edges" not in result.stdout
 
 
+def test_with_bounds_of_your_own_what_was_never_met_is_told_and_refutes_nothing() -> None:
+    """The scope asks for it: with no reset there is none under a copy, and that is worth to know."""
+    result = run("serving", "-b", "resets=0", "-b", "failures=0")
+    assert result.exit_code == 0
+    assert "  reached    a hit is loaded, a key waits, deferred\n" in result.stdout
+    unreached = "  unreached  a load fails, a reset under a store, a reset under a load\n"
+    assert f"{unreached}             all was seen, so they cannot be; with bounds" in result.stdout
+
+
 ONE_REQUEST = Scope(
     "one request",
     ServingOptions(requests=(RequestSpec((1, 2, 3, 4, 5)),), workers=1, budgets=Budgets(aborts=1)),

@@ -7,9 +7,14 @@ scenario finds is in `test_scheduler_bugs.py`.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from contextlib import suppress
+from itertools import count
+from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +31,7 @@ from kvsm.states import machines_digest
 from kvsm.states.block import BLOCK_WORDS, BlockState, BlockTrigger
 from kvsm.worlds.world import Finding
 
-DISTURBED, BARE, CHUNKS, LAZY, EVENTS, COPIES, CORE, SERVING = (one.name for one in CHECKERS)
+DISTURBED, BARE, CHUNKS, LAZY, EVENTS, COPIES, CORE, SERVING, MACHINE = (one.name for one in CHECKERS)
 
 FOUND = {
     "B01": (BARE, "S8", 6),
@@ -167,6 +172,28 @@ def test_a_bug_is_found_by_what_knows_nothing_of_it(id: str) -> None:
     assert (result.checker, result.finding.property_id, len(result.trace)) == FOUND[id]
 
 
+def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> None:
+    machine = next(one for one in CHECKERS if one.name == MACHINE)
+    with EXHIBITS["B21"].put_back():
+        sighting = machine.look()
+    assert sighting is not None
+    assert sighting.finding.property_id == "S17"
+    steps = [line for (line,) in sighting.trace]
+    assert steps[0].startswith("(requests_0,) = state.open(configuration=")
+    assert all("state." in line and "teardown" not in line for line in steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["B16", "B17", "B20", "B29", "B35", "B36", "B38"])
+def test_the_machine_finds_what_does_not_take_long_to_bring_about(id: str) -> None:
+    """In the same steps each time. What it finds beyond these is up to the version of Hypothesis."""
+    machine = next(one for one in CHECKERS if one.name == MACHINE)
+    with EXHIBITS[id].put_back():
+        sighting = machine.look()
+        assert sighting is not None
+        assert machine.look() == sighting
+
+
 @pytest.mark.slow
 def test_every_bug_is_found_and_nothing_in_the_code_as_it_is() -> None:
     """The pinned lengths: exploration's are shortest, a walk's are reduced."""
@@ -194,7 +221,7 @@ def test_the_command_finds_a_bug_and_prints_the_steps() -> None:
     assert result.exit_code == 0, result.output
     assert "1. arrive" in result.output
     assert "2. abort 0" in result.output
-    assert "1 of 1 found, 1 of them by exploration or a walk" in result.output
+    assert "1 of 1 found, 1 of them by checkers that know nothing of the bug" in result.output
 
 
 @pytest.mark.usefixtures("hurried")
@@ -228,6 +255,78 @@ def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.M
     result = museum("B19", "--jobs", "1")
     assert result.exit_code == 1
     assert "in the code as it is, oracle found S1: something" in result.output
+
+
+class Killed:
+    """A checker whose process is killed. Not that of the tests."""
+
+    tests = os.getpid()
+
+    def __call__(self) -> None:
+        if os.getpid() != self.tests:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_a_process_that_is_killed_is_told_and_is_exit_code_2(
+    jobs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its exhibit would be waited for for ever. No other process is left."""
+    monkeypatch.setattr("museum.search.CHECKERS", (Checker("fatal", Killed()),))
+    result = museum("B17", "B19", "--jobs", jobs)
+    assert result.exit_code == 2
+    assert re.search(r"kvsm: the process that looked for (B17|B19|none) was killed, maybe", result.stderr)
+    assert active_children() == []
+
+
+def test_a_search_that_fails_says_for_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no finding: the checker is broken, and not what it checks."""
+
+    def fail() -> None:
+        raise KeyError("of the checker")
+
+    monkeypatch.setattr("museum.search.CHECKERS", (Checker("broken", fail),))
+    result = museum("B19", "--jobs", "1")
+    assert isinstance(result.exception, RuntimeError)
+    assert re.match(r"the search for B19 failed:\n(?s:.*)KeyError: 'of the checker'", str(result.exception))
+
+
+def test_results_come_in_the_order_asked_for_and_an_exhibit_may_be_asked_for_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("museum.search.CHECKERS", ())
+    monkeypatch.setattr("museum.search.scenario_of", lambda _id: lambda: None)
+    asked = ["B17", "B04", "B17", CLEAN]
+    assert [one.id for one in search_all(asked, jobs=3)] == asked
+
+
+def oracle(name: str, knows: bool = True) -> Checker:
+    return Checker(name, lambda: Sighting(Finding("S1", f"seen by {name}"), ()) if knows else None)
+
+
+def test_all_checkers_are_asked_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each that found it is named, the scenario too; the first one's finding is what is told."""
+    checkers = oracle("first"), oracle("blind", knows=False), oracle("second")
+    monkeypatch.setattr("museum.search.CHECKERS", checkers)
+    alone, together = search("B19"), search("B19", all_look=True)
+    assert (alone.checker, alone.also) == ("first", ())
+    assert (together.checker, together.also) == ("first", ("second", SCENARIO))
+    assert together.finding == alone.finding == Finding("S1", "seen by first")
+    lines = museum("B19", "--all", "--jobs", "1").stdout.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["second", SCENARIO]
+
+
+def test_what_was_seen_before_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But not all have looked, and that is said."""
+    clock = SimpleNamespace(monotonic=count().__next__)
+    monkeypatch.setattr("museum.search.time", clock)
+    monkeypatch.setattr("museum.search.CHECKERS", (oracle("first"), oracle("second")))
+    cut = search("B19", seconds=1, all_look=True)
+    assert (cut.checker, cut.also, cut.cut, cut.is_as_expected) == ("first", (), True, False)
+    monkeypatch.setattr("museum.search.search_all", lambda *_, **__: [cut])
+    result = museum("B19", "--all")
+    assert result.exit_code == 1
+    assert [line.strip() for line in result.stdout.splitlines()][2] == "not finished: time was up"
 
 
 def test_an_exhibit_is_shown_with_its_story_its_diff_and_what_stops_it() -> None:

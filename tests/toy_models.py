@@ -59,8 +59,8 @@ def always(holds: Callable[[Any], bool], id: str = "S1") -> Property[Any]:
     return Property(Kind.ALWAYS, id, "it holds", holds)
 
 
-def sometimes(holds: Callable[[Any], bool], id: str) -> Property[Any]:
-    return Property(Kind.SOMETIMES, id, "it is met", holds)
+def sometimes(holds: Callable[[Any], bool], id: str, *, required: bool = True) -> Property[Any]:
+    return Property(Kind.SOMETIMES, id, "it is met", holds, required)
 
 
 def eventually(holds: Callable[[Any], bool]) -> Property[Any]:

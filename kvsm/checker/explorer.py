@@ -179,10 +179,10 @@ class _Search:
         if self._refutation is None:
             self._wind_down()
         of_kind = [one for one in self._model.properties if one.kind is Kind.SOMETIMES]
-        met = [bool(self._reached >> bit & 1) for bit in range(len(of_kind))]
-        unreached = tuple(one.id for one, is_met in zip(of_kind, met) if not is_met)
-        if self._refutation is None and not self._limit and unreached:
-            missed = next(one for one, is_met in zip(of_kind, met) if not is_met)
+        reached = [one for bit, one in enumerate(of_kind) if self._reached >> bit & 1]
+        unreached = [one for one in of_kind if one not in reached]
+        missed = next((one for one in unreached if one.required), None)
+        if self._refutation is None and not self._limit and missed is not None:
             self._refutation = Refutation(Finding(missed.id, f"is never reached: {missed.says}"), ())
         verdict = Verdict.REFUTED if self._refutation else Verdict.PROVED
         if self._limit and verdict is Verdict.PROVED:
@@ -197,8 +197,8 @@ class _Search:
             seconds=time.monotonic() - self._started,
             limit=self._limit,
             refutation=self._refutation,
-            reached=tuple(one.id for one, is_met in zip(of_kind, met) if is_met),
-            unreached=unreached,
+            reached=tuple(one.id for one in reached),
+            unreached=tuple(one.id for one in unreached),
             actions=self._counts_by_name(),
             edges=tuple(sorted(edges)),
         )

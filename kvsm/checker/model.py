@@ -9,7 +9,8 @@ eventually  from every state, winding down leads to where it       a circle, or 
             holds                                                  hold, refutes it
 ==========  =====================================================  ========================================
 
-A "sometimes" is looked at after each action, so it may ask what that action did.
+A "sometimes" is looked at after each action, so it may ask what that action did. One that is not required is
+told, met or not, and refutes nothing.
 
 A state may be a live object, which `next` changes and gives back: the explorer keeps what `save` makes of it
 and gives each action a fresh one from `load`. What `next` raises is a refutation, too: real code checks
@@ -48,12 +49,14 @@ class Kind(Enum):
 
 
 class Property(msgspec.Struct, Generic[State], frozen=True):
-    """holds: of a state. id: of the design's properties (`S3`), or a word of its own for a "sometimes"."""
+    """holds: of a state. id: of the design's properties (`S3`), or a word of its own for a "sometimes".
+    required: of a "sometimes", whether the model is refuted if it is never met."""
 
     kind: Kind
     id: str
     says: str
     holds: Callable[[Any], bool]
+    required: bool = True
 
 
 class Model(Protocol[State, Move]):

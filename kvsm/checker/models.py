@@ -62,6 +62,10 @@ class CheckedModel(Protocol):
     @property
     def scopes(self) -> Mapping[str, Any]: ...
 
+    @property
+    def takes_depth(self) -> bool:
+        """Whether `Limits.max_depth` can be given."""
+
     def bounds(self, scope: Any) -> Bounds: ...
 
     def bounded(self, scope: Any, bounds: Bounds) -> Any:
@@ -80,6 +84,7 @@ class _Protocol:
     says = "the tables, with copies that start, read, write and report, on streams of several workers"
     machines: tuple[str, ...] = ("block", "transfer", "lease")
     scopes: Mapping[str, ProtocolScope] = PROTOCOL_SCOPES
+    takes_depth = False
 
     def bounds(self, scope: ProtocolScope) -> Bounds:
         return numbers_of(scope)
@@ -109,6 +114,7 @@ class _Copies:
         "held": CopiesOptions(copies=1, kernels=2),
         "full": CopiesOptions(kernels=2, bad=1),
     }
+    takes_depth = True
 
     def bounds(self, scope: CopiesOptions) -> Bounds:
         return numbers_of(scope)
@@ -134,6 +140,7 @@ class _Serving:
     name = "serving"
     says = "the real offloader and scheduler with a small engine, and copies that end in any order"
     machines = ("block", "transfer", "lease", "request")
+    takes_depth = True
 
     @property
     def scopes(self) -> Mapping[str, ServingScope]:
@@ -156,6 +163,9 @@ class _Serving:
                 requests=options.requests[:requests],
                 budgets=with_numbers(options.budgets, of_budgets),
             ),
+            scope.sometimes,
+            # Without the disturbance that one of them needs it cannot be met, and nothing is wrong.
+            required=False,
         )
 
     def explore(self, scope: ServingScope, limits: Limits) -> Exploration:

@@ -77,9 +77,12 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
 
 
 class Scope(msgspec.Struct, frozen=True):
+    """required: whether what it should sometimes meet must be met."""
+
     name: str
     options: ServingOptions
     sometimes: tuple[str, ...] = ()
+    required: bool = True
 
 
 class ServingModel:
@@ -114,7 +117,10 @@ class ServingModel:
         return (
             Property(Kind.ALWAYS, "S1", "all that the world and its ledger check", _is_sound),
             Property(Kind.EVENTUALLY, "S9", "nothing is left to happen", _has_wound_down),
-            *(Property(Kind.SOMETIMES, name, *SOMETIMES[name]) for name in self.scope.sometimes),
+            *(
+                Property(Kind.SOMETIMES, name, *SOMETIMES[name], self.scope.required)
+                for name in self.scope.sometimes
+            ),
         )
 
     def initial(self) -> Iterable[ServingWorld]:

@@ -75,7 +75,12 @@ def _unusable() -> Iterator[None]:
 )
 @click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Of each model, at most.")
 @click.option("--states", "max_states", type=click.IntRange(min=1), help="Of each model, at most.")
-@click.option("--depth", "max_depth", type=click.IntRange(min=1), help="Actions from the start, at most.")
+@click.option(
+    "--depth",
+    "max_depth",
+    type=click.IntRange(min=1),
+    help="Actions from the start, at most; the protocol knows no such limit.",
+)
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
 )
@@ -109,15 +114,15 @@ def check(
     Several models: refuted if one is, else undetermined if one is.
     """
     if only_list:
-        _print_list()
+        _print_list(as_json)
         return
     chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
+    limit = Limits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
     verdicts = set()
     for model, wanted in chosen:
-        limit = Limits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
-        found = _explore(model, wanted, limit)
+        found = _explore(model, wanted, limit if models else _those_taken(limit, model))
         way = _way(found)
         told = None if way is None else model.retell(wanted, way)
         click.echo(_json_of(model, found, told) if as_json else "\n".join(_lines(model, found, told)))
@@ -167,8 +172,22 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
     return numbers
 
 
-def _print_list() -> None:
-    """Of each scope but a model's first only what is different."""
+def _those_taken(limit: Limits, model: CheckedModel) -> Limits:
+    """Of the limits those that this model has, which nobody named. One that is named refuses the others."""
+    if limit.max_depth is None or model.takes_depth:
+        return limit
+    click.echo(f"kvsm: {model.name} knows no --depth, and is explored without", err=True)
+    return msgspec.structs.replace(limit, max_depth=None)
+
+
+def _print_list(as_json: bool) -> None:
+    """Of each scope but a model's first only what is different; in JSON all of it."""
+    if as_json:
+        for model in MODELS.values():
+            scopes = {name: model.bounds(scope) for name, scope in model.scopes.items()}
+            shown = {"model": model.name, "says": model.says, "machines": model.machines, "scopes": scopes}
+            click.echo(msgspec.json.encode(shown).decode())
+        return
     for model in MODELS.values():
         click.echo(f"{model.name}: {model.says}")
         first: dict[str, int] = {}
@@ -221,6 +240,8 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
         yield f"  unreached  {', '.join(found.unreached)}"
         if found.verdict is Verdict.REFUTED and told is None:
             yield "             all was seen, so they cannot be: that refutes it"
+        elif found.verdict is Verdict.PROVED:
+            yield "             all was seen, so they cannot be; with bounds of your own none is required"
     if model.machines:
         missed = never_taken(found.edges, model.machines)
         edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)

@@ -6,7 +6,7 @@ The museum is beside the package, in `specs/museum/` of the source: what it chan
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ ROOT = Path(kvsm.__file__).resolve().parents[1]
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List the exhibits, and look for none.")
 @click.option("--show", metavar="ID", help="Tell the story of one exhibit, and what brings it back.")
+@click.option("--all", "all_look", is_flag=True, help="Ask every checker, also when one has found it.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
 @click.option(
     "--seconds",
@@ -38,6 +39,7 @@ def museum(
     ids: tuple[str, ...],
     only_list: bool,
     show: str | None,
+    all_look: bool,
     jobs: int,
     seconds: float | None,
     as_json: bool,
@@ -46,12 +48,14 @@ def museum(
 
     Each exhibit is a bug that a public KV offload system had, and the smallest change of kvsm's code that
     brings it back. The checkers know nothing of it: they explore small worlds, walk through them at random,
-    and say what they saw and the shortest way there. Last of all comes the code as it is, in which they must
+    run Hypothesis machines, and say what they saw and the shortest way there. The first one that sees it is
+    enough, unless --all of them are asked. Last of all comes the code as it is, in which they must
     see nothing. For the exhibits that are named, the steps are printed, too. "stopped" is a bug that the
     ledger does not let happen: what it wants was refused.
 
     \b
-    Exit codes: 0 all were found; 1 one escaped, a search was cut, or the code as it is was not clean.
+    Exit codes: 0 all were found; 1 one escaped, a search was cut, or the code as it is was not clean; 2 the
+    input cannot be used, or a process was killed.
 
     \b
     kvsm museum                 all of them, some minutes
@@ -67,8 +71,11 @@ def museum(
         click.echo(_story(exhibits[show]))
     elif only_list:
         _list([exhibits[id] for id in ids] or list(exhibits.values()), as_json)
-    elif not _look_for(search, ids, jobs, seconds, as_json):
-        context.exit(FAILED)
+    else:
+        sought = (*(ids or exhibits), search.CLEAN)
+        results = search.search_all(sought, jobs, seconds, all_look=all_look)
+        if not _tell(search, results, as_json=as_json, with_steps=bool(ids)):
+            context.exit(FAILED)
 
 
 def _import_museum(name: str) -> Any:
@@ -115,18 +122,17 @@ def _story(exhibit: Any) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def _look_for(search: Any, ids: Sequence[str], jobs: int, seconds: float | None, as_json: bool) -> bool:
-    """Whether each was found, and nothing in the code as it is."""
+def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool) -> bool:
+    """Print results as they come. Returns whether each was found, and nothing in the code as it is."""
     results = []
     if not as_json:
         click.echo(f"{'':5} {'breaks':6} {'seen as':7} {'found by':40} {'steps':>5} {'seconds':>7}  bug")
-    for result in search.search_all((*(ids or search.EXHIBITS), search.CLEAN), jobs, seconds):
+    for result in found:
         results.append(result)
         if not as_json:
             _print_row(search, result)
-            for number, action in enumerate(result.trace if ids else (), start=1):
-                click.echo(f"      {number:3}. {' '.join(map(str, action))}")
-            if ids and result.finding is not None:
+            if with_steps and result.finding is not None:
+                _print_steps(result)
                 click.echo(f"      {result.finding}")
     if as_json:
         shown = [{**msgspec.to_builtins(one), "steps": len(one.trace)} for one in results]
@@ -140,11 +146,19 @@ def _print_row(search: Any, result: Any) -> None:
     exhibit = search.EXHIBITS.get(result.id)
     breaks, title = (exhibit.property_id, exhibit.title) if exhibit else ("", "the code as it is")
     seen = _seen_as(exhibit, result.finding) if result.finding else ""
-    found_by = result.checker or ("ESCAPED" if exhibit else "nothing is found")
+    found_by = [result.checker, *result.also] if result.finding else []
     if result.cut:
-        found_by = "not finished: time was up"
+        found_by.append("not finished: time was up")
+    first, *further = found_by or ["ESCAPED" if exhibit else "nothing is found"]
     steps = str(len(result.trace) or "")
-    click.echo(f"{result.id:5} {breaks:6} {seen:7} {found_by:40} {steps:>5} {result.seconds:7.1f}  {title}")
+    click.echo(f"{result.id:5} {breaks:6} {seen:7} {first:40} {steps:>5} {result.seconds:7.1f}  {title}")
+    for name in further:
+        click.echo(f"{'':20} {name}")
+
+
+def _print_steps(result: Any) -> None:
+    for number, action in enumerate(result.trace, start=1):
+        click.echo(f"      {number:3}. {' '.join(map(str, action))}")
 
 
 def _seen_as(exhibit: Any, finding: Any) -> str:
@@ -159,11 +173,9 @@ def _print_sum(search: Any, results: Sequence[Any]) -> None:
     found = [one for one in bugs if one.finding is not None]
     by_search = sum(one.checker != search.SCENARIO for one in found)
     click.echo(
-        f"{len(found)} of {len(bugs)} found, {by_search} of them by exploration or a walk that knows nothing"
-        " of the bug"
+        f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers that know nothing of the bug"
     )
     for one in results:
         if one.id == search.CLEAN and one.finding is not None:
             click.echo(f"in the code as it is, {one.checker} found {one.finding}")
-            for number, action in enumerate(one.trace, start=1):
-                click.echo(f"      {number:3}. {' '.join(map(str, action))}")
+            _print_steps(one)

@@ -10,6 +10,8 @@ exploration: copies   the engine of streams on a simulated device       races, w
 walk: core            the core alone, every call in every order, at     every answer of the core that is not
                       random, reduced                                   what plain books say
 walk: serving         as above, at random, with dozens of requests      what takes a long time to come about
+machine: scheduler    what users subclass to test their own parts       what bytes and an engine's own books
+                      (`kvsm.testing`), by Hypothesis, shrunk           show
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored as a whole on the code as it is.
@@ -17,10 +19,14 @@ The scopes are small enough to be explored as a whole on the code as it is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis.errors import HypothesisException
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Model, Verdict
@@ -30,11 +36,12 @@ from kvsm.checker.serving import Scope, ServingModel
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
+from kvsm.testing import OffloadMachine
 from kvsm.worlds.copies import CopiesOptions, CopiesWorld
 from kvsm.worlds.core import CoreWorld
 from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
-from kvsm.worlds.world import Action, Finding
+from kvsm.worlds.world import Action, Finding, finding_of
 
 MOST_STATES = 20_000
 """Of one scope. A bug may make a scope larger than it is."""
@@ -81,6 +88,39 @@ def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> C
         return Sighting(reduced.finding, reduced.actions)
 
     return Checker(f"walk: {name}", look)
+
+
+def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Checker:
+    """So many examples of a Hypothesis machine, the same ones every time; with another version of Hypothesis,
+    or with other modules loaded, whose constants it tries, they are others."""
+    chosen = settings(
+        tested.TestCase.settings,
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        # They ask whether examples come quickly: of a computer, not of what is tested.
+        suppress_health_check=list(HealthCheck),
+    )
+
+    def look() -> Sighting | None:
+        try:
+            run_state_machine_as_test(tested, settings=chosen)
+        except HypothesisException:
+            raise
+        except Exception as error:
+            return Sighting(finding_of(error), _steps_told(error))
+        return None
+
+    return Checker(f"machine: {name}", look)
+
+
+_STEP = re.compile(r"(?:\(?\w.* = )?state\.(?!teardown)\w+\(.*\)")
+
+
+def _steps_told(error: Exception) -> tuple[Action, ...]:
+    """The rules of the smallest example, as the program that Hypothesis notes on an error."""
+    lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
+    return tuple((line,) for line in lines if _STEP.fullmatch(line))
 
 
 def serving(name: str, **options: Any) -> Checker:
@@ -156,4 +196,5 @@ CHECKERS = (
     copies(device_blocks=1, kernels=1, holds=1, copies=1, bad=1),
     seeded_walk("core", lambda random: CoreWorld(draw_options(random)), runs=48),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
+    machine("scheduler", OffloadMachine, examples=300),
 )

@@ -3,9 +3,10 @@
 // It stands where the real one does, below cuda-bindings, so that the engine's own calls are what is tested.
 // What it makes worse than a GPU would, because a GPU may:
 //
-//   - nothing runs when it is queued, not even an upload from pageable memory: the call comes back when it has
-//     read its source, and the bytes follow on the default stream. A stream runs as far as an event needs it, when that event is
-//     synchronised, or queried for the second time. A table or a source that is reused early is read late;
+//   - nothing runs when it is queued, not even an upload from pageable memory: the call comes back when it
+//     has read its source, and the bytes follow on the default stream. A stream runs as far as an event needs
+//     it, when that event is synchronised, or queried for the second time. A table or a source that is reused
+//     early is read late;
 //   - the sources of a batch that allows any order (CU_MEMCPY_SRC_ACCESS_ORDER_ANY) are read at the call, and
 //     of one that asks for stream order when it runs;
 //   - copies of one batch run last first.
@@ -14,8 +15,8 @@
 // batches on the default stream, pitches below the width. A kernel that is given host memory which is not
 // page-locked loses the device. The kernel is the real source, compiled as host C++.
 //
-// It does not model: time (an operation takes a microsecond, and a byte of a copy 20 ps), more than one device,
-// pageable memory being copied while the call lasts, the copy engines' own order between streams.
+// It does not model: time (an operation takes a microsecond, and a byte of a copy 20 ps), more than one
+// device, pageable memory being copied while the call lasts, the copy engines' own order between streams.
 
 #include "shim.h"
 #include KERNEL_SOURCE
@@ -578,7 +579,8 @@ Result cuGetProcAddress_v2(const char* name, void** function, int asked, unsigne
         KNOWN(cuDeviceGet), KNOWN(cuDeviceGetName), KNOWN(cuDeviceGetAttribute),
         KNOWN(cuDevicePrimaryCtxRetain), KNOWN(cuDevicePrimaryCtxRelease), KNOWN(cuCtxPushCurrent),
         KNOWN(cuCtxPopCurrent), KNOWN(cuCtxSetCurrent), KNOWN(cuCtxGetCurrent),
-        KNOWN(cuThreadExchangeStreamCaptureMode), KNOWN(cuCtxGetStreamPriorityRange), KNOWN(cuStreamCreateWithPriority), KNOWN(cuStreamSynchronize),
+        KNOWN(cuThreadExchangeStreamCaptureMode), KNOWN(cuCtxGetStreamPriorityRange),
+        KNOWN(cuStreamCreateWithPriority), KNOWN(cuStreamSynchronize),
         KNOWN(cuStreamDestroy), KNOWN(cuStreamWaitEvent), KNOWN(cuEventCreate), KNOWN(cuEventRecord),
         KNOWN(cuEventQuery), KNOWN(cuEventSynchronize), KNOWN(cuEventElapsedTime), KNOWN(cuEventDestroy),
         KNOWN(cuMemHostRegister), KNOWN(cuMemHostUnregister), KNOWN(cuPointerGetAttribute),
