@@ -20,6 +20,8 @@ from kvsm.events import OffloadConfig
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.offloader import Offloader
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
+from kvsm.scheduler.payloads import describe as describe_stored
+from kvsm.scheduler.tracked import TrackedRequest
 
 FULL = KVCacheGroup(HASH_TOKENS)
 WIDE = KVCacheGroup(2 * HASH_TOKENS)
@@ -347,6 +349,28 @@ def test_extra_keys_are_of_each_block() -> None:
         [("adapter", ("second", 0))],
         [("adapter",)],
     ]
+
+
+def test_extra_keys_are_none_where_tokens_say_all() -> None:
+    """As vLLM has it: no list of nothing."""
+    events = stored_events(engine_of(FULL), DescribedRequest("r", range(9)))
+    assert [event.extra_keys for event in events] == [None, None]
+
+
+@pytest.mark.parametrize("end", [1, 2, 3])
+def test_block_of_one_token_is_told_like_others(end: int) -> None:
+    """Its hash is that of its token, its parent that of the token before."""
+    config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
+    request = DescribedRequest("r", range(10, 13))
+    request.block_hashes = [b"%d" % number for number in range(3)]
+    (event,) = describe_stored(config, 1, [(TrackedRequest(request, config, 1), 0, end)])
+    assert event is not None
+    assert (event.block_hashes, event.token_ids, event.block_size) == (
+        [request.block_hashes[end - 1]],
+        [9 + end],
+        1,
+    )
+    assert event.parent_block_hash == (request.block_hashes[end - 2] if end > 1 else None)
 
 
 def describe(publisher: Publisher, transfer: int, names: Sequence[bytes]) -> list[BlockStored]:

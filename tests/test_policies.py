@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvsm.errors import ConfigError
-from kvsm.ids import SMALL, IdArray
+from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy
 
 EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
@@ -535,6 +535,112 @@ def test_s3fifo_passes_a_block_in_use_only_once() -> None:
     policy.evicted(first, [b"one"])
     policy.admitted((1,), [b"three"])
     assert policy.choose(1, ()) == Choice((2,), ())
+
+
+def use(policy: EvictionPolicy, *slots: int) -> None:
+    """Each of these is read once, one after the other."""
+    for slot in slots:
+        policy.busy((slot,))
+        policy.idle((slot,))
+
+
+def victims(policy: EvictionPolicy, count: int, protected: frozenset[int] = frozenset()) -> list[int]:
+    """What would go, in order."""
+    choice = policy.choose(count, protected)
+    assert choice is not None
+    return list(choice.victims)
+
+
+def test_slru_protects_its_share_and_no_more() -> None:
+    """80 % of the pool; the blocks beyond it, oldest first, go before one that was stored after them."""
+    policy = make_policy("slru", 10)
+    policy.admitted(tuple(range(8, -1, -1)), [b"key %d" % number for number in range(9)])
+    use(policy, *range(9))
+    policy.admitted((9,), [b"new"])
+    assert victims(policy, 10) == [0, 9, 1, 2, 3, 4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+def test_slru_takes_from_the_protected_only_what_probation_lacks(count: int) -> None:
+    policy = make_policy("slru", 10)
+    policy.admitted((5, 4, 3, 2, 1, 0), [b"key %d" % number for number in range(6)])
+    use(policy, 2, 3, 4, 5)
+    assert victims(policy, count) == [0, 1, 2, 3, 4, 5][:count]
+
+
+def test_lru_gives_all_or_nothing() -> None:
+    """What is protected counts for neither."""
+    policy = make_policy("lru", 4)
+    policy.admitted((2, 1, 0), [b"a", b"b", b"c"])
+    assert policy.choose(4, frozenset()) is None
+    assert policy.choose(3, frozenset({1})) is None
+    assert victims(policy, 2, frozenset({1})) == [0, 2]
+
+
+def arc_with_ghosts(recalled: int) -> EvictionPolicy:
+    """Eight slots; blocks 0, 1 used, in T2; 2 to 5 not, in T1; `recalled` of two ghosts of B1 came back, so
+    that T1 should have that many blocks."""
+    policy = make_policy("arc", 8)
+    policy.admitted((7, 6), [b"ghost 1", b"ghost 0"])
+    policy.evicted(Choice((6, 7), NO_IDS), [b"ghost 0", b"ghost 1"])
+    policy.admitted((1, 0), [b"used 1", b"used 0"])
+    use(policy, 0, 1)
+    policy.admitted((5, 4, 3, 2), [b"new"] * 4)
+    policy.recalled([b"ghost 0", b"ghost 1"][:recalled])
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("recalled", "count", "expected"),
+    [
+        (0, 1, [2]),
+        (0, 5, [2, 3, 4, 5, 0]),
+        (0, 6, [2, 3, 4, 5, 0, 1]),
+        (2, 2, [2, 3]),
+        (2, 6, [2, 3, 4, 5, 0, 1]),
+    ],
+)
+def test_arc_takes_from_t2_what_t1_lacks(recalled: int, count: int, expected: list[int]) -> None:
+    assert victims(arc_with_ghosts(recalled), count) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(1, [0]), (2, [0, 1]), (3, [2, 0, 1]), (4, [2, 3, 0, 1])])
+def test_arc_takes_from_t1_what_t2_lacks(count: int, expected: list[int]) -> None:
+    """T1 is shorter than it should be, so victims are T2's as long as it has any."""
+    policy = make_policy("arc", 8)
+    ghosts = [b"ghost %d" % number for number in range(6)]
+    policy.admitted((5, 4, 3, 2, 1, 0), ghosts[::-1])
+    policy.evicted(Choice((0, 1, 2, 3, 4, 5), NO_IDS), ghosts)
+    policy.recalled(ghosts)
+    policy.admitted((1, 0), [b"used 1", b"used 0"])
+    use(policy, 0, 1)
+    policy.admitted((3, 2), [b"new 1", b"new 0"])
+    assert victims(policy, count) == expected
+    assert victims(policy, 3, frozenset({0})) == [2, 3, 1]
+
+
+def test_s3fifo_takes_from_main_while_small_has_less_than_its_share() -> None:
+    """A tenth of the pool: two blocks of twenty."""
+    policy = make_policy("s3fifo", 20)
+    policy.admitted((0,), [b"back"])
+    policy.evicted(Choice((0,), NO_IDS), [b"back"])
+    policy.recalled([b"back"])
+    policy.admitted((0,), [b"back"])
+    policy.admitted((1,), [b"new"])
+    assert victims(policy, 1) == [0]
+    policy.admitted((2,), [b"newer"])
+    assert victims(policy, 1) == [1]
+
+
+def test_s3fifo_restored_knows_how_many_may_go() -> None:
+    """Blocks that were used as often as is counted are among them, blocks in use are not."""
+    policy, restored = make_policy("s3fifo", 8), make_policy("s3fifo", 8)
+    policy.admitted((2, 1, 0), [b"c", b"b", b"a"])
+    use(policy, 0, 0, 0, 0)
+    policy.busy((1,))
+    restored.restore(policy.snapshot())
+    assert len(restored) == 2
+    assert sorted(victims(restored, 2)) == [0, 2]
 
 
 OUT_OF_TREE = """

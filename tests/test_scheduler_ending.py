@@ -260,6 +260,19 @@ def test_preemption_flushes_what_is_given_to_others_too() -> None:
     assert hand.step().flush == (job.transfer,)
 
 
+def test_preemption_flushes_for_each_of_those_preempted_in_one_step() -> None:
+    """S3: copies of both read blocks that anybody may get now."""
+    hand = Hand(last_step=LastStep.KEEP_STEPPING)
+    stores = []
+    for name, block in [("first", 7), ("second", 8)]:
+        request = ModelRequest(name, range(block * 4, block * 4 + 4), 9)
+        hand.admit(request, [block])
+        hand.compute(request)
+        stores += [job.transfer for job in hand.step(request).stores]
+    assert len(stores) == 2
+    assert list(hand.step(preempted={"first", "second"}).flush) == stores
+
+
 def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
     """S3: two requests get blocks that copies of finished ones read."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)

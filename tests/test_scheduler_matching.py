@@ -33,6 +33,7 @@ from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.matching import Lookup
+from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
 
 
@@ -223,6 +224,41 @@ def test_match_promises_nothing_that_cannot_be_held(monkeypatch: pytest.MonkeyPa
     assert hand.scheduler.get_num_new_matched_tokens(ModelRequest("r", range(9)), 0) == (0, False)
 
 
+def test_match_promises_no_load_where_there_are_as_many_transfers_as_may_be() -> None:
+    """S7: it could not be planned. When one has ended, it is promised."""
+    hand = hand_with(range(8), core={"max_live_transfers": 1})
+    transfer = begin_store(hand, ModelRequest("other", range(50, 58)), [10, 11])
+    request = ModelRequest("r", range(9))
+    assert match(hand, request) == 0
+    assert pins(hand, "r") == 0
+    hand.report(transfer)
+    assert match(hand, request) == 8
+
+
+def test_match_needs_nothing_of_what_the_device_has() -> None:
+    """The host lacks the first block; the device has it."""
+    hand = Hand()
+    keys = keys_of(ModelRequest("same", range(12)))
+    job = hand.core.prepare_store("other", keys[1:], [1, 2]).job
+    assert job is not None
+    hand.core.submit([job.transfer])
+    hand.core.report(job.transfer, 0, True)
+    assert match(hand, ModelRequest("r", range(13))) == 0
+    assert match(hand, ModelRequest("s", range(13)), local=4) == 8
+
+
+@pytest.mark.parametrize("local", [0, 1, 2])
+def test_match_of_blocks_of_one_token(local: int) -> None:
+    """The smallest block is a block like others."""
+    config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
+    keys = [b"%d" % number for number in range(3)]
+    for held in range(4):
+        lookup = Lookup(config, 1, [keys], local)
+        for limit in range(local, 4):
+            expected = max(local, min(limit, held)) if held > local else local
+            assert lookup.longest_hit(limit, keys[:held].__contains__) == expected
+
+
 def test_match_gives_its_pins_back_when_nothing_may_be_loaded_any_more() -> None:
     """S4: asked again with more on the device, the answer is none, and none is held."""
     hand = hand_with(range(8))
@@ -238,6 +274,14 @@ def test_match_records_the_first_key_that_was_missing() -> None:
     match(hand, request)
     (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
     assert event.missed == keys_of(request)[2]
+
+
+def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
+    """It is not because of a key that no more is loaded."""
+    hand = hand_with(range(4))
+    match(hand, ModelRequest("r", range(20), 1, {"max_load_tokens": 4}))
+    (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
+    assert event.missed is None
 
 
 @given(ACTS, st.sampled_from([0, 1, 4]))
@@ -444,6 +488,50 @@ def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
     assert to_list(job.device_blocks) == [20, 21, 22, 23]
 
 
+def test_load_that_failed_brought_nothing_that_is_stored_before_the_engine_has_fallen_back() -> None:
+    """S12: the engine was told, and its next step was decided before."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    hand.compute(request)
+    hand.end(hand.step(request), good=False)
+    assert not hand.step(request).stores
+    hand.scheduler.request_finished(request, [[20, 21, 22, 23]])
+    assert not hand.step().stores
+
+
+def test_load_that_failed_is_stored_from_the_step_on_in_which_the_engine_falls_back() -> None:
+    """S16: also if a step went by before, of which the request had something to offer."""
+    hand = hand_with(range(8))
+    request = ModelRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    hand.compute(request)
+    hand.end(hand.step(request), good=False)
+    assert not hand.step(request).stores
+    request.num_computed_tokens = 0
+    assert not hand.step(request).stores
+    hand.compute(request)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [20, 21, 22, 23]
+
+
+def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it() -> None:
+    """S16: that the engine fell back is seen in a step that stores nothing."""
+    hand = hand_with(range(8))
+    store = begin_store(hand, ModelRequest("other", range(50, 54)), [10])
+    request = ModelRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    (load,) = hand.step(request).loads
+    assert not hand.scheduler.reset_cache()
+    hand.report(load.transfer, good=False)
+    request.num_computed_tokens = 0
+    assert not hand.step(request).stores
+    hand.compute(request)
+    hand.report(store)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [20, 21, 22, 23]
+
+
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))
 @settings(max_examples=60)
 def test_load_is_reported_once_whatever_happens(
@@ -543,6 +631,24 @@ def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
     assert [key for key in stored_keys(hand) if key[-1] == 1] == keys[2:]
 
 
+@pytest.mark.parametrize("finished", [False, True])
+def test_hybrid_groups_store_what_has_left_the_window_from_where_the_pool_has_it(finished: bool) -> None:
+    """The request's own block goes before another of the same content; what it gave up is looked up."""
+    pool = ModelPool(64)
+    hand = Hand(SLIDING, pool=pool)
+    request = ModelRequest("r", range(12), 5)
+    hand.admit(request, [NULL, 11, 12])
+    for block, key in zip((30, 31, 32), keys_of(request), strict=True):
+        pool.cache(block, key)
+    pool.caches.update(zip((11, 12), keys_of(request)[1:], strict=True))
+    hand.compute(request)
+    if finished:
+        hand.scheduler.request_finished(request, [[NULL, 11, 12]])
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [30, 11, 12]
+    assert stored_keys(hand) == keys_of(request)
+
+
 def test_hybrid_groups_skip_what_has_left_the_window_where_no_pool_tells() -> None:
     hand = Hand(FULL, SLIDING)
     request = ModelRequest("r", range(17), 5)
@@ -584,6 +690,16 @@ def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> No
     (job,) = hand.step(request, boundary_states={"r": states}).stores
     assert to_list(job.device_blocks) == [1]
     assert stored_keys(hand) == keys_of(request)[1:2]
+
+
+def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
+    """A prefix of no tokens has none, nor one that ends within a hash's tokens or behind the last hash."""
+    tracked = TrackedRequest(
+        ModelRequest("r", range(14)), SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4), 1
+    )
+    keys = keys_of(ModelRequest("same", range(14)), 1)
+    named = {tokens: key for tokens in range(20) if (key := tracked.key_at(1, tokens, 4)) is not None}
+    assert named == {4: keys[0], 8: keys[1], 12: keys[2]}
 
 
 def test_hybrid_groups_store_what_stands_behind_a_mamba_group() -> None:

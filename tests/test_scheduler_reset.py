@@ -408,6 +408,22 @@ def test_reset_keeps_out_what_an_older_load_brought(resets: int, prefix_cache: b
     assert engine.core.lookup(keys_of(again)[0]) is found
 
 
+def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_more() -> None:
+    """S14: when its load has ended, the engine names all of its blocks again. Those that it had are no new
+    ones, so what they hold is as old as before."""
+    hand = Hand()
+    hand.store(ModelRequest("stored", range(8)), [0, 1])
+    request = ModelRequest("r", range(16))
+    hand.admit(request, [20, 21])
+    hand.end(hand.step())
+    assert hand.scheduler.reset_cache()
+    hand.scheduler.update_state_after_alloc(request, [[20, 21, 22, 23]], 0)
+    hand.compute(request)
+    (job,) = hand.step(request).stores
+    assert to_list(job.device_blocks) == [22, 23]
+    assert skipped(hand, SkipReason.OLDER_EPOCH) == keys_of(request)[:2]
+
+
 def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
     """S6, S14: its bytes count for nothing, and the engine hears once, when the copy has ended."""
     engine = ModelEngine(prefix_cache=False, workers=2)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, ModelEngine, ModelPool, ModelRequest
+from scheduler_life import HASH_TOKENS, NULL, ModelEngine, ModelPool, ModelRequest, Recorder
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -34,7 +34,8 @@ from kvsm.events import OffloadConfig, SkipReason
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
-from kvsm.scheduler import KVCacheGroup, StepOutput, StoreMode
+from kvsm.scheduler import GroupKind, KVCacheGroup, StepOutput, StoreMode
+from kvsm.scheduler.collecting import room
 from kvsm.scheduler.free_queue import FreeQueueWalk
 
 LAZY: dict[str, Any] = {"store": StoreMode.LAZY}
@@ -66,6 +67,20 @@ def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
     assert blocks_stored(hand.step(request)) == [0]
     request.num_output_placeholders = 1
     assert blocks_stored(hand.step(request)) == [1]
+
+
+def test_eager_store_names_whose_the_blocks_are() -> None:
+    """Each request once, with all of its groups, in the order of the keys."""
+    hand = Hand(FULL, SLIDING)
+    first, second = ModelRequest("first", range(8), 9), ModelRequest("second", range(50, 54), 9)
+    hand.admit(first, [0, 1], [2, 3])
+    hand.admit(second, [4], [5])
+    hand.compute(first)
+    hand.compute(second)
+    hand.step(first, second)
+    (event,) = of_kind(hand, ev.StorePlanned)
+    assert event.owners == (("first", 4), ("second", 2))
+    assert [key[-1] for key in event.keys] == [0, 0, 1, 1, 0, 1]
 
 
 def test_eager_store_passes_over_a_scheduled_request_that_is_over() -> None:
@@ -323,10 +338,10 @@ def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
 class Queue:
     """A pool of blocks with content, their walk, and whoever takes blocks from the head."""
 
-    def __init__(self, blocks: int, target: int, host_blocks: int = 32) -> None:
+    def __init__(self, blocks: int, target: int, host_blocks: int = 32, log: Recorder | None = None) -> None:
         self.pool = ModelPool(blocks)
         config = OffloadConfig(host_blocks=host_blocks, device_blocks=2 * blocks)
-        self.core = Offloader(config, clock_ns=lambda: 0)
+        self.core = Offloader(config, log, clock_ns=lambda: 0)
         self.walk = FreeQueueWalk(self.core, self.pool, target)
         self.live: tuple[int, list[int]] | None = None
         for block in range(blocks):
@@ -402,8 +417,10 @@ def test_lazy_store_walks_again_only_when_blocks_have_left() -> None:
     walks = []
     queue.pool.free_queue = lambda: walks.append(1) or iter(queue.pool.queue)  # type: ignore[method-assign, func-returns-value]
     assert [queue.store() for _ in range(5)] == [[]] * 5
+    queue.take(2)
+    queue.store()
     assert walks == []
-    queue.take(3)
+    queue.take(1)
     queue.store()
     assert len(walks) == 1
 
@@ -420,15 +437,63 @@ def test_lazy_store_goes_on_when_there_is_room_again() -> None:
 def test_lazy_store_goes_on_when_pins_have_made_room_and_no_transfer_ended() -> None:
     """S9: the host is full of what a match holds, and the match is given back."""
     queue = Queue(12, 4, host_blocks=3)
-    old = [b"old-%d" % number + bytes(4) for number in range(3)]
-    job = queue.core.prepare_store("r", old, [9, 10, 11]).job
+    held_by_a_match(queue, 3)
+    assert queue.store() == []
+    queue.core.release("r")
+    assert queue.store() == [0, 1, 2]
+
+
+def held_by_a_match(queue: Queue, keys: int) -> None:
+    """The host is full of so many keys, and request r holds all of them."""
+    old = [b"old-%d" % number + bytes(4) for number in range(keys)]
+    job = queue.core.prepare_store("r", old, [9, 10, 11][:keys]).job
     assert job is not None
     queue.core.submit([job.transfer])
     queue.core.report(job.transfer, 0, True)
     queue.core.match("r", old)
+
+
+@pytest.mark.parametrize("target", [1, 2])
+def test_lazy_store_goes_on_for_one_block_that_lacks_among_many_that_are_safe(target: int) -> None:
+    """S9: as many blocks as are needed can be taken, but not in the order in which they are."""
+    queue = Queue(12, target, host_blocks=3)
+    for block in range(1, 12):
+        queue.pool.cached.pop(queue.pool.caches.pop(block))
+    held_by_a_match(queue, 3)
     assert queue.store() == []
     queue.core.release("r")
-    assert queue.store() == [0, 1, 2]
+    assert queue.store() == [0]
+
+
+def test_lazy_store_that_found_no_room_asks_again_only_when_there_may_be_some() -> None:
+    """S9: an idle engine rests, and so does its log."""
+    log = Recorder()
+    queue = Queue(12, 4, host_blocks=3, log=log)
+    held_by_a_match(queue, 3)
+    assert queue.store() == []
+    before = len(log)
+    assert [queue.store() for _ in range(3)] == [[]] * 3
+    assert len(log) == before
+
+
+def test_lazy_store_keeps_even_one_block_safe_from_the_first_step_on() -> None:
+    """The first after a restart is one, too."""
+    queue = Queue(12, 1)
+    assert queue.store() == [0, 1]
+    queue.end()
+    queue.walk.restart()
+    assert queue.store() == [2, 3]
+
+
+def test_lazy_store_that_has_room_for_all_touches_nothing() -> None:
+    """What is on the host keeps its place in the order of eviction, unless room is made beside it."""
+    log = Recorder()
+    queue = Queue(12, 2, host_blocks=6, log=log)
+    assert queue.store() == [0, 1, 2, 3]
+    queue.end()
+    queue.pool.queue[:] = [0, 1, 4, 5, 2, 3, *range(6, 12)]
+    assert queue.store() == [4, 5]
+    assert not [event for event in log if isinstance(event, ev.BlocksTouched)]
 
 
 def test_lazy_store_stores_again_what_the_host_lost_meanwhile() -> None:
@@ -552,6 +617,39 @@ def test_chunks_whose_first_block_the_device_has_are_loaded_in_part(local: int) 
     assert to_list(job.host_blocks) == [*range(local, 6)]
 
 
+@pytest.mark.parametrize(
+    ("computed", "stored"),
+    [(8, [10, 11]), (13, [10, 11]), (14, []), (16, [12, 13]), (21, [12, 13]), (22, []), (24, [14, 15])],
+)
+def test_chunks_that_have_left_their_window_are_passed_over(computed: int, stored: list[int]) -> None:
+    """The next token needs 10 before it. A chunk is passed over if its first block has left the window."""
+    sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=11)
+    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), ModelRequest("r", range(30), 3)
+    hand.admit(request, [*range(10, 18)])
+    hand.compute(request, computed)
+    assert blocks_stored(hand.step(request)) == stored
+
+
+def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:
+    """The engine gave the request no block where its layers need none."""
+    sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=40)
+    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), ModelRequest("r", range(16), 3)
+    hand.admit(request, [NULL, 11, 12, 13])
+    hand.compute(request)
+    assert blocks_stored(hand.step(request)) == [12, 13]
+
+
+@pytest.mark.parametrize("local", [0, 4, 8])
+def test_chunks_that_are_loaded_whole_name_no_parts(local: int) -> None:
+    """The common load is a short event."""
+    hand = Hand(core={"blocks_per_chunk": 2})
+    hand.store(ModelRequest("first", range(24)), [*range(6)])
+    hand.admit(ModelRequest("second", range(30)), [*range(40, 48)], local=local)
+    hand.step()
+    (event,) = of_kind(hand, ev.LoadPlanned)
+    assert to_list(event.parts) == ([1, 2, 3, 4, 5] if local == 4 else [])
+
+
 def test_chunks_end_where_the_match_must_leave_a_token() -> None:
     """S18: a hit may end within a chunk."""
     hand = Hand(core={"blocks_per_chunk": 3})
@@ -658,6 +756,54 @@ def test_store_policy_pool_full_is_counted_once_and_retried_when_a_copy_ends() -
     engine.hand_on()
     engine.step()
     assert keys_of(second)[0] in stored_keys(engine)
+
+
+def test_store_policy_pool_full_is_told_once_for_each_block_and_again_at_the_end() -> None:
+    """S16: of a request that waits only its new blocks are told, and its blocks once more when it is over;
+    another request that is offered with it is told apart."""
+    hand = Hand(core={"host_blocks": 2})
+    first, other = ModelRequest("first", range(8), 9), ModelRequest("other", range(200, 208), 9)
+    waiting = ModelRequest("waiting", range(50, 66), 9)
+    for request, blocks in ((first, [0, 1, 2]), (waiting, [3, 4, 5, 6, 7]), (other, [8, 9, 10])):
+        hand.admit(request, blocks)
+    hand.compute(first)
+    assert blocks_stored(hand.step(first)) == [0, 1]
+    hand.compute(waiting, 9)
+    hand.step(waiting)
+    hand.compute(other)
+    hand.compute(waiting, 13)
+    hand.step(other, waiting)
+    told = [*keys_of(waiting)[:2], *keys_of(other), keys_of(waiting)[2]]
+    assert skipped(hand, SkipReason.POOL_FULL) == told
+    hand.scheduler.request_finished(waiting, [[3, 4, 5, 6, 7]])
+    assert skipped(hand, SkipReason.POOL_FULL) == told + keys_of(waiting)[:3]
+
+
+def test_store_policy_counts_offers_only_where_a_threshold_asks_for_it() -> None:
+    hand = Hand(FULL, SLIDING)
+    hand.store(ModelRequest("r", range(8)), [0, 1], [2, 3])
+    assert stored_keys(hand)
+    assert not of_kind(hand, ev.OffersCounted)
+
+
+@pytest.mark.parametrize(("most", "stored"), [(7, []), (8, [1]), (11, [1]), (12, [1, 2])])
+def test_store_policy_max_tokens_holds_for_states_that_are_handed_over(most: int, stored: list[int]) -> None:
+    hand = Hand(MAMBA)
+    request = ModelRequest("r", range(16), 5, {"max_offload_tokens": most})
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    assert blocks_stored(hand.step(request, boundary_states={"r": [(0, 1, 8), (0, 2, 12)]})) == stored
+
+
+def test_room_is_what_no_request_and_no_copy_holds() -> None:
+    """Free slots and those that may be evicted count alike."""
+    hand = Hand()
+    ledger = hand.core.ledger
+    assert room(ledger) == (0, 16)
+    hand.store(ModelRequest("r", range(12)), [0, 1, 2])
+    assert room(ledger) == (ledger.ended_at, 16)
+    hand.scheduler.get_num_new_matched_tokens(ModelRequest("reads", range(9)), 0)
+    assert room(ledger) == (ledger.ended_at, 14)
 
 
 def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() -> None:

@@ -90,6 +90,16 @@ def test_survives_many_sweeps(batch: int) -> None:
     assert queue.order().tolist() == model
 
 
+@pytest.mark.parametrize("batch", [1, SMALL // 2])
+def test_the_search_ends_where_the_log_is_full(batch: int) -> None:
+    """Whatever number of entries came before: more than there is may be asked for at any time, and no entry
+    behind the tail is met."""
+    queue, moving = SlotQueue(CAPACITY), tuple(range(batch))
+    for _ in range(3 * (4 * CAPACITY + 64) // batch):
+        queue.append(moving)
+        assert queue.first(SMALL) == moving
+
+
 @pytest.mark.parametrize("batch", [1, 40])
 def test_the_search_starts_at_a_live_slot(batch: int) -> None:
     """Slots removed at the head are not met by any later search: pinned blocks cost nothing."""
@@ -137,3 +147,16 @@ def test_split_and_join_keep_order_and_form(members: list[int], cut: int, random
         whole = join(form(members[:cut]), form(members[cut:]))
         assert list(whole) == members
         assert isinstance(whole, tuple) == (len(members) <= SMALL)
+
+
+@pytest.mark.parametrize("size", [0, SMALL - 1, SMALL, SMALL + 1])
+def test_join_gives_the_form_that_the_length_asks_for(size: int) -> None:
+    """On both sides of the tuple limit, wherever the batch was cut; slots stay whole numbers beside an empty
+    batch, which has no type of its own."""
+    for cut in range(size + 1):
+        for form in (tuple, lambda one: np.array(one, dtype=np.int64)):
+            for last in (form(range(cut, size)), tuple(range(cut, size))):
+                whole = join(form(range(cut)), last)
+                assert list(whole) == list(range(size))
+                assert isinstance(whole, tuple) == (size <= SMALL)
+                assert not any(isinstance(slot, float) for slot in whole)

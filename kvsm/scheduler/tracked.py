@@ -123,4 +123,7 @@ class TrackedRequest:
             counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))
             if confirmed < self.max_store_tokens:
                 self.next_offer = min(self.next_offer, (confirmed // tokens + 1) * tokens)
+        if self.trusted is not None:
+            # It is asked in every step: the engine falls back in one of them, and later it does not show.
+            self.next_offer = 0
         return tuple(counts)
