@@ -27,6 +27,8 @@ COMMANDS = {
     "fuzz": "fuzz",
     "museum": "museum",
     "diagram": "diagram",
+    "vllm-check": "vllm",
+    "bench": "vllm",
 }
 """Each command, and the file that it is in; imported only if it is called, so that none waits for another."""
 
@@ -40,7 +42,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"kvsm.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        room = import_module(f"kvsm.cli.{COMMANDS[cmd_name]}")
+        command: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -75,4 +78,5 @@ def main() -> None:
       kvsm show DIR --block 42    the life of a host slot, with causes
       kvsm check                  explore every interleaving within bounds
       kvsm fuzz                   walk at random, for as long as you like
+      kvsm vllm-check             does the vLLM that is installed here work with kvsm
     """

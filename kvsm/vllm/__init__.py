@@ -9,9 +9,10 @@ Named in vLLM's `--kv-transfer-config`, and imported by vLLM itself:
 =================  =========================================================================================
 
 A file a noun: `versions` (which vLLM), `options` (what a user may say), `kv_cache` (groups and tensors of the
-model), `copies` (host memory and copy engine of a rank), `event_log`, `block_pool`, `stats`; then `connector`
-with its sides `scheduler_side`, `worker_side` and what goes between them, `messages`; `spec` with `manager`;
-`recording`. `tiny` and `check` are for `kvsm vllm-check`.
+model), `copies` (host memory and copy engine of a rank), `core` (the offload core and its log), `block_pool`,
+`kv_events`, `stats`; then `connector` with its sides `scheduler_side`, `worker_side` and what goes between
+them, `messages`; `spec` with `manager`, `spec_worker` and `spec_stats`; `recording` with `recorder`. To try
+it: `tiny` (a model), `trial` (one engine in a process of its own), `check` and `bench` (the commands).
 """
 
 from __future__ import annotations

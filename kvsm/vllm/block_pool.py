@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from kvsm.vllm.versions import must_have
 
 
 class VllmBlockPool:
-    """References are counted where vLLM counts them: on its blocks. Raises `ConfigError` for another pool."""
+    """References are counted where vLLM counts them: on its blocks. Raises `ConfigError` for another pool.
+
+    computing: blocks that the step writes which is being scheduled. vLLM caches them already; here they cache
+    nothing, for a store that leaves with the step would read them too early (S12).
+    """
 
     def __init__(self, pool: Any) -> None:
         must_have(pool, ("touch", "free_blocks", "blocks", "cached_block_hash_to_block", "free_block_queue"))
         self._pool, self._blocks = pool, pool.blocks
+        self.computing: Collection[int] = ()
 
     def touch(self, blocks: Sequence[int]) -> None:
         self._pool.touch([self._blocks[block] for block in blocks])
@@ -22,12 +27,12 @@ class VllmBlockPool:
         self._pool.free_blocks([self._blocks[block] for block in blocks])
 
     def key_of(self, block: int) -> bytes | None:
-        key: bytes | None = self._blocks[block].block_hash
+        key: bytes | None = None if block in self.computing else self._blocks[block].block_hash
         return key
 
     def cached_block(self, key: bytes) -> int | None:
         block = self._pool.cached_block_hash_to_block.get_one_block(key)
-        return None if block is None else int(block.block_id)
+        return None if block is None or block.block_id in self.computing else int(block.block_id)
 
     def free_queue(self) -> Iterator[int]:
         return (block.block_id for block in self._pool.free_block_queue.iter_blocks_after(None))

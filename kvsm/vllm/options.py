@@ -61,9 +61,21 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         super().__post_init__()
         if self.lazy_target_blocks and self.store != "lazy":
             raise ConfigError('lazy_target_blocks is for a lazy store; give "store": "lazy", or leave it out')
-        if self.store_threshold > 1 and self.store == "lazy":
+        if self.store == "lazy" and self.store_threshold > 1:
+            raise ConfigError("store_threshold counts offers, and a lazy store has none; leave one out")
+        if self.store == "lazy" and self.blocks_per_chunk > 1:
+            raise ConfigError("blocks_per_chunk is for an eager store: a lazy one takes single blocks")
+
+
+class SpecOptions(CommonOptions, frozen=True, kw_only=True):
+    """Of `KvsmSpec`, beside what vLLM's specs know themselves."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.verify_copies:
             raise ConfigError(
-                "store_threshold counts offers, and a lazy store has none; leave one of them out"
+                "verify_copies: vLLM's OffloadingConnector cannot be told that a load brought other bytes; "
+                "use KvsmConnector for it, or leave it out"
             )
 
 

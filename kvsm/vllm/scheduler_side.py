@@ -11,7 +11,7 @@ failed, though every copy was good. So workers send reports, and what the core m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -20,6 +20,7 @@ from vllm.v1.request import RequestStatus
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
+from kvsm.plan import WorkerReport
 from kvsm.scheduler import (
     GroupKind,
     KVCacheGroup,
@@ -60,6 +61,13 @@ class SchedulerSide:
         self._stats = StatsSource(self._core.metrics, self._core.offloader.ledger)
         self._failed_loads: set[str] = set()
         """To be told by the workers, in the next step."""
+        self._waiting: set[str] = set()
+        """Requests that have blocks and nothing to load from us, and were not scheduled since: maybe another
+        connector (of a MultiConnector) is still filling them, while vLLM counts their tokens as computed."""
+        self._misplaced: set[str] = set()
+        """Requests whose load has failed, and that have not asked for another one."""
+        self._admitted: set[str] = set()
+        """Requests that got their first blocks since the last step."""
         self._pool: VllmBlockPool | None = None
 
     def bind_gpu_block_pool(self, pool: Any) -> None:
@@ -70,14 +78,33 @@ class SchedulerSide:
         self._scheduler.add_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if request.request_id in self._misplaced:
+            # vLLM has taken its blocks, and left it in the queue of those that hold some, which are served in
+            # turn. Told to wait, it joins the others. Else who has blocks could wait for it to get new ones.
+            self._misplaced.remove(request.request_id)
+            return None, False
         return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._admitted.add(request.request_id)
+        if not num_external_tokens:
+            self._waiting.add(request.request_id)
         self._scheduler.update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, output: Any) -> StepPlan:
         """What the workers do in this step."""
-        plan = self._scheduler.build_connector_meta(_step_output(output))
+        self._waiting.difference_update(output.num_scheduled_tokens)
+        pool, groups = self._pool, self._scheduler.config.groups
+        if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
+            # What a group of these has given back is looked for in the pool; a full one gives nothing back.
+            pool.computing = _computed_blocks(output, groups)
+        plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted))
+        self._admitted.clear()
+        if pool is not None:
+            pool.computing = ()
+        if self._scheduler.has_pending_work():
+            # A load that was given up has failed, and there may be no report upon which vLLM would ask.
+            self._take(())
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         return StepPlan(self._host_blocks, plan, failed)
 
@@ -85,15 +112,25 @@ class SchedulerSide:
         """Take the workers' reports, and add to their output which loads have ended well."""
         meta = output.kv_connector_worker_meta
         reports = meta.reports if isinstance(meta, StepReports) else ()
-        ended = self._scheduler.update_connector_output(reports).loads
-        good = {load.request for load in ended if load.good}
-        self._failed_loads |= {load.request for load in ended if not load.good}
+        good = self._take(reports)
         if good:
             output.finished_recving = (output.finished_recving or set()) | good
 
+    def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
+        """Take these, and note which loads have failed. Returns those that have ended well."""
+        ended = self._scheduler.update_connector_output(reports).loads
+        failed = {load.request for load in ended if not load.good}
+        self._failed_loads |= failed
+        self._misplaced |= failed
+        return {load.request for load in ended if load.good}
+
     def request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
         """Whether vLLM must keep its blocks until they are named as sent."""
+        self._misplaced.discard(request.request_id)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
+        if request.request_id in self._waiting:
+            self._waiting.discard(request.request_id)
+            block_ids = ()
         keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
         return keep
 
@@ -134,6 +171,9 @@ def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: A
         blocks_per_chunk=chunk,
         policy=options.policy,
         store_threshold=options.store_threshold,
+        # A rank that does not report has died, and the engine with it. And steps are no measure of time: an
+        # idle engine makes a thousand in a second.
+        transfer_ticks=0,
     )
 
 
@@ -160,7 +200,20 @@ def _step_blocks(group: KVCacheGroup, tokens: int) -> int:
     return -(-tokens // group.block_tokens) + 1
 
 
-def _step_output(output: Any) -> StepOutput:
+def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
+    """What the step writes."""
+    cached, states = output.scheduled_cached_reqs, output.kv_connector_block_state
+    begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    begins.update(zip(cached.req_ids, cached.num_computed_tokens))
+    blocks: set[int] = set()
+    for name, count in output.num_scheduled_tokens.items():
+        begin, end = begins[name], begins[name] + count
+        for group, table in zip(groups, states.get_block_ids(name)):
+            blocks.update(table[begin // group.block_tokens : -(-end // group.block_tokens)])
+    return blocks
+
+
+def _step_output(output: Any, admitted: Container[str]) -> StepOutput:
     cached = output.scheduled_cached_reqs
     # Those that are new, or come back from a preemption, have told all their blocks when they got them.
     grown = {
@@ -170,7 +223,9 @@ def _step_output(output: Any) -> StepOutput:
     }
     states = output.kv_connector_block_state
     return StepOutput(
-        scheduled=output.num_scheduled_tokens,
+        # What an admitted request has found on the device may be what another computes in this very step: it
+        # is stored one step later.
+        scheduled=[name for name in output.num_scheduled_tokens if name not in admitted],
         new_block_ids=grown,
         preempted=output.preempted_req_ids or (),
         boundary_states=states.boundary_state_offloads if states is not None else {},

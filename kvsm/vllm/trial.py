@@ -9,6 +9,7 @@ with it.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,9 @@ from kvsm.errors import KvsmError
 from kvsm.vllm.tiny import ENVIRONMENT, LLAMA, SETTINGS, tiny_model
 
 Prompt = list[int]
+
+
+SHUTDOWN_S = 60.0
 
 
 class TrialFailed(KvsmError):
@@ -86,17 +90,41 @@ def run(trial: Trial, timeout_s: float = 300) -> Outcome:
     """Raises `TrialFailed`."""
     with TemporaryDirectory(prefix="kvsm-trial-") as directory:
         answer = Path(directory) / "outcome.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "kvsm.vllm.trial", str(answer)],
-            input=msgspec.json.encode(trial),
-            capture_output=True,
-            timeout=timeout_s,
-            env=environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1))),
-        )
+        try:
+            done = run_session(
+                [sys.executable, "-m", "kvsm.vllm.trial", str(answer)],
+                msgspec.json.encode(trial),
+                environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1))),
+                timeout_s,
+            )
+        except subprocess.TimeoutExpired as late:
+            said = ((late.stdout or b"") + (late.stderr or b"")).decode(errors="replace").splitlines()
+            raise TrialFailed("\n".join([f"vLLM has not ended in {timeout_s} s:", *said[-40:]])) from None
         if done.returncode or not answer.exists():
             said = (done.stdout + done.stderr).decode(errors="replace").splitlines()
             raise TrialFailed("\n".join([f"vLLM ended with exit code {done.returncode}:", *said[-40:]]))
         return msgspec.json.decode(answer.read_bytes(), type=Outcome)
+
+
+def run_session(
+    command: Sequence[str], given: bytes, settings: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run`. What has not ended in time is killed with all that it has started: vLLM's engines
+    outlive a caller that was killed."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=settings,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(given, timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
@@ -146,7 +174,8 @@ def _serve(trial: Trial) -> Outcome:
             outputs += engine.generate(asked, greedy, use_tqdm=False)
             seconds.append(time.perf_counter() - began)
         metrics = metrics_of(engine)
-        engine.llm_engine.engine_core.shutdown()
+        # In its own time: an engine that is killed, after 5 seconds by default, has not closed its log.
+        engine.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
     return Outcome(
         tokens=[list(output.outputs[0].token_ids) for output in outputs],
         cached_tokens=[output.num_cached_tokens or 0 for output in outputs],

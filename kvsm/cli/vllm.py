@@ -1,0 +1,146 @@
+"""`kvsm vllm-check` and `kvsm bench vllm`: kvsm in the vLLM that is installed here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from kvsm.vllm.bench import Bench, compare, page
+from kvsm.vllm.check import Report, Served, check
+from kvsm.vllm.versions import TESTED
+
+_BROKEN = 1
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is going on, on standard error: one line that changes on a terminal, else a line each."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield lambda text: click.echo(f"kvsm: {text}", err=True)
+        return
+    with console.status("") as status:
+        yield lambda text: status.update(text)
+
+
+@click.command()
+@click.option(
+    "--tensor-parallel-size",
+    "ranks",
+    type=click.Choice(["1", "2", "4", "8"]),
+    default="1",
+    show_default=True,
+    help="Ranks of the engine.",
+)
+@click.option(
+    "--keep-log", "logs", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event logs in DIR."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
+    """Test whether the vLLM that is installed here works with kvsm: about a minute.
+
+    Looks whether vLLM has what kvsm imports, and calls kvsm as it expects. Then a tiny model serves the same
+    prompts without kvsm, with KvsmConnector and with KvsmSpec, on a GPU where there is one: the tokens must
+    be the same, blocks must come back from host memory, and every event log must verify. Nothing is
+    downloaded.
+
+    Exit code: 0 if all that holds; 1 if something is wrong, which is then said; 2 if vLLM is not there, or
+    does not serve even without kvsm.
+    """
+    # Else vLLM tells at import what nobody asked for, on standard output.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with _progress() as tell:
+        report = check(int(ranks), logs, tell)
+    if as_json:
+        facts = {"good": not report.wrong, **msgspec.to_builtins(report)}
+        click.echo(msgspec.json.encode(facts))
+    else:
+        _print_report(report)
+    if report.wrong:
+        raise SystemExit(_BROKEN)
+
+
+def _print_report(report: Report) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    tested = "tested" if report.tested else f"not tested; tested: {', '.join(TESTED)}"
+    ranks = "" if report.ranks == 1 else f", {report.ranks} ranks"
+    console.print(f"vLLM {report.version} on {report.platform}{ranks} ({tested})\n")
+    table = Table(box=None, pad_edge=False)
+    for column in ("", *(one.name for one in report.engines)):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, cell in _ROWS:
+        table.add_row(name, *(cell(one) for one in report.engines))
+    console.print(table)
+    console.print()
+    for line in report.wrong:
+        console.print(f"WRONG: {line}", markup=False)
+    for one in report.engines:
+        if one.log is not None:
+            console.print(f"log of {one.name}: {one.log}", markup=False)
+    verdict = "does not work" if report.wrong else "works"
+    console.print(f"kvsm {verdict} with this vLLM")
+
+
+_ROWS: tuple[tuple[str, Callable[[Served], str]], ...] = (
+    ("requests served", lambda one: f"{one.requests:,}"),
+    ("requests with other tokens", lambda one: _of_kvsm(one, f"{one.other_tokens:,}")),
+    ("prompt tokens", lambda one: f"{one.prompt_tokens:,}"),
+    ("prompt tokens from a cache", lambda one: f"{one.cached_tokens:,}"),
+    ("blocks stored", lambda one: _of_kvsm(one, f"{one.blocks_stored:,}")),
+    ("blocks loaded", lambda one: _of_kvsm(one, f"{one.blocks_loaded:,}")),
+    ("events in the log", lambda one: _of_kvsm(one, f"{one.log_events:,}")),
+    ("the log replays and verifies", lambda one: _of_kvsm(one, "yes" if one.log_verifies else "NO")),
+)
+
+
+def _of_kvsm(one: Served, text: str) -> str:
+    return "" if one.name == "without kvsm" else text
+
+
+@click.group()
+def bench() -> None:
+    """Measure what kvsm costs and brings."""
+
+
+_DEFAULTS = Bench()
+
+
+def _count(flag: str, field: str, text: str) -> Callable[..., Any]:
+    default = getattr(_DEFAULTS, field)
+    of = click.IntRange(min=1)
+    return click.option(flag, field, type=of, default=default, show_default=True, help=text)
+
+
+@bench.command("vllm")
+@_count("--requests", "requests", "Requests of a round: those of all turns of all conversations.")
+@_count("--turns", "turns", "Turns of a conversation. Each asks with all that was said before.")
+@_count("--turn-tokens", "turn_tokens", "Tokens that a user adds in a turn.")
+@_count("--answer-tokens", "answer_tokens", "Tokens that are generated in a turn.")
+@_count("--rounds", "rounds", "Rounds, each by all engines in turn.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@click.option(
+    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also to FILE."
+)
+def bench_vllm(as_json: bool, output: Path | None, **options: int) -> None:
+    """Requests per second without offload, with KvsmSpec and with KvsmConnector, side by side.
+
+    Conversations come back, turn after turn, when others have taken their device blocks. The model is small
+    and random; nothing is downloaded. All engines live at the same time and serve each round in turn, so that
+    a machine that gets slower gets slower for all. The connector's own time is measured beside the step's.
+    """
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with _progress() as tell:
+        found = compare(Bench(**options), tell)
+    text = page(found)
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text)
+    click.echo(msgspec.json.encode(found) if as_json else text)

@@ -1,0 +1,81 @@
+"""Engines for the tests in this directory: each is run once, when the first test asks for it, and its outcome
+kept. Their own modules are found by what is imported in an engine's processes, too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from workloads import TIMEOUT_S, Row, case_name, make_trial
+
+from kvsm.vllm.trial import Outcome, connector, run
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _importable() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        yield
+
+
+class Served(NamedTuple):
+    """What an engine with offload has left behind. notes: where `WatchedConnector` put its own."""
+
+    row: Row
+    outcome: Outcome
+    log: Path
+    notes: Path
+
+
+class Engines:
+    """Runs, each once. Of a model with `ranks` ranks there is one reference, whatever the row."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._references: dict[tuple[str, int], Outcome] = {}
+        self._served: dict[tuple[str, Row], Served] = {}
+
+    def reference(self, model: dict[str, Any], ranks: int = 1) -> Outcome:
+        """Without offload."""
+        key = (model["model_type"], ranks)
+        if key not in self._references:
+            self._references[key] = run(make_trial(model, Row(ranks=ranks)), TIMEOUT_S)
+        return self._references[key]
+
+    def served(self, model: dict[str, Any], row: Row) -> Served:
+        """With offload, watched."""
+        key = (model["model_type"], row)
+        if key not in self._served:
+            notes = self._directory / case_name((model, row))
+            notes.mkdir()
+            trial = make_trial(model, row, kv_transfer=self._transfer(row, notes), engine=_EVENTS)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", str(int(not row.whole_hashes)))
+                outcome = run(trial, TIMEOUT_S)
+            (log,) = [path for path in notes.iterdir() if path.is_dir()]
+            self._served[key] = Served(row, outcome, log, notes)
+        return self._served[key]
+
+    def _transfer(self, row: Row, notes: Path) -> dict[str, Any]:
+        transfer = connector(
+            cpu_bytes_to_use=row.host_bytes,
+            store=row.store,
+            policy=row.policy,
+            blocks_per_chunk=row.blocks_per_chunk,
+            self_describing_kv_events=row.describes_kv_events,
+            event_log=str(notes),
+        )
+        return transfer | {"kv_connector": "WatchedConnector", "kv_connector_module_path": "watched"}
+
+
+_EVENTS = {"kv_events_config": {"enable_kv_cache_events": True}}
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    return Engines(tmp_path_factory.mktemp("engines"))

@@ -1,0 +1,167 @@
+"""KvsmConnectors whose copies go wrong, or go when they are told. vLLM imports them by this module's name.
+
+Each wraps the copy engine of every rank; nothing else of the connector is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from log_life import Disk
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from kvsm.cuda_io import CopyEngine, CopyResult, FailingCopyEngine
+from kvsm.events import Direction
+from kvsm.ids import listed, pack
+from kvsm.plan import TransferJob
+from kvsm.vllm.connector import KvsmConnector
+from kvsm.vllm.options import ConnectorOptions, parse
+from kvsm.vllm.worker_side import WorkerSide
+from kvsm.worker import Worker
+
+
+class SteeredEngine:
+    """A `CopyEngine` in which nothing depends on time: a transfer is carried out when it is submitted.
+
+    held: of these directions not before `release`, or before somebody waits for it. failing: of these, half
+    of the blocks are copied, and the result is bad.
+    """
+
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
+        self.held: set[Direction] = set()
+        self.failing: set[Direction] = set()
+        self._waiting: list[TransferJob] = []
+        self._doomed: set[int] = set()
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._engine.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._engine.num_host_blocks
+
+    def mark(self) -> Any:
+        return self._engine.mark()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (compute is over by now)
+        if job.direction in self.failing:
+            self._doomed.add(job.transfer)
+            job = _half(job)
+        self._waiting.append(job)
+        if job.direction not in self.held:
+            self.release([job.transfer])
+
+    def release(self, transfers: Iterable[int] | None = None) -> None:
+        """Carry out these, or all that wait."""
+        chosen = None if transfers is None else set(transfers)
+        released = [job for job in self._waiting if chosen is None or job.transfer in chosen]
+        self._waiting = [job for job in self._waiting if job not in released]
+        for job in released:
+            self._engine.submit(job)
+        self._engine.wait([job.transfer for job in released])
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self._engine.hold_compute(transfers)
+
+    def poll(self) -> list[CopyResult]:
+        return [
+            msgspec.structs.replace(result, good=False, error="made to fail", bytes=0)
+            if result.transfer in self._doomed
+            else result
+            for result in self._engine.poll()
+        ]
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        self.release(transfers)
+
+    def drain(self) -> None:
+        self.release()
+
+    def close(self) -> None:
+        self.release()
+        self._engine.close()
+
+
+def _half(job: TransferJob) -> TransferJob:
+    devices, hosts = listed(job.device_blocks), listed(job.host_blocks)
+    half = len(hosts) // 2
+    return msgspec.structs.replace(job, device_blocks=pack(devices[:half]), host_blocks=pack(hosts[:half]))
+
+
+class _WrappedWorkerSide(WorkerSide):
+    """owner: whose `wrap` is put around the copy engine."""
+
+    owner: SteeredConnector
+
+    def _make(self, host_blocks: int) -> Worker:
+        super()._make(host_blocks)
+        assert self._copies is not None
+        engine = self.owner.wrap(self._copies.engine, self._rank)
+        self._copies = self._copies._replace(engine=engine)
+        self._worker = Worker(self._rank, engine)
+        return self._worker
+
+
+class SteeredConnector(KvsmConnector):
+    """Its copies obey `SteeredConnector.copies`, in the worker's process."""
+
+    copies: SteeredEngine
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role is KVConnectorRole.WORKER:
+            options = parse(ConnectorOptions, vllm_config.kv_transfer_config.kv_connector_extra_config)
+            self._worker = _WrappedWorkerSide(options, vllm_config, kv_cache_config)
+            self._worker.owner = self
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002 (others look at the rank)
+        SteeredConnector.copies = SteeredEngine(engine)
+        return SteeredConnector.copies
+
+
+class StuckConnector(SteeredConnector):
+    """No store ends before somebody waits for it."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002
+        steered = SteeredEngine(engine)
+        steered.held = {Direction.STORE}
+        return steered
+
+
+class OneRankFailsConnector(SteeredConnector):
+    """On the second rank, half of the transfers of either direction fail; on the first, none."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
+        return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
+
+
+class _DeadlyEngine(SteeredEngine):
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        if job.direction is Direction.LOAD:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().submit(job, after)
+
+
+class DyingConnector(SteeredConnector):
+    """The second rank's process is killed when it is given its first load."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
+        return _DeadlyEngine(engine) if rank == 1 else engine
+
+
+class FullDiskConnector(KvsmConnector):
+    """The log's disk is full when the log has begun and some events are written."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        if role is KVConnectorRole.SCHEDULER:
+            os.pwrite = Disk(FREE_BYTES).pwrite  # type: ignore[assignment]
+        super().__init__(vllm_config, role, kv_cache_config)
+
+
+FREE_BYTES = 3000

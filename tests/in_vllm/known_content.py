@@ -1,0 +1,160 @@
+"""A model that computes nothing but known words, so that a wrong byte is seen where it is read (S15).
+
+The word of a token follows from all tokens up to it, the KV cache group, the epoch of the weights, and (mixed
+in by the rank) the rank. A request's output follows from its prompt alone, so that its tokens can be checked.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scheduler_shapes import BLOCK_TOKENS, VOCABULARY, WINDOW, Shape
+from vllm.v1.request import Request
+
+from kvsm.errors import PropertyBroken
+
+Words = NDArray[np.uint64]
+
+
+class Truth:
+    """What a request must compute: its tokens without end, and the hash of the prefix up to each of them."""
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.tokens: list[int] = []
+        self._hashes: list[int] = []
+        for token in prompt:
+            self._append(token)
+
+    def token(self, place: int) -> int:
+        """Behind the prompt, what comes next follows from all that came before."""
+        while place >= len(self.tokens):
+            self._append((self._hashes[-1] >> 33) % VOCABULARY)
+        return self.tokens[place]
+
+    def hashes(self, first: int, last: int) -> list[int]:
+        self.token(last)
+        return self._hashes[first:last]
+
+    def _append(self, token: int) -> None:
+        before = self._hashes[-1] if self._hashes else 0
+        self.tokens.append(token)
+        self._hashes.append((before * 0x5851F42D4C957F2D + 2 * token + 1) % 2**64)
+
+
+class Places(NamedTuple):
+    """Tokens in the KV cache: where each is, and its word before the rank is mixed in."""
+
+    blocks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    words: Words
+    names: tuple[str, ...]
+
+
+class Step(NamedTuple):
+    """A step under way. finished: requests that are over since the step before."""
+
+    output: Any
+    metadata: bytes
+    reads: Places
+    writes: Places
+    sampled: dict[str, list[int]]
+    finished: set[str]
+    drafted: tuple[str, ...]
+
+
+class Row:
+    """A request as a model runner knows it: block table of each group, tokens that have KV."""
+
+    def __init__(self, tables: Sequence[Sequence[int]], computed: int) -> None:
+        self.tables, self.computed = [list(table) for table in tables], computed
+
+
+class ModelRunner:
+    """Makes of each scheduler output what the ranks read and write; the same on all of them."""
+
+    def __init__(self, shape: Shape, random: Random) -> None:
+        self._shape, self._random = shape, random
+        self._rows: dict[str, Row] = {}
+        self.epoch = 0
+        """Of the weights: other weights, other content."""
+
+    def step(self, output: Any, requests: Mapping[str, Request], truths: Mapping[str, Truth]) -> Step:
+        """Right after it was scheduled."""
+        if output.kv_cache_block_copies:
+            raise AssertionError("blocks are copied on write; that is not simulated")
+        self._take_rows(output)
+        reads, writes = _PlaceList(), _PlaceList()
+        sampled: dict[str, list[int]] = {}
+        for name, count in output.num_scheduled_tokens.items():
+            drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            is_last = not requests[name].is_prefill_chunk
+            accepted = self._random.randint(0, drafts) if is_last else drafts
+            row, truth = self._rows[name], truths[name]
+            begin, right = row.computed, row.computed + count - (drafts - accepted)
+            for group, table in enumerate(row.tables):
+                first = max(0, begin - WINDOW + 1) if group else 0
+                reads.add(name, table, first, truth.hashes(first, begin), self._salt(group))
+                writes.add(name, table, begin, truth.hashes(begin, right), self._salt(group))
+                garbage = [self._random.getrandbits(64) for _ in range(drafts - accepted)]
+                writes.add(name, table, right, garbage, 0)
+            row.computed = right
+            # A draft that was accepted is a token, and one more is sampled behind it.
+            sampled[name] = [truth.token(right - n) for n in range(accepted, -1, -1)] if is_last else []
+        return Step(
+            output,
+            pickle.dumps(output.kv_connector_metadata),
+            reads.places(),
+            writes.places(),
+            sampled,
+            set(output.finished_req_ids),
+            tuple(name for name, tokens in sampled.items() if tokens and self._shape.drafts),
+        )
+
+    def _take_rows(self, output: Any) -> None:
+        for name in output.finished_req_ids:
+            self._rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self._rows[new.req_id] = Row(new.block_ids, new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+            if name in cached.resumed_req_ids:
+                self._rows[name] = Row(blocks, computed)
+                continue
+            row = self._rows[name]
+            for table, more in zip(row.tables, blocks or ()):
+                table += more
+            # With drafts under way the scheduler hopes that all of them were accepted.
+            if computed != row.computed and not self._shape.drafts:
+                raise PropertyBroken("S15", f"request {name} has {row.computed} tokens, vLLM says {computed}")
+
+    def _salt(self, group: int) -> int:
+        return (self.epoch << 8) + group
+
+
+class _PlaceList:
+    def __init__(self) -> None:
+        self._blocks: list[int] = []
+        self._offsets: list[int] = []
+        self._words: list[int] = []
+        self._names: list[str] = []
+
+    def add(self, name: str, table: Sequence[int], first: int, words: Sequence[int], salt: int) -> None:
+        for place, word in enumerate(words, first):
+            block, offset = divmod(place, BLOCK_TOKENS)
+            self._blocks.append(table[block])
+            self._offsets.append(offset)
+            self._words.append((word + salt * 0x9E3779B97F4A7C15) % 2**64)
+            self._names.append(f"token {place} of request {name}")
+
+    def places(self) -> Places:
+        return Places(
+            np.array(self._blocks, np.int64),
+            np.array(self._offsets, np.int64),
+            np.array(self._words, np.uint64),
+            tuple(self._names),
+        )

@@ -1,0 +1,411 @@
+"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only writes and reads.
+
+There is no model and no GPU. `Engine` does what vLLM's engine core does with its scheduler, one act at a
+time: schedule a step, let the workers run it, give its output back; in between requests arrive, are aborted,
+and caches are reset. With asynchronous scheduling and with pipeline stages, several steps are under way.
+
+A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step, in any
+order, as a seed says. What a step computes is a kernel of that device: it writes the words of its tokens
+(`known_content`), and all that its layers look back at must hold the right ones (S15). A wrong match, a load
+that was not waited for, a block that was given away too early are seen there, or by the race detector (S12).
+Rejected drafts leave garbage.
+
+Not simulated: mamba groups, images, adapters, requests that come in parts.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from known_content import ModelRunner, Step, Truth, Words
+from scheduler_shapes import (
+    BLOCK_TOKENS,
+    CHOICES,
+    MOST_TOKENS,
+    VOCABULARY,
+    WORD_BYTES,
+    Shape,
+    changed,
+    hasher,
+    make_configs,
+    make_scheduler,
+    valid,
+)
+from vllm import SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from kvsm.cuda_io import HostPool, SimulatedCopyEngine
+from kvsm.cuda_io.failing import FailingCopyEngine
+from kvsm.errors import PropertyBroken
+from kvsm.invariants import check_ledger
+from kvsm.ledger import Ledger
+from kvsm.plan import TransferPlan
+from kvsm.replay import verify_log
+from kvsm.snapshot import digest
+from kvsm.testing import assert_at_rest
+from kvsm.vllm.connector import KvsmConnector
+from kvsm.vllm.copies import RankCopies
+from kvsm.vllm.messages import StepReports
+
+DRAIN_STEPS = 2000
+"""More than any of these engines needs to finish all that it was given."""
+
+
+class Rank:
+    """A worker: vLLM's connector of its side, and a device on which compute is queued."""
+
+    def __init__(self, config: Any, kv_cache: Any, shape: Shape, number: int, seed: int) -> None:
+        config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
+        self._number = number
+        self._memory = torch.zeros(shape.device_blocks, BLOCK_TOKENS * WORD_BYTES, dtype=torch.int8)
+        self._words: Words = self._memory.numpy().view(np.uint64)
+        self._wrong: list[str] = []
+        self._ends: list[Any] = []
+        self.silent: set[int] = set()
+        """Transfers of which this rank never reports the end."""
+
+        def copies(tensors: Sequence[Any], host_blocks: int, _verify: bool) -> RankCopies:
+            pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES)
+            engine = SimulatedCopyEngine(list(tensors), pool.blocks, seed + number)
+            self.device = engine.simulated
+            return RankCopies(FailingCopyEngine(engine, seed + number, shape.failing), pool)
+
+        self.connector = KvsmConnector(config, KVConnectorRole.WORKER, kv_cache)
+        with patch("kvsm.vllm.worker_side.make_copies", copies):
+            self.connector.register_kv_caches(
+                {f"layer.{group}": self._memory for group in range(shape.groups)}
+            )
+
+    def execute(self, step: Step) -> ModelRunnerOutput:
+        """Queue what the step computes, as a worker does: it waits for nothing."""
+        connector, metadata = self.connector, pickle.loads(step.metadata)
+        connector.handle_preemptions(metadata)
+        connector.bind_connector_metadata(metadata)
+        if step.sampled:
+            self._compute(step)
+        self._ends.append(self.device.compute.record())
+        connector.start_load_kv(None)
+        connector.wait_for_save()
+        results = connector.get_transfer_results(step.finished)
+        told = KVConnectorOutput(
+            finished_sending=results.finished_sending or None,
+            finished_recving=results.finished_recving or None,
+            failed_recving=results.failed_recving,
+            kv_connector_stats=connector.get_kv_connector_stats(),
+            kv_connector_worker_meta=self._heard(connector.build_connector_worker_meta()),
+        )
+        connector.clear_connector_metadata()
+        names = list(step.sampled)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=list(map(list, step.sampled.values())),
+            # vLLM gives nothing back of a step that computed nothing and has nothing to tell.
+            kv_connector_output=None if told.is_empty() and not names else told,
+        )
+
+    def _heard(self, reports: StepReports | None) -> StepReports | None:
+        if reports is None or not self.silent:
+            return reports
+        told = tuple(report for report in reports.reports if report.transfer not in self.silent)
+        return StepReports(told) if told else None
+
+    def await_compute(self) -> None:
+        """Until the step that was queued first, and not waited for yet, has computed."""
+        self._ends.pop(0).synchronize()
+        self.check()
+
+    def check(self) -> None:
+        if self._wrong:
+            raise PropertyBroken("S15", "; ".join(self._wrong[:3]))
+        if self.device.races:
+            raise PropertyBroken("S12", str(self.device.races[0]))
+
+    def _compute(self, step: Step) -> None:
+        reads, writes = step.reads, step.writes
+        mix = np.uint64(2 * self._number + 1)
+
+        def action() -> None:
+            # In a layer all tokens of a step are written before any looks back.
+            self._words[writes.blocks, writes.offsets] = writes.words * mix
+            right = self._words[reads.blocks, reads.offsets] == reads.words * mix
+            for place in np.flatnonzero(~right):
+                self._wrong.append(
+                    f"rank {self._number}, device block {reads.blocks[place]} does not hold "
+                    f"{reads.names[place]}"
+                )
+
+        self.device.launch(
+            "step", sorted({*reads.blocks.tolist()}), sorted({*writes.blocks.tolist()}), action
+        )
+
+
+class Engine:
+    """What vLLM's engine core does, one act at a time; and what must hold meanwhile.
+
+    Attributes: `counts`, what happened; `scheduler`, vLLM's; `ledger`, kvsm's; `ranks`; `plan`, what the step
+    that was scheduled last copies; `latest`, that step; `told`, what each client has got.
+    """
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.counts = shape, Counter[str]()
+        self._random = Random(seed)
+        self._directory = TemporaryDirectory(prefix="kvsm-real-scheduler-")
+        config, kv_cache = make_configs(shape, self._directory.name)
+        self.scheduler: Any = make_scheduler(shape, config, kv_cache)
+        self._side = self.scheduler.connector._scheduler
+        self._core = self._side._core
+        self.ledger: Ledger = self._core.offloader.ledger
+        self.ranks = [Rank(config, kv_cache, shape, rank, seed) for rank in range(shape.ranks)]
+        self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
+        self._runner = ModelRunner(shape, self._random)
+        self._truths: dict[str, Truth] = {}
+        self._asked: dict[str, Request] = {}
+        self.told: dict[str, list[int]] = {}
+        self.plan = TransferPlan()
+        self._scheduled: list[Step] = []
+        self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
+
+    # What may happen.
+
+    def arrive(self, family: int, length: int, own: int, outputs: int) -> None:
+        """A prompt: so many tokens that all of its family begin with, and some of its own; and how many
+        tokens it wants. A family that is odd goes on where the request of this number has ended."""
+        name, asked = f"r{len(self._asked)}", [truth.tokens for truth in self._truths.values()]
+        shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
+        prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
+        self._truths[name] = Truth(prompt)
+        self.told[name] = []
+        sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
+        self._asked[name] = request = Request(name, prompt, sampling, None, block_hasher=hasher())
+        self.scheduler.add_request(request)
+
+    def schedule(self) -> bool:
+        """Begin a step. False where vLLM would not."""
+        if self.steps_under_way >= self.shape.most_steps or not self.scheduler.has_requests():
+            return False
+        output = self.scheduler.schedule()
+        step = self._runner.step(output, self.scheduler.requests, self._truths)
+        self._scheduled.append(step)
+        self.latest, self.plan = step, output.kv_connector_metadata.plan
+        self._count(output)
+        self._check_scheduled(step)
+        return True
+
+    def execute(self) -> bool:
+        """Let every rank run the oldest step that it has not run."""
+        if not self._scheduled:
+            return False
+        step = self._scheduled.pop(0)
+        outputs = [rank.execute(step) for rank in self.ranks]
+        self._executed.append((step, outputs))
+        return True
+
+    def deliver(self) -> bool:
+        """Give back the output of the oldest step under way, when all ranks have computed it."""
+        if not self._executed and not self.execute():
+            return False
+        step, outputs = self._executed.pop(0)
+        for rank in self.ranks:
+            rank.await_compute()
+        output = outputs[-1]
+        if self.shape.ranks > 1:
+            output = self._aggregator.aggregate(outputs, self.shape.ranks - 1)
+        for answers in self.scheduler.update_from_output(step.output, output).values():
+            for answer in answers.outputs:
+                self._take_answer(answer)
+        if step.drafted and not self.shape.is_async:
+            # With asynchronous scheduling the workers keep their drafts to themselves.
+            drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
+            self.scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
+        return True
+
+    def step(self) -> None:
+        """A step of vLLM's: the queue is filled, then the oldest output is waited for."""
+        while self.schedule():
+            pass
+        self.deliver()
+
+    def abort(self, number: int) -> None:
+        """The client of a request has gone."""
+        waiting = [name for name, one in self._asked.items() if not one.is_finished()]
+        if waiting:
+            name = waiting[number % len(waiting)]
+            self.counts["aborts"] += 1
+            if self._asked[name].status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                self.counts["aborts in mid-load"] += 1
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def reset(self, running: bool, connector: bool) -> None:
+        """The caches are emptied. Where all was, the weights change: what was computed before is wrong."""
+        self.counts["resets"] += 1
+        try:
+            done = self.scheduler.reset_prefix_cache(
+                reset_running_requests=running, reset_connector=connector
+            )
+        except RuntimeError as error:
+            # Where a copy holds a block vLLM gives up, with all requests preempted, and goes on.
+            if "remote KV transfer" not in str(error):
+                raise
+            done = False
+        if done and connector:
+            self.counts["whole resets"] += 1
+            self._runner.epoch += 1
+
+    def reset_host(self) -> None:
+        """Only what is in host memory is forgotten."""
+        self.counts["host resets"] += 1
+        self.scheduler.reset_connector_cache()
+        if any(self.ledger.readable(slot) for slot in self.ledger.index.values()):
+            raise PropertyBroken("S14", "a key can be matched right after a reset")
+
+    # What must hold.
+
+    @property
+    def steps_under_way(self) -> int:
+        return len(self._scheduled) + len(self._executed)
+
+    def check(self) -> None:
+        """At any moment."""
+        broken = check_ledger(self.ledger)
+        if broken:
+            raise PropertyBroken(broken[0].property_id, broken[0].message)
+        for rank in self.ranks:
+            rank.check()
+
+    def drain(self) -> None:
+        """Let everything end, and check that nothing is left and every client has what it asked for."""
+        for _ in range(DRAIN_STEPS):
+            if not self.steps_under_way and not self.scheduler.has_requests():
+                break
+            self.step()
+        else:
+            raise PropertyBroken("S9", f"after {DRAIN_STEPS} steps this is left: {self._left()}")
+        self.check()
+        assert_at_rest(self.ledger)
+        pool = self.scheduler.kv_cache_manager.block_pool
+        if pool.get_num_free_blocks() != self.shape.device_blocks - 1:
+            held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
+            raise PropertyBroken("S4", f"device blocks {held} are held, and nobody is left")
+        for name in self._asked:
+            self._check_answer(name)
+
+    def close(self) -> None:
+        """End the engine. Its log must tell the same story."""
+        live = digest(self.ledger)
+        self.scheduler.shutdown()
+        for rank in self.ranks:
+            rank.connector.shutdown()
+        with self._directory:
+            (log,) = Path(self._directory.name, "events").iterdir()
+            verified = verify_log(log)
+            if not verified.good:
+                found = verified.breakage or verified.damage or verified.condition
+                raise PropertyBroken("S10", f"the log does not verify: {found}")
+            if verified.digest != live:
+                raise PropertyBroken("S10", "the log folds to another state than the live one")
+
+    def discard(self) -> None:
+        """End an engine that has failed."""
+        self._directory.cleanup()
+
+    def _check_scheduled(self, step: Step) -> None:
+        if self._core.offloader.leased(sorted(set(step.writes.blocks.tolist()))):
+            where = f"step {self.counts['steps']}"
+            raise PropertyBroken("S3", f"{where} computes into a block that a copy touches")
+        for request in self.scheduler.kv_holding_waiting:
+            # It would wait for blocks that those behind it hold.
+            if request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS and not request.num_computed_tokens:
+                raise PropertyBroken("S9", f"request {request.request_id} has no blocks, and is in the way")
+
+    def _check_answer(self, name: str) -> None:
+        request, told, truth = self._asked[name], self.told[name], self._truths[name]
+        begin = request.num_prompt_tokens
+        right = [truth.token(begin + n) for n in range(len(told))]
+        if told != right:
+            raise PropertyBroken("S15", f"request {name} was told tokens {told}, right is {right}")
+        if not request.is_finished():
+            raise PropertyBroken("S9", f"request {name} is {request.status.name} at the end")
+        if request.status is RequestStatus.FINISHED_LENGTH_CAPPED and len(told) != request.max_tokens:
+            raise PropertyBroken("S9", f"request {name} has {len(told)} tokens of {request.max_tokens}")
+        if request.status is RequestStatus.FINISHED_ERROR and self.shape.on_failed_load != "fail":
+            raise PropertyBroken("S6", f"request {name} ended with an error, and loads are to be recomputed")
+
+    def _take_answer(self, answer: Any) -> None:
+        self.told[answer.request_id] += answer.new_token_ids
+        self.counts["tokens"] += len(answer.new_token_ids)
+        if answer.finish_reason is not None:
+            self.counts["finished"] += 1
+            self.counts["errors"] += self._asked[answer.request_id].status is RequestStatus.FINISHED_ERROR
+
+    def _count(self, output: Any) -> None:
+        self.counts.update(
+            {
+                "steps": 1,
+                "loads": len(self.plan.loads),
+                "stores": len(self.plan.stores),
+                "failed loads": len(output.kv_connector_metadata.failed_loads),
+                "preemptions": len(output.preempted_req_ids or ()),
+                "scheduled": len(output.num_scheduled_tokens),
+                "overlapping steps": self.steps_under_way > 1,
+            }
+        )
+
+    def _left(self) -> str:
+        left = [f"{name} {one.status.name}" for name, one in self.scheduler.requests.items()]
+        return f"requests {left}, transfers {list(self.ledger.transfers)}"
+
+
+def walk(seed: int, acts: int, shape: Shape | None = None) -> Counter[str]:
+    """Let an engine live by a seed, and end. Returns what happened."""
+    random = Random(f"walk {seed}")
+    if shape is None:
+        shape = valid(Shape(**{name: random.choice(values) for name, values in CHOICES.items()}))
+    engine = Engine(shape, seed)
+    try:
+        for _ in range(acts):
+            act(engine, random)
+            engine.check()
+        engine.drain()
+        engine.close()
+    except BaseException as error:
+        engine.discard()
+        error.args = (f"walk({seed}, {acts}), {shape}: {error}", *error.args[1:])
+        raise
+    return engine.counts
+
+
+def act(engine: Engine, random: Random) -> None:
+    """One of the things that may happen."""
+    kind = random.random()
+    if kind < 0.14:
+        engine.arrive(
+            random.randrange(16), random.randrange(8, 41), random.randint(1, 5), random.randint(1, 12)
+        )
+    elif kind < 0.50:
+        engine.schedule()
+    elif kind < 0.62:
+        engine.execute()
+    elif kind < 0.95:
+        engine.deliver()
+    elif kind < 0.98:
+        engine.abort(random.randrange(8))
+    elif kind < 0.99:
+        engine.reset(running=random.random() < 0.5, connector=random.random() < 0.7)
+    elif kind < 0.992:
+        engine.reset_host()
+    else:
+        for _ in range(10):
+            engine.step()

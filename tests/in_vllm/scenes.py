@@ -1,0 +1,369 @@
+"""Disturbances of a real vLLM engine, step by step, in a process of their own; they tell facts, tests judge.
+
+`play` is for the tests: it starts this module's `main` in a new process, in which engine, scheduler and
+connector are one process, so that a scene can look at them between two steps. The copies are carried out when
+the scene says (`faulty_connectors`): nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+
+from kvsm.events import Direction
+from kvsm.invariants import check_ledger, check_rest
+from kvsm.snapshot import digest
+from kvsm.vllm.tiny import GEMMA, LLAMA, VOCABULARY, tiny_model
+from kvsm.vllm.trial import Trial, connector, environment, make_engine, run, run_session
+
+MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
+
+MAX_TOKENS = 8
+
+POOL: Mapping[str, Any] = {"num_gpu_blocks_override": 128}
+"""Of the engine: as many device blocks as all prompts take together, and some more."""
+
+HOST_BYTES = 1 << 25
+
+MOST_STEPS = 200
+"""In which every scene must have settled; it takes some 20."""
+
+
+def prompt(number: int) -> list[int]:
+    """Six blocks and a bit, unlike those of every other number."""
+    random = Random(f"prompt {number}")
+    return [random.randrange(3, VOCABULARY) for _ in range(212)]
+
+
+PROMPTS = [prompt(number) for number in range(12)]
+
+
+@cache
+def expected(model: str) -> list[list[int]]:
+    """What an engine without offload says to each of `PROMPTS`."""
+    plain = Trial(rounds=[PROMPTS], max_tokens=MAX_TOKENS, model=dict(MODELS[model]), engine=dict(POOL))
+    return run(plain).tokens
+
+
+def steered(
+    load_failure: str = "recompute", name: str = "SteeredConnector", **options: Any
+) -> dict[str, Any]:
+    """vLLM's configuration for a connector of `faulty_connectors`."""
+    given = connector(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
+    return {**given, "kv_connector": name, "kv_connector_module_path": "faulty_connectors"}
+
+
+def search_path() -> str:
+    """Where the processes of an engine find `faulty_connectors`, and what that imports."""
+    here = Path(__file__).resolve().parent
+    return os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """answers: (prompt's number, tokens, why it ended) of every request that was not aborted. cached: tokens
+    of each of these that were not computed. facts: what a scene noted, by name. left: what was left of each
+    scene when it was over; empty if nothing was. digest: of the ledger at the very end."""
+
+    answers: list[tuple[int, list[int], str]]
+    cached: list[int]
+    facts: dict[str, Any]
+    left: list[str]
+    digest: str
+
+
+def play(
+    scenes: Sequence[str], log: Path, *, model: str = "llama", timeout_s: float = 300, **given: Any
+) -> Told:
+    """Run these scenes, one after the other, on one engine. log: the parent of its event log."""
+    transfer = steered(given.pop("load_failure", "recompute"), event_log=str(log), **given)
+    trial = Trial(
+        rounds=[], max_tokens=MAX_TOKENS, kv_transfer=transfer, model=dict(MODELS[model]), engine=dict(POOL)
+    )
+    with TemporaryDirectory(prefix="kvsm-scene-") as directory:
+        answer = Path(directory) / "told.json"
+        done = run_session(
+            [sys.executable, "-c", f"import scenes; scenes.main({str(answer)!r}, {list(scenes)!r})"],
+            msgspec.json.encode(trial),
+            {**environment(), "PYTHONPATH": search_path()},
+            timeout_s,
+        )
+        said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
+        assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
+        return msgspec.json.decode(answer.read_bytes(), type=Told)
+
+
+def main(answer: str, scenes: Sequence[str]) -> None:
+    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
+    with tiny_model(trial.model) as model:
+        stage = Stage(make_engine(model, trial))
+        for name in scenes:
+            SCENES[name](stage)
+        ledger = stage.ledger
+        stage.engine.engine_core.shutdown()
+    told = Told(
+        answers=stage.answers, cached=stage.cached, facts=stage.facts, left=stage.left, digest=digest(ledger)
+    )
+    Path(answer).write_bytes(msgspec.json.encode(told))
+
+
+class Stage:
+    """A vLLM engine, step by step, with kvsm's two sides in it."""
+
+    def __init__(self, llm: Any) -> None:
+        from faulty_connectors import SteeredConnector
+
+        self.engine = llm.llm_engine
+        self.core = self.engine.engine_core.engine_core
+        self.scheduler = self.core.scheduler
+        self.ledger = self.scheduler.connector._scheduler._core.offloader.ledger
+        self.copies = SteeredConnector.copies
+        self.answers: list[tuple[int, list[int], str]] = []
+        self.cached: list[int] = []
+        self.facts: dict[str, Any] = {}
+        self.left: list[str] = []
+        self._asked: dict[str, int] = {}
+        """Request -> number of its prompt."""
+        pool = self.scheduler.kv_cache_manager.block_pool
+        self.free_blocks: Callable[[], int] = pool.get_num_free_blocks
+        self._all_blocks = self.free_blocks()
+
+    def ask(self, *numbers: int) -> list[str]:
+        """Ask these prompts; the requests' names."""
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
+        names = []
+        for number in numbers:
+            names.append(f"{len(self._asked)}")
+            self._asked[names[-1]] = number
+            self.engine.add_request(names[-1], {"prompt_token_ids": PROMPTS[number]}, greedy)
+        return names
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            for output in self.engine.step():
+                if output.finished:
+                    ended = output.outputs[0]
+                    number = self._asked[output.request_id]
+                    self.answers.append((number, list(ended.token_ids), str(ended.finish_reason)))
+                    self.cached.append(output.num_cached_tokens or 0)
+
+    def settle(self) -> int:
+        """Step until no request is left, and no copy. Returns the steps that it took."""
+        for steps in range(MOST_STEPS):
+            if not self.scheduler.has_requests():
+                return steps
+            self.step()
+        raise AssertionError(f"after {MOST_STEPS} steps there is still work: {self.scheduler.requests}")
+
+    def serve(self, *numbers: int) -> list[int]:
+        """Ask, and settle. The cached tokens of each, as they ended."""
+        before = len(self.cached)
+        self.ask(*numbers)
+        self.settle()
+        return self.cached[before:]
+
+    def only_the_host_knows(self, *numbers: int) -> None:
+        """These prompts are stored, and the device has forgotten them."""
+        self.serve(*numbers)
+        self.settle()
+        assert self.engine.reset_prefix_cache(), "blocks are held, though nothing is under way"
+
+    def hold(self, *directions: Direction) -> None:
+        self.copies.held = set(directions)
+
+    def go_on(self) -> None:
+        """What was held ends, and nothing is held any more."""
+        self.copies.held, self.copies.failing = set(), set()
+        self.copies.release()
+
+    def loading(self) -> int:
+        """How many requests wait for their load."""
+        return sum(
+            request.status.name == "WAITING_FOR_REMOTE_KVS" for request in self.scheduler.requests.values()
+        )
+
+    def note(self, name: str, fact: Any) -> None:
+        self.facts.setdefault(name, []).append(fact)
+
+    def end_of(self, scene: str) -> None:
+        """What is still held of it."""
+        self.go_on()
+        self.settle()
+        broken = check_ledger(self.ledger) + check_rest(self.ledger)
+        self.left += [f"{scene}: {violation.property_id}: {violation.message}" for violation in broken]
+        if self.free_blocks() != self._all_blocks:
+            self.left.append(f"{scene}: {self._all_blocks - self.free_blocks()} device blocks are not free")
+        if self.scheduler.requests:
+            self.left.append(f"{scene}: requests {list(self.scheduler.requests)}")
+
+
+def abort_in_mid_load(stage: Stage) -> None:
+    """Two of four are aborted, one of them twice; its prompt is asked again while its load is still held."""
+    stage.only_the_host_knows(0, 1, 2, 3)
+    stage.hold(Direction.LOAD)
+    first, second, *_ = stage.ask(0, 1, 2, 3)
+    stage.step(2)
+    stage.note("loading", stage.loading())
+    stage.engine.abort_request([first])
+    stage.engine.abort_request([second, first])
+    stage.step()
+    stage.note("loading after two aborts", stage.loading())
+    stage.note("blocks held after two aborts", stage._all_blocks - stage.free_blocks())
+    stage.ask(0)
+    stage.step(2)
+    stage.go_on()
+    stage.settle()
+    stage.end_of("abort in mid-load")
+
+
+def abort_all_in_mid_load(stage: Stage) -> None:
+    """Nobody is left who would wait for the loads."""
+    stage.only_the_host_knows(0, 1, 2, 3)
+    stage.hold(Direction.LOAD)
+    names = stage.ask(0, 1, 2, 3)
+    stage.step()
+    stage.engine.abort_request(names)
+    stage.step()
+    stage.note("requests while aborted loads run", len(stage.scheduler.requests))
+    stage.end_of("abort all in mid-load")
+
+
+def abort_before_the_load_fails(stage: Stage) -> None:
+    """Of two whose loads will fail, one is aborted before that is known."""
+    stage.only_the_host_knows(4, 5)
+    stage.hold(Direction.LOAD)
+    stage.copies.failing = {Direction.LOAD}
+    aborted, _ = stage.ask(4, 5)
+    stage.step()
+    stage.engine.abort_request([aborted])
+    stage.step()
+    stage.end_of("abort before the load fails")
+
+
+def abort_when_the_load_has_ended(stage: Stage) -> None:
+    """Good or bad; vLLM has not scheduled the request since, or has not heard of it yet."""
+    for failing in (set(), {Direction.LOAD}):
+        stage.only_the_host_knows(0, 1)
+        stage.copies.failing = failing
+        aborted, _ = stage.ask(0, 1)
+        stage.step()
+        stage.note("waiting, with no copy under way", (stage.loading(), len(stage.ledger.transfers)))
+        stage.engine.abort_request([aborted])
+        stage.end_of("abort when the load has ended")
+
+
+def reset_under_load(stage: Stage) -> None:
+    """Twice: some requests load, another computes and is being stored, and the whole cache is reset."""
+    for new in (6, 7):
+        stage.only_the_host_knows(0, 1, 2, 3)
+        stage.hold(Direction.LOAD, Direction.STORE)
+        stage.ask(0, 1, 2, 3, new)
+        stage.step(3)
+        stage.note("loading at the reset", stage.loading())
+        stage.note("drained at once", _reset(stage))
+        stage.step()
+        # vLLM's answer above is no, whatever kvsm's is: blocks are held.
+        stage.note("drained while held", stage.scheduler.reset_connector_cache())
+        stage.go_on()
+        stage.settle()
+        stage.note("drained at last", _reset(stage))
+        stage.note("cached after the reset", stage.serve(0, 1, 2, 3, new))
+        stage.end_of("reset under load")
+
+
+def _reset(stage: Stage, **how: bool) -> bool:
+    return bool(stage.engine.reset_prefix_cache(reset_connector=True, **how))
+
+
+def reset_running_requests(stage: Stage) -> None:
+    """Requests in mid-generation lose their blocks and the caches, and start over. vLLM refuses that while a
+    copy holds a block; it has preempted by then, and goes on all the same."""
+    stage.ask(0, 1, 7)
+    stage.step(3)
+    stage.note("reset while running", _reset(stage, reset_running_requests=True))
+    stage.settle()
+    stage.hold(Direction.STORE)
+    stage.ask(8, 9)
+    stage.step(3)
+    try:
+        _reset(stage, reset_running_requests=True)
+    except RuntimeError as error:
+        stage.note("refused", str(error))
+    stage.step()
+    stage.end_of("reset running requests")
+
+
+def sleep(stage: Stage) -> None:
+    """Without memory to give away: on a CPU vLLM sleeps by forgetting its caches, and kvsm's with them."""
+    stage.only_the_host_knows(0, 1)
+    stage.note("cached before sleep", stage.serve(0, 1))
+    stage.engine.sleep(level=1)
+    stage.note("asleep", stage.engine.is_sleeping())
+    stage.engine.wake_up()
+    stage.note("asleep after waking", stage.engine.is_sleeping())
+    stage.note("cached after sleep", stage.serve(0, 1))
+    stage.end_of("sleep")
+
+
+def pause(stage: Stage) -> None:
+    """Level 0: requests wait; a load that was under way ends meanwhile, and is used afterwards."""
+    stage.only_the_host_knows(2, 3)
+    stage.hold(Direction.LOAD)
+    stage.ask(2, 3)
+    stage.step()
+    stage.engine.sleep(level=0, mode="keep")
+    stage.go_on()
+    before = len(stage.answers)
+    stage.step(2 * MAX_TOKENS)
+    stage.note("answers while paused", len(stage.answers) - before)
+    stage.engine.wake_up(tags=["scheduling"])
+    stage.end_of("pause")
+
+
+def fail_loads(stage: Stage) -> None:
+    """Every load fails, of prompts that were stored; then the same ones again, with good copies."""
+    numbers: Iterable[int] = range(6)
+    stage.only_the_host_knows(*numbers)
+    stage.copies.failing = {Direction.LOAD}
+    stage.ask(*numbers)
+    stage.note("steps with failed loads", stage.settle())
+    stage.copies.failing = set()
+    assert stage.engine.reset_prefix_cache()
+    stage.note("cached after failed loads", stage.serve(*numbers))
+    stage.end_of("fail loads")
+
+
+def shut_down_in_mid_copy(stage: Stage) -> None:
+    """The last scene: loads and stores are under way when the engine is shut down."""
+    stage.only_the_host_knows(0, 1)
+    stage.hold(Direction.LOAD, Direction.STORE)
+    stage.ask(0, 1, 10)
+    stage.step(3)
+    live = stage.ledger.transfers.values()
+    stage.note("in flight at shutdown", sorted({transfer.direction.name for transfer in live}))
+
+
+SCENES: Mapping[str, Callable[[Stage], None]] = {
+    scene.__name__: scene
+    for scene in (
+        abort_in_mid_load,
+        abort_all_in_mid_load,
+        abort_before_the_load_fails,
+        abort_when_the_load_has_ended,
+        reset_under_load,
+        reset_running_requests,
+        sleep,
+        pause,
+        fail_loads,
+        shut_down_in_mid_copy,
+    )
+}

@@ -1,0 +1,102 @@
+"""`kvsm vllm-check`, `kvsm bench vllm` and the example, with the vLLM that is installed here."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvsm.replay import rebuild, verify_log
+from kvsm.snapshot import digest
+from kvsm.vllm import check, trial
+from kvsm.vllm.check import CONTESTANTS, missing_names
+from kvsm.vllm.tiny import BLOCK_TOKENS
+
+ROOT = Path(__file__).parent.parent.parent
+MOST_SECONDS = 600
+
+
+def run(*arguments: str, **environment: str) -> str:
+    """What a command prints on standard output. It must end with 0."""
+    environment = {**trial.environment(), "VLLM_LOGGING_LEVEL": "ERROR", **environment}
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=MOST_SECONDS, env=environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of one check, as scripts read it."""
+    logs = tmp_path_factory.mktemp("logs")
+    report: dict[str, Any] = json.loads(run("-m", "kvsm", "vllm-check", "--json", "--keep-log", str(logs)))
+    return report
+
+
+def test_an_installation_that_works_is_good(checked: dict[str, Any]) -> None:
+    assert checked["good"]
+    assert checked["interface"] == []
+    assert [one["name"] for one in checked["engines"]] == ["without kvsm", *CONTESTANTS]
+    assert [one["other_tokens"] for one in checked["engines"]] == [0, 0, 0]
+
+
+def test_what_comes_again_is_loaded(checked: dict[str, Any]) -> None:
+    """The device has lost all of it, else the trial shows nothing: every whole block comes from the host."""
+    plain, *engines = checked["engines"]
+    assert plain["cached_tokens"] == 0
+    for one in engines:
+        assert one["blocks_loaded"] * BLOCK_TOKENS == one["cached_tokens"]
+        assert one["cached_tokens"] > one["prompt_tokens"] * 0.4
+
+
+def test_kept_logs_verify_and_replay_to_the_digest_that_was_reported(checked: dict[str, Any]) -> None:
+    """S10, and every other property that a log shows."""
+    for one in checked["engines"][1:]:
+        assert verify_log(one["log"]).good
+        assert digest(rebuild(one["log"]).ledger) == one["digest"]
+
+
+def test_kvsm_that_vllm_cannot_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM that renamed a method, seen without starting an engine."""
+    from kvsm.vllm.connector import KvsmConnector
+
+    monkeypatch.setattr(KvsmConnector, "on_every_step", lambda _: None, raising=False)
+    missing, _ = check._look()
+    assert missing == ["vLLM does not call KvsmConnector.on_every_step, which kvsm needs"]
+
+
+def test_every_name_that_kvsm_imports_is_there() -> None:
+    assert missing_names(Path(check.__file__).parent) == []
+
+
+def test_bench_measures_all_three() -> None:
+    """Blocks come back by spec and by connector, and the connector's own time is a part of the step's."""
+    arguments = ("--requests", "24", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
+    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, "--rounds", "1", "--json"))
+    plain, spec, connector = (one["rounds"][0] for one in found["contestants"])
+    assert plain["connector_seconds"] == 0
+    assert plain["prompt_tokens"] == spec["prompt_tokens"] == connector["prompt_tokens"]
+    for one in (spec, connector):
+        assert one["cached_tokens"] > plain["cached_tokens"]
+        assert 0 < one["connector_seconds"] < one["step_seconds"] < one["seconds"]
+
+
+def test_example_loads_what_it_stored(tmp_path: Path) -> None:
+    told = run(str(ROOT / "examples" / "vllm_offload.py"), TMPDIR=str(tmp_path))
+    assert "first turn: 0 of 6400 prompt tokens came from a cache" in told
+    again = re.search(r"second turn: (\d+) of 6400", told)
+    assert again is not None
+    assert int(again.group(1)) > 5000
+    directory = re.search(r"the event log is in (\S+);", told)
+    assert directory is not None
+    assert Path(directory.group(1)).parent == tmp_path
+    [log] = Path(directory.group(1)).iterdir()
+    assert verify_log(log).good

@@ -1,0 +1,149 @@
+"""Aborts, resets, sleep and shutdown, with copies held in flight: nothing leaks, and tokens are unchanged.
+
+Every scene runs on a Llama with an eager store, and on a Gemma (two KV cache groups) with a lazy one. What is
+not tested: a sleep that gives memory away, for vLLM's CPU worker ignores it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from scenes import (
+    HOST_BYTES,
+    MAX_TOKENS,
+    MODELS,
+    POOL,
+    PROMPTS,
+    SCENES,
+    Told,
+    expected,
+    play,
+    search_path,
+    steered,
+)
+
+from kvsm.replay import Verification, verify_log
+from kvsm.vllm.trial import Trial, run
+
+Played = tuple[str, str, Told, Verification]
+"""(model, store, what the scenes told, what verifying their log found)"""
+
+
+@pytest.fixture(scope="module", params=[("llama", "eager"), ("gemma", "lazy")], ids="-".join)
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
+    model, store = request.param
+    logs = tmp_path_factory.mktemp("logs")
+    told = play(list(SCENES), logs, model=model, store=store, cpu_bytes_to_use=HOST_BYTES)
+    (log,) = logs.iterdir()
+    return model, store, told, verify_log(log)
+
+
+def test_tokens_are_those_of_an_engine_without_offload(played: Played) -> None:
+    """S15: whatever happens around it, a request that was not aborted says what it would have said."""
+    model, _, told, _ = played
+    right = expected(model)
+    for number, tokens, why in told.answers:
+        assert (tokens, why) == (right[number], "length"), f"prompt {number}"
+    assert len(told.answers) > 60
+
+
+def test_nothing_is_left_of_any_scene(played: Played) -> None:
+    """S9: all device blocks are free again, and no request, pin, lease or transfer is left."""
+    assert played[2].left == []
+
+
+def test_the_log_verifies_and_replays_to_the_state_at_the_end(
+    played: Played,
+) -> None:
+    """S10: also after a shutdown with copies in flight."""
+    _, _, told, verification = played
+    assert verification.good, verification
+    assert verification.digest == told.digest
+
+
+def test_an_aborted_load_keeps_its_blocks_until_it_has_ended(
+    played: Played,
+) -> None:
+    """S3: the copy still writes them."""
+    facts = played[2].facts
+    assert facts["loading"] == [4]
+    assert facts["loading after two aborts"] == [2]
+    assert facts["blocks held after two aborts"][0] >= 4 * 6
+    assert facts["requests while aborted loads run"] == [4]
+
+
+def test_a_load_that_has_ended_may_still_be_aborted(played: Played) -> None:
+    """Both were waiting when one was aborted, good loads and bad ones: what is left is asserted above."""
+    assert played[2].facts["waiting, with no copy under way"] == [[2, 0], [2, 0]]
+
+
+def test_a_reset_under_load_is_refused_until_it_has_drained(
+    played: Played,
+) -> None:
+    """S14: twice. Nothing of before is found afterwards."""
+    _, _, told, _ = played
+    assert told.facts["loading at the reset"] == [4, 4]
+    assert told.facts["drained at once"] == [False, False]
+    assert told.facts["drained while held"] == [False, False]
+    assert told.facts["drained at last"] == [True, True]
+    assert told.facts["cached after the reset"] == [[0] * 5, [0] * 5]
+
+
+def test_running_requests_start_over_at_a_reset(played: Played) -> None:
+    """vLLM itself refuses that while a store holds device blocks (a lazy store holds none here)."""
+    _, store, told, _ = played
+    assert told.facts["reset while running"] == [True]
+    refusals = told.facts.get("refused", [])
+    assert len(refusals) == (store == "eager")
+    assert all("Failed to reset KV cache" in refusal for refusal in refusals)
+
+
+def test_sleep_forgets_both_caches(played: Played) -> None:
+    """S14: what was stored before a sleep is not loaded after it; the weights may have changed."""
+    facts = played[2].facts
+    assert facts["cached before sleep"] == [[192, 192]]
+    assert (facts["asleep"], facts["asleep after waking"]) == ([True], [False])
+    assert facts["cached after sleep"] == [[0, 0]]
+
+
+def test_a_paused_engine_answers_when_it_goes_on(played: Played) -> None:
+    """The load that ends during the pause is not lost."""
+    assert played[2].facts["answers while paused"] == [0]
+
+
+def test_an_engine_is_shut_down_with_copies_in_flight(played: Played) -> None:
+    """S17: the process has ended, with exit code 0, as `play` asserts; its log is asserted above."""
+    _, store, told, _ = played
+    assert told.facts["in flight at shutdown"] == [["LOAD"] if store == "lazy" else ["LOAD", "STORE"]]
+
+
+def test_failed_loads_are_computed_without_asking_twice(played: Played) -> None:
+    """S6: no livelock, in one group or in two: what failed is not matched again, and is stored anew."""
+    facts = played[2].facts
+    assert facts["steps with failed loads"][0] <= MAX_TOKENS + 6
+    assert facts["cached after failed loads"] == [[192] * 6]
+
+
+def test_an_engine_process_ends_though_its_stores_never_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """S17: requests are answered while every store hangs; shutdown waits for the copies, and for no step."""
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    stuck = steered(name="StuckConnector", event_log=str(tmp_path))
+    trial = Trial(
+        rounds=[PROMPTS[:6]],
+        max_tokens=MAX_TOKENS,
+        kv_transfer=stuck,
+        model=dict(MODELS["llama"]),
+        engine=dict(POOL),
+        in_process=False,
+    )
+    assert run(trial).tokens == expected("llama")[:6]
+    (log,) = tmp_path.iterdir()
+    verification = verify_log(log)
+    assert verification.good, verification
+    assert verification.events > 6

@@ -1,0 +1,116 @@
+"""The event log that a real vLLM engine leaves: it replays to the state in which the engine ended (S10),
+keeps every property, and tells the numbers that vLLM exported. The KV events that vLLM published agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from workloads import CASES, END_DIGEST, KV_EVENTS, case_name, make_rounds
+
+from kvsm.kv_events import GROUP_INDEX_BYTES, MEDIUM_CPU
+from kvsm.log import LogReader
+from kvsm.metrics import Metrics
+from kvsm.replay import rebuild, verify_log
+from kvsm.snapshot import digest
+from kvsm.vllm.tiny import BLOCK_TOKENS
+
+each_case = pytest.mark.parametrize("case", CASES, ids=case_name)
+each_described = pytest.mark.parametrize(
+    "case", [case for case in CASES if case[1].describes_kv_events], ids=case_name
+)
+
+
+@each_case
+def test_replay_gives_the_state_of_the_end(engines: Any, case: Any) -> None:
+    served = engines.served(*case)
+    ended = (served.notes / END_DIGEST).read_text()
+    rebuilt = rebuild(served.log)
+    assert rebuilt.events > 1000
+    assert digest(rebuilt.ledger) == ended
+
+
+@each_case
+def test_the_log_keeps_every_property(engines: Any, case: Any) -> None:
+    found = verify_log(engines.served(*case).log)
+    assert found.violations == ()
+    assert found.good
+    assert found.condition.torn is None
+
+
+@each_case
+def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
+    """Loads are over before their requests; a store may end after vLLM's last output, which brings the
+    numbers."""
+    served = engines.served(*case)
+    reader = LogReader(served.log)
+    told = Metrics.of(reader.head.config, reader.events()).values()
+    metric = served.outcome.metric
+    assert told["blocks_loaded"] == metric("vllm:kvsm_blocks_loaded")
+    assert told["preemptions"] == metric("vllm:num_preemptions")
+    assert told["requests"]["finished"] == len(served.outcome.tokens) == metric("vllm:kvsm_requests")
+    assert told["transfers_ended"]["load"]["failed"] == told["transfers_ended"]["store"]["failed"] == 0
+    if served.row.own_process:
+        assert told["blocks_stored"] >= metric("vllm:kvsm_blocks_stored")
+    else:
+        assert told["blocks_stored"] == metric("vllm:kvsm_blocks_stored")
+
+
+def published(served: Any) -> Iterator[dict[str, Any]]:
+    """What vLLM published of host memory, event by event."""
+    recorded = (served.notes / KV_EVENTS).read_bytes()
+    at = 0
+    while at < len(recorded):
+        begin = at + 4
+        at = begin + int.from_bytes(recorded[at:begin], "big")
+        _time, events, *_rank = msgspec.msgpack.decode(recorded[begin:at])
+        yield from (event for event in events if event.get("medium") == MEDIUM_CPU)
+
+
+@each_case
+def test_kv_events_fold_to_what_is_resident(engines: Any, case: Any) -> None:
+    """In either form of block hashes. Nothing is told stored that is, nor removed that is not."""
+    served = engines.served(*case)
+    folded: set[tuple[int, bytes | int]] = set()
+    for event in published(served):
+        named = {(event["group_idx"], block_hash) for block_hash in event["block_hashes"]}
+        if event["type"] == "BlockStored":
+            assert not named & folded
+            folded |= named
+        else:
+            assert named <= folded
+            folded -= named
+    ledger = rebuild(served.log).ledger
+    resident = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+    assert len(resident) > 50
+    assert folded == {named_in_events(key, served.row.whole_hashes) for key in resident}
+
+
+def named_in_events(key: bytes, whole: bool) -> tuple[int, bytes | int]:
+    """(group, block hash); an integer has the last eight bytes."""
+    block_hash, group = key[:-GROUP_INDEX_BYTES], int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")
+    return group, block_hash if whole else int.from_bytes(block_hash[-8:], "big")
+
+
+@each_described
+def test_described_kv_events_say_the_tokens(engines: Any, case: Any) -> None:
+    """Each block's tokens are a block of a prompt and its answer."""
+    served = engines.served(*case)
+    prompts = [prompt for prompts in make_rounds() for prompt in prompts]
+    asked = [prompt + answer for prompt, answer in zip(prompts, served.outcome.tokens)]
+    blocks = {tuple(block) for tokens in asked for block in blocks_of(tokens)}
+    stored = [event for event in published(served) if event["type"] == "BlockStored"]
+    assert stored
+    for event in stored:
+        assert event["block_size"] == BLOCK_TOKENS
+        assert len(event["token_ids"]) == BLOCK_TOKENS * len(event["block_hashes"])
+        assert {tuple(block) for block in blocks_of(event["token_ids"])} <= blocks
+
+
+def blocks_of(tokens: list[int]) -> list[list[int]]:
+    return [tokens[at : at + BLOCK_TOKENS] for at in range(0, len(tokens), BLOCK_TOKENS)]

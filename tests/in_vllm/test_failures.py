@@ -1,0 +1,173 @@
+"""What fails: loads, one rank of two, a worker's process, the log's disk, and what a user has configured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from scenes import HOST_BYTES, MAX_TOKENS, POOL, PROMPTS, expected, play, search_path, steered
+
+from kvsm.errors import ConfigError
+from kvsm.events import LoadPlanned, WorkerReported
+from kvsm.log import LogReader
+from kvsm.replay import Verification, verify_log
+from kvsm.vllm.options import ConnectorOptions, parse
+from kvsm.vllm.trial import Trial, TrialFailed, connector, run
+
+THRASHING: Mapping[str, Any] = {"num_gpu_blocks_override": 40}
+"""Of the engine: so few device blocks that five of the prompts push each other out."""
+
+TWO_RANKS: Mapping[str, Any] = {**THRASHING, "tensor_parallel_size": 2}
+
+
+@pytest.fixture(autouse=True)
+def _engines_find_the_connectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", search_path())
+
+
+def trial(kv_transfer: dict[str, Any], engine: Mapping[str, Any] = POOL, in_process: bool = True) -> Trial:
+    """Three rounds of the same prompts: behind the first, all of them are stored."""
+    return Trial(
+        rounds=[PROMPTS, PROMPTS, PROMPTS],
+        max_tokens=MAX_TOKENS,
+        kv_transfer=kv_transfer,
+        engine=dict(engine),
+        in_process=in_process,
+    )
+
+
+def verified(parent: Path) -> tuple[Path, Verification]:
+    """The one log in there, which breaks no property."""
+    (log,) = parent.iterdir()
+    verification = verify_log(log)
+    assert not verification.violations, verification.breakage
+    assert verification.damage is None
+    return log, verification
+
+
+# Loads.
+
+
+def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) -> None:
+    """`kv_load_failure_policy` is `fail`: vLLM's error, for these requests alone, and nothing leaks (S9)."""
+    told = play(["fail_loads"], tmp_path, load_failure="fail")
+    right = expected("llama")
+    failed = [answer for answer in told.answers if answer[2] == "error"]
+    assert sorted(number for number, _, _ in failed) == [0, 1, 2, 3, 4, 5]
+    assert [tokens for _, tokens, _ in failed] == [[]] * 6
+    good = [answer for answer in told.answers if answer[2] != "error"]
+    assert len(good) == 12
+    assert all((tokens, why) == (right[number], "length") for number, tokens, why in good)
+    assert told.left == []
+    assert verified(tmp_path)[1].digest == told.digest
+
+
+def test_one_rank_of_two_fails(tmp_path: Path) -> None:
+    """S2: what one rank could not copy is not matched, though the other could; tokens are unchanged."""
+    half = steered(name="OneRankFailsConnector", event_log=str(tmp_path))
+    outcome = run(trial(half, TWO_RANKS, in_process=False))
+    assert outcome.tokens == expected("llama") * 3
+    log, verification = verified(tmp_path)
+    assert verification.good
+    loads, ended = set(), set()
+    for event in LogReader(log).events():
+        if isinstance(event, LoadPlanned):
+            loads.add(event.seq)
+        elif isinstance(event, WorkerReported):
+            ended.add((event.transfer in loads, event.worker, event.good))
+    # Of stores and of loads.
+    of_each = {(0, True), (1, True), (1, False)}
+    assert ended == {(is_load, *end) for is_load in (False, True) for end in of_each}
+    assert outcome.metric("vllm:kvsm_transfers_ended", "failed") > 0
+
+
+# Processes.
+
+
+def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
+    """With vLLM's error and without a hang; the log that was written is good."""
+    dying = steered(name="DyingConnector", event_log=str(tmp_path))
+    with pytest.raises(TrialFailed, match="EngineDeadError"):
+        run(trial(dying, TWO_RANKS, in_process=False))
+    log, verification = verified(tmp_path)
+    assert verification.condition.complete
+    loads = [event for event in LogReader(log).events() if isinstance(event, LoadPlanned)]
+    assert loads, "it was killed before its first load"
+
+
+# The log's disk.
+
+
+def test_a_full_disk_degrades_the_log_and_not_the_engine(tmp_path: Path) -> None:
+    """`continue`: tokens and hits as ever; the log says where it ends, and is good up to there."""
+    full = steered(name="FullDiskConnector", event_log=str(tmp_path))
+    outcome = run(trial(full, THRASHING))
+    assert outcome.tokens == expected("llama") * 3
+    assert outcome.metric("vllm:kvsm_blocks_loaded") > 0
+    _, verification = verified(tmp_path)
+    assert verification.condition.broken_from == verification.last + 1
+    assert not verification.good
+
+
+def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
+    """`stop`: no decision without a record of it."""
+    full = steered(name="FullDiskConnector", event_log=str(tmp_path), log_on_failure="stop")
+    with pytest.raises(TrialFailed, match=r"LogWriteFailed.* could not be written"):
+        run(trial(full, THRASHING))
+    assert verified(tmp_path)[1].condition.complete
+
+
+# Configuration.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "lacks cpu_bytes_to_use"),
+        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0"),
+        ({"cpu_bytes_to_use": 1, "polcy": "arc"}, "'polcy', which kvsm does not know; did you mean policy"),
+        ({"cpu_bytes_to_use": 1, "zzz": 1}, "'zzz', which kvsm does not know.* It knows: cpu_bytes_to_use, "),
+        ({"cpu_bytes_to_use": "much"}, r"cpu_bytes_to_use"),
+        ({"cpu_bytes_to_use": 1, "store": "often"}, r"'often'.*store"),
+        ({"cpu_bytes_to_use": 1, "log_on_failure": "shrug"}, r"'shrug'.*log_on_failure"),
+        ({"cpu_bytes_to_use": 1, "lazy_target_blocks": 4}, "lazy_target_blocks is for a lazy store"),
+        ({"cpu_bytes_to_use": 1, "store": "lazy", "store_threshold": 2}, "a lazy store has none"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(ConnectorOptions, options)
+
+
+def test_somebody_elses_options_are_passed_over() -> None:
+    assert parse(ConnectorOptions, {"cpu_bytes_to_use": "64", "spec_name": "x"}, others=["spec_name"]) == (
+        ConnectorOptions(cpu_bytes_to_use=64)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "engine", "message"),
+    [
+        ({"polcy": "arc"}, {}, "'polcy', which kvsm does not know; did you mean policy"),
+        ({"event_log": "in a file"}, {}, "event_log: no directory can be made in .*Not a directory"),
+        ({"cpu_bytes_to_use": 100}, {}, "cpu_bytes_to_use is 100: .* give at least"),
+        ({}, {"enable_prefix_caching": False}, "kvsm offloads what the prefix cache holds; enable it"),
+    ],
+    ids=["unknown option", "no log directory", "too little memory", "no prefix cache"],
+)
+def test_the_engine_does_not_start(
+    options: dict[str, Any], engine: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """And says why, in the last lines that a user sees."""
+    file = tmp_path / "file"
+    file.write_text("")
+    if "event_log" in options:
+        options = {"event_log": str(file / options["event_log"])}
+    kvsm = connector(**{"cpu_bytes_to_use": HOST_BYTES, **options})
+    with pytest.raises(TrialFailed, match=message):
+        run(Trial(rounds=[], kv_transfer=kvsm, engine={**POOL, **engine}))

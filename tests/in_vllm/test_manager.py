@@ -1,0 +1,600 @@
+"""`KvsmManager` called as vLLM's OffloadingConnector calls a manager, and beside vLLM's own.
+
+No engine and no bytes: what is answered, what is held for how long, and what stands in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    OffloadPolicy,
+    ReqContext,
+    ScheduleEndContext,
+    make_offload_key,
+)
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kvsm.errors import InvalidEvent, LimitReached
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.kv_events import Publisher
+from kvsm.metrics import Metrics
+from kvsm.offloader import Offloader
+from kvsm.states.block import BlockState
+from kvsm.states.words import STATE_MASK
+from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies
+from kvsm.vllm.core import EngineCore
+from kvsm.vllm.manager import PLACES_PER_HOST_BLOCK, HostSlots, KvsmManager
+from kvsm.vllm.spec_stats import metric_definitions
+
+HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
+
+
+class Recorder(list[OffloadingEvent]):
+    """A log in memory, which knows how much of it was flushed."""
+
+    flushed = 0
+
+    def flush(self) -> None:
+        self.flushed = len(self)
+
+
+def key(number: int, group: int = 0) -> Any:
+    return make_offload_key(b"block-%04d" % number, group)
+
+
+def keys(*numbers: int) -> list[Any]:
+    return [key(number) for number in numbers]
+
+
+class Rig:
+    """A manager, its log, and short words for what vLLM does with it."""
+
+    def __init__(self, slots: int = 4, **options: Any) -> None:
+        chunk = options.get("blocks_per_chunk", 1)
+        config = OffloadConfig(
+            host_blocks=slots,
+            device_blocks=PLACES_PER_HOST_BLOCK * slots * chunk,
+            defer_ticks=0,
+            transfer_ticks=0,
+            **options,
+        )
+        self.log = Recorder()
+        metrics = Metrics(config, self.log)
+        self.core = Offloader(config, metrics, publisher=Publisher(), clock_ns=lambda: 0)
+        self.manager = KvsmManager(EngineCore(self.core, metrics, None))
+        self.told: set[bytes] = set()
+
+    def context(self, request: str, **parameters: Any) -> ReqContext:
+        context = ReqContext(request, kv_transfer_params=parameters or None)
+        self.manager.on_new_request(context)
+        return context
+
+    def begin_store(self, names: Iterable[Any], request: str = "storer") -> tuple[ReqContext, list[int]]:
+        context = self.context(request)
+        output = self.manager.prepare_store(names, context)
+        assert output is not None
+        assert output.keys_to_store == list(names)
+        return context, output.store_spec.block_ids.tolist()
+
+    def store(self, names: Iterable[Any], request: str = "storer") -> list[int]:
+        """Stored, and the request is over; which slots."""
+        context, slots = self.begin_store(names, request)
+        self.manager.complete_store(set(names), context)
+        self.manager.on_request_finished(context)
+        return slots
+
+    def end_step(self, preempted: Iterable[str] = ()) -> None:
+        self.manager.on_schedule_end(ScheduleEndContext((), tuple(preempted)))
+
+    def check(self) -> None:
+        """The state is sound, and what was published is what can be read (S10); a place that no copy holds
+        is free (S4)."""
+        assert_sound(self.core.ledger)
+        held = sum(map(bool, self.core.ledger.leases.words))
+        assert self.manager._places.num_free == self.core.config.device_blocks - held
+        for event in self.manager.take_events():
+            assert event.medium is Medium.CPU
+            if event.removed:
+                self.told.difference_update(event.keys)
+            else:
+                self.told.update(event.keys)
+        ledger = self.core.ledger
+        assert self.told == {name for name, slot in ledger.index.items() if ledger.readable(slot)}
+
+    def check_log(self) -> None:
+        assert_replays(self.log, self.core.ledger)
+        assert_verifies(self.log)
+
+
+# Beside vLLM's own manager.
+
+
+class Beside:
+    """Ours and theirs, called the same way; raises where they answer differently."""
+
+    def __init__(self, slots: int, store_threshold: int) -> None:
+        self.ours = Rig(slots, store_threshold=store_threshold)
+        self.theirs = CPUOffloadingManager(slots, "lru", store_threshold=store_threshold)
+        self.live: list[tuple[str, list[Any], ReqContext, ReqContext]] = []
+        self.requests = 0
+
+    def ask(self, names: list[Any], *, offer: bool) -> None:
+        """A new request looks these up. It loads them if all are there, and offers them if not or if told."""
+        request = f"r{self.requests}"
+        self.requests += 1
+        mine, its = self.ours.context(request), ReqContext(request)
+        self.theirs.on_new_request(its)
+        found = [self.ours.manager.lookup(name, mine) for name in names]
+        assert found == [self.theirs.lookup(name, its) for name in names]
+        self.ours.end_step()
+        if offer or MISS in found:
+            self._offer(names, mine, its)
+        elif PENDING not in found:
+            self._load(names, mine, its)
+        else:
+            self._finish(mine, its)
+
+    def _offer(self, names: list[Any], mine: ReqContext, its: ReqContext) -> None:
+        output, expected = self.ours.manager.prepare_store(names, mine), self.theirs.prepare_store(names, its)
+        assert (output is None) == (expected is None)
+        if output is None or expected is None:
+            return self._finish(mine, its)
+        assert output.keys_to_store == expected.keys_to_store
+        assert output.evicted_keys == expected.evicted_keys
+        assert len(output.store_spec.block_ids) == len(expected.store_spec.block_ids)
+        if not output.keys_to_store:
+            return self._finish(mine, its)
+        return self.live.append(("store", output.keys_to_store, mine, its))
+
+    def _load(self, names: list[Any], mine: ReqContext, its: ReqContext) -> None:
+        slots = self.ours.manager.prepare_load(names, mine)
+        assert len(slots.block_ids) == len(self.theirs.prepare_load(names, its).block_ids)
+        assert isinstance(slots, HostSlots)
+        self.live.append(("load", names, mine, its))
+
+    def end(self, which: int) -> None:
+        if not self.live:
+            return
+        sort, names, mine, its = self.live.pop(which % len(self.live))
+        # vLLM hands a set over.
+        getattr(self.ours.manager, f"complete_{sort}")(set(names), mine)
+        getattr(self.theirs, f"complete_{sort}")(names, its)
+        self._finish(mine, its)
+
+    def _finish(self, mine: ReqContext, its: ReqContext) -> None:
+        self.ours.manager.on_request_finished(mine)
+        self.theirs.on_request_finished(its)
+
+    def reset(self) -> None:
+        """As vLLM does it: what was under way is not heard of again, and flushed by the second step."""
+        self.ours.manager.reset_cache()
+        self.theirs.reset_cache()
+        for _, _, mine, its in self.live:
+            self._finish(mine, its)
+        self.live.clear()
+        self.ours.end_step()
+        self.ours.end_step()
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 9), st.integers(1, 4), st.booleans()),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+        st.tuples(st.just("reset")),
+    ),
+    max_size=60,
+)
+
+
+def drive(actions: list[tuple[Any, ...]], *, slots: int, longest: int, threshold: int = 1) -> None:
+    pair = Beside(slots, threshold)
+    for action in actions:
+        if action[0] == "ask":
+            _, first, length, offer = action
+            names = keys(*range(first, first + min(length, longest)))
+            pair.ask(names, offer=offer)
+        elif action[0] == "end":
+            pair.end(action[1])
+        elif threshold == 1:  # theirs counts offers on, beyond a reset
+            pair.reset()
+        pair.ours.check()
+    while pair.live:
+        pair.end(0)
+    pair.ours.check()
+    assert_at_rest(pair.ours.core.ledger)
+    pair.ours.check_log()
+
+
+@given(ACTIONS)
+@settings(max_examples=150, deadline=None)
+def test_a_full_pool_answers_and_evicts_as_vllms(actions: list[tuple[Any, ...]]) -> None:
+    """LRU over three slots, any number of copies under way; requests of one key each, where no order within
+    a prefix can differ. The log replays and verifies (S10)."""
+    drive(actions, slots=3, longest=1)
+
+
+@given(ACTIONS, st.integers(1, 3))
+@settings(max_examples=100, deadline=None)
+def test_a_roomy_pool_answers_as_vllms(actions: list[tuple[Any, ...]], threshold: int) -> None:
+    """Requests of several keys, partly resident, partly in flight, and thresholds."""
+    drive(actions, slots=64, longest=4, threshold=threshold)
+
+
+# What the interface cannot say.
+
+
+class Ordered(set[Any]):
+    """A set that is walked through in this order, as a set may be in another process."""
+
+    def __init__(self, members: Iterable[Any]) -> None:
+        self._members = list(members)
+        super().__init__(self._members)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._members)
+
+
+@given(st.permutations(range(6)), st.permutations(range(6)))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_a_set_is_not_seen(stored: list[int], loaded: list[int]) -> None:
+    """S11: the same calls give the same log, whatever hashes make of their sets."""
+    names = [key(9 - number, number % 2) for number in range(6)]
+    logs = []
+    for places, others in ((range(6), range(6)), (stored, loaded)):
+        rig = Rig(8)
+        context = rig.context("r")
+        for position, name in enumerate(names):
+            context.set_offload_key_position(name, 32 * position)
+        output = rig.manager.prepare_store(Ordered(names[place] for place in places), context)
+        assert output is not None
+        rig.manager.complete_store(Ordered(names[place] for place in others), context)
+        rig.manager.touch(Ordered(names[place] for place in places), context)
+        slots = rig.manager.prepare_load(Ordered(names[place] for place in others), context)
+        rig.manager.complete_load(Ordered(names[place] for place in places), context)
+        logs.append((list(rig.log), output.keys_to_store, slots.block_ids.tolist()))
+    assert logs[0] == logs[1]
+    # Group after group, and in the order of the prompt.
+    assert logs[0][1] == [*names[0::2], *names[1::2]]
+
+
+def test_a_list_keeps_its_order() -> None:
+    """vLLM pairs slots with device blocks by their place in what it gave and got."""
+    rig = Rig()
+    names = keys(3, 1, 2)
+    slots = rig.store(names)
+    context = rig.context("r")
+    assert rig.manager.prepare_load(keys(2, 3), context).block_ids.tolist() == [slots[2], slots[0]]
+
+
+def test_a_hit_holds_until_the_step_is_scheduled() -> None:
+    """S7: a store between lookup and load takes no slot that a lookup found, and after the step it may."""
+    rig = Rig(2)
+    rig.store(keys(1, 2))
+    asking, storing = rig.context("asking"), rig.context("storing")
+    assert [rig.manager.lookup(name, asking) for name in keys(1, 2)] == [HIT, HIT]
+    assert rig.manager.prepare_store(keys(3), storing) is None
+    assert rig.manager.get_load_source(key(1), asking) is CacheHitSource.HOST
+    rig.manager.prepare_load(keys(1, 2), asking)
+    rig.manager.complete_load(set(keys(1, 2)), asking)
+    assert [rig.manager.lookup(name, asking) for name in keys(1, 2)] == [HIT, HIT]
+    assert rig.manager.prepare_store(keys(3), storing) is None
+    rig.end_step()
+    output = rig.manager.prepare_store(keys(3), storing)
+    assert output is not None
+    assert output.evicted_keys == keys(2)
+    rig.check()
+    rig.check_log()
+
+
+def test_what_nobody_takes_is_no_event() -> None:
+    """A request that vLLM cannot place asks at every step: that makes no log grow."""
+    rig = Rig()
+    rig.store(keys(1))
+    context = rig.context("r")
+    rig.end_step()
+    for _ in range(3):
+        assert [rig.manager.lookup(name, context) for name in keys(1, 2)] == [HIT, MISS]
+        before = len(rig.log)
+        rig.end_step()
+        assert len(rig.log) == before
+
+
+def test_a_miss_is_recorded_once_with_its_key() -> None:
+    """So that the log can tell why a request was computed."""
+    rig = Rig()
+    context = rig.context("r")
+    for _ in range(2):
+        assert [rig.manager.lookup(name, context) for name in keys(5, 6)] == [MISS, MISS]
+        rig.end_step()
+    misses = [event for event in rig.log if event.kind == "HitMatched"]
+    assert [(event.request, event.slots, event.missed) for event in misses] == [("r", (), key(5))]
+
+
+def test_a_hit_that_cannot_be_loaded_now_is_pending() -> None:
+    """Loads of one key by several requests take places that are bounded; and the limit is named."""
+    rig = Rig(2)
+    rig.store(keys(1, 2))
+    contexts = [rig.context(f"r{number}") for number in range(3)]
+    for context in contexts[:2]:
+        assert [rig.manager.lookup(name, context) for name in keys(1, 2)] == [HIT, HIT]
+        rig.manager.prepare_load(keys(1, 2), context)
+        rig.end_step()
+    assert rig.manager.lookup(key(1), contexts[2]) is PENDING
+    with pytest.raises(LimitReached, match="r2 loads 1 keys"):
+        rig.manager.prepare_load(keys(1), contexts[2])
+    rig.manager.complete_load(set(keys(1, 2)), contexts[0])
+    # Promises of one step count together.
+    assert [rig.manager.lookup(name, contexts[2]) for name in keys(1, 2)] == [HIT, HIT]
+    assert rig.manager.lookup(key(1), contexts[0]) is PENDING
+    rig.check()
+
+
+def test_loads_find_room_that_stores_must_leave() -> None:
+    """Of the transfers that may be live, stores take half at most: a load cannot be put off."""
+    rig = Rig(16, max_live_transfers=4)
+    rig.store(keys(1))
+    rig.begin_store(keys(2), "a")
+    rig.begin_store(keys(3), "b")
+    context = rig.context("r")
+    assert rig.manager.prepare_store(keys(4), context) is None
+    for request in ("c", "d"):
+        loading = rig.context(request)
+        assert rig.manager.lookup(key(1), loading) is HIT
+        rig.manager.prepare_load(keys(1), loading)
+    assert rig.manager.lookup(key(1), context) is PENDING
+
+
+def test_a_request_that_loads_waits_with_its_next_load() -> None:
+    """Two loads of a request would be told apart by nobody."""
+    rig = Rig()
+    rig.store(keys(1, 2))
+    context = rig.context("r")
+    rig.manager.prepare_load(keys(1), context)
+    rig.end_step(preempted=["r"])
+    assert rig.manager.lookup(key(2), context) is PENDING
+    rig.manager.complete_load(set(keys(1)), context)
+    assert rig.manager.lookup(key(2), context) is HIT
+
+
+def test_all_of_an_offer_or_nothing() -> None:
+    """What vLLM is not told is stored it would never offer again (S13); why is recorded once."""
+    rig = Rig(3)
+    first, _ = rig.begin_store(keys(1, 2), "first")
+    context = rig.context("r")
+    for _ in range(3):
+        assert rig.manager.prepare_store(keys(3, 4), context) is None
+        rig.end_step()
+    skipped = [event for event in rig.log if event.kind == "StoreSkipped"]
+    assert [(event.keys, event.reason) for event in skipped] == [(tuple(keys(3, 4)), "pool full")]
+    rig.manager.complete_store(set(keys(1, 2)), first)
+    output = rig.manager.prepare_store(keys(3, 4), context)
+    assert output is not None
+    assert (output.keys_to_store, output.evicted_keys) == (keys(3, 4), keys(2))
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "slru"])
+def test_an_offer_does_not_evict_what_it_finds_there(policy: str) -> None:
+    rig = Rig(2, policy=policy)
+    rig.store(keys(1))
+    rig.store(keys(2))
+    assert rig.manager.prepare_store(keys(1, 3, 4), rig.context("q")) is None
+    output = rig.manager.prepare_store(keys(1, 3), rig.context("r"))
+    assert output is not None
+    assert (output.keys_to_store, output.evicted_keys) == (keys(3), keys(2))
+
+
+def test_an_end_that_names_no_transfer_changes_nothing() -> None:
+    """S5: doubled, of other keys, of another request, or of the other direction."""
+    rig = Rig()
+    context, _ = rig.begin_store(keys(1, 2))
+    state = rig.core.ledger.blocks.words.tolist()
+    rig.manager.complete_store(set(keys(1)), context)
+    rig.manager.complete_store(set(keys(1, 2)), rig.context("another"))
+    rig.manager.complete_load(set(keys(1, 2)), context)
+    assert rig.core.ledger.blocks.words.tolist() == state
+    rig.manager.complete_store(set(keys(1, 2)), context)
+    rig.manager.complete_store(set(keys(1, 2)), context)
+    rejected = [event.reason for event in rig.log if event.kind == "ReportRejected"]
+    assert rejected == ["no such transfer was planned"] * 4
+    rig.check()
+    rig.check_log()
+
+
+def test_a_store_that_failed_is_not_found() -> None:
+    """S6, should a vLLM say so: 0.32 never does."""
+    rig = Rig()
+    context, _ = rig.begin_store(keys(1))
+    rig.manager.complete_store(set(keys(1)), context, success=False)
+    assert rig.manager.lookup(key(1), context) is MISS
+    rig.check()
+
+
+def test_what_is_not_on_the_host_is_not_loaded() -> None:
+    rig = Rig()
+    context, _ = rig.begin_store(keys(1))
+    before = len(rig.log)
+    for name in keys(1, 2):
+        with pytest.raises(InvalidEvent, match="not on the host"):
+            rig.manager.prepare_load([name], context)
+    assert len(rig.log) == before
+
+
+# A reset.
+
+
+def states(rig: Rig) -> list[BlockState]:
+    return [BlockState(word & STATE_MASK) for word in rig.core.ledger.blocks.words]
+
+
+def test_a_reset_keeps_slots_until_vllm_has_waited() -> None:
+    """S3, S14: vLLM sends the order to wait with the first step after a reset, and a store that is planned
+    in that very step may be started before it. So only the second one gives the slots back."""
+    rig = Rig(2)
+    rig.store(keys(1))
+    loading = rig.context("loading")
+    rig.manager.prepare_load(keys(1), loading)
+    rig.begin_store(keys(2), "storing")
+    rig.manager.reset_cache()
+    assert rig.manager.has_pending_work()
+    assert [rig.manager.lookup(name, loading) for name in keys(1, 2)] == [MISS, MISS]
+    later = rig.context("later")
+    rig.end_step()
+    assert states(rig) == [BlockState.QUARANTINED] * 2
+    assert rig.manager.prepare_store(keys(3), later) is None
+    rig.end_step()
+    assert not rig.manager.has_pending_work()
+    assert rig.manager.prepare_store(keys(3), later) is not None
+    rig.check()
+    rig.check_log()
+
+
+def test_a_second_reset_waits_anew() -> None:
+    rig = Rig(2)
+    rig.begin_store(keys(1), "a")
+    rig.manager.reset_cache()
+    rig.end_step()
+    rig.begin_store(keys(2), "b")
+    rig.manager.reset_cache()
+    rig.end_step()
+    assert states(rig) == [BlockState.QUARANTINED] * 2
+    rig.end_step()
+    assert states(rig) == [BlockState.EVICTED] * 2
+    assert not rig.manager.has_pending_work()
+
+
+def test_a_vllm_that_tells_that_all_has_ended_is_believed() -> None:
+    rig = Rig(1)
+    rig.begin_store(keys(1))
+    rig.manager.reset_cache()
+    rig.manager.on_reset_flushed()
+    assert not rig.manager.has_pending_work()
+    assert states(rig) == [BlockState.EVICTED]
+
+
+def test_what_ended_before_a_reset_is_not_taken_for_what_came_after() -> None:
+    """S5: the same request stores the same keys again, and the end of the first store is told after all."""
+    rig = Rig(2)
+    context, _ = rig.begin_store(keys(1), "r")
+    rig.manager.reset_cache()
+    rig.manager.complete_store(set(keys(1)), context)
+    assert rig.log[-1].kind == "ReportRejected"
+    assert rig.manager.lookup(key(1), context) is MISS
+
+
+def test_what_a_load_brought_before_a_reset_does_not_stop_a_store_after_it() -> None:
+    """A place is not the device block that had it before."""
+    rig = Rig(1)
+    rig.store(keys(1))
+    loading = rig.context("r")
+    rig.manager.prepare_load(keys(1), loading)
+    rig.manager.complete_load(set(keys(1)), loading)
+    rig.manager.reset_cache()
+    output = rig.manager.prepare_store(keys(1), loading)
+    assert output is not None
+    assert output.keys_to_store == keys(1)
+    rig.manager.complete_store(set(keys(1)), loading)
+    rig.check()
+    rig.check_log()
+
+
+# Requests, and what leaves.
+
+
+def test_a_request_that_is_decoded_elsewhere_is_stored_whole() -> None:
+    """S16: its prefix hits too, and however seldom they were offered."""
+    rig = Rig(store_threshold=3)
+    context = ReqContext("r", kv_transfer_params={"do_remote_decode": True})
+    assert rig.manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL
+    assert rig.manager.on_new_request(ReqContext("s")).policy is OffloadPolicy.CHUNK_LEVEL
+    output = rig.manager.prepare_store(keys(1, 2), context)
+    assert output is not None
+    assert output.keys_to_store == keys(1, 2)
+    other = rig.manager.prepare_store(keys(3), rig.context("s"))
+    assert other is not None
+    assert other.keys_to_store == []
+
+
+def test_an_offer_without_room_does_not_count() -> None:
+    """It is made again: counted each time it would pass any threshold by waiting."""
+    rig = Rig(1, store_threshold=2)
+    busy = rig.context("busy", do_remote_decode=True)
+    assert rig.manager.prepare_store(keys(9), busy) is not None
+    context = rig.context("r")
+    assert rig.manager.prepare_store(keys(1), context) is not None
+    for _ in range(3):
+        assert rig.manager.prepare_store(keys(1), context) is None
+    assert rig.core.ledger.offers.times == {key(1): 1}
+    rig.manager.complete_store(set(keys(9)), busy)
+    output = rig.manager.prepare_store(keys(1), context)
+    assert output is not None
+    assert output.keys_to_store == keys(1)
+    rig.check_log()
+
+
+def test_a_finished_request_leaves_nothing() -> None:
+    """S9: whatever it was doing; its copies end as those of any other."""
+    rig = Rig()
+    rig.store(keys(1))
+    rig.end_step()
+    context = rig.context("r")
+    rig.manager.lookup(key(1), context)
+    rig.manager.lookup(key(7), context)
+    rig.manager.on_request_finished(context)
+    rig.end_step()
+    assert not rig.core.ledger.requests
+    again = rig.context("again")
+    rig.manager.prepare_load(keys(1), again)
+    rig.manager.on_request_finished(again)
+    rig.manager.complete_load(set(keys(1)), again)
+    assert_at_rest(rig.core.ledger)
+    rig.check_log()
+
+
+def test_a_job_leaves_after_its_log() -> None:
+    """The log is ahead of the world: vLLM takes a job as soon as it has the answer."""
+    rig = Rig()
+    context, _ = rig.begin_store(keys(1))
+    assert rig.log.flushed == len(rig.log)
+    rig.manager.complete_store(set(keys(1)), context)
+    assert rig.log.flushed == len(rig.log)
+    rig.manager.prepare_load(keys(1), context)
+    assert rig.log.flushed == len(rig.log)
+
+
+def test_a_chunk_is_whole_in_the_log() -> None:
+    """Which of its blocks a load wants the manager is not told: places for all, and one slot."""
+    rig = Rig(2, blocks_per_chunk=3)
+    slots = rig.store(keys(1, 2))
+    assert sorted(slots) == [0, 1]
+    context = rig.context("r")
+    assert rig.manager.prepare_load(keys(2), context).block_ids.tolist() == [slots[1]]
+    rig.manager.complete_load(set(keys(2)), context)
+    assert len(next(event for event in rig.log if event.kind == "LoadPlanned").device_blocks) == 3
+    rig.check()
+    rig.check_log()
+
+
+def test_statistics_are_of_metrics_that_vllm_was_told() -> None:
+    """vLLM asserts it; and takes what has changed, once."""
+    rig = Rig()
+    rig.store(keys(1, 2))
+    stats = rig.manager.get_stats()
+    assert stats is not None
+    told = stats.data["data"]
+    definitions = metric_definitions()
+    for name, series in told.items():
+        assert all(len(labels) == len(definitions[name].labelnames) for labels in series)
+    assert told["vllm:kvsm_blocks_stored"] == {(): 2}
+    assert told["vllm:kvsm_resident_blocks"] == {(): 2}
+    assert rig.manager.get_stats() is None

@@ -1,0 +1,63 @@
+"""KvsmConnector beside another connector, in vLLM's MultiConnector: in either order.
+
+The other is vLLM's ExampleConnector: it keeps whole prompts in files, loads them before the step
+computes, and has no idea of several KV cache groups.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from scenes import HOST_BYTES, MAX_TOKENS, MODELS, PROMPTS, expected
+
+from kvsm.replay import verify_log
+from kvsm.vllm.trial import Outcome, Trial, connector, run
+
+
+def serve(tmp_path: Path, *, kvsm_first: bool) -> Outcome:
+    """Three rounds of prompts on so few device blocks that they push each other out."""
+    ours = connector(cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
+    other = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "files")},
+    }
+    children: list[dict[str, Any]] = [ours, other] if kvsm_first else [other, ours]
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"connectors": children},
+    }
+    engine = {"num_gpu_blocks_override": 40, "disable_hybrid_kv_cache_manager": True}
+    return run(
+        Trial(
+            rounds=[PROMPTS, PROMPTS, PROMPTS],
+            max_tokens=MAX_TOKENS,
+            kv_transfer=both,
+            model=dict(MODELS["llama"]),
+            engine=engine,
+            in_process=False,
+        )
+    )
+
+
+@pytest.mark.parametrize("kvsm_first", [True, False], ids=["kvsm first", "kvsm second"])
+def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: Path) -> None:
+    """S7, S15: what kvsm matched and the other one loads is released; statistics cross the processes."""
+    outcome = serve(tmp_path, kvsm_first=kvsm_first)
+    assert outcome.tokens == expected("llama") * 3
+    assert sum(outcome.cached_tokens) >= 192 * len(PROMPTS)
+    assert any((tmp_path / "files").iterdir())
+    assert outcome.metric("vllm:kvsm_blocks_stored") >= 6 * len(PROMPTS)
+    assert outcome.metric("vllm:kvsm_copied_bytes", "store") > 0
+    loaded = outcome.metric("vllm:kvsm_blocks_loaded")
+    assert loaded > 0 if kvsm_first else loaded == 0
+    (log,) = (tmp_path / "logs").iterdir()
+    verification = verify_log(log)
+    assert verification.good, verification

@@ -1,0 +1,234 @@
+"""kvsm's connector under vLLM's real schedulers, with steps under way and copies that end when they like.
+
+What is checked in every step is told in `real_scheduler`: the content that is computed from (S15), the order
+of copies and compute (S12), leases (S3), the ledger; and at the end of each engine that every client has its
+tokens, that nothing is left (S4, S9), and that the log folds to the same state and verifies (S10).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+from real_scheduler import Engine, walk
+from scheduler_shapes import BLOCK_TOKENS, CHOICES, Shape, valid
+
+from kvsm.events import OffloadConfig
+from kvsm.testing.base import PropertyMachine
+
+STEPS = 6000
+
+SHAPES = st.builds(Shape, **{name: st.sampled_from(values) for name, values in CHOICES.items()}).map(valid)
+
+
+def test_thousands_of_steps() -> None:
+    """Walks by seed over all shapes. A failure names its own: `walk(seed, acts)` has it again."""
+    counts, seed = Counter[str](), 0
+    while counts["steps"] < STEPS:
+        counts += walk(seed, acts=400)
+        seed += 1
+    # What a walk never met it did not test.
+    for what, least in {
+        "overlapping steps": 1000,
+        "finished": 500,
+        "loads": 100,
+        "stores": 500,
+        "failed loads": 5,
+        "errors": 1,
+        "preemptions": 30,
+        "aborts": 50,
+        "aborts in mid-load": 2,
+        "resets": 20,
+        "whole resets": 2,
+        "host resets": 5,
+    }.items():
+        assert counts[what] >= least, f"{counts[what]} {what} in {counts['steps']} steps"
+
+
+class RealSchedulers(PropertyMachine):
+    """Every order of calls that Hypothesis can think of."""
+
+    @initialize(shape=SHAPES, seed=st.integers(0, 2**16))
+    def start(self, shape: Shape, seed: int) -> None:
+        self.engine = Engine(shape, seed)
+        self.started = True
+
+    @rule(
+        family=st.integers(0, 7), length=st.integers(0, 40), own=st.integers(1, 5), outputs=st.integers(1, 9)
+    )
+    def arrive(self, family: int, length: int, own: int, outputs: int) -> None:
+        self.engine.arrive(family, length, own, outputs)
+
+    @rule()
+    def schedule(self) -> None:
+        self.engine.schedule()
+
+    @precondition(lambda self: self.engine.steps_under_way)
+    @rule()
+    def execute(self) -> None:
+        self.engine.execute()
+
+    @precondition(lambda self: self.engine.steps_under_way)
+    @rule()
+    def deliver(self) -> None:
+        self.engine.deliver()
+
+    @rule(steps=st.integers(1, 6))
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+    @rule(number=st.integers(0, 5))
+    def abort(self, number: int) -> None:
+        self.engine.abort(number)
+
+    @rule(running=st.booleans(), connector=st.booleans())
+    def reset(self, running: bool, connector: bool) -> None:
+        self.engine.reset(running, connector)
+
+    @rule()
+    def reset_host(self) -> None:
+        self.engine.reset_host()
+
+    def check(self) -> None:
+        self.engine.check()
+
+    def wind_down(self) -> None:
+        self.engine.drain()
+        self.engine.close()
+
+    def close(self) -> None:
+        self.engine.discard()
+
+
+TestRealSchedulers = RealSchedulers.TestCase
+TestRealSchedulers.settings = settings(TestRealSchedulers.settings, max_examples=40, stateful_step_count=50)
+
+
+def served(shape: Shape, length: int = 16) -> Engine:
+    """An engine that has served a prompt of this length, and has it in host memory only."""
+    engine = Engine(shape, seed=0)
+    engine.arrive(0, length, 0, 1)
+    engine.drain()
+    engine.reset(running=False, connector=False)
+    assert engine.counts["stores"]
+    return engine
+
+
+def ask_again(engine: Engine, length: int = 16) -> list[int]:
+    """The same prompt and one token more. Returns the transfers of the step that loads it."""
+    engine.arrive(0, length, 1, 3)
+    assert engine.schedule()
+    return [load.transfer for load in engine.plan.loads]
+
+
+def end(engine: Engine) -> None:
+    engine.drain()
+    engine.close()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_prefix_of_the_same_step_is_stored_a_step_later(is_async: bool) -> None:
+    """S12: a request finds on the device what another computes in this very step. A store that leaves with
+    the step would read it before it is there."""
+    engine = Engine(Shape(is_async=is_async, step_tokens=64), seed=0)
+    for _ in range(2):
+        engine.arrive(0, 16, 1, 3)
+    engine.schedule()
+    found = [one.num_computed_tokens for one in engine.scheduler.requests.values()]
+    assert found == [17, 17]
+    assert engine.plan.stores == ()
+    engine.deliver()
+    engine.schedule()
+    assert [len(store.device_blocks) for store in engine.plan.stores] == [16 // BLOCK_TOKENS]
+    end(engine)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_of_the_step_count_as_cached_by_nobody(seed: int) -> None:
+    """S12: vLLM caches a block when it schedules its last token. What a sliding window has given back is
+    looked for in the pool, and must not be found in a block that the step has yet to write."""
+    shape = Shape(is_async=True, groups=2, device_blocks=34, host_blocks=6)
+    engine = Engine(shape, seed)
+    side = engine.scheduler.connector._scheduler
+    pool, plan = side._pool, side._scheduler.build_connector_meta
+    hidden: list[set[int]] = []
+
+    def watched(output: object) -> object:
+        hidden.append({block for block in pool.computing if pool.key_of(block) is None})
+        return plan(output)
+
+    with patch.object(side._scheduler, "build_connector_meta", watched):
+        for number in range(12):
+            engine.arrive(2 * (number % 3), 24, 2, 4)
+            engine.schedule()
+            step = engine.latest
+            assert set(step.writes.blocks.tolist()) <= hidden[-1]
+            engine.step()
+    assert any(hidden)
+    end(engine)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_failed_load_is_computed(is_async: bool, shards: int) -> None:
+    """S6: one rank fails. The request hears of it once, its keys match no more, its tokens are right."""
+    engine = served(Shape(is_async=is_async, shards=shards))
+    (load,) = ask_again(engine)
+    engine.ranks[-1].device.failing[load] = 0
+    end(engine)
+    assert (engine.counts["failed loads"], engine.counts["loads"]) == (1, 1)
+    assert len(engine.told["r1"]) == 3
+
+
+def test_failed_load_ends_the_request_where_that_is_asked_for() -> None:
+    """S6, S4: with `fail` the client gets an error, and nothing of the request is left."""
+    engine = served(Shape(is_async=True, on_failed_load="fail"))
+    (load,) = ask_again(engine)
+    engine.ranks[0].device.failing[load] = 0
+    end(engine)
+    assert (engine.counts["errors"], engine.told["r1"]) == (1, [])
+
+
+def test_request_whose_load_failed_stands_in_nobodys_way() -> None:
+    """S9: vLLM takes its blocks, and leaves it in the queue of those that hold some, served in turn. Where no
+    blocks are left for it, those behind it would wait for ever (`Engine.schedule` looks)."""
+    engine = served(Shape(is_async=True))
+    (load,) = ask_again(engine)
+    engine.ranks[0].device.failing[load] = 0
+    while not engine.counts["failed loads"]:
+        engine.step()
+    with patch.object(engine.scheduler.kv_cache_manager, "allocate_slots", return_value=None) as refused:
+        for _ in range(4):
+            engine.step()
+    assert refused.called
+    end(engine)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_lost_load_is_computed(shards: int) -> None:
+    """S9: a rank never says how its copy ended. When the core gives it up, the request hears of that even
+    though no worker reports anything any more; and the blocks are used no more (S3)."""
+
+    def patience(**given: Any) -> OffloadConfig:
+        return OffloadConfig(**{**given, "transfer_ticks": 20})
+
+    with patch("kvsm.vllm.scheduler_side.OffloadConfig", patience):
+        engine = served(Shape(is_async=True, shards=shards))
+    (load,) = ask_again(engine)
+    engine.ranks[-1].silent.add(load)
+    for _ in range(100):
+        engine.step()
+    assert len(engine.told["r1"]) == 3
+    assert not engine.scheduler.has_requests()
+    held = [block for block in engine.scheduler.kv_cache_manager.block_pool.blocks[1:] if block.ref_cnt]
+    assert len(held) == 16 // BLOCK_TOKENS
+    engine.close()

@@ -1,0 +1,55 @@
+"""What runs in the engines of these tests, beside kvsm: it notes what only the engine's process knows.
+
+Named to vLLM by `kv_connector_module_path`, and so imported by its processes. What it notes goes beside the
+event logs, which are in a directory of each run's own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from vllm.distributed.kv_events import EventBatch, EventPublisher, EventPublisherFactory
+from workloads import END_DIGEST, KV_EVENTS
+
+from kvsm.snapshot import digest
+from kvsm.vllm.connector import KvsmConnector
+
+
+class WatchedConnector(KvsmConnector):
+    """Notes the digest of the state in which the engine ends."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._notes = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["event_log"])
+        if self._scheduler is not None:
+            FilePublisher.path = self._notes / KV_EVENTS
+
+    def shutdown(self) -> None:
+        if self._scheduler is not None:
+            ledger = self._scheduler._core.offloader.ledger
+            (self._notes / END_DIGEST).write_text(digest(ledger))
+        super().shutdown()
+
+
+class FilePublisher(EventPublisher):
+    """In the place of vLLM's publisher over ZeroMQ: the same bytes, into a file, where none is lost to a
+    subscriber that comes late."""
+
+    path: Path
+
+    def __init__(self, data_parallel_rank: int, **_settings: Any) -> None:
+        super().__init__(data_parallel_rank)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._file = self.path.open("wb")
+
+    def publish(self, events: EventBatch) -> None:
+        message = self._encoder.encode(events)
+        self._file.write(len(message).to_bytes(4, "big") + message)
+
+    def shutdown(self) -> None:
+        self._file.close()
+
+
+EventPublisherFactory._registry["zmq"] = FilePublisher

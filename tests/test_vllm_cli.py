@@ -1,0 +1,320 @@
+"""`kvsm vllm-check` and `kvsm bench vllm`, as far as they can be tested where vLLM is not installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvsm.cli import main
+from kvsm.events import OffloadConfig
+from kvsm.log import LogWriter
+from kvsm.offloader import Offloader
+from kvsm.snapshot import snapshot
+from kvsm.vllm import bench, check, versions
+from kvsm.vllm.bench import PLAIN, Bench, Comparison, Contestant, Round
+from kvsm.vllm.check import Report, Served, judged, misfits, missing_names
+from kvsm.vllm.options import ConnectorOptions, SpecOptions
+from kvsm.vllm.trial import Outcome, Trial, TrialFailed
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "vllm.md").read_text()
+
+
+def kvsm(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
+
+
+# Where vLLM is not.
+
+
+@pytest.mark.parametrize("command", [["vllm-check"], ["bench", "vllm"]], ids=" ".join)
+def test_without_vllm_it_is_one_line_and_exit_code_2(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(versions, "_DISTRIBUTIONS", ("a-distribution-that-nobody-has",))
+    result = kvsm(*command)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("kvsm: vLLM is not installed here; pip install vllm")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["vllm-check"], ["bench"], ["bench", "vllm"]], ids=" ".join)
+def test_help_needs_no_vllm(command: list[str]) -> None:
+    script = (
+        f"import sys; sys.modules['vllm'] = None; from kvsm.cli import main; main({[*command, '--help']})"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Usage: ")
+
+
+def test_a_conversation_that_lacks_a_turn_is_refused() -> None:
+    result = kvsm("bench", "vllm", "--requests", "10", "--turns", "4")
+    assert result.exit_code == 2
+    assert "requests is 10, which 4 turns do not divide" in result.stderr
+
+
+# Does vLLM call kvsm as kvsm expects?
+
+
+class Theirs:
+    """Stands for a class of vLLM's interface."""
+
+    def store(self, blocks: list[int], wait: bool = False) -> None: ...
+
+    @classmethod
+    def layout(cls, config: object) -> str:  # noqa: ARG003 (it is compared, not called)
+        return ""
+
+
+Theirs.__module__ = "vllm.interface"
+
+
+def test_what_fits_is_good() -> None:
+    class Ours(Theirs):
+        def store(self, blocks: list[int], wait: bool = False, retries: int = 0) -> None: ...
+
+        @classmethod
+        def layout(cls, config: object) -> str:  # noqa: ARG003
+            return "LBHNC"
+
+        def _helper(self) -> None: ...
+
+    assert misfits(Ours) == []
+
+
+def test_a_method_that_vllm_does_not_know_is_told() -> None:
+    class Ours(Theirs):
+        def on_reset_flushed(self) -> None:
+            """Of a newer vLLM, and not missed."""
+
+        def load(self) -> None: ...
+
+    assert misfits(Ours) == ["vLLM does not call Ours.load, which kvsm needs"]
+
+
+def test_a_method_that_takes_too_little_is_told() -> None:
+    class Ours(Theirs):
+        def store(self, blocks: list[int]) -> None: ...  # type: ignore[override]
+
+    assert misfits(Ours) == ["Ours.store takes (self, blocks); vLLM gives (self, blocks, wait)"]
+
+
+def test_a_method_that_takes_another_argument_is_told() -> None:
+    class Ours(Theirs):
+        def store(self, blocks: list[int], wait: bool, retries: int) -> None: ...  # type: ignore[override]
+
+    assert misfits(Ours) == [
+        "Ours.store takes (self, blocks, wait, retries); vLLM gives (self, blocks, wait)"
+    ]
+
+
+def test_a_method_that_vllm_needs_is_told() -> None:
+    class Ours(Theirs):
+        __abstractmethods__ = frozenset({"forget"})
+
+    assert misfits(Ours) == ["Ours lacks forget, which vLLM needs"]
+
+
+def test_names_that_vllm_lacks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those imported in a function too: they would be missed only when it is called."""
+    monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
+    there = types.ModuleType("vllm.there")
+    monkeypatch.setitem(sys.modules, "vllm.there", there)
+    monkeypatch.setattr(there, "Good", object, raising=False)
+    (tmp_path / "room.py").write_text(
+        "from vllm.there import Good, Gone\n\ndef later():\n    from vllm.nowhere import Thing\n"
+    )
+    assert missing_names(tmp_path) == [
+        "vLLM has no vllm.there.Gone, which room needs",
+        "vLLM has no vllm.nowhere.Thing, which room needs",
+    ]
+
+
+# What an engine must do.
+
+PLAIN_OUTCOME = Outcome(
+    tokens=[[1, 2], [3, 4]], cached_tokens=[0, 0], prompt_tokens=400, seconds=[1.0], metrics={}
+)
+GOOD = Served(name="KvsmConnector", cached_tokens=2304, blocks_stored=72, blocks_loaded=72, log_verifies=True)
+
+
+def test_same_tokens_and_loaded_blocks_are_good() -> None:
+    assert judged(GOOD, PLAIN_OUTCOME, PLAIN_OUTCOME).wrong == ()
+
+
+@pytest.mark.parametrize("tokens", [[[1, 2], [3, 5]], [[1, 2]]], ids=["another token", "a request less"])
+def test_other_tokens_are_wrong(tokens: list[list[int]]) -> None:
+    """S15, as far as an engine from outside shows it."""
+    outcome = msgspec.structs.replace(PLAIN_OUTCOME, tokens=tokens)
+    found = judged(GOOD, PLAIN_OUTCOME, outcome)
+    assert found.other_tokens == 1
+    assert found.wrong == ("1 of 2 requests got other tokens than without kvsm",)
+
+
+def test_blocks_that_do_not_come_back_are_wrong() -> None:
+    idle = msgspec.structs.replace(GOOD, cached_tokens=0, blocks_loaded=0)
+    assert judged(idle, PLAIN_OUTCOME, PLAIN_OUTCOME).wrong == (
+        "0 blocks were loaded, of 72 stored; 72 came again",
+        "0 prompt tokens came from a cache, and without kvsm 0",
+    )
+
+
+@pytest.mark.parametrize(("good", "wrong"), [(True, ()), (False, ("stores that failed: 1",))])
+def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[str, ...]) -> None:
+    """Tokens do not tell: what failed was computed again."""
+    config = OffloadConfig(host_blocks=4, device_blocks=4)
+    log = LogWriter(tmp_path / "log", config=config, snapshot=lambda: snapshot(core.ledger))
+    core = Offloader(config, log)
+    job = core.prepare_store("r", [b"k" * 36], [0]).job
+    assert job is not None
+    core.submit([job.transfer])
+    core.report(job.transfer, 0, good)
+    log.close()
+    found = check._read_log(GOOD, tmp_path, kept=False)
+    assert found.wrong == wrong
+    assert found.blocks_stored == int(good)
+    assert found.log is None
+
+
+def _runs(monkeypatch: pytest.MonkeyPatch, *answers: Outcome | TrialFailed) -> None:
+    """Engines that give these answers, in an installation in which nothing is missing."""
+    left = list(answers)
+
+    def run(trial: Trial) -> Outcome:  # noqa: ARG001 (the real one's signature)
+        answer = left.pop(0)
+        if isinstance(answer, TrialFailed):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(check, "run", run)
+    monkeypatch.setattr(check, "installed", lambda: "0.99.0")
+    monkeypatch.setattr(check, "_look", lambda: ([], "cpu"))
+
+
+def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 2: that is not kvsm's fault."""
+    _runs(monkeypatch, TrialFailed("no memory"))
+    result = kvsm("vllm-check")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("kvsm: no memory\n")
+
+
+def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1; and one contestant that fails does not hide the other."""
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME)
+    result = kvsm("vllm-check")
+    assert result.exit_code == 1
+    assert "WRONG: KvsmConnector: no such method\n" in result.stdout
+    assert "WRONG: KvsmSpec: no event log in " in result.stdout
+    assert "vLLM 0.99.0 on cpu (not tested; tested: " in result.stdout
+    assert result.stdout.endswith("kvsm does not work with this vLLM\n")
+
+
+def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), TrialFailed("nor this"))
+    result = kvsm("vllm-check", "--json")
+    assert result.exit_code == 1
+    facts = json.loads(result.stdout)
+    assert facts["good"] is False
+    assert [one["wrong"] for one in facts["engines"]] == [[], ["no such method"], ["nor this"]]
+
+
+def test_what_is_missing_in_vllm_is_wrong() -> None:
+    report = Report(
+        version="0.32.0", tested=True, platform="cpu", ranks=1, interface=("no such name",), engines=()
+    )
+    assert report.wrong == ["no such name"]
+
+
+# The comparison.
+
+
+@given(
+    turns=st.integers(1, 8),
+    conversations=st.integers(1, 50),
+    turn=st.integers(1, 600),
+    answer=st.integers(1, 64),
+)
+def test_what_runs_fits_the_device_and_the_host_holds_a_round(
+    turns: int, conversations: int, turn: int, answer: int
+) -> None:
+    """Else the figures would be of preemptions, or of a host pool that is too small."""
+    made = Bench(requests=turns * conversations, turns=turns, turn_tokens=turn, answer_tokens=answer)
+    assert made.conversation_blocks * bench.BLOCK_TOKENS >= made.conversation_tokens
+    assert made.device_blocks > bench._RUNNING * made.conversation_blocks
+    assert made.host_bytes >= made.conversations * made.conversation_blocks * bench._BLOCK_BYTES
+    if made.conversations >= 2 * bench._RUNNING:
+        assert made.device_blocks <= made.conversations * made.conversation_blocks // 2 + 1
+
+
+def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
+    def round_of(seconds: float, own: float) -> Round:
+        return Round(
+            seconds=seconds,
+            prompt_tokens=1000,
+            cached_tokens=500,
+            steps=10,
+            step_seconds=seconds,
+            connector_seconds=own,
+        )
+
+    found = Comparison(
+        bench=Bench(requests=100, rounds=3),
+        vllm="0.32.0",
+        device="cpu",
+        contestants=(
+            Contestant(name=PLAIN, rounds=(round_of(10, 0), round_of(20, 0), round_of(40, 0))),
+            Contestant(name="KvsmSpec", rounds=(round_of(5, 0.1), round_of(5, 0.1), round_of(80, 0.1))),
+        ),
+    )
+    text = bench.page(found)
+    assert "| KvsmSpec | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) |" in text
+    assert "| KvsmSpec | 10 (10 .. 10) | 500.00 (500.00 .. 8,000.00) | 10.000 (10.000 .. 10.000) | " in text
+    assert (
+        "    kvsm bench vllm --requests 100 --turns 4 --turn-tokens 192 --answer-tokens 16 --rounds 3\n"
+        in text
+    )
+
+
+# What is documented.
+
+
+@pytest.mark.parametrize("kind", [ConnectorOptions, SpecOptions], ids=lambda kind: kind.__name__)
+def test_documented_options_are_those_that_there_are(kind: type[msgspec.Struct]) -> None:
+    """Names and defaults; and which of the two knows them."""
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (both|connector|spec) \|", DOCUMENT, re.MULTILINE)
+    of = {ConnectorOptions: "connector", SpecOptions: "spec"}[kind]
+    told = {name: default for name, default, whose in rows if whose in ("both", of)}
+    assert told == {field.name: _default(field) for field in msgspec.structs.fields(kind)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    return "none" if field.default is None else f"`{str(field.default).lower()}`"
+
+
+def test_documented_versions_are_the_tested_ones() -> None:
+    assert f"Tested: {', '.join(versions.TESTED)}." in DOCUMENT
+
+
+def test_documented_flags_are_json_that_kvsm_takes() -> None:
+    """Every flag of the page and of the README."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    flags = re.findall(r"--kv-transfer-config '(.+?)'", DOCUMENT + readme, re.DOTALL)
+    assert len(flags) >= 3
+    for flag in flags:
+        extra = json.loads(flag)["kv_connector_extra_config"]
+        own = {"spec_name", "spec_module_path"}
+        kind = SpecOptions if own & set(extra) else ConnectorOptions
+        msgspec.convert({name: value for name, value in extra.items() if name not in own}, kind)
