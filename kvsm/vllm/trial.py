@@ -129,7 +129,9 @@ def run_session(
 
 def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
     """What vLLM is to find in its environment; what is set already stays. Each rank has a core of its own."""
-    cores = sorted(os.sched_getaffinity(0)) or [0]
+    cores = sorted(os.sched_getaffinity(0))
+    if ranks > len(cores):
+        cores = list(range(os.cpu_count() or 1))
     binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     return {
         **ENVIRONMENT,

@@ -16,6 +16,28 @@ from kvsm.vllm.trial import Outcome, connector, run
 HERE = Path(__file__).parent
 
 
+SHARING = frozenset(
+    {"test_event_log", "test_hybrid", "test_recording", "test_spec", "test_tokens", "test_wrong_bytes"}
+)
+"""Files whose tests share engines."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests one process runs, if there are several (`--dist loadgroup`): no engine is run twice."""
+    for item in items:
+        file = item.path.stem
+        if item.path.parent == HERE:
+            item.add_marker(pytest.mark.xdist_group("engines" if file in SHARING else file))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _core_of_its_own() -> None:
+    """Of each process that runs tests, so that engines of one rank do not meet on one core."""
+    name, cores = os.environ.get("PYTEST_XDIST_WORKER"), sorted(os.sched_getaffinity(0))
+    if name is not None:
+        os.sched_setaffinity(0, {cores[int(name.removeprefix("gw")) % len(cores)]})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
