@@ -166,8 +166,8 @@ class _Engine:
         try:
             return self._pipe.recv()
         except EOFError:
-            lines = self._said.read_text(errors="replace").splitlines()[-40:]
-            raise TrialFailed("\n".join([f"vLLM ended ({self.name}):", *lines])) from None
+            said = self._said.read_text(errors="replace")
+            raise TrialFailed(f"vLLM ended ({self.name}):", said) from None
 
 
 @contextmanager

@@ -30,7 +30,14 @@ SHUTDOWN_S = 60.0
 
 
 class TrialFailed(KvsmError):
-    """An engine that did not come to its end; the message ends with the last lines that it said."""
+    """An engine that did not come to its end; the message ends with the last lines that it said.
+
+    Attributes: `said` (all of it: of several processes, the last lines may be anybody's).
+    """
+
+    def __init__(self, reason: str, said: str = "") -> None:
+        self.said = said
+        super().__init__("\n".join([reason, *said.splitlines()[-40:]]))
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,11 +105,13 @@ def run(trial: Trial, timeout_s: float = 300) -> Outcome:
                 timeout_s,
             )
         except subprocess.TimeoutExpired as late:
-            said = ((late.stdout or b"") + (late.stderr or b"")).decode(errors="replace").splitlines()
-            raise TrialFailed("\n".join([f"vLLM has not ended in {timeout_s} s:", *said[-40:]])) from None
+            said = (late.stdout or b"") + (late.stderr or b"")
+            raise TrialFailed(
+                f"vLLM has not ended in {timeout_s} s:", said.decode(errors="replace")
+            ) from None
         if done.returncode or not answer.exists():
-            said = (done.stdout + done.stderr).decode(errors="replace").splitlines()
-            raise TrialFailed("\n".join([f"vLLM ended with exit code {done.returncode}:", *said[-40:]]))
+            said = done.stdout + done.stderr
+            raise TrialFailed(f"vLLM ended with exit code {done.returncode}:", said.decode(errors="replace"))
         return msgspec.json.decode(answer.read_bytes(), type=Outcome)
 
 

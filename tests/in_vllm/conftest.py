@@ -22,6 +22,7 @@ SHARING = frozenset(
 """Files whose tests share engines."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist looks at the marks in this hook, too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests one process runs, if there are several (`--dist loadgroup`): no engine is run twice."""
     for item in items:
