@@ -10,6 +10,7 @@ import pytest
 from kvsm import errors
 from kvsm.cuda_io.driver import CudaError
 from kvsm.log.reader import LogGap
+from kvsm.vllm.trial import TrialFailed
 
 EXAMPLES = [
     errors.KvsmError("some reason"),
@@ -20,6 +21,7 @@ EXAMPLES = [
     LogGap(Path("kvlog"), 17, 20),
     errors.TraceError("trace.jsonl", 3, "it is no JSON"),
     CudaError("cuMemcpyBatchAsync", "CUDA_ERROR_INVALID_VALUE", "invalid argument"),
+    TrialFailed("vLLM ended with exit code 1:", "its last lines"),
     errors.PropertyBroken("S3", "a block is free under a copy"),
 ]
 

@@ -532,6 +532,21 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
     assert to_list(job.device_blocks) == [20, 21, 22, 23]
 
 
+@given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([1, 2, 3]))
+def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, size: int, chunk: int) -> None:
+    """S15: of a resumable request it takes back the last ones, and hashes anew what comes in their place."""
+    config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
+    request = ModelRequest("r", range(12 * HASH_TOKENS))
+    tracked = TrackedRequest(request, config, chunk)
+    request.block_hashes = [b"old%d" % number for number in range(12)]
+    tracked.update_keys()
+    request.block_hashes = request.block_hashes[:kept] + [b"new%d" % number for number in range(kept, size)]
+    tracked.update_keys()
+    anew = TrackedRequest(request, config, chunk)
+    anew.update_keys()
+    assert tracked.keys == anew.keys
+
+
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))
 @settings(max_examples=60)
 def test_load_is_reported_once_whatever_happens(

@@ -204,6 +204,17 @@ def why_missed(life: Life, wanted: bytes, log: Path) -> str:
     return line.text.split(": ", 1)[1]
 
 
+def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:
+    """vLLM's server puts a hyphen and some characters behind a client's name; others begin alike."""
+    life = scene(log=tmp_path / "log")
+    life.core.match("cmpl-4-0a1b2c3d", [key(2)])
+    life.core.match("cmpl-42", [key(2)])
+    life.flush()
+    lines = [line.text for line in tell(tmp_path / "log", Request("cmpl-4"))]
+    assert lines == [line.text for line in tell(tmp_path / "log", Request("cmpl-4-0a1b2c3d"))]
+    assert lines
+
+
 def test_a_miss_because_the_store_is_in_flight(tmp_path: Path) -> None:
     life = scene(log=tmp_path / "log")
     store = life.core.ledger.seq - 1

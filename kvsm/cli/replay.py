@@ -199,7 +199,7 @@ def _print_verification(found: Verification) -> None:
 @_log
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
 @click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
-@click.option("--request", metavar="ID", help="A request.")
+@click.option("--request", metavar="ID", help="A request; of vLLM's, also as its client knows it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
 @_json
 def show(

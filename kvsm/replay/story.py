@@ -115,18 +115,21 @@ class Key:
 
 
 class Request(NamedTuple):
-    """A request, through all its lives if its name was used again."""
+    """A request, through all its lives if its name was used again. name: whole, or without what vLLM's server
+    puts behind the name that a client gave or got: a hyphen, and eight characters of its own."""
 
     name: str
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        if self.name in found.requests or self.name in names_of(makers_of(moment) or ()):
-            return ()
-        return None
+        named = (*found.requests, *names_of(makers_of(moment) or ()))
+        return () if any(map(self._is, named)) else None
 
     def state(self, ledger: Ledger) -> str:
-        request = ledger.requests.get(self.name)
-        return "not there" if request is None else request.state.name
+        states = [request.state.name for name, request in ledger.requests.items() if self._is(name)]
+        return ", ".join(states) or "not there"
+
+    def _is(self, name: str) -> bool:
+        return name == self.name or name.startswith(f"{self.name}-")
 
     def __str__(self) -> str:
         return f"request {self.name}"

@@ -76,9 +76,15 @@ class TrackedRequest:
         return maxsize
 
     def update_keys(self) -> None:
-        """Take in the hashes that the engine has made since."""
+        """Take in the hashes that the engine has made since. It may have taken back its last ones: in a
+        request that is resumed the next part of its prompt comes in the place of what was generated last."""
         hashes = self.request.block_hashes
         for keys, stride, suffix in zip(self.keys, self._chunk_hashes, self._suffixes):
+            # A hash is of all tokens up to its end: if the last one still stands, all before it do.
+            last = len(keys) * stride - 1
+            while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
+                keys.pop()
+                last -= stride
             keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
 
     def key_at(self, group: int, tokens: int, tokens_per_hash: int) -> bytes | None:

@@ -6,7 +6,7 @@
 Every contestant is an engine in a process of its own; all of them live at the same time, and serve one round
 after the other, in an order that turns: what else the machine does meets all alike. A round is conversations
 that nobody has seen before. In each turn all of them ask, one after the other; so when one comes back, others
-have taken its device blocks, a third of what all need. What a turn asks ends in what was answered before.
+have taken its device blocks, a quarter of what all need. What a turn asks ends in what was answered before.
 
 The connector's own time is what vLLM waits for in calls of its connector, of the scheduler's side and of the
 worker's; copies that run beside the step are not in it. It is measured in all rounds, where vLLM makes those

@@ -44,13 +44,20 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
             raise ConfigError(
                 "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching)"
             )
+        parallel = vllm_config.parallel_config
+        if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
+            raise ConfigError(
+                "external_launcher makes a scheduler in each rank, and none hears of the other ranks' "
+                "copies; use the executor mp or ray"
+            )
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
         if role is KVConnectorRole.SCHEDULER:
             if transfer.kv_load_failure_policy != "recompute":
                 log.warning(
                     "kvsm: kv_load_failure_policy is %r, so a request whose load fails ends with an error; "
-                    "with 'recompute' it is computed, and nobody notices",
+                    "with 'recompute' it is computed, and nobody notices (of a MultiConnector's, its own "
+                    "policy counts)",
                     transfer.kv_load_failure_policy,
                 )
             self._scheduler = SchedulerSide(options, vllm_config, kv_cache_config)

@@ -11,7 +11,7 @@ failed, though every copy was good. So workers send reports, and what the core m
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -39,6 +39,9 @@ from kvsm.vllm.options import ConnectorOptions
 from kvsm.vllm.stats import KvsmStats, StatsSource
 
 log = init_logger("vllm.kvsm")
+
+State = tuple[int, int, int]
+"""Of a mamba group: (group, device block, tokens before the boundary)."""
 
 NULL_BLOCK = 0
 """What vLLM puts into a block table where there is no block."""
@@ -68,6 +71,9 @@ class SchedulerSide:
         """Requests whose load has failed, and that have not asked for another one."""
         self._admitted: set[str] = set()
         """Requests that got their first blocks since the last step."""
+        self._states: dict[str, Sequence[State]] = {}
+        """Boundary states of mamba groups that the last step computes, held: vLLM offers them in the very
+        step that does so, and a store that leaves with it would read them too early (S12)."""
         self._pool: VllmBlockPool | None = None
 
     def bind_gpu_block_pool(self, pool: Any) -> None:
@@ -98,13 +104,16 @@ class SchedulerSide:
         if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
             # What a group of these has given back is looked for in the pool; a full one gives nothing back.
             pool.computing = _computed_blocks(output, groups)
-        plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted))
+        computed, self._states = self._states, self._hold_states(output)
+        plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
+        self._free_states(computed)
         self._admitted.clear()
         if pool is not None:
             pool.computing = ()
         if self._scheduler.has_pending_work():
             # A load that was given up has failed, and there may be no report upon which vLLM would ask.
-            self._take(())
+            good = self._take(())
+            assert not good, "a load ends well with a report"
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         return StepPlan(self._host_blocks, plan, failed)
 
@@ -115,6 +124,23 @@ class SchedulerSide:
         good = self._take(reports)
         if good:
             output.finished_recving = (output.finished_recving or set()) | good
+
+    def _hold_states(self, output: Any) -> dict[str, Sequence[State]]:
+        """The states that this step computes. Who is preempted in it has lost his blocks, maybe to others."""
+        offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
+        if offered is None or self._pool is None:
+            return {}
+        states: dict[str, Sequence[State]] = {
+            name: tuple(state for state in found if state[1] != NULL_BLOCK)
+            for name, found in offered.boundary_state_offloads.items()
+            if name in output.num_scheduled_tokens and name not in gone
+        }
+        self._pool.touch([block for found in states.values() for _, block, _ in found])
+        return states
+
+    def _free_states(self, states: Mapping[str, Sequence[State]]) -> None:
+        if self._pool is not None:
+            self._pool.free_blocks([block for found in states.values() for _, block, _ in found])
 
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
         """Take these, and note which loads have failed. Returns those that have ended well."""
@@ -135,7 +161,7 @@ class SchedulerSide:
         return keep
 
     def has_pending_push_work(self) -> bool:
-        return bool(self._failed_loads) or self._scheduler.has_pending_work()
+        return bool(self._failed_loads or self._states) or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
         """Whether a store will give a block back that nobody else holds: sooner than a preemption pays."""
@@ -154,6 +180,8 @@ class SchedulerSide:
         return self._stats.take()
 
     def reset_cache(self) -> bool:
+        self._free_states(self._states)
+        self._states = {}
         return self._scheduler.reset_cache()
 
     def close(self) -> None:
@@ -171,8 +199,10 @@ def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: A
         blocks_per_chunk=chunk,
         policy=options.policy,
         store_threshold=options.store_threshold,
-        # A rank that does not report has died, and the engine with it. And steps are no measure of time: an
-        # idle engine makes a thousand in a second.
+        # Steps are no measure of time: an idle engine makes a thousand in a second, a busy one twenty. So a
+        # match waits long for a block in flight, and a transfer is waited for as long as it takes: a rank
+        # that does not report has died, and the engine with it.
+        defer_ticks=256,
         transfer_ticks=0,
     )
 
@@ -213,7 +243,7 @@ def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
     return blocks
 
 
-def _step_output(output: Any, admitted: Container[str]) -> StepOutput:
+def _step_output(output: Any, admitted: Container[str], states: Mapping[str, Sequence[State]]) -> StepOutput:
     cached = output.scheduled_cached_reqs
     # Those that are new, or come back from a preemption, have told all their blocks when they got them.
     grown = {
@@ -221,12 +251,11 @@ def _step_output(output: Any, admitted: Container[str]) -> StepOutput:
         for name, blocks in zip(cached.req_ids, cached.new_block_ids)
         if blocks is not None and name not in cached.resumed_req_ids
     }
-    states = output.kv_connector_block_state
     return StepOutput(
         # What an admitted request has found on the device may be what another computes in this very step: it
         # is stored one step later.
         scheduled=[name for name in output.num_scheduled_tokens if name not in admitted],
         new_block_ids=grown,
         preempted=output.preempted_req_ids or (),
-        boundary_states=states.boundary_state_offloads if states is not None else {},
+        boundary_states=states,
     )

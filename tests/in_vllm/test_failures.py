@@ -11,11 +11,14 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from scenes import HOST_BYTES, MAX_TOKENS, POOL, PROMPTS, expected, play, search_path, steered
+from scheduler_shapes import Shape, changed, make_configs
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvsm.errors import ConfigError
 from kvsm.events import LoadPlanned, WorkerReported
 from kvsm.log import LogReader
 from kvsm.replay import Verification, verify_log
+from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.options import ConnectorOptions, parse
 from kvsm.vllm.trial import Trial, TrialFailed, connector, run
 
@@ -172,3 +175,11 @@ def test_the_engine_does_not_start(
     kvsm = connector(**{"cpu_bytes_to_use": HOST_BYTES, **options})
     with pytest.raises(TrialFailed, match=message):
         run(Trial(rounds=[], kv_transfer=kvsm, engine={**POOL, **engine}))
+
+
+def test_ranks_that_each_have_a_scheduler_are_refused(tmp_path: Path) -> None:
+    """None of these schedulers would hear of the other ranks' copies."""
+    config, kv_cache = make_configs(Shape(shards=2), str(tmp_path))
+    parallel = changed(config.parallel_config, distributed_executor_backend="external_launcher")
+    with pytest.raises(ConfigError, match="external_launcher"):
+        KvsmConnector(changed(config, parallel_config=parallel), KVConnectorRole.SCHEDULER, kv_cache)
