@@ -49,4 +49,5 @@ if __name__ == "__main__":
         main(sys.argv[1])
     else:
         with tiny_model() as directory:
-            main(directory, skip_tokenizer_init=True, enforce_eager=True, dtype="float32")
+            small = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "float32"}
+            main(directory, gpu_memory_utilization=0.2, **small)
