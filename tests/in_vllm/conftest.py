@@ -22,13 +22,17 @@ SHARING = frozenset(
 """Files whose tests share engines."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist looks at the marks in this hook, too
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests one process runs, if there are several (`--dist loadgroup`): no engine is run twice."""
-    for item in items:
-        file = item.path.stem
-        if item.path.parent == HERE:
-            item.add_marker(pytest.mark.xdist_group("engines" if file in SHARING else file))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which tests one process runs, if there are several: those of a file, and no engine is run twice."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class TogetherWhatShares(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = Path(nodeid.partition("::")[0]).stem
+            return "engines" if file in SHARING else file
+
+    return TogetherWhatShares(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
