@@ -13,7 +13,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from unittest.mock import patch
+
 from scenes import HOST_BYTES, MAX_TOKENS, MODELS, PROMPTS, expected
+from scheduler_shapes import BLOCK_TOKENS, Shape, make_configs, make_scheduler
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.request import Request, RequestStatus
 
 from kvsm.replay import verify_log
 from kvsm.vllm.trial import Outcome, Trial, connector, run
@@ -61,3 +68,34 @@ def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: P
     (log,) = (tmp_path / "logs").iterdir()
     verification = verify_log(log)
     assert verification.good, verification
+
+
+def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> None:
+    """S12: vLLM counts the tokens of a load as computed when it begins; here the request is aborted then."""
+    init_none_hash(sha256)
+    shape = Shape()
+    config, kv_cache = make_configs(shape, str(tmp_path))
+    scheduler = make_scheduler(shape, config, kv_cache)
+    connector, prompt = scheduler.connector, list(range(10, 10 + 4 * BLOCK_TOKENS + 1))
+    give = connector.update_state_after_alloc
+    request = Request(
+        "r",
+        prompt,
+        SamplingParams(max_tokens=2),
+        None,
+        block_hasher=get_request_block_hasher(BLOCK_TOKENS, sha256),
+    )
+    with (
+        patch.object(connector, "get_num_new_matched_tokens", lambda *_: (4 * BLOCK_TOKENS, True)),
+        # As a MultiConnector calls all but the one that loads.
+        patch.object(connector, "update_state_after_alloc", lambda one, blocks, _: give(one, blocks, 0)),
+    ):
+        scheduler.add_request(request)
+        scheduler.schedule()
+    assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert request.num_computed_tokens == 4 * BLOCK_TOKENS
+    scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    ledger = connector._on_scheduler._core.offloader.ledger
+    assert not ledger.transfers
+    assert not ledger.index
+    scheduler.shutdown()
