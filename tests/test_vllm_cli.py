@@ -15,7 +15,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsm import vllm as plugin
 from kvsm.cli import main
+from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
@@ -318,3 +320,15 @@ def test_documented_flags_are_json_that_kvsm_takes() -> None:
         own = {"spec_name", "spec_module_path"}
         kind = SpecOptions if own & set(extra) else ConnectorOptions
         msgspec.convert({name: value for name, value in extra.items() if name not in own}, kind)
+
+
+def test_a_vllm_that_lacks_a_name_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At start-up, and with what to do: not as a bare traceback."""
+
+    def lacking(_room: str) -> None:
+        raise ImportError("cannot import name 'SupportsHMA' from 'vllm.v1.base'", name="vllm.v1.base")
+
+    monkeypatch.setattr(plugin, "import_module", lacking)
+    monkeypatch.setattr(plugin, "installed", lambda: "0.99.0")
+    with pytest.raises(ConfigError, match=r"KvsmConnector .* vLLM 0\.99\.0 .*SupportsHMA.* vllm-check"):
+        _ = plugin.KvsmConnector

@@ -20,6 +20,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from kvsm.errors import ConfigError
+from kvsm.vllm.versions import TESTED, installed
+
 _ROOMS = {
     "KvsmConnector": "connector",
     "KvsmSpec": "spec",
@@ -31,7 +34,15 @@ __all__ = ["KvsmConnector", "KvsmSpec", "RecordingSpec"]
 
 def __getattr__(name: str) -> Any:
     """Each when it is asked for: a connector needs nothing of what a spec needs, and vLLM's interface of one
-    may change without the other's."""
+    may change without the other's. Raises `ConfigError` where vLLM is missing, or lacks what it needs."""
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "vllm":
+            raise
+        raise ConfigError(
+            f"{name} needs something that vLLM {installed()} does not have ({error}); kvsm was tested with "
+            f"{', '.join(TESTED)}, and `kvsm vllm-check` says all that is missing"
+        ) from error
