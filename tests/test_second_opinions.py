@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from protocol.export import table_rows, words_in
+from protocol.murphi import murphi_text
 from protocol.opinions import (
     BROKEN,
     GOOD,
@@ -24,13 +26,11 @@ from protocol.opinions import (
     of_tlc,
 )
 from protocol.texts import texts
+from protocol.tla import MODULE, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
-from kvsm.checker.protocol.export import table_rows, words_in
-from kvsm.checker.protocol.murphi import murphi_text
 from kvsm.checker.protocol.protocol import protocol
 from kvsm.checker.protocol.terms import FALSE, TRUE, Action, Assign, Words, number
-from kvsm.checker.protocol.tla import MODULE, tla_configuration, tla_module
 from kvsm.states import BLOCK, MACHINES, BlockTrigger, Machine
 from kvsm.states.machine import VOID
 

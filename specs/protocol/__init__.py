@@ -1,2 +1,4 @@
-"""The protocol of the offload core as Murphi and as TLA+, and what Rumur and TLC say of it. `README.md` says
-how to run it."""
+"""The offload protocol (`kvsm.checker.protocol`) as Murphi and TLA+, and what Rumur and TLC say of it.
+
+`README.md` says how to run it. `texts.py` writes the texts; `opinions.py` compares the tools' answers.
+"""

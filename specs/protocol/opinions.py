@@ -11,13 +11,14 @@ from __future__ import annotations
 import sys
 
 import msgspec
+from msgspec.structs import replace
 
 from kvsm.checker.protocol.explore import explore
-from kvsm.checker.protocol.murphi import murphi_text
 from kvsm.checker.protocol.parts import Scope
 from kvsm.checker.protocol.protocol import Variant, protocol
 from kvsm.checker.protocol.terms import Protocol
-from kvsm.checker.protocol.tla import MODULE, tla_configuration, tla_module
+from protocol.murphi import murphi_text
+from protocol.tla import MODULE, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
 
@@ -36,19 +37,19 @@ class Case(msgspec.Struct, frozen=True):
         return f"{self.variant.value if self.variant else 'the protocol'}; {self.scope}; {merged}"
 
 
-TINY: dict[str, int] = {"keys": 1, "device_blocks": 1, "slots": 1, "live_transfers": 1, "queued": 1}
-"""What is enough to see most bugs: one of each."""
+TINY = Scope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
+"""One of each: enough to see most bugs."""
 
 GOOD = (
-    Case(Scope(**TINY, workers=2)),
-    Case(Scope(**{**TINY, "device_blocks": 2, "live_transfers": 2}, losses=False)),
+    Case(replace(TINY, workers=2)),
+    Case(replace(TINY, device_blocks=2, live_transfers=2, losses=False)),
 )
 SYMMETRIC = Case(GOOD[1].scope, symmetry=True)
 BROKEN = (
-    Case(Scope(**TINY), Variant.STORE_BEFORE_COMPUTE),
-    Case(Scope(**{**TINY, "keys": 2}), Variant.LOAD_BEFORE_READER),
-    Case(Scope(**TINY), Variant.LOAD_UNHELD),
-    Case(Scope(**TINY), Variant.RESET_FREES),
+    Case(TINY, Variant.STORE_BEFORE_COMPUTE),
+    Case(replace(TINY, keys=2), Variant.LOAD_BEFORE_READER),
+    Case(TINY, Variant.LOAD_UNHELD),
+    Case(TINY, Variant.RESET_FREES),
 )
 LARGER = (
     Case(Scope(queued=1, live_transfers=1)),

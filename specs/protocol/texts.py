@@ -1,21 +1,21 @@
-"""The texts that lie beside this file: the declaration of `kvsm.checker.protocol` as kvsm writes it out.
+"""Writes the three texts beside this file from the declaration in `kvsm.checker.protocol`.
 
-PYTHONPATH=specs python -m protocol.texts       # writes them anew
+PYTHONPATH=specs python -m protocol.texts
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from kvsm.checker.protocol.murphi import murphi_text
 from kvsm.checker.protocol.parts import Scope
 from kvsm.checker.protocol.protocol import protocol
-from kvsm.checker.protocol.tla import MODULE, tla_configuration, tla_module
+from protocol.murphi import murphi_text
+from protocol.tla import MODULE, tla_configuration, tla_module
 
 FOLDER = Path(__file__).parent
 SCOPE = Scope(keys=2, device_blocks=2, slots=2, workers=2)
-"""Whose limits stand in the texts. How many keys, blocks, slots and workers there are is said in one line of
-each, and can be changed there."""
+"""The limits in the texts. The numbers of keys, blocks, slots and workers stand on one line each and can be
+changed there."""
 
 
 def texts() -> dict[Path, str]:

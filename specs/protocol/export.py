@@ -1,7 +1,7 @@
-"""What the two exports share: names, the sorts of terms, and the rows of a machine's table for a text.
+"""What both exports need: names, the sorts of terms, and the rows of a machine's table for a text.
 
-An export says the declaration again, term for term. The tables it says by their rows: not by `Words.next`,
-which the explorations here use. So a mistake in either is a difference in what the tools count.
+An export writes the declaration term for term. It writes the machines' tables row by row, and does not use
+`Words.next`, from which kvsm explores. So a mistake in either shows as a difference in what the tools count.
 """
 
 from __future__ import annotations

@@ -6,16 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvsm.checker.protocol.export import (
-    WIDTH,
-    Sort,
-    bulleted,
-    indented,
-    pascal,
-    simplified,
-    sort_of,
-    terms_of,
-)
 from kvsm.checker.protocol.terms import (
     Add,
     And,
@@ -42,6 +32,16 @@ from kvsm.checker.protocol.terms import (
     Truth,
     Words,
     words_of,
+)
+from protocol.export import (
+    WIDTH,
+    Sort,
+    bulleted,
+    indented,
+    pascal,
+    simplified,
+    sort_of,
+    terms_of,
 )
 
 
@@ -73,7 +73,7 @@ def value_name(domain: Domain, value: int) -> str:
 
 
 @dataclass(frozen=True)
-class Speaker:
+class TlaSpeaker:
     """state: the name of the record that variables are read from."""
 
     state: str

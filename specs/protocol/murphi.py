@@ -8,29 +8,6 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from kvsm.checker.protocol.export import (
-    WIDTH,
-    Sort,
-    TableRow,
-    all_parts,
-    assigns_of,
-    comment,
-    indented,
-    simplified,
-    sort_of,
-    table_rows,
-    words_in,
-)
-from kvsm.checker.protocol.murphi_terms import (
-    Speaker,
-    free_params,
-    is_none,
-    label_name,
-    set_name,
-    state_name,
-    trigger_name,
-    words_name,
-)
 from kvsm.checker.protocol.terms import (
     Action,
     Assign,
@@ -53,11 +30,34 @@ from kvsm.checker.protocol.terms import (
     Words,
     words_of,
 )
+from protocol.export import (
+    WIDTH,
+    Sort,
+    TableRow,
+    all_parts,
+    assigns_of,
+    comment,
+    indented,
+    simplified,
+    sort_of,
+    table_rows,
+    words_in,
+)
+from protocol.murphi_terms import (
+    MurphiSpeaker,
+    free_params,
+    is_none,
+    label_name,
+    set_name,
+    state_name,
+    trigger_name,
+    words_name,
+)
 
 
 def murphi_text(protocol: Protocol) -> str:
     """The whole text. Invariants are named by the ids of the properties; S9 is a liveness property."""
-    speaker = Speaker()
+    speaker = MurphiSpeaker()
     uses = [
         _forgetting(protocol, speaker),
         *(_rule(action, speaker) for action in protocol.actions),
@@ -199,7 +199,7 @@ def _changes(words: Words, row: TableRow) -> str:
     return said
 
 
-def _totals(speaker: Speaker) -> list[list[str]]:
+def _totals(speaker: MurphiSpeaker) -> list[list[str]]:
     """The functions that were called; those that they call come first."""
     sections: dict[Total, list[str]] = {}
 
@@ -214,7 +214,7 @@ def _totals(speaker: Speaker) -> list[list[str]]:
     return list(sections.values())
 
 
-def _total(total: Total, speaker: Speaker) -> list[str]:
+def _total(total: Total, speaker: MurphiSpeaker) -> list[str]:
     name, param = speaker.flat(total).partition("(")[0], total.param
     params = "; ".join(f"{free.name}: {set_name(free.members)}" for free in free_params(total))
     counted = ["total := total + (", *indented(speaker.lines(total.body)), ");"]
@@ -244,7 +244,7 @@ def _for_all(params: tuple[Param, ...], body: list[str]) -> list[str]:
     return body
 
 
-def _assign(cell: Read, value: Term, speaker: Speaker) -> list[str]:
+def _assign(cell: Read, value: Term, speaker: MurphiSpeaker) -> list[str]:
     """cell := value. A word is stepped where it stands: what is inside a step happens before it."""
     target = speaker.flat(cell)
     match value:
@@ -296,7 +296,7 @@ def _variables_read(assign: Assign) -> set[str]:
     return {part.variable.name for part in all_parts(assign.value) if isinstance(part, Read)}
 
 
-def _effects(action: Action, speaker: Speaker) -> list[str]:
+def _effects(action: Action, speaker: MurphiSpeaker) -> list[str]:
     return [
         line
         for bound, assign in _in_order(list(assigns_of(action.effects)))
@@ -304,7 +304,7 @@ def _effects(action: Action, speaker: Speaker) -> list[str]:
     ]
 
 
-def _rule(action: Action, speaker: Speaker) -> list[str]:
+def _rule(action: Action, speaker: MurphiSpeaker) -> list[str]:
     """Where something is drained, the rule says that it brings all nearer to rest (S9)."""
     body = [*_effects(action, speaker), "forget();"]
     begin = ["begin"]
@@ -325,7 +325,7 @@ def _rule(action: Action, speaker: Speaker) -> list[str]:
     return [*comment("--", action.says), *rule]
 
 
-def _forgetting(protocol: Protocol, speaker: Speaker) -> list[str]:
+def _forgetting(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
     lines = ["procedure forget();", "begin"]
     for one in protocol.forgets:
         domain = one.cell.variable.domain
@@ -335,7 +335,7 @@ def _forgetting(protocol: Protocol, speaker: Speaker) -> list[str]:
     return [*lines, "end;"]
 
 
-def _start(protocol: Protocol, speaker: Speaker) -> list[str]:
+def _start(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
     lines = ['startstate "empty"', "begin"]
     for variable in protocol.variables:
         params = tuple(Param(f"i{number}", members) for number, members in enumerate(variable.indices))
@@ -345,10 +345,10 @@ def _start(protocol: Protocol, speaker: Speaker) -> list[str]:
     return [*lines, "end;"]
 
 
-def _property(kind: str, claim: Claim, speaker: Speaker) -> list[str]:
+def _property(kind: str, claim: Claim, speaker: MurphiSpeaker) -> list[str]:
     return [*comment("--", claim.says), f'{kind} "{claim.id}"', *indented(speaker.lines(claim.term)), ";"]
 
 
-def _rest(protocol: Protocol, speaker: Speaker) -> list[str]:
+def _rest(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
     says = "From every state, things can come to rest."
     return [*comment("--", says), 'liveness "S9"', *indented(speaker.lines(protocol.rest)), ";"]

@@ -8,18 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsm.checker.protocol.export import (
-    TableRow,
-    assigns_of,
-    bulleted,
-    comment,
-    indented,
-    pascal,
-    simplified,
-    table_rows,
-    terms_of,
-    words_in,
-)
 from kvsm.checker.protocol.terms import (
     Action,
     And,
@@ -36,7 +24,19 @@ from kvsm.checker.protocol.terms import (
     Variable,
     Words,
 )
-from kvsm.checker.protocol.tla_terms import Speaker, machine_name, member_of, quoted, set_name, value_name
+from protocol.export import (
+    TableRow,
+    assigns_of,
+    bulleted,
+    comment,
+    indented,
+    pascal,
+    simplified,
+    table_rows,
+    terms_of,
+    words_in,
+)
+from protocol.tla_terms import TlaSpeaker, machine_name, member_of, quoted, set_name, value_name
 
 MODULE = "Offload"
 RULE = "-" * 77
@@ -212,7 +212,7 @@ def _forgetting(forgets: tuple[Forget, ...]) -> list[str]:
     lines, said = [RULE], "at"
     for forget in forgets:
         variable = forget.cell.variable
-        name, speaker = f"Forget{pascal(variable.name)}", Speaker("at")
+        name, speaker = f"Forget{pascal(variable.name)}", TlaSpeaker("at")
         loops = "".join(f"[{member_of(param)} |-> " for param in forget.params)
         forgotten = value_name(variable.domain, variable.domain.initial)
         lines += [
@@ -239,7 +239,7 @@ def _action(action: Action) -> list[str]:
     return [
         *comment("\\*", action.says),
         f"{_call(action)} ==",
-        *indented(bulleted("/\\", [Speaker("now").lines(part) for part in parts]), 4),
+        *indented(bulleted("/\\", [TlaSpeaker("now").lines(part) for part in parts]), 4),
         "    /\\ now' = Forgetting([now EXCEPT",
         *indented(_listed(changes), 8)[:-1],
         f"        {_listed(changes)[-1]})",
@@ -248,7 +248,7 @@ def _action(action: Action) -> list[str]:
 
 def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
     """One part of the state after an action. Indices that it is repeated for come last."""
-    speaker, variable = Speaker("now"), assign.cell.variable
+    speaker, variable = TlaSpeaker("now"), assign.cell.variable
     fixed = tuple(index for index in assign.cell.indices if index not in bound)
     if assign.cell.indices != (*fixed, *bound):
         raise TypeError(f"the effect on {variable.name} is repeated for other indices than its last ones")
@@ -289,7 +289,7 @@ def _claim(claim: Claim) -> list[str]:
     return [
         *comment("\\*", claim.says),
         f"{claim.id} ==",
-        *indented(Speaker("now").lines(claim.term), 4),
+        *indented(TlaSpeaker("now").lines(claim.term), 4),
     ]
 
 
@@ -298,12 +298,12 @@ def _sometimes(claim: Claim) -> list[str]:
     return [
         *comment("\\*", f"It happens that {claim.id}. {claim.says}"),
         f"Sometimes_{pascal(claim.id)} ==",
-        *indented(Speaker("now").lines(claim.term), 4),
+        *indented(TlaSpeaker("now").lines(claim.term), 4),
     ]
 
 
 def _winding_down(protocol: Protocol) -> list[str]:
-    speaker = Speaker("now")
+    speaker = TlaSpeaker("now")
     return [
         *comment("\\*", "All is wound down."),
         "Rest ==",

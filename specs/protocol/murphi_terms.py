@@ -1,7 +1,7 @@
 """Terms of a declaration in the language of Murphi, as Rumur reads it.
 
 None, of an index set, is Murphi's undefined value: so the set can be a scalarset, whose members Rumur may
-rename. Murphi has no sums: each Total becomes a function, which `Speaker` collects.
+rename. Murphi has no sums: each Total becomes a function, which `MurphiSpeaker` collects.
 """
 
 from __future__ import annotations
@@ -9,17 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kvsm.checker.protocol.export import (
-    WIDTH,
-    Sort,
-    all_parts,
-    bulleted,
-    indented,
-    pascal,
-    simplified,
-    sort_of,
-    terms_of,
-)
 from kvsm.checker.protocol.terms import (
     Add,
     And,
@@ -45,6 +34,17 @@ from kvsm.checker.protocol.terms import (
     Truth,
     Words,
     words_of,
+)
+from protocol.export import (
+    WIDTH,
+    Sort,
+    all_parts,
+    bulleted,
+    indented,
+    pascal,
+    simplified,
+    sort_of,
+    terms_of,
 )
 
 
@@ -74,7 +74,7 @@ def is_none(term: Term) -> bool:
 
 
 @dataclass
-class Speaker:
+class MurphiSpeaker:
     """totals: the functions that what was said so far calls, by the term that each one sums."""
 
     totals: dict[Total, str] = field(default_factory=dict)
