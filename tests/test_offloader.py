@@ -1,4 +1,4 @@
-"""What the deciding core promises, call by call. The orders of calls are tests/stateful/test_core.py's."""
+"""What the deciding core promises, call by call. Every order of calls: tests/stateful/test_core.py."""
 
 from __future__ import annotations
 
