@@ -20,12 +20,12 @@ from control_plane import DEVICE_BLOCKS, serve_step
 from page import markdown_table, publish
 from workload import expanded
 
-from kvsm.engine import RunOptions, run_workload
 from kvsm.events import OffloadConfig, StorePlanned
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import Offloader
 from kvsm.replay import entries, verify_log
+from kvsm.serving import RunOptions, run_workload
 from kvsm.snapshot import digest, snapshot
 
 

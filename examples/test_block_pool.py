@@ -1,6 +1,6 @@
 """Your pool of device blocks under test: `pytest examples/test_block_pool.py`."""
 
-from kvsm.engine import BlockPool  # stands for yours
+from kvsm.serving import ServingBlockPool  # stands for yours
 from kvsm.testing import OffloadMachine, configurations
 
 
@@ -8,7 +8,7 @@ class Pool(OffloadMachine):
     configurations = configurations(prefix_cache=True)
 
     def make_pool(self, blocks):  # noqa: ARG002
-        return BlockPool(self.core.ledger.leases)
+        return ServingBlockPool(self.core.ledger.leases)
 
 
 TestPool = Pool.TestCase

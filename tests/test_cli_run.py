@@ -17,8 +17,8 @@ from click.testing import CliRunner, Result
 from kvsm.cli import main
 from kvsm.cli.run import _progress_line
 from kvsm.cuda_io.pools import Pools
-from kvsm.engine import Progress, Run, RunOptions, copies, run_workload
 from kvsm.log import LogReader
+from kvsm.serving import RunOptions, RunProgress, WorkloadRun, in_flight, run_workload
 from kvsm.traces import multi_turn
 
 SMALL = ["--requests", "60", "--block-bytes", "64"]
@@ -191,13 +191,13 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
 
 def test_a_state_that_replay_does_not_give_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """S10 from end to end: a change that was no event is told in capitals."""
-    serve = Run.serve
+    serve = WorkloadRun.serve
 
-    def meddling(self: Run, progress: Any = None) -> None:
+    def meddling(self: WorkloadRun, progress: Any = None) -> None:
         serve(self, progress)
         self.offloader.ledger.epoch += 1
 
-    monkeypatch.setattr(Run, "serve", meddling)
+    monkeypatch.setattr(WorkloadRun, "serve", meddling)
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 1
     assert "DIGEST DIFFERS" in result.stdout
@@ -205,7 +205,7 @@ def test_a_state_that_replay_does_not_give_is_exit_code_1(monkeypatch: pytest.Mo
 
 def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """S9 from end to end: one line that names the transfers, after a bounded wait."""
-    monkeypatch.setattr(copies, "OVERDUE_SECONDS", 0.0)
+    monkeypatch.setattr(in_flight, "OVERDUE_SECONDS", 0.0)
     monkeypatch.setattr("kvsm.worker.Worker.poll", lambda _: [])
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 1
@@ -218,12 +218,12 @@ def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPat
 
 def test_progress_tells_how_far_the_run_is() -> None:
     """Requests, hit rate and speed while it serves, then how much of the log is verified."""
-    told: list[Progress] = []
+    told: list[RunProgress] = []
     run_workload(RunOptions(requests=60, block_bytes=64, copies="simulated"), told.append)
     assert told[0].requests_done <= told[-1].requests_done == told[-1].requests == 60
     assert told[-1].verified_events > 0
     assert 0 < told[-1].hit_rate < 1
-    line = _progress_line(Progress(1234, 5000, 0.5, 3_000_000_000, 2.0))
+    line = _progress_line(RunProgress(1234, 5000, 0.5, 3_000_000_000, 2.0))
     assert line == "1,234 of 5,000 requests   hit rate 50.0%   1.50 GB/s copied   2 s"
     assert _progress_line(told[-1]).startswith("verifying the log: ")
 

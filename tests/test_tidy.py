@@ -15,7 +15,7 @@ FLOORS = (
     ("diagrams", "records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
-    ("traces", "engine", "worlds", "vllm"),
+    ("traces", "serving", "worlds", "vllm"),
     ("checker",),
     ("testing",),
     ("cli", "__main__"),

@@ -1,10 +1,10 @@
 """A pool that lets a block that is found by its content stay in the free queue, and gives it away."""
 
-from kvsm.engine import BlockPool
+from kvsm.serving import ServingBlockPool
 from kvsm.testing import OffloadMachine, configurations
 
 
-class HandsOutHeldBlocks(BlockPool):
+class HandsOutHeldBlocks(ServingBlockPool):
     def touch(self, blocks):
         free = dict.fromkeys(block for block in blocks if self.is_free(block))
         super().touch(blocks)

@@ -14,10 +14,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from kvsm.engine.options import COPIES, LAST_STEPS, STORES, RunOptions
-from kvsm.engine.run import Progress, RunResult, run_workload
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
+from kvsm.serving.run_options import COPIES, LAST_STEPS, STORES, RunOptions
+from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 _DEFAULTS = RunOptions()
 _VIOLATIONS_SHOWN = 10
@@ -100,7 +100,7 @@ def _run_with_progress(options: RunOptions) -> RunResult:
     with Live(console=Console(stderr=True), refresh_per_second=5, transient=True) as live:
         shown = 0.0
 
-        def show(progress: Progress) -> None:
+        def show(progress: RunProgress) -> None:
             nonlocal shown
             if time.monotonic() - shown > 0.1:
                 shown = time.monotonic()
@@ -109,7 +109,7 @@ def _run_with_progress(options: RunOptions) -> RunResult:
         return run_workload(options, show)
 
 
-def _progress_line(progress: Progress) -> str:
+def _progress_line(progress: RunProgress) -> str:
     if progress.verified_events:
         return f"verifying the log: {progress.verified_events:,} events"
     rate = progress.copied_bytes / max(progress.seconds, 1e-9) / 1e9

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 from contracts import runs, words
 from kvsm.cuda_io import paths
-from kvsm.engine.kv_cache import peak_blocks
 from kvsm.scheduler.groups import KVCacheGroup
 from kvsm.scheduler.matching import Lookup, hit_limit
 from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.serving.block_tables import peak_blocks
 from kvsm.states import BLOCK, LEASE, REQUEST, TRANSFER, Machine, TransferTrigger
 from kvsm.states import BlockState as Block
 from kvsm.states import LeaseState as Lease

@@ -9,10 +9,10 @@ from __future__ import annotations
 from sys import maxsize
 from typing import NamedTuple
 
-from kvsm.engine.kv_cache import peak_blocks
 from kvsm.scheduler.groups import GroupKind, KVCacheGroup
 from kvsm.scheduler.matching import hit_limit
 from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.serving.block_tables import peak_blocks
 from kvsm.traces import started_blocks
 
 

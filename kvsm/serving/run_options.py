@@ -7,11 +7,11 @@ from math import gcd
 
 import msgspec
 
-from kvsm.engine.kv_cache import peak_blocks
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.policies import make_policy
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
+from kvsm.serving.block_tables import peak_blocks
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 COPIES = ("host", "simulated", "cuda")

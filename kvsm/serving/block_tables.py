@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsm.engine.block_pool import BlockPool
-from kvsm.engine.request import Request
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.scheduler.matching import Lookup
+from kvsm.serving.serving_block_pool import ServingBlockPool
+from kvsm.serving.serving_request import ServingRequest
 from kvsm.traces import started_blocks
 
 
@@ -28,15 +28,15 @@ def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:
     return min(blocks, started_blocks(reach + step_tokens, group.block_tokens) + 1)
 
 
-class KVCacheManager:
+class BlockTables:
     """Fills and empties block tables. step_tokens: computed in a step, for one request, at most."""
 
-    def __init__(self, pool: BlockPool, config: SchedulerConfig, step_tokens: int) -> None:
+    def __init__(self, pool: ServingBlockPool, config: SchedulerConfig, step_tokens: int) -> None:
         self._pool, self._config, self._step_tokens = pool, config, step_tokens
         self.groups = config.groups
         self.block_sizes = tuple(dict.fromkeys(group.block_tokens for group in config.groups))
 
-    def longest_hit(self, request: Request) -> int:
+    def longest_hit(self, request: ServingRequest) -> int:
         """Tokens that the device serves for all groups; at least one is left to compute (S18)."""
         if request.skip_reading_prefix_cache:
             return 0
@@ -44,7 +44,7 @@ class KVCacheManager:
         lookup = Lookup(self._config, 1, request.keys, 0)
         return lookup.longest_hit(request.num_tokens - 1, lambda key: cached(key) is not None)
 
-    def has_room(self, request: Request, hit: int) -> bool:
+    def has_room(self, request: ServingRequest, hit: int) -> bool:
         """Whether the whole request could be placed now, behind a device hit of `hit` tokens."""
         lacking = free_hits = 0
         for group, hits in zip(self.groups, self._hits(request, hit, hit)):
@@ -53,7 +53,7 @@ class KVCacheManager:
             lacking += max(0, peak_blocks(group, request.num_tokens, self._step_tokens) - len(blocks))
         return lacking <= self._pool.num_free_blocks - free_hits
 
-    def _hits(self, request: Request, hit: int, end: int) -> list[list[int]]:
+    def _hits(self, request: ServingRequest, hit: int, end: int) -> list[list[int]]:
         """Device blocks of each group up to `hit`, of which a request that goes on at `end` needs the last;
         the null block for the others."""
         tables = []
@@ -67,7 +67,7 @@ class KVCacheManager:
             tables.append(table)
         return tables
 
-    def place(self, request: Request, hit: int, end: int, tokens: int) -> bool:
+    def place(self, request: ServingRequest, hit: int, end: int, tokens: int) -> bool:
         """Give a waiting request its tables: device blocks up to `hit`, new ones for what is loaded from
         there to `end`, and new ones for `tokens` tokens behind. False, and nothing done, without room."""
         tables = self._hits(request, hit, end)
@@ -86,7 +86,7 @@ class KVCacheManager:
         request.num_computed_tokens = request.num_cached_tokens = hit
         return True
 
-    def grow(self, request: Request, tokens: int) -> list[list[int]] | None:
+    def grow(self, request: ServingRequest, tokens: int) -> list[list[int]] | None:
         """Extend the tables to so many tokens. Returns the new blocks by group; None, and nothing done,
         without room."""
         lacking = [
@@ -100,7 +100,7 @@ class KVCacheManager:
             table += blocks
         return new
 
-    def remove_skipped_blocks(self, request: Request) -> None:
+    def remove_skipped_blocks(self, request: ServingRequest) -> None:
         """Give back what no token to come looks at."""
         null = self._config.null_block
         for group, table in zip(self.groups, request.tables):
@@ -115,20 +115,20 @@ class KVCacheManager:
                 table[place] = null
             self._pool.free_blocks(skipped)
 
-    def free(self, request: Request) -> None:
+    def free(self, request: ServingRequest) -> None:
         """Give back all; of a prefix, the end is to be taken before the beginning."""
         null = self._config.null_block
         for table in request.tables:
             self._pool.free_blocks([block for block in reversed(table) if block != null])
 
-    def cache_blocks(self, request: Request) -> None:
+    def cache_blocks(self, request: ServingRequest) -> None:
         """Let the blocks that are full serve hits."""
         first, last = request.num_cached_tokens, request.num_computed_tokens
         if first < last:
             self._pool.cache_full_blocks(*self.full_blocks(request, first, last))
             request.num_cached_tokens = last
 
-    def full_blocks(self, request: Request, first: int, last: int) -> tuple[list[int], list[bytes]]:
+    def full_blocks(self, request: ServingRequest, first: int, last: int) -> tuple[list[int], list[bytes]]:
         """Blocks, and their keys, of all groups, that end behind token `first` and up to token `last`."""
         blocks: list[int] = []
         keys: list[bytes] = []
@@ -142,7 +142,7 @@ class KVCacheManager:
             return [blocks[place] for place in kept], [keys[place] for place in kept]
         return blocks, keys
 
-    def needed_blocks(self, request: Request) -> tuple[list[int], list[bytes]]:
+    def needed_blocks(self, request: ServingRequest) -> tuple[list[int], list[bytes]]:
         """Full blocks, and their keys, that the next token of the request looks at. None is null."""
         blocks: list[int] = []
         keys: list[bytes] = []
@@ -153,7 +153,9 @@ class KVCacheManager:
             keys += own_keys[places]
         return blocks, keys
 
-    def completed_states(self, request: Request, first: int, last: int) -> Sequence[tuple[int, int, int]]:
+    def completed_states(
+        self, request: ServingRequest, first: int, last: int
+    ) -> Sequence[tuple[int, int, int]]:
         """(group, block, tokens) of the mamba states at the block boundaries behind `first`, up to `last`."""
         states = []
         for index, (group, table) in enumerate(zip(self.groups, request.tables)):

@@ -26,8 +26,8 @@ from kvsm.cuda_io import (
 )
 from kvsm.cuda_io.driver import register_host, unregister_host
 from kvsm.cuda_io.host_memory import PageLocking
-from kvsm.engine.options import RunOptions
 from kvsm.errors import ConfigError
+from kvsm.serving.run_options import RunOptions
 
 WORD_BYTES = 8
 

@@ -18,14 +18,6 @@ import msgspec
 
 from kvsm.cuda_io import VerifyingStatistics
 from kvsm.cuda_io.host_memory import available_memory_bytes
-from kvsm.engine import offload_checks
-from kvsm.engine.disturbances import Disturbances
-from kvsm.engine.offload_checks import SkipNotes
-from kvsm.engine.options import RunOptions
-from kvsm.engine.ranks import make_rank
-from kvsm.engine.scheduler import Scheduler
-from kvsm.engine.serving import ServingEngine, VirtualClock
-from kvsm.engine.timed import TimedOffloadScheduler
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation
@@ -33,6 +25,14 @@ from kvsm.log import LogWriter
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.replay import Verification, verify_log
+from kvsm.serving import offload_checks
+from kvsm.serving.disturbances import Disturbances
+from kvsm.serving.offload_checks import SkipNotes
+from kvsm.serving.ranks import make_rank
+from kvsm.serving.run_options import RunOptions
+from kvsm.serving.serving_engine import ServingEngine, VirtualClock
+from kvsm.serving.serving_scheduler import ServingScheduler
+from kvsm.serving.timed import TimedOffloadScheduler
 from kvsm.snapshot import digest, snapshot
 from kvsm.traces import TraceRequest, multi_turn, read_trace
 from kvsm.worker import Worker
@@ -44,7 +44,7 @@ LEDGER_BYTES_PER_BLOCK = 200
 PROGRESS_STEPS = 64
 
 
-class Progress(msgspec.Struct, frozen=True):
+class RunProgress(msgspec.Struct, frozen=True):
     """How far a run has come. hit_rate: share of prompt tokens found on device or host. copied_bytes: both
     ways, all workers. verified_events: of the log, once the workload is done."""
 
@@ -134,7 +134,7 @@ def load_workload(options: RunOptions) -> list[TraceRequest]:
     return requests
 
 
-def run_workload(options: RunOptions, progress: Callable[[Progress], None] | None = None) -> RunResult:
+def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
     """Serve the workload, verify the log, and compare the state that it gives with the live one.
 
     Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before anything was
@@ -144,12 +144,12 @@ def run_workload(options: RunOptions, progress: Callable[[Progress], None] | Non
     _check_memory(options)
     with ExitStack() as stack:
         directory = options.log or str(Path(stack.enter_context(TemporaryDirectory(prefix="kvsm-"))) / "log")
-        run = Run(options, requests, directory)
+        run = WorkloadRun(options, requests, directory)
         run.serve(progress)
         return run.prove(progress)
 
 
-class Run:
+class WorkloadRun:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
     Attributes for whoever wants to look at it, or to interfere: `engine`, `connector`, `offloader`,
@@ -171,7 +171,7 @@ class Run:
         self.connector = TimedOffloadScheduler(self.offloader, options.scheduler_config())
         self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(
-            Scheduler(self.connector, notes, token_budget=options.token_budget),
+            ServingScheduler(self.connector, notes, token_budget=options.token_budget),
             self._workers,
             self.ranks,
             requests,
@@ -188,7 +188,7 @@ class Run:
         )
         self._seconds = 0.0
 
-    def serve(self, progress: Callable[[Progress], None] | None = None) -> None:
+    def serve(self, progress: Callable[[RunProgress], None] | None = None) -> None:
         """Run the workload to its end, and close the log. The workers are closed only after a good end:
         one that never reports would never close either, and its threads do not outlive the process."""
         started = time.perf_counter()
@@ -203,7 +203,7 @@ class Run:
             rank.host.close()
         self._seconds = time.perf_counter() - started
 
-    def prove(self, progress: Callable[[Progress], None] | None = None) -> RunResult:
+    def prove(self, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
         """Verify the log that `serve` wrote, and put everything together."""
 
         def verified(events: int) -> None:
@@ -213,11 +213,11 @@ class Run:
         verification = verify_log(self.directory, progress=verified)
         return self._result(verification)
 
-    def _progress(self, verified_events: int = 0) -> Progress:
+    def _progress(self, verified_events: int = 0) -> RunProgress:
         counts = self.engine.scheduler.counts
         hits = counts.device_hit_tokens + counts.host_hit_tokens
         copied = sum(self._copy_totals(direction).bytes for direction in Direction)
-        return Progress(
+        return RunProgress(
             counts.finished + counts.aborted,
             len(self._requests),
             hits / max(1, hits + counts.computed_tokens),
@@ -259,8 +259,8 @@ class Run:
             resets=engine.resets,
             remote_decode=engine.scheduler.checks.remote_decode,
             fully_offloaded=engine.scheduler.checks.fully_offloaded,
-            blocks_stored=engine.copies.blocks[Direction.STORE],
-            blocks_loaded=engine.copies.blocks[Direction.LOAD],
+            blocks_stored=engine.in_flight.blocks[Direction.STORE],
+            blocks_loaded=engine.in_flight.blocks[Direction.LOAD],
             blocks_evicted=metrics["blocks_evicted"],
             blocks_skipped={why: count for why, count in metrics["blocks_skipped"].items() if count},
             transfers_lost=sum(ends["lost"] for ends in metrics["transfers_ended"].values()),

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvsm.engine.block_pool import BlockPool
-from kvsm.engine.request import Request
 from kvsm.events import OffloadingEvent, StoreSkipped
 from kvsm.invariants import Violation
 from kvsm.offloader import EventSink
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, LastStep, OffloadScheduler
 from kvsm.scheduler.groups import group_suffix
+from kvsm.serving.serving_block_pool import ServingBlockPool
+from kvsm.serving.serving_request import ServingRequest
 
 PROPERTIES = ("S15", "S16", "S17", "S18")
 """What the engine checks beside the log."""
@@ -53,24 +53,24 @@ class OffloadChecks:
     """Looks over the shoulder of one engine. remote_decode: requests for remote decode that are over;
     fully_offloaded: those of them of which nothing was skipped."""
 
-    def __init__(self, connector: OffloadScheduler, pool: BlockPool, notes: SkipNotes) -> None:
+    def __init__(self, connector: OffloadScheduler, pool: ServingBlockPool, notes: SkipNotes) -> None:
         self.violations: list[Violation] = []
         self.remote_decode = self.fully_offloaded = 0
         self._connector, self._pool, self._notes = connector, pool, notes
         self._chunk = connector.offloader.config.blocks_per_chunk
 
-    def arrived(self, request: Request) -> None:
+    def arrived(self, request: ServingRequest) -> None:
         if _is_for_remote_decode(request):
             self._notes.watch(request.request_id)
 
-    def matched(self, request: Request, end: int) -> None:
+    def matched(self, request: ServingRequest, end: int) -> None:
         """S18: a match up to `end` leaves a token to compute."""
         if end >= request.num_tokens:
             name = request.request_id
             message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
             self.violations.append(Violation("S18", message, requests=(name,)))
 
-    def request_finished(self, request: Request) -> None:
+    def request_finished(self, request: ServingRequest) -> None:
         """S16: what the connector was told of just now is resident, in flight, or skipped with a reason."""
         if not _is_for_remote_decode(request):
             return
@@ -95,7 +95,7 @@ class OffloadChecks:
                 message = f"no request is left, and {len(transfers)} transfers are not flushed"
                 self.violations.append(Violation("S17", message, transfers=tuple(sorted(transfers)[:8])))
 
-    def _full_chunks(self, request: Request) -> Iterator[bytes]:
+    def _full_chunks(self, request: ServingRequest) -> Iterator[bytes]:
         """Keys of the chunks that are computed, and that the request can name."""
         config = self._connector.config
         for index, (group, table) in enumerate(zip(config.groups, request.tables)):
@@ -114,5 +114,5 @@ class OffloadChecks:
                     yield key
 
 
-def _is_for_remote_decode(request: Request) -> bool:
+def _is_for_remote_decode(request: ServingRequest) -> bool:
     return bool((request.kv_transfer_params or {}).get("do_remote_decode"))

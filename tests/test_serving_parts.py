@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.engine import BlockPool, Request
-from kvsm.engine import copies as copies_module
-from kvsm.engine.content import DeviceContent, Mismatch
-from kvsm.engine.copies import Copies
-from kvsm.engine.kv_cache import KVCacheManager, peak_blocks
-from kvsm.engine.options import RunOptions, parse_groups
-from kvsm.engine.ranks import Rank, make_rank
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.scheduler.groups import group_suffix
+from kvsm.serving import ServingBlockPool, ServingRequest
+from kvsm.serving import in_flight as in_flight_module
+from kvsm.serving.block_tables import BlockTables, peak_blocks
+from kvsm.serving.content import DeviceContent, Mismatch
+from kvsm.serving.in_flight import TransfersInFlight
+from kvsm.serving.ranks import Rank, make_rank
+from kvsm.serving.run_options import RunOptions, parse_groups
 from kvsm.states import LeaseTrigger
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.words import StateWords
@@ -35,9 +35,9 @@ def block_keys(ids: Sequence[int], group: int = 0) -> list[bytes]:
 # The block pool.
 
 
-def pool_of(size: int) -> tuple[BlockPool, StateWords]:
+def pool_of(size: int) -> tuple[ServingBlockPool, StateWords]:
     leases = StateWords(LEASE_WORDS, size)
-    return BlockPool(leases), leases
+    return ServingBlockPool(leases), leases
 
 
 def test_a_block_under_a_copy_is_not_handed_out() -> None:
@@ -137,8 +137,8 @@ def test_what_no_token_looks_at_is_given_back(group: KVCacheGroup, kept: list[in
     """A block goes when all its tokens are before the window; the null block stands in its place."""
     pool, _ = pool_of(16)
     config = SchedulerConfig(groups=(group,))
-    cache = KVCacheManager(pool, config, 64)
-    request = Request("r", TraceRequest(0, 30, 1, tuple(range(8))), config, 4)
+    cache = BlockTables(pool, config, 64)
+    request = ServingRequest("r", TraceRequest(0, 30, 1, tuple(range(8))), config, 4)
     assert cache.place(request, 0, 0, 21)
     request.num_computed_tokens = 21
     cache.cache_blocks(request)
@@ -173,8 +173,8 @@ def test_a_request_never_holds_more_than_its_peak(
     before still held while it grows."""
     config = SchedulerConfig(groups=tuple(groups), hash_tokens=4)
     pool, _ = pool_of(sum(peak_blocks(group, prompt, budget) for group in groups))
-    cache, random = KVCacheManager(pool, config, budget), Random(seed)
-    request = Request("r", TraceRequest(0, prompt, 1, tuple(range(-(-prompt // 4)))), config, 4)
+    cache, random = BlockTables(pool, config, budget), Random(seed)
+    request = ServingRequest("r", TraceRequest(0, prompt, 1, tuple(range(-(-prompt // 4)))), config, 4)
     assert cache.has_room(request, 0)
     assert cache.place(request, 0, 0, 0)
     held: list[int] = []
@@ -282,7 +282,7 @@ def test_what_a_simulated_rank_computes_comes_later_and_in_order() -> None:
     assert content.mismatches() == []
 
 
-# Copies under way.
+# Transfers under way.
 
 
 class ScriptedWorker:
@@ -313,7 +313,7 @@ def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
     second = ScriptedWorker(
         [WorkerReport(1, 1, True)], [WorkerReport(3, 1, True)], [WorkerReport(2, 1, True)]
     )
-    copies = Copies([second, first])  # type: ignore[list-item]
+    copies = TransfersInFlight([second, first])  # type: ignore[list-item]
     copies.start(plan(2, 1, blocks=3), step=4)
     copies.start(plan(3, blocks=3), step=5)
     assert copies.collect(4) == []
@@ -325,8 +325,8 @@ def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
 
 def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """S9: no wait is for ever; the error names the transfers."""
-    monkeypatch.setattr(copies_module, "OVERDUE_SECONDS", 0.0)
-    copies = Copies([ScriptedWorker()])  # type: ignore[list-item]
+    monkeypatch.setattr(in_flight_module, "OVERDUE_SECONDS", 0.0)
+    copies = TransfersInFlight([ScriptedWorker()])  # type: ignore[list-item]
     copies.start(plan(7), step=0)
     with pytest.raises(PropertyBroken, match="S9: no report for 0 s of transfers 7"):
         copies.collect(1)
@@ -335,7 +335,7 @@ def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_flushed_is_due_in_the_next_step() -> None:
     """S17: after the last request nothing waits for its modelled step; what is not flushed does."""
     reports = [WorkerReport(one, 0, True) for one in (1, 2, 3)]
-    copies = Copies([ScriptedWorker(reports)])  # type: ignore[list-item]
+    copies = TransfersInFlight([ScriptedWorker(reports)])  # type: ignore[list-item]
     copies.start(plan(1, 2, blocks=200), step=0)
     copies.start(plan(3, blocks=200, flush=(1, 3, 99)), step=1)
     assert [one.transfer for one in copies.collect(2)] == [1, 3]

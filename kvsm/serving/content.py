@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.engine.ranks import WORD_BYTES, Rank
 from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.serving.ranks import WORD_BYTES, Rank
 from kvsm.traces import HASH_BYTES
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)

@@ -11,14 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from kvsm.engine.content import DeviceContent, Mismatch
-from kvsm.engine.copies import Copies
-from kvsm.engine.disturbances import Disturbances
-from kvsm.engine.ranks import Rank
-from kvsm.engine.request import Request, RequestStatus
-from kvsm.engine.scheduler import Scheduler
 from kvsm.invariants import Violation, check_rest
 from kvsm.scheduler import LastStep
+from kvsm.serving.content import DeviceContent, Mismatch
+from kvsm.serving.disturbances import Disturbances
+from kvsm.serving.in_flight import TransfersInFlight
+from kvsm.serving.ranks import Rank
+from kvsm.serving.serving_request import ServingRequest, ServingStatus
+from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 from kvsm.worker import Worker
 
@@ -42,12 +42,12 @@ class ServingEngine:
 
     block_tokens: what a hash id of the trace stands for. clock: advanced by the engine alone. time_scale:
     real seconds to sleep for each virtual one. Call `step` until it returns False, then `check_rest`.
-    Attributes: `scheduler`, `copies`, `arrived` (requests), `steps`, `resets` (so far).
+    Attributes: `scheduler`, `in_flight`, `arrived` (requests), `steps`, `resets` (so far).
     """
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: ServingScheduler,
         workers: Sequence[Worker],
         ranks: Sequence[Rank],
         trace: Iterable[TraceRequest],
@@ -58,7 +58,7 @@ class ServingEngine:
         time_scale: float = 0.0,
     ) -> None:
         self.scheduler, self.clock = scheduler, clock
-        self.copies = Copies(workers)
+        self.in_flight = TransfersInFlight(workers)
         self.arrived = self.steps = self.resets = 0
         self._connector = scheduler.connector
         self._content = DeviceContent(ranks)
@@ -78,13 +78,13 @@ class ServingEngine:
         """One iteration, in the connector's order of calls. Returns whether anything is left to do."""
         scheduler, step = self.scheduler, self.steps
         self._take_arrivals(step)
-        scheduler.take(self._connector.update_connector_output(self.copies.collect(step)), step)
+        scheduler.take(self._connector.update_connector_output(self.in_flight.collect(step)), step)
         scheduler.update()
         self._disturb(step)
         plan = self._connector.build_connector_meta(scheduler.schedule(step))
         if not scheduler.unfinished:
             scheduler.checks.last_step(plan)
-        self.copies.start(plan, step)
+        self.in_flight.start(plan, step)
         self._check_begun()
         batch = scheduler.compute(step)
         if batch.blocks:
@@ -124,7 +124,7 @@ class ServingEngine:
             self.arrived += 1
             name = f"r{self.arrived}"
             for_remote = self._disturbances.is_for_remote_decode(name)
-            request = Request(
+            request = ServingRequest(
                 name,
                 self._next,
                 self._connector.config,
@@ -153,8 +153,8 @@ class ServingEngine:
         keys: list[bytes] = []
         readers: list[str] = []
         for request in self.scheduler.begun:
-            if request.status is RequestStatus.PREFILL and request.num_computed_tokens:
-                own_blocks, own_keys = self.scheduler.kv_cache.needed_blocks(request)
+            if request.status is ServingStatus.PREFILL and request.num_computed_tokens:
+                own_blocks, own_keys = self.scheduler.block_tables.needed_blocks(request)
                 blocks += own_blocks
                 keys += own_keys
                 readers += [request.request_id] * len(own_blocks)

@@ -26,11 +26,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.engine.block_pool import BlockPool
-from kvsm.engine.kv_cache import KVCacheManager
-from kvsm.engine.offload_checks import OffloadChecks, SkipNotes
-from kvsm.engine.request import Request, RequestStatus
 from kvsm.scheduler import OffloadScheduler, StepOutput, StepResults
+from kvsm.serving.block_tables import BlockTables
+from kvsm.serving.offload_checks import OffloadChecks, SkipNotes
+from kvsm.serving.serving_block_pool import ServingBlockPool
+from kvsm.serving.serving_request import ServingRequest, ServingStatus
 
 
 class SchedulerCounts(msgspec.Struct):
@@ -51,7 +51,7 @@ class SchedulerCounts(msgspec.Struct):
     decoded_tokens: int = 0
 
 
-class Batch(NamedTuple):
+class ComputedBatch(NamedTuple):
     """One step's work: how many tokens, and the blocks that are full at its end."""
 
     tokens: int
@@ -65,7 +65,7 @@ class _Placement(Enum):
     WAITS = 2
 
 
-class Scheduler:
+class ServingScheduler:
     """Serves requests over one pool of device blocks.
 
     notes: of what the connector's log says. token_budget: tokens of a step, at most; max_running: requests at
@@ -81,25 +81,25 @@ class Scheduler:
         max_running: int = 256,
     ) -> None:
         self.connector = connector
-        self.pool = BlockPool(connector.offloader.ledger.leases)
+        self.pool = ServingBlockPool(connector.offloader.ledger.leases)
         connector.bind_gpu_block_pool(self.pool)
-        self.kv_cache = KVCacheManager(self.pool, connector.config, token_budget)
+        self.block_tables = BlockTables(self.pool, connector.config, token_budget)
         self.counts = SchedulerCounts()
-        self.waiting: deque[Request] = deque()
-        self.running: dict[str, Request] = {}
+        self.waiting: deque[ServingRequest] = deque()
+        self.running: dict[str, ServingRequest] = {}
         """In order of admission; the last is the youngest."""
-        self.begun: list[Request] = []
+        self.begun: list[ServingRequest] = []
         self.checks = OffloadChecks(connector, self.pool, notes)
         self._token_budget, self._max_running = token_budget, max_running
-        self._prefilling: dict[str, Request] = {}
+        self._prefilling: dict[str, ServingRequest] = {}
         self._decoding = 0
-        self._calendar: dict[int, list[tuple[Request, int]]] = {}
+        self._calendar: dict[int, list[tuple[ServingRequest, int]]] = {}
         """Step -> (decoding request, its preemptions when that was noted): what happens to it then."""
-        self._batch: list[tuple[Request, int]] = []
+        self._batch: list[tuple[ServingRequest, int]] = []
         """Those that the step before brought to a full block, or to the end of a chunk or of the output, and
         how many tokens they had computed before."""
         # What the step in hand has come to so far:
-        self._growing: list[Request] = []
+        self._growing: list[ServingRequest] = []
         self._chunks: dict[str, int] = {}
         self._confirmed: dict[str, None] = {}
         self._new_blocks: dict[str, list[list[int]]] = {}
@@ -110,7 +110,7 @@ class Scheduler:
     def unfinished(self) -> int:
         return len(self.waiting) + len(self.running)
 
-    def add_request(self, request: Request) -> None:
+    def add_request(self, request: ServingRequest) -> None:
         self.connector.add_request(request)
         self.waiting.append(request)
 
@@ -120,12 +120,12 @@ class Scheduler:
         """Loads that have ended: their requests go on. One that was aborted or preempted since does not."""
         for ended in results.loads:
             request = self.running.get(ended.request)
-            if request is None or request.status is not RequestStatus.LOADING:
+            if request is None or request.status is not ServingStatus.LOADING:
                 continue
             if ended.good:
                 self.counts.host_hit_tokens += ended.num_computed_tokens - request.num_computed_tokens
                 request.num_computed_tokens = ended.num_computed_tokens
-                self.kv_cache.cache_blocks(request)
+                self.block_tables.cache_blocks(request)
                 self._start(request)
                 continue
             self.counts.failed_loads += 1
@@ -141,27 +141,27 @@ class Scheduler:
         """Take in what the step before computed: cache, finish, and note what can go on."""
         batch, self._batch = self._batch, []
         for request, before in batch:
-            if request.status not in (RequestStatus.PREFILL, RequestStatus.DECODE):
+            if request.status not in (ServingStatus.PREFILL, ServingStatus.DECODE):
                 continue
-            self.kv_cache.cache_blocks(request)
+            self.block_tables.cache_blocks(request)
             if request.is_done:
                 self._finish(request)
                 continue
             self._confirmed[request.request_id] = None
-            states = self.kv_cache.completed_states(request, before, request.num_computed_tokens)
+            states = self.block_tables.completed_states(request, before, request.num_computed_tokens)
             if states:
                 # Held until the connector has seen them.
                 self.pool.touch([block for _, block, _ in states])
                 self._states[request.request_id] = list(states)
-            if request.status is RequestStatus.DECODE:
+            if request.status is ServingStatus.DECODE:
                 self._growing.append(request)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: ServingRequest) -> None:
         self.connector.request_finished(request, request.tables)
         self.checks.request_finished(request)
         self.counts.finished += 1
         self._leave(request)
-        request.status = RequestStatus.FINISHED
+        request.status = ServingStatus.FINISHED
 
     def abort(self, name: str, step: int) -> None:
         """The client of this request has left, at any time. Nothing happens if the request is over."""
@@ -169,16 +169,16 @@ class Scheduler:
         request = self.running.get(name) or next(waiting, None)
         if request is None:
             return
-        if request.status is RequestStatus.WAITING:
+        if request.status is ServingStatus.WAITING:
             self.waiting.remove(request)
             self.connector.request_finished(request, (), aborted=True)
         else:
-            if request.status is RequestStatus.DECODE:
+            if request.status is ServingStatus.DECODE:
                 request.count_to(step - 1)
             self.connector.request_finished(request, request.tables, aborted=True)
             self.checks.request_finished(request)
             self._leave(request)
-        request.status = RequestStatus.FINISHED
+        request.status = ServingStatus.FINISHED
         self.counts.aborted += 1
 
     # What this step does.
@@ -187,14 +187,14 @@ class Scheduler:
         """Choose the tokens of `step`, and give their requests blocks. `compute` counts them."""
         growing, self._growing = self._growing, []
         for request in growing:
-            if request.status is RequestStatus.DECODE and self._grow(request, 1, step):
+            if request.status is ServingStatus.DECODE and self._grow(request, 1, step):
                 happens = step - 1 + self._steps_to_event(request)
                 self._calendar.setdefault(happens, []).append((request, request.preemptions))
         budget = self._token_budget - self._decoding
         for request in list(self._prefilling.values()):
             if budget <= 0:
                 break
-            if request.status is RequestStatus.PREFILL:
+            if request.status is ServingStatus.PREFILL:
                 budget -= self._prefill(request, budget, step)
         if not self._preempted:
             # As in vLLM: whoever lost its blocks in this step gets no others before the next.
@@ -208,17 +208,17 @@ class Scheduler:
         self._confirmed, self._new_blocks, self._preempted = {}, {}, []
         return output
 
-    def _steps_to_event(self, request: Request) -> int:
+    def _steps_to_event(self, request: ServingRequest) -> int:
         """Steps until a block of a decoding request is full, or its output ends."""
         computed = request.num_computed_tokens
-        to_full_block = min([size - computed % size for size in self.kv_cache.block_sizes])
+        to_full_block = min([size - computed % size for size in self.block_tables.block_sizes])
         return min(to_full_block, request.output_length - request.num_output_tokens)
 
-    def _grow(self, request: Request, tokens: int, step: int) -> bool:
+    def _grow(self, request: ServingRequest, tokens: int, step: int) -> bool:
         """Blocks for its next tokens, by preemption if need be. False if it had to go itself."""
-        self.kv_cache.remove_skipped_blocks(request)
+        self.block_tables.remove_skipped_blocks(request)
         while True:
-            new = self.kv_cache.grow(request, request.num_computed_tokens + tokens)
+            new = self.block_tables.grow(request, request.num_computed_tokens + tokens)
             if new is not None:
                 break
             victim = self._youngest()
@@ -229,18 +229,18 @@ class Scheduler:
             self._new_blocks[request.request_id] = new
         return True
 
-    def _youngest(self) -> Request:
+    def _youngest(self) -> ServingRequest:
         """The last admitted that can go: blocks under a load would not become free."""
         running = reversed(self.running.values())
-        return next(one for one in running if one.status is not RequestStatus.LOADING)
+        return next(one for one in running if one.status is not ServingStatus.LOADING)
 
-    def preempt(self, request: Request, step: int) -> None:
+    def preempt(self, request: ServingRequest, step: int) -> None:
         """Take the blocks of a running request before it runs in `step`; it is the next to be admitted."""
         self.counts.preemptions += 1
         self._put_back(request, step)
 
-    def _put_back(self, request: Request, step: int) -> None:
-        if request.status is RequestStatus.DECODE:
+    def _put_back(self, request: ServingRequest, step: int) -> None:
+        if request.status is ServingStatus.DECODE:
             request.count_to(step - 1)
         name = request.request_id
         self._leave(request)
@@ -249,23 +249,23 @@ class Scheduler:
         request.restart()
         self.waiting.appendleft(request)
 
-    def _leave(self, request: Request) -> None:
+    def _leave(self, request: ServingRequest) -> None:
         """It runs no more: its references go. Copies keep theirs."""
         name = request.request_id
         del self.running[name]
         self._prefilling.pop(name, None)
         self._chunks.pop(name, None)
         self._confirmed.pop(name, None)
-        if request.status is RequestStatus.DECODE:
+        if request.status is ServingStatus.DECODE:
             self._decoding -= 1
-        self.kv_cache.free(request)
+        self.block_tables.free(request)
 
-    def _start(self, request: Request) -> None:
-        request.status = RequestStatus.PREFILL
+    def _start(self, request: ServingRequest) -> None:
+        request.status = ServingStatus.PREFILL
         self._prefilling[request.request_id] = request
         self.begun.append(request)
 
-    def _prefill(self, request: Request, budget: int, step: int) -> int:
+    def _prefill(self, request: ServingRequest, budget: int, step: int) -> int:
         """Blocks for a chunk of what is missing, at most `budget` tokens. Returns its length."""
         chunk = min(budget, request.num_tokens - request.num_computed_tokens)
         if not self._grow(request, chunk, step):
@@ -289,11 +289,11 @@ class Scheduler:
                 budget -= self._chunks.get(request.request_id, 0)
         self.waiting.extendleft(reversed(passed))
 
-    def _place(self, request: Request, budget: int) -> _Placement:
+    def _place(self, request: ServingRequest, budget: int) -> _Placement:
         """Admit the request, or say why not. Room for all of it is looked at first: a match pins blocks of
         the host, and should not do so for a request that cannot be placed."""
-        hit = self.kv_cache.longest_hit(request)
-        if not self.kv_cache.has_room(request, hit):
+        hit = self.block_tables.longest_hit(request)
+        if not self.block_tables.has_room(request, hit):
             return _Placement.NO_ROOM
         loaded, takes_steps = self.connector.get_num_new_matched_tokens(request, hit)
         if loaded is None:
@@ -302,19 +302,19 @@ class Scheduler:
         end = hit + loaded
         self.checks.matched(request, end)
         chunk = 0 if takes_steps else min(budget, request.num_tokens - end)
-        if not self.kv_cache.place(request, hit, end, chunk):
+        if not self.block_tables.place(request, hit, end, chunk):
             return _Placement.NO_ROOM
         self.connector.update_state_after_alloc(request, request.tables, loaded)
         self.running[request.request_id] = request
         self.counts.device_hit_tokens += hit
         if takes_steps:
-            request.status = RequestStatus.LOADING
+            request.status = ServingStatus.LOADING
         else:
             self._start(request)
             self._chunks[request.request_id] = chunk
         return _Placement.PLACED
 
-    def compute(self, step: int) -> Batch:
+    def compute(self, step: int) -> ComputedBatch:
         """Count the tokens of `step` as computed, once its plan has left. The caller writes the blocks."""
         for states in self._states.values():
             self.pool.free_blocks([block for _, block, _ in states])
@@ -322,7 +322,7 @@ class Scheduler:
         self.counts.decoded_tokens += self._decoding
         tokens = self._decoding + sum(self._chunks.values())
         for request, preemptions in self._calendar.pop(step, ()):
-            if request.status is RequestStatus.DECODE and request.preemptions == preemptions:
+            if request.status is ServingStatus.DECODE and request.preemptions == preemptions:
                 self._batch.append((request, request.num_computed_tokens))
                 request.count_to(step)
         chunks, self._chunks = self._chunks, {}
@@ -333,14 +333,14 @@ class Scheduler:
         blocks: list[int] = []
         keys: list[bytes] = []
         for request, before in self._batch:
-            full = self.kv_cache.full_blocks(request, before, request.num_computed_tokens)
+            full = self.block_tables.full_blocks(request, before, request.num_computed_tokens)
             blocks += full[0]
             keys += full[1]
-        return Batch(tokens, blocks, keys)
+        return ComputedBatch(tokens, blocks, keys)
 
-    def _compute_chunk(self, request: Request, chunk: int, step: int) -> None:
+    def _compute_chunk(self, request: ServingRequest, chunk: int, step: int) -> None:
         self.counts.computed_tokens += chunk
         if request.compute(chunk):
-            request.status, request.counted_at = RequestStatus.DECODE, step
+            request.status, request.counted_at = ServingStatus.DECODE, step
             del self._prefilling[request.request_id]
             self._decoding += 1

@@ -17,7 +17,7 @@ from kvsm.states import LeaseState
 from kvsm.states.words import STATE_MASK, StateWords
 
 
-class BlockPool:
+class ServingBlockPool:
     """`leases.size` device blocks. leases: the offload ledger's, asked before a block is handed out."""
 
     def __init__(self, leases: StateWords) -> None:

@@ -1,4 +1,4 @@
-"""Copies under way: plans go out to the workers, reports come in at a step that was fixed beforehand.
+"""Transfers under way: plans go out to the workers, reports come in at a step that was fixed beforehand.
 
 Threads end copies when they like. So that the same workload makes the same decisions every time, a
 transfer's reports are handed on at a step that follows from its size alone; if a worker is not done by
@@ -30,7 +30,7 @@ def latency_steps(job: TransferJob) -> int:
     return _LATENCY_STEPS[job.direction] + count(job.host_blocks) // _BLOCKS_PER_STEP[job.direction]
 
 
-class Copies:
+class TransfersInFlight:
     """The transfers that the workers have and the offload core has not been told about yet.
 
     blocks: device blocks of the transfers that ended well on every worker, so far.

@@ -11,7 +11,7 @@ from kvsm.scheduler.groups import group_suffix
 from kvsm.traces import TraceRequest, output_hash, prompt_hashes
 
 
-class RequestStatus(Enum):
+class ServingStatus(Enum):
     """Where a request stands in the engine's scheduler."""
 
     WAITING = "waiting"
@@ -22,7 +22,7 @@ class RequestStatus(Enum):
     FINISHED = "finished"
 
 
-class Request:
+class ServingRequest:
     """One request, from its arrival to its end. It is an `EngineRequest` of the offload scheduler.
 
     Its tokens are the prompt and the output so far. Of these, the first `num_computed_tokens` have their KV
@@ -68,7 +68,7 @@ class Request:
         self.num_prompt_tokens, self.output_length = trace.input_length, trace.output_length
         self.kv_transfer_params = kv_transfer_params
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
-        self.status = RequestStatus.WAITING
+        self.status = ServingStatus.WAITING
         self.tables: list[list[int]] = [[] for _ in config.groups]
         self.num_computed_tokens = self.num_output_tokens = self.counted_at = 0
         self.num_output_placeholders = 0
@@ -125,7 +125,7 @@ class Request:
 
     def restart(self) -> None:
         """Back to waiting, without a block: what it has sampled stays, what it computed is gone."""
-        self.status = RequestStatus.WAITING
+        self.status = ServingStatus.WAITING
         self.tables = [[] for _ in self.tables]
         self.num_computed_tokens = self.num_cached_tokens = 0
         self.preemptions += 1

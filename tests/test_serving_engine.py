@@ -16,19 +16,6 @@ from msgspec.structs import replace
 from kvsm import events as ev
 from kvsm.cuda_io import CopyResult
 from kvsm.cuda_io.simulated import SimulatedStream
-from kvsm.engine import (
-    Request,
-    RequestStatus,
-    Run,
-    RunOptions,
-    RunResult,
-    load_workload,
-    run_workload,
-)
-from kvsm.engine import copies as copies_module
-from kvsm.engine import run as run_module
-from kvsm.engine.disturbances import LONGEST_PATIENCE_STEPS, Disturbances
-from kvsm.engine.run import LEDGER_BYTES_PER_BLOCK
 from kvsm.errors import ConfigError, LogError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import to_list
@@ -36,6 +23,19 @@ from kvsm.log import LogReader
 from kvsm.plan import TransferPlan
 from kvsm.policies import POLICIES
 from kvsm.scheduler.groups import group_suffix
+from kvsm.serving import (
+    RunOptions,
+    RunResult,
+    ServingRequest,
+    ServingStatus,
+    WorkloadRun,
+    load_workload,
+    run_workload,
+)
+from kvsm.serving import in_flight as in_flight_module
+from kvsm.serving import workload_run as run_module
+from kvsm.serving.disturbances import LONGEST_PATIENCE_STEPS, Disturbances
+from kvsm.serving.workload_run import LEDGER_BYTES_PER_BLOCK
 from kvsm.states import LeaseState
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
@@ -54,25 +54,25 @@ def request(
     return TraceRequest(arrival_ms, len(ids) * BLOCK_TOKENS + extra, output_length, (*ids, *tail))
 
 
-def keys_of(run: Run, ids: Sequence[int], group: int = 0) -> list[bytes]:
+def keys_of(run: WorkloadRun, ids: Sequence[int], group: int = 0) -> list[bytes]:
     """Keys of full blocks with these ids."""
-    made = Request("x", request(ids), run.connector.config, BLOCK_TOKENS)
+    made = ServingRequest("x", request(ids), run.connector.config, BLOCK_TOKENS)
     return [one + group_suffix(group) for one in made.block_hashes]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Callable[..., Run]:
+def start(tmp_path: Path) -> Callable[..., WorkloadRun]:
     """Makes a run over given requests that a test can drive step by step."""
     numbers = iter(range(100))
 
-    def make(requests: Sequence[TraceRequest], **options: Any) -> Run:
+    def make(requests: Sequence[TraceRequest], **options: Any) -> WorkloadRun:
         chosen = RunOptions(**{**SMALL, "device_blocks": 64, "host_blocks": 64, **options})
-        return Run(chosen, requests, str(tmp_path / f"log{next(numbers)}"))
+        return WorkloadRun(chosen, requests, str(tmp_path / f"log{next(numbers)}"))
 
     return make
 
 
-def events(run: Run) -> Iterator[ev.OffloadingEvent]:
+def events(run: WorkloadRun) -> Iterator[ev.OffloadingEvent]:
     for batch in LogReader(run.directory).batches():
         yield from batch
 
@@ -197,7 +197,7 @@ def test_requests_for_remote_decode_are_offloaded_in_full() -> None:
 
 
 def test_a_block_of_remote_decode_that_is_not_offered_is_seen(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S16 can fail: an offer that loses a block at the finish is told, by request and key."""
     run = start([request([1, 2, 3], 2)], remote_decode=1.0)
@@ -241,7 +241,7 @@ def test_disturbances_follow_from_the_seed() -> None:
     assert [step for step in range(10) if Disturbances(1, reset_every=4).resets(step)] == [4, 8]
 
 
-def test_the_last_copies_are_flushed(start: Callable[..., Run]) -> None:
+def test_the_last_copies_are_flushed(start: Callable[..., WorkloadRun]) -> None:
     """S17: when no request is left, what is under way is asked to end before the engine stops stepping."""
     run = start([request([1, 2, 3])])
     run.serve()
@@ -250,7 +250,7 @@ def test_the_last_copies_are_flushed(start: Callable[..., Run]) -> None:
     assert_whole(run.prove())
 
 
-def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., Run]) -> None:
+def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., WorkloadRun]) -> None:
     """S17 can fail: a transfer that is left out of the last plan is named."""
     run = start([request([1, 2, 3])])
     build = run.connector.build_connector_meta
@@ -266,14 +266,14 @@ def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., Run]) -> N
     assert len(violation.transfers) == 1
 
 
-def test_an_engine_may_go_on_stepping_instead(start: Callable[..., Run]) -> None:
+def test_an_engine_may_go_on_stepping_instead(start: Callable[..., WorkloadRun]) -> None:
     """S17, the other way: nothing is flushed, and the engine steps until no work is pending; time goes on
     step by step."""
     run = start([request([1, 2, 3]), request([4], 1, 5000)], last_step="keep-stepping")
     run.serve()
     assert "FlushRequested" not in {event.kind for event in events(run)}
     assert not run.connector.has_pending_work()
-    assert run.engine.copies.blocks[Direction.STORE] == 4
+    assert run.engine.in_flight.blocks[Direction.STORE] == 4
     assert_whole(run.prove())
 
 
@@ -286,7 +286,7 @@ def test_the_log_can_be_kept(tmp_path: Path) -> None:
         run_workload(options)
 
 
-def test_a_state_that_the_log_does_not_give_is_seen(start: Callable[..., Run]) -> None:
+def test_a_state_that_the_log_does_not_give_is_seen(start: Callable[..., WorkloadRun]) -> None:
     """S10: the verdict compares with the live state, so a change that was no event fails the run."""
     run = start([request([1, 2])])
     run.serve()
@@ -369,7 +369,7 @@ def runs(draw: st.DrawFn) -> tuple[list[TraceRequest], RunOptions]:
 
 def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOptions) -> None:
     """Serve, within a bound of steps; all that holds of a good run holds."""
-    run = Run(options, requests, str(directory / "log"))
+    run = WorkloadRun(options, requests, str(directory / "log"))
     step = run.engine.step
 
     def bounded() -> bool:
@@ -403,17 +403,17 @@ def test_any_run_is_good_slow(
 # What a request computes, stores and loads.
 
 
-def test_the_last_sampled_token_is_never_computed(start: Callable[..., Run]) -> None:
+def test_the_last_sampled_token_is_never_computed(start: Callable[..., WorkloadRun]) -> None:
     """A block that only the last sampled token would fill is not full, and is not stored."""
     short, long = start([request([], 1, extra=511)]), start([request([], 2, extra=511)])
     short.serve()
     long.serve()
-    stored = [run.engine.copies.blocks[Direction.STORE] for run in (short, long)]
+    stored = [run.engine.in_flight.blocks[Direction.STORE] for run in (short, long)]
     assert stored == [0, 1]
 
 
 @pytest.mark.parametrize("groups", ["full", "full/64,sliding:700"])
-def test_each_step_of_a_running_request_is_one_token(start: Callable[..., Run], groups: str) -> None:
+def test_each_step_of_a_running_request_is_one_token(start: Callable[..., WorkloadRun], groups: str) -> None:
     """Counting lazily comes to the same as counting each step, across preemptions; no request stands twice
     in a batch."""
     outputs = {f"r{number}": 200 * number for number in range(1, 11)}
@@ -423,10 +423,10 @@ def test_each_step_of_a_running_request_is_one_token(start: Callable[..., Run], 
     sampled = dict.fromkeys(outputs, 0)
 
     def counted(step: int) -> Any:
-        decoding = {name for name, one in scheduler.running.items() if one.status is RequestStatus.DECODE}
+        decoding = {name for name, one in scheduler.running.items() if one.status is ServingStatus.DECODE}
         batch = compute(step)
         for name, one in scheduler.running.items():
-            sampled[name] += name in decoding or one.status is RequestStatus.DECODE
+            sampled[name] += name in decoding or one.status is ServingStatus.DECODE
         names = [one.request_id for one, _ in scheduler._batch]
         assert len(set(names)) == len(names)
         return batch
@@ -438,7 +438,7 @@ def test_each_step_of_a_running_request_is_one_token(start: Callable[..., Run], 
     assert_whole(run.prove())
 
 
-def test_a_match_leaves_a_token_to_compute(start: Callable[..., Run]) -> None:
+def test_a_match_leaves_a_token_to_compute(start: Callable[..., WorkloadRun]) -> None:
     """S18: a prompt that is cached as a whole still computes its last block."""
     run = start([request([1, 2, 3]), request([1, 2, 3], arrival_ms=10_000)])
     run.serve()
@@ -447,7 +447,7 @@ def test_a_match_leaves_a_token_to_compute(start: Callable[..., Run]) -> None:
     assert counts.computed_tokens == 4 * BLOCK_TOKENS
 
 
-def test_a_match_of_the_whole_prompt_is_seen(start: Callable[..., Run]) -> None:
+def test_a_match_of_the_whole_prompt_is_seen(start: Callable[..., WorkloadRun]) -> None:
     """S18 can fail: the check names request and tokens."""
     run = start([request([1, 2, 3])])
     run.connector.get_num_new_matched_tokens = lambda one, hit: (one.num_tokens - hit, False)  # type: ignore[method-assign]
@@ -458,7 +458,7 @@ def test_a_match_of_the_whole_prompt_is_seen(start: Callable[..., Run]) -> None:
 
 
 @pytest.mark.parametrize("groups", ["full", HYBRID])
-def test_only_written_blocks_are_offered(start: Callable[..., Run], groups: str) -> None:
+def test_only_written_blocks_are_offered(start: Callable[..., WorkloadRun], groups: str) -> None:
     """S12: at the moment of the offer the device block holds its content, on every rank."""
     trace = [request(range(4), 1200, extra=100), request([0, 1, 9], 600, arrival_ms=3000)]
     run = start(trace, workers=2, groups=groups)
@@ -478,7 +478,7 @@ def test_only_written_blocks_are_offered(start: Callable[..., Run], groups: str)
     assert_whole(run.prove())
 
 
-def test_a_state_is_handed_over_at_each_boundary(start: Callable[..., Run]) -> None:
+def test_a_state_is_handed_over_at_each_boundary(start: Callable[..., WorkloadRun]) -> None:
     """Mamba: one state a block of tokens, of the prompt and of the output, held while it is offered."""
     run = start([request([1, 2], 1200, extra=100)], groups="mamba")
     build, handed = run.connector.build_connector_meta, []
@@ -493,22 +493,22 @@ def test_a_state_is_handed_over_at_each_boundary(start: Callable[..., Run]) -> N
     run.connector.build_connector_meta = noted  # type: ignore[method-assign]
     run.serve()
     assert handed == [512, 1024, 1536, 2048]
-    assert run.engine.copies.blocks[Direction.STORE] == 4
+    assert run.engine.in_flight.blocks[Direction.STORE] == 4
 
 
-def test_a_window_is_all_that_is_held(start: Callable[..., Run]) -> None:
+def test_a_window_is_all_that_is_held(start: Callable[..., WorkloadRun]) -> None:
     """Sliding window: while a long request decodes, the blocks that have left the window are free."""
     run = start([request(range(40), 3000)], groups="sliding:1024", device_blocks=24)
     pool, running, held = run.engine.scheduler.pool, run.engine.scheduler.running, []
     while run.engine.step():
-        if running and running["r1"].status is RequestStatus.DECODE:
+        if running and running["r1"].status is ServingStatus.DECODE:
             held.append(pool.num_blocks - pool.num_free_blocks)
     assert len(held) == 3000
     assert max(held[100:]) <= 4, "two blocks of the window, the one that is filled, and one that is stored"
     assert run.engine.scheduler.counts.preemptions == 0
 
 
-def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., Run]) -> None:
+def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., WorkloadRun]) -> None:
     """The host serves what was evicted from the device, and a good load counts as a host hit."""
     run = start(
         [request(range(6)), request(range(10, 16), 1, 1000), request(range(6), 1, 2000)], device_blocks=8
@@ -520,18 +520,18 @@ def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., Run]) -> No
     assert_whole(run.prove())
 
 
-def load_case(start: Callable[..., Run], **options: Any) -> tuple[Run, Request, int]:
+def load_case(start: Callable[..., WorkloadRun], **options: Any) -> tuple[WorkloadRun, ServingRequest, int]:
     """A run that stands where its third request has just begun to load, by this transfer."""
     trace = [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)]
     run = start(trace, **{"device_blocks": 8, **options})
-    while not any(one.status is RequestStatus.LOADING for one in run.engine.scheduler.running.values()):
+    while not any(one.status is ServingStatus.LOADING for one in run.engine.scheduler.running.values()):
         assert run.engine.step()
     [loading] = run.engine.scheduler.running.values()
     [transfer] = run.offloader.ledger.transfers
     return run, loading, transfer
 
 
-def fail(run: Run, transfer: int, rank: int = 0) -> None:
+def fail(run: WorkloadRun, transfer: int, rank: int = 0) -> None:
     """Let this copy of one worker end as bad."""
     engine = run.ranks[rank].engine
     poll = engine.poll
@@ -546,7 +546,7 @@ def fail(run: Run, transfer: int, rank: int = 0) -> None:
     engine.poll = failing  # type: ignore[method-assign]
 
 
-def flip_case(start: Callable[..., Run], **options: Any) -> tuple[Run, bytes]:
+def flip_case(start: Callable[..., WorkloadRun], **options: Any) -> tuple[WorkloadRun, bytes]:
     """A run of which the host pool of worker 1 has one wrong byte in the block of this key, which its third
     request will load."""
     trace = [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)]
@@ -558,7 +558,7 @@ def flip_case(start: Callable[..., Run], **options: Any) -> tuple[Run, bytes]:
     return run, key
 
 
-def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., Run]) -> None:
+def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., WorkloadRun]) -> None:
     """S15: one wrong byte between store and load is a violation that names key, worker and block."""
     run, key = flip_case(start)
     run.serve()
@@ -572,7 +572,7 @@ def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., Run]) -> None:
 
 @pytest.mark.parametrize("copies", ["host", "simulated"])
 def test_a_wrong_byte_is_a_failed_load_where_copies_are_verified(
-    start: Callable[..., Run], copies: str
+    start: Callable[..., WorkloadRun], copies: str
 ) -> None:
     """S15: never a wrong answer. The load fails, its keys are gone, the request computes what it lacks."""
     run, _ = flip_case(start, verify_copies=True, copies=copies)
@@ -598,7 +598,7 @@ def test_a_copy_that_does_not_wait_for_compute_is_seen(
         run_workload(RunOptions(**{**PRESSURE, "host_blocks": 400}))
 
 
-def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., Run]) -> None:
+def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., WorkloadRun]) -> None:
     """S15: what a request finds on the device is looked at as what is loaded."""
     run = start([request([1, 2, 3]), request([1, 2, 3], arrival_ms=10_000)])
     while run.engine.scheduler.unfinished or run.engine.arrived < 1:
@@ -610,7 +610,9 @@ def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., Run]) -> None
     assert [(one.property_id, one.device_blocks) for one in run.engine.violations] == [("S15", (block,))]
 
 
-def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(start: Callable[..., Run]) -> None:
+def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(
+    start: Callable[..., WorkloadRun],
+) -> None:
     """S3: a copy still writes these blocks; they are free when it has ended, not before."""
     run, loading, transfer = load_case(start)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
@@ -626,21 +628,21 @@ def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(start: C
 
 
 def test_a_preemption_in_mid_load_waits_for_the_copy(
-    start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3, S8: it is not begun to be loaded twice; the end of the load it has lost is nothing to it."""
-    monkeypatch.setitem(copies_module._LATENCY_STEPS, Direction.LOAD, 5)
+    monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
     run.engine.scheduler.preempt(loading, run.engine.steps)
     assert not any(map(run.engine.scheduler.pool.is_free, targets))
     run.serve()
-    assert loading.status is RequestStatus.FINISHED
+    assert loading.status is ServingStatus.FINISHED
     assert run.engine.scheduler.counts.deferrals >= 1
     assert_whole(run.prove())
 
 
-def test_a_failed_load_is_computed(start: Callable[..., Run]) -> None:
+def test_a_failed_load_is_computed(start: Callable[..., WorkloadRun]) -> None:
     """S6: the request computes what did not arrive; nothing of it counts as a hit."""
     run, loading, transfer = load_case(start)
     fail(run, transfer)
@@ -650,13 +652,13 @@ def test_a_failed_load_is_computed(start: Callable[..., Run]) -> None:
         run.engine.step()
     assert not any(map(pool.cached_block, keys_of(run, range(5)))), "the device caches nothing that is wrong"
     run.serve()
-    assert loading.status is RequestStatus.FINISHED
+    assert loading.status is ServingStatus.FINISHED
     assert (counts.failed_loads, counts.host_hit_tokens, counts.restarts) == (1, 0, 0)
     assert counts.computed_tokens - computed == loading.num_prompt_tokens - counts.device_hit_tokens
     assert_whole(run.prove())
 
 
-def test_a_failed_load_of_several_groups_starts_anew(start: Callable[..., Run]) -> None:
+def test_a_failed_load_of_several_groups_starts_anew(start: Callable[..., WorkloadRun]) -> None:
     """S6: what one group has serves none but it; the request gets other blocks."""
     run, loading, transfer = load_case(start, groups="full,sliding:1024", device_blocks=19, workers=2)
     fail(run, transfer, rank=1)
@@ -666,10 +668,12 @@ def test_a_failed_load_of_several_groups_starts_anew(start: Callable[..., Run]) 
     assert_whole(run.prove())
 
 
-def test_a_lost_load_retires_its_blocks(start: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_load_retires_its_blocks(
+    start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S3, S9: a copy that is never reported may still write; the request goes on with other blocks, and
     these are not handed out again. The report that comes all the same changes nothing."""
-    monkeypatch.setitem(copies_module._LATENCY_STEPS, Direction.LOAD, 5)
+    monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
 
@@ -680,7 +684,7 @@ def test_a_lost_load_retires_its_blocks(start: Callable[..., Run], monkeypatch: 
     monkeypatch.setattr(run.offloader, "lose_overdue", once)
     run.serve()
     result = run.prove()
-    assert loading.status is RequestStatus.FINISHED
+    assert loading.status is ServingStatus.FINISHED
     assert (result.failed_loads, result.lost_loads, result.restarts, result.transfers_lost) == (1, 1, 1, 1)
     states = Counter(run.offloader.ledger.leases.state(block) for block in range(12))
     assert states == {LeaseState.RETIRED: len(targets), LeaseState.NONE: 12 - len(targets)}
@@ -691,7 +695,7 @@ def test_a_lost_load_retires_its_blocks(start: Callable[..., Run], monkeypatch: 
     assert_whole(result)
 
 
-def test_a_reset_in_mid_load_fails_it(start: Callable[..., Run]) -> None:
+def test_a_reset_in_mid_load_fails_it(start: Callable[..., WorkloadRun]) -> None:
     """S14: the bytes that arrive are of an older epoch; the request computes them."""
     run, loading, _ = load_case(start)
     assert not run.engine.reset_cache(), "a copy is under way"
@@ -699,12 +703,12 @@ def test_a_reset_in_mid_load_fails_it(start: Callable[..., Run]) -> None:
         pass
     counts = run.engine.scheduler.counts
     assert (counts.failed_loads, counts.host_hit_tokens) == (1, 0)
-    assert loading.status is RequestStatus.FINISHED
+    assert loading.status is ServingStatus.FINISHED
     assert run.engine.reset_cache(), "none is"
     assert run.offloader.ledger.index == {}
 
 
-def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Run]) -> None:
+def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., WorkloadRun]) -> None:
     """What a request needs is being loaded for another: it waits for that, others go first, and then it
     finds it on the device."""
     trace = [
@@ -726,7 +730,7 @@ def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Run]) -
     assert_whole(run.prove())
 
 
-def test_a_deferred_block_is_offered_again(start: Callable[..., Run]) -> None:
+def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) -> None:
     """S13: of two that compute the same block at once, the second one's offer waits for the first store;
     as that fails, its own block is stored."""
     run = start([request([1, 2], 600), request([1, 2], 600)])
