@@ -36,8 +36,8 @@ MEDIUM_CPU = "CPU"
 GROUP_INDEX_BYTES = 4
 
 
-class OffloadingEvent(msgspec.Struct, frozen=True):
-    """vLLM's event of the same name (`vllm.v1.kv_offload.base`): `keys` came to `medium`, or left it."""
+class KeysChanged(msgspec.Struct, frozen=True):
+    """`keys` came to `medium` or left it: vLLM's `OffloadingEvent` (`vllm.v1.kv_offload.base`)."""
 
     keys: list[bytes]
     medium: str
@@ -144,11 +144,11 @@ class Publisher:
         """This transfer will store nothing (more): it stored, failed, was cancelled or was lost."""
         self._payloads.pop(transfer, None)
 
-    def take_events(self) -> list[OffloadingEvent]:
+    def take_events(self) -> list[KeysChanged]:
         """All changes since the last take, as vLLM's offloading events."""
         changes, self._changes = self._changes, []
         return [
-            OffloadingEvent(list(change.keys), MEDIUM_CPU, isinstance(change, _Removed))
+            KeysChanged(list(change.keys), MEDIUM_CPU, isinstance(change, _Removed))
             for change in changes
             if change.keys
         ]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
+from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 
 
-class Recorder(list[OffloadingEvent]):
-    """A log in memory."""
-
-    def flush(self) -> None:
-        """Nothing to write."""
-
-    def kinds(self, since: int = 0) -> list[str]:
-        """Names of the events after the first `since` ones."""
-        return [event.kind for event in self[since:]]
+def kinds(events: Sequence[OffloadingEvent]) -> list[str]:
+    """The names of these events."""
+    return [event.kind for event in events]
 
 
 def keys(count: int, prompt: str = "p", group: int = 0) -> list[bytes]:
@@ -30,9 +27,9 @@ def new_core(
     workers: int = 1,
     publisher: Publisher | None = None,
     **options: object,
-) -> tuple[Offloader, Recorder]:
+) -> tuple[Offloader, MemoryLog]:
     """A core and its log."""
-    log = Recorder()
+    log = MemoryLog()
     config = OffloadConfig(
         host_blocks=host_blocks,
         device_blocks=device_blocks,

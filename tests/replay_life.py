@@ -15,7 +15,7 @@ from log_life import disk
 from kvsm import events as ev
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
 from kvsm.ids import to_list
-from kvsm.log import LogWriter
+from kvsm.log import LogWriter, MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.snapshot import snapshot
@@ -38,19 +38,13 @@ def prompt(number: int) -> list[bytes]:
     return shared + [key(number * PROMPT_BLOCKS + block) for block in range(PROMPT_BLOCKS - 2)]
 
 
-class Events(list[OffloadingEvent]):
-    """A log in memory."""
-
-    def flush(self) -> None: ...
-
-
 class Life:
     """An offloader under an engine that does what it is told, sensible or not."""
 
     def __init__(self, log: Path | None = None, writer: dict[str, Any] | None = None, **config: Any) -> None:
         defaults = {"host_blocks": 10, "device_blocks": 24, "workers": 2, "defer_ticks": 3}
         self.config = OffloadConfig(**{**defaults, **config})
-        self.events = Events()
+        self.events = MemoryLog()
         self.writer = None if log is None else self._open(log, writer or {})
         ticks = count(1)
         self.core = Offloader(self.config, self, clock_ns=lambda: next(ticks))

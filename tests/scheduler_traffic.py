@@ -6,17 +6,19 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, ModelEngine, ModelRequest, Recorder
 
 from kvsm import events as ev
 from kvsm.events import OffloadConfig
 from kvsm.invariants import check_ledger, check_rest
+from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan, WorkerReport
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 Event = TypeVar("Event", bound=ev.OffloadingEvent)
-Check = Callable[[ModelEngine], None]
+Check = Callable[[SmallEngine], None]
 
 FULL = KVCacheGroup(HASH_TOKENS)
 WIDE = KVCacheGroup(2 * HASH_TOKENS)
@@ -50,7 +52,7 @@ def prompt_of(number: int) -> list[int]:
 
 
 def drive(
-    engine: ModelEngine,
+    engine: SmallEngine,
     acts: list[int],
     *,
     without: Collection[str] = (),
@@ -68,7 +70,7 @@ def drive(
     come_to_rest(engine)
 
 
-def come_to_rest(engine: ModelEngine) -> None:
+def come_to_rest(engine: SmallEngine) -> None:
     """S9: all copies end and all requests finish, and nothing is left or held."""
     engine.run(400)
     ledger = engine.core.ledger
@@ -78,12 +80,12 @@ def come_to_rest(engine: ModelEngine) -> None:
     assert not engine.sending
 
 
-def _act(engine: ModelEngine, kind: str, rest: int, request: dict[str, Any]) -> None:
+def _act(engine: SmallEngine, kind: str, rest: int, request: dict[str, Any]) -> None:
     unfinished = [one for one in engine.requests.values() if not one.finished]
     copies, running = list(engine.copies), list(engine.running.values())
     if kind == "arrive" and len(unfinished) < 4:
         name = f"r{len(engine.requests)}"
-        engine.arrive(ModelRequest(name, prompt_of(rest), 1 + rest // 5 % 9, **request))
+        engine.arrive(SmallRequest(name, prompt_of(rest), 1 + rest // 5 % 9, **request))
     elif kind == "step":
         engine.step()
     elif kind == "accept less":
@@ -104,30 +106,30 @@ def _act(engine: ModelEngine, kind: str, rest: int, request: dict[str, Any]) -> 
         engine.reset()
 
 
-def of_kind(engine: ModelEngine | Hand, kind: type[Event]) -> list[Event]:
+def of_kind(engine: SmallEngine | Hand, kind: type[Event]) -> list[Event]:
     """The events of one kind so far."""
     return [event for event in engine.log if isinstance(event, kind)]
 
 
-def stored_keys(engine: ModelEngine | Hand) -> list[bytes]:
+def stored_keys(engine: SmallEngine | Hand) -> list[bytes]:
     """Every key that was planned to be stored, in order."""
     return [key for event in of_kind(engine, ev.StorePlanned) for key in event.keys]
 
 
-def skipped(engine: ModelEngine | Hand, reason: str) -> list[bytes]:
+def skipped(engine: SmallEngine | Hand, reason: str) -> list[bytes]:
     return [key for event in of_kind(engine, ev.StoreSkipped) if event.reason == reason for key in event.keys]
 
 
-def keys_of(request: ModelRequest, group: int = 0, tokens: int = HASH_TOKENS) -> list[bytes]:
+def keys_of(request: SmallRequest, group: int = 0, tokens: int = HASH_TOKENS) -> list[bytes]:
     """The keys of all full blocks (or chunks) of so many tokens."""
     return [cell + group.to_bytes(4, "big") for cell in request.cells[tokens - 1 :: tokens]]
 
 
 def finish_one(
-    engine: ModelEngine, name: str, prompt: list[int], outputs: int = 1, **more: Any
-) -> ModelRequest:
+    engine: SmallEngine, name: str, prompt: list[int], outputs: int = 1, **more: Any
+) -> SmallRequest:
     """A request that comes alone, and whose copies all end."""
-    request = engine.arrive(ModelRequest(name, prompt, outputs, **more))
+    request = engine.arrive(SmallRequest(name, prompt, outputs, **more))
     engine.run()
     return request
 
@@ -136,7 +138,7 @@ class Hand:
     """An `OffloadScheduler` whose engine is the test: no pool, or the one given."""
 
     def __init__(self, *groups: KVCacheGroup, pool: Any = None, core: Any = None, **scheduler: Any) -> None:
-        self.log = Recorder()
+        self.log = MemoryLog()
         config = OffloadConfig(**{"host_blocks": 16, "device_blocks": 64, **(core or {})})
         self.core = Offloader(config, self.log, clock_ns=lambda: 0)
         self.scheduler = OffloadScheduler(
@@ -145,7 +147,7 @@ class Hand:
         if pool is not None:
             self.scheduler.bind_gpu_block_pool(pool)
 
-    def admit(self, request: ModelRequest, *tables: list[int], local: int = 0) -> int | None:
+    def admit(self, request: SmallRequest, *tables: list[int], local: int = 0) -> int | None:
         """Match, and accept all of it. Returns how many tokens that was."""
         found, _ = self.scheduler.get_num_new_matched_tokens(request, local)
         if found is not None:
@@ -154,15 +156,15 @@ class Hand:
             request.num_computed_tokens = local + found
         return found
 
-    def compute(self, request: ModelRequest, tokens: int | None = None) -> None:
+    def compute(self, request: SmallRequest, tokens: int | None = None) -> None:
         """The engine's step that computes these (default: all) is over."""
         request.num_computed_tokens = request.num_tokens if tokens is None else tokens
 
-    def step(self, *requests: ModelRequest, **output: Any) -> TransferPlan:
+    def step(self, *requests: SmallRequest, **output: Any) -> TransferPlan:
         scheduled = [request.request_id for request in requests]
         return self.scheduler.build_connector_meta(StepOutput(scheduled=scheduled, **output))
 
-    def store(self, request: ModelRequest, *tables: list[int]) -> None:
+    def store(self, request: SmallRequest, *tables: list[int]) -> None:
         """Let this request live, and all of it be stored."""
         self.admit(request, *tables)
         self.compute(request)

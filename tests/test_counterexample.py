@@ -18,7 +18,7 @@ from kvsm.checker.rerun import RerunModel
 from kvsm.cli import main
 from kvsm.errors import LogError, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, WorkerReported
-from kvsm.log import LogReader
+from kvsm.log import LogReader, MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.worlds.world import Action
 
@@ -118,16 +118,12 @@ def test_what_is_broken_from_the_start_has_no_steps() -> None:
 # The real core.
 
 
-class Recording(list[OffloadingEvent]):
-    def flush(self) -> None: ...
-
-
 class OneStore:
     """A `World`: the offloader, which stores a block and hears of it twice, which must be refused (S5).
     pulls: with "break", an action after which the world says that something is wrong."""
 
     def __init__(self, *pulls: str) -> None:
-        self.events = Recording()
+        self.events = MemoryLog()
         config = OffloadConfig(host_blocks=1, device_blocks=1)
         self.core = Offloader(config, self.events, clock_ns=lambda: 7)
         self.left = ["store", "submit", "report", "report", *pulls]

@@ -14,7 +14,6 @@ import pytest
 from core_life import begin_store, keys, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, ModelEngine, ModelRequest, chain
 
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
@@ -22,6 +21,8 @@ from kvsm.offloader import Offloader
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
 from kvsm.scheduler.payloads import describe as describe_stored
 from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest, chain
 
 FULL = KVCacheGroup(HASH_TOKENS)
 WIDE = KVCacheGroup(2 * HASH_TOKENS)
@@ -34,7 +35,7 @@ KINDS = {
 }
 
 
-class DescribedRequest(ModelRequest):
+class DescribedRequest(SmallRequest):
     """A model request with all that a self-describing event is made of."""
 
     def __init__(
@@ -90,7 +91,7 @@ def readable(core: Offloader) -> list[bytes]:
     return [key for key, slot in core.ledger.index.items() if core.ledger.readable(slot)]
 
 
-def names_of(engine: ModelEngine) -> set[tuple[int, bytes]]:
+def names_of(engine: SmallEngine) -> set[tuple[int, bytes]]:
     """What a router must know: all blocks of every readable key, worked out from the requests."""
     chunk = engine.core.config.blocks_per_chunk
     blocks: dict[bytes, list[bytes]] = {}
@@ -119,7 +120,7 @@ LIVES = st.fixed_dictionaries(
 )
 
 
-def live(engine: ModelEngine, act: int) -> None:
+def live(engine: SmallEngine, act: int) -> None:
     """One random act of an engine's life."""
     act, number = act % 16, act >> 4
     copies, running = list(engine.copies), list(engine.running.values())
@@ -140,11 +141,11 @@ def live(engine: ModelEngine, act: int) -> None:
         engine.reset()
 
 
-def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[ModelEngine, Consumer]:
+def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[SmallEngine, Consumer]:
     """A whole life under random acts; the consumer is checked at every take. form: `legacy`, `described`, or
     `offloading` (vLLM's events of the same name)."""
     chunk = options["chunk"] if options["store"] is StoreMode.EAGER else 1
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups=options["groups"],
         device_blocks=40,
         host_blocks=options["host_blocks"],
@@ -197,13 +198,13 @@ def test_folding_gives_the_matchable_keys_long(form: str, options: dict[str, Any
     life(form, options, acts)
 
 
-def engine_of(*groups: KVCacheGroup, chunk: int = 1, **options: Any) -> ModelEngine:
-    return ModelEngine(
+def engine_of(*groups: KVCacheGroup, chunk: int = 1, **options: Any) -> SmallEngine:
+    return SmallEngine(
         groups=groups, publisher=Publisher(self_describing=True), core={"blocks_per_chunk": chunk}, **options
     )
 
 
-def stored_events(engine: ModelEngine, request: DescribedRequest) -> list[BlockStored]:
+def stored_events(engine: SmallEngine, request: DescribedRequest) -> list[BlockStored]:
     engine.arrive(request)
     engine.run()
     return [event for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]

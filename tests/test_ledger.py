@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 import pytest
-from core_life import Recorder, begin_store, fold, keys, load, new_core, store
+from core_life import begin_store, fold, keys, kinds, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +15,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import TRIGGERS, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, pack
 from kvsm.ledger import Ledger
+from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.snapshot import digest, restore, snapshot
 from kvsm.states import MACHINES
@@ -60,7 +61,7 @@ def any_event(draw: st.DrawFn) -> tuple[type[OffloadingEvent], tuple[object, ...
     return kind, tuple(draw(field) for field in FIELDS[kind])
 
 
-def lived_in(chunk: int, workers: int = 2) -> tuple[Offloader, Recorder]:
+def lived_in(chunk: int, workers: int = 2) -> tuple[Offloader, MemoryLog]:
     """A core in which every machine is somewhere in the middle."""
     core, log = new_core(
         HOST_BLOCKS,
@@ -92,7 +93,7 @@ def refused_events_leave_no_trace(
 ) -> None:
     core, log = lived_in(chunk)
     ledger = core.ledger
-    applied = Recorder(log)
+    applied = MemoryLog(log)
     for kind, fields in attempts:
         before = digest(ledger)
         event = kind(ledger.seq + 1, ledger.step, 0, *fields)
@@ -367,7 +368,7 @@ def test_recalled_keys_reach_the_policy() -> None:
     store(core, "r", keys(1, "new"), 6)
     gone = [key for key in keys(2) if core.lookup(key).name == "MISS"]
     store(core, "r", gone, 8)
-    assert "KeysRecalled" in log.kinds()
+    assert "KeysRecalled" in kinds(log)
     assert digest(fold(log, core.config)) == digest(core.ledger)
 
 

@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from core_life import Recorder, begin_store, keys, load, new_core, store
+from core_life import begin_store, keys, kinds, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import ModelEngine
 from test_kv_events import ACTS, live
 
 from kvsm import LogReader, LogWriter, Offloader
 from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, SkipReason
+from kvsm.log import MemoryLog
 from kvsm.metrics import METRICS, HistogramValue, Metrics, gauges
 from kvsm.snapshot import snapshot
+from kvsm.worlds.small_engine import SmallEngine
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -41,7 +42,7 @@ def test_log_gives_what_the_live_process_counted(
 ) -> None:
     """S10, for metrics: and what was counted agrees with what the ledger has, after every act."""
     core = {"blocks_per_chunk": chunk, "transfer_ticks": 3, "defer_ticks": defer_ticks, "block_bytes": 8}
-    engine = ModelEngine(device_blocks=40, host_blocks=host_blocks, workers=workers, core=core)
+    engine = SmallEngine(device_blocks=40, host_blocks=host_blocks, workers=workers, core=core)
     metrics = Metrics(engine.core.config, engine.log)
     engine.core.log = metrics
     for act in acts:
@@ -53,7 +54,7 @@ def test_log_gives_what_the_live_process_counted(
     assert Metrics.of(engine.core.config, engine.log).values() == values
 
 
-def agrees(values: dict[str, Any], now: dict[str, Any], engine: ModelEngine) -> None:
+def agrees(values: dict[str, Any], now: dict[str, Any], engine: SmallEngine) -> None:
     for direction in ("store", "load"):
         live_transfers = values["transfers_planned"][direction] - sum(
             values["transfers_ended"][direction].values()
@@ -274,7 +275,7 @@ def test_gauges_tell_states_apart() -> None:
 
 
 def test_events_are_passed_on_and_what_the_log_refuses_is_not_counted() -> None:
-    class Full(Recorder):
+    class Full(MemoryLog):
         def append(self, event: OffloadingEvent) -> None:
             if len(self) == 3:
                 raise LogWriteFailed("disk full")
@@ -288,7 +289,7 @@ def test_events_are_passed_on_and_what_the_log_refuses_is_not_counted() -> None:
     core.preempt("r")
     with pytest.raises(LogWriteFailed):
         core.finish("r")
-    assert log.kinds() == ["LogOpened", "HitMatched", "RequestPreempted"]
+    assert kinds(log) == ["LogOpened", "HitMatched", "RequestPreempted"]
     values = metrics.values()
     assert (values["preemptions"], values["requests"]["finished"]) == (1, 0)
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from kvsm.checker.counterexample import render, save_log
 from kvsm.checker.model import Verdict
 from kvsm.checker.models import MODELS, Limits
-from kvsm.checker.serving import Scope
+from kvsm.checker.serving import ServingScope
 from kvsm.cli import main
 from kvsm.cli.check import check
 from kvsm.errors import ConfigError
@@ -70,7 +70,7 @@ def test_with_bounds_of_your_own_what_was_never_met_is_told_and_refutes_nothing(
     assert f"{unreached}             all was seen, so they cannot be; with bounds" in result.stdout
 
 
-ONE_REQUEST = Scope(
+ONE_REQUEST = ServingScope(
     "one request",
     ServingOptions(requests=(RequestSpec((1, 2, 3, 4, 5)),), workers=1, budgets=Budgets(aborts=1)),
 )

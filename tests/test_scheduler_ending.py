@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import ModelEngine, ModelPool, ModelRequest
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -34,6 +33,9 @@ from kvsm.plan import TransferPlan
 from kvsm.scheduler import KVCacheGroup, LastStep, LoadEnded, StepOutput, StoreMode
 from kvsm.states.block import BlockState
 from kvsm.states.transfer import TransferState
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import SmallRequest
 
 REMOTE = {"do_remote_decode": True}
 
@@ -46,12 +48,12 @@ def stored_blocks(plan: TransferPlan) -> list[int]:
     return [block for job in plan.stores for block in to_list(job.device_blocks)]
 
 
-def lives(hand: Hand, state: str) -> tuple[ModelRequest, list[int]]:
+def lives(hand: Hand, state: str) -> tuple[SmallRequest, list[int]]:
     """A request in this state of its life, of 13 tokens, of which the host has 8; and the blocks it has."""
-    hand.store(ModelRequest("before", range(8)), [0, 1])
-    request, blocks = ModelRequest("r", range(13), 9), [10, 11, 12, 13]
+    hand.store(SmallRequest("before", range(8)), [0, 1])
+    request, blocks = SmallRequest("r", range(13), 9), [10, 11, 12, 13]
     if state == "deferred":
-        other = ModelRequest("other", range(12), skip_reading=True)
+        other = SmallRequest("other", range(12), skip_reading=True)
         hand.admit(other, [5, 6, 7])
         hand.compute(other)
         hand.step(other)
@@ -101,7 +103,7 @@ def test_finish_abort_is_legal_in_every_state_and_twice_as_once(
     state: str, aborted: bool, references: bool
 ) -> None:
     """S8, S9, B19, B20, B30."""
-    pool = ModelPool(64) if references else None
+    pool = SmallPool(64) if references else None
     hand = Hand(pool=pool)
     request, blocks = lives(hand, state)
     kept, _ = hand.scheduler.request_finished(request, [blocks] if blocks else [], aborted=aborted)
@@ -121,7 +123,7 @@ def test_finish_abort_is_legal_in_every_state_and_twice_as_once(
     sent += hand.scheduler.update_connector_output([]).finished_sending
     assert sent.count("r") == int(kept)
     if state == "deferred":
-        hand.scheduler.request_finished(ModelRequest("other", range(12)), [])
+        hand.scheduler.request_finished(SmallRequest("other", range(12)), [])
     hand.end(hand.step())
     assert at_rest(hand)
     assert not hand.scheduler.has_pending_work()
@@ -149,7 +151,7 @@ def test_finish_abort_leaves_its_stores_wanted() -> None:
     hand.scheduler.request_finished(request, [blocks], aborted=True)
     (transfer,) = hand.core.ledger.transfers
     hand.report(transfer)
-    assert hand.scheduler.get_num_new_matched_tokens(ModelRequest("next", range(20)), 0) == (12, True)
+    assert hand.scheduler.get_num_new_matched_tokens(SmallRequest("next", range(20)), 0) == (12, True)
 
 
 def test_finish_abort_may_come_before_the_reports_of_the_same_step() -> None:
@@ -178,7 +180,7 @@ def test_finish_abort_stores_what_is_confirmed_under_lease() -> None:
 
 
 def test_finish_abort_lets_blocks_go_at_once_where_references_protect_them() -> None:
-    pool = ModelPool(64)
+    pool = SmallPool(64)
     hand = Hand(pool=pool)
     pool.touch([0, 1, 10, 11, 12, 13])
     request, blocks = lives(hand, "running")
@@ -195,7 +197,7 @@ def test_finish_abort_under_any_traffic(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
     """S3, S4, S8: no block is taken under a copy, none is given back twice, all kept is named once."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=16, host_blocks=8, references=references, asynchronous=asynchronous, workers=workers
     )
     kept: list[str] = []
@@ -218,14 +220,14 @@ def test_finish_abort_under_any_traffic(
 def test_preemption_restarts_the_block_table_and_the_cursors() -> None:
     """S13: in its new blocks it offers everything again."""
     hand = Hand(core={"host_blocks": 3})
-    request = ModelRequest("r", range(12), 9)
+    request = SmallRequest("r", range(12), 9)
     hand.admit(request, [0, 1, 2])
     hand.compute(request)
     hand.end(hand.step(request))
     assert hand.core.ledger.requests["r"].settled == (3,)
     hand.step(preempted={"r"})
     assert hand.core.ledger.requests["r"].settled == ()
-    hand.store(ModelRequest("other", range(50, 62)), [20, 21, 22])
+    hand.store(SmallRequest("other", range(50, 62)), [20, 21, 22])
     assert hand.admit(request, [5, 6, 7]) == 0
     hand.compute(request)
     assert stored_blocks(hand.step(request)) == [5, 6, 7]
@@ -240,7 +242,7 @@ def test_preemption_asks_for_a_flush_where_no_references_protect_the_blocks() ->
 
 
 def test_preemption_asks_for_no_flush_where_references_do() -> None:
-    hand = Hand(pool=ModelPool(64))
+    hand = Hand(pool=SmallPool(64))
     lives(hand, "storing")
     assert hand.core.ledger.transfers
     assert hand.step(preempted={"r"}).flush == ()
@@ -249,14 +251,14 @@ def test_preemption_asks_for_no_flush_where_references_do() -> None:
 def test_preemption_flushes_what_is_given_to_others_too() -> None:
     """S3: a block of a finished request's copy is given to one that runs, and to one that is admitted."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
-    first, runs = ModelRequest("first", range(4)), ModelRequest("runs", range(50, 60), 9)
+    first, runs = SmallRequest("first", range(4)), SmallRequest("runs", range(50, 60), 9)
     hand.admit(first, [7])
     hand.compute(first)
     hand.admit(runs, [20])
     hand.scheduler.request_finished(first, [[7]])
     (job,) = hand.step().stores
     assert hand.step(new_block_ids={"runs": [[7]]}).flush == (job.transfer,)
-    hand.admit(ModelRequest("new", range(90, 95)), [7, 8])
+    hand.admit(SmallRequest("new", range(90, 95)), [7, 8])
     assert hand.step().flush == (job.transfer,)
 
 
@@ -265,7 +267,7 @@ def test_preemption_flushes_for_each_of_those_preempted_in_one_step() -> None:
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
     stores = []
     for name, block in [("first", 7), ("second", 8)]:
-        request = ModelRequest(name, range(block * 4, block * 4 + 4), 9)
+        request = SmallRequest(name, range(block * 4, block * 4 + 4), 9)
         hand.admit(request, [block])
         hand.compute(request)
         stores += [job.transfer for job in hand.step(request).stores]
@@ -277,13 +279,13 @@ def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
     """S3: two requests get blocks that copies of finished ones read."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
     for name, block in [("first", 7), ("second", 8)]:
-        request = ModelRequest(name, range(block * 4, block * 4 + 4))
+        request = SmallRequest(name, range(block * 4, block * 4 + 4))
         hand.admit(request, [block])
         hand.compute(request)
         hand.scheduler.request_finished(request, [[block]])
     stores = [job.transfer for job in hand.step().stores]
-    hand.admit(ModelRequest("new", range(90, 93)), [7])
-    hand.admit(ModelRequest("newer", range(95, 98)), [8])
+    hand.admit(SmallRequest("new", range(90, 93)), [7])
+    hand.admit(SmallRequest("newer", range(95, 98)), [8])
     assert list(hand.step().flush) == stores
 
 
@@ -312,7 +314,7 @@ def test_preemption_and_admission_again_with_copies_in_flight(state: str) -> Non
 @settings(max_examples=60)
 def test_preemption_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
     """S3, S12, S15: with so few blocks that requests take them from each other all the time."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=9,
         host_blocks=10,
         references=references,
@@ -325,14 +327,14 @@ def test_preemption_under_any_traffic(acts: list[int], references: bool, prefix_
 # Row 9.
 
 
-def in_flight_three_ways(**options: Any) -> tuple[Hand, list[int], ModelRequest]:
+def in_flight_three_ways(**options: Any) -> tuple[Hand, list[int], SmallRequest]:
     """A store and a load of aborted requests are in flight, and a last request is about to finish with
     something to store."""
     hand = Hand(**options)
     loading, blocks = lives(hand, "loading")
-    storing = ModelRequest("storing", range(60, 64))
+    storing = SmallRequest("storing", range(60, 64))
     hand.admit(storing, [20])
-    last = ModelRequest("last", range(80, 84))
+    last = SmallRequest("last", range(80, 84))
     hand.admit(last, [30])
     hand.compute(storing)
     hand.step(storing)
@@ -363,7 +365,7 @@ def test_last_step_flushes_what_it_plans_itself() -> None:
 def test_last_step_is_none_while_a_request_waits() -> None:
     """The engine has steps to come: nobody needs to wait."""
     hand, _, last = in_flight_three_ways()
-    hand.scheduler.add_request(ModelRequest("waits", range(5)))
+    hand.scheduler.add_request(SmallRequest("waits", range(5)))
     hand.scheduler.request_finished(last, [[30]])
     assert hand.step().flush == ()
 
@@ -397,7 +399,7 @@ def test_last_step_counts_what_the_engine_has_yet_to_hear() -> None:
 @settings(max_examples=60)
 def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchronous: bool) -> None:
     """S17: when a step was decided and no unfinished request was left, no copy is left after it either."""
-    engine = ModelEngine(references=references, asynchronous=asynchronous, device_blocks=20)
+    engine = SmallEngine(references=references, asynchronous=asynchronous, device_blocks=20)
     build = engine.scheduler.build_connector_meta
 
     def watched(output: StepOutput) -> TransferPlan:
@@ -416,10 +418,10 @@ def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchro
 @pytest.mark.parametrize("remote", [False, True])
 def test_remote_decode_offers_every_full_block(remote: bool) -> None:
     """S16: what the device had, what the host had, and what was computed, to the end of the request."""
-    engine = ModelEngine(host_blocks=4)
+    engine = SmallEngine(host_blocks=4)
     finish_one(engine, "first", [*range(17)], 3)
     finish_one(engine, "other", [*range(100, 117)])
-    request = engine.arrive(ModelRequest("r", range(24), 1, REMOTE if remote else None))
+    request = engine.arrive(SmallRequest("r", range(24), 1, REMOTE if remote else None))
     engine.run()
     assert engine.core.lookup(keys_of(request)[0]) is LookupResult.HIT
     unstored = {*keys_of(request)} - {*engine.core.ledger.index}
@@ -429,11 +431,11 @@ def test_remote_decode_offers_every_full_block(remote: bool) -> None:
 def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
     """S16, B20: the host was full, and has room by then."""
     hand = Hand(core={"host_blocks": 2})
-    first = ModelRequest("first", range(50, 58), 9)
+    first = SmallRequest("first", range(50, 58), 9)
     hand.admit(first, [0, 1])
     hand.compute(first)
     (job,) = hand.step(first).stores
-    request = ModelRequest("r", range(9), 1, REMOTE)
+    request = SmallRequest("r", range(9), 1, REMOTE)
     hand.admit(request, [10, 11, 12])
     hand.compute(request)
     assert not hand.step(request).stores
@@ -455,7 +457,7 @@ def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
 )
 def test_remote_decode_comes_before_every_policy(options: dict[str, Any], more: dict[str, Any]) -> None:
     """S16: the decoder needs all of it."""
-    engine = ModelEngine(**options)
+    engine = SmallEngine(**options)
     request = finish_one(engine, "r", [*range(10)], 8, parameters={**REMOTE, **more})
     assert stored_keys(engine) == keys_of(request)[:4]
 
@@ -466,7 +468,7 @@ def test_remote_decode_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], host_blocks: int, asynchronous: bool
 ) -> None:
     """S16, which the model engine checks at the end of each of these requests."""
-    engine = ModelEngine(groups, device_blocks=36, host_blocks=host_blocks, asynchronous=asynchronous)
+    engine = SmallEngine(groups, device_blocks=36, host_blocks=host_blocks, asynchronous=asynchronous)
     drive(engine, acts, parameters=REMOTE)
 
 
@@ -485,7 +487,7 @@ def test_reset_is_legal_at_any_time_and_twice(state: str) -> None:
     assert not hand.core.ledger.index
     assert check_ledger(hand.core.ledger) == []
     hand.scheduler.request_finished(request, [blocks] if blocks else [], aborted=True)
-    hand.scheduler.request_finished(ModelRequest("other", range(12)), [])
+    hand.scheduler.request_finished(SmallRequest("other", range(12)), [])
     for transfer in list(hand.core.ledger.transfers):
         hand.report(transfer)
     hand.end(hand.step())
@@ -496,10 +498,10 @@ def test_reset_is_legal_at_any_time_and_twice(state: str) -> None:
 
 def test_reset_takes_back_what_has_not_left() -> None:
     """S14: a load and a store that were planned for the next step."""
-    pool = ModelPool(64)
+    pool = SmallPool(64)
     hand = Hand(pool=pool)
     request, _ = lives(hand, "planned")
-    last = ModelRequest("last", range(80, 84))
+    last = SmallRequest("last", range(80, 84))
     hand.admit(last, [30])
     hand.compute(last)
     hand.scheduler.request_finished(last, [[30]])
@@ -559,11 +561,11 @@ def test_reset_leaves_nobody_waiting() -> None:
 @settings(max_examples=60)
 def test_reset_under_any_traffic(acts: list[int], prefix_cache: bool, store: StoreMode) -> None:
     """S14: what can be matched was stored after the last reset, from what was computed or loaded after it."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=20, host_blocks=8, prefix_cache=prefix_cache, store=store, lazy_target_blocks=4
     )
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         resets = [event.seq for event in of_kind(engine, ev.CacheReset)]
         for slot in engine.core.ledger.index.values():
             assert engine.core.ledger.generation[slot] > (resets[-1] if resets else 0)
@@ -578,15 +580,15 @@ def test_reset_under_any_traffic(acts: list[int], prefix_cache: bool, store: Sto
 def test_deadlock_freedom_of_partial_holders(prefix_cache: bool) -> None:
     """S9, B22: two requests hold the blocks of their loads, neither can get the rest; the host is full of
     their pins, so that nothing can be stored; a third waits for a load of theirs. All finish."""
-    engine = ModelEngine(device_blocks=9, host_blocks=6, prefix_cache=prefix_cache, chunk_tokens=8)
+    engine = SmallEngine(device_blocks=9, host_blocks=6, prefix_cache=prefix_cache, chunk_tokens=8)
     first, second = [*range(12)], [*range(100, 112)]
     finish_one(engine, "a", first)
     finish_one(engine, "b", second)
     engine.pool.forget()
     requests = [
-        ModelRequest("c", [*first, *range(200, 212)], 4),
-        ModelRequest("d", [*second, *range(300, 312)], 4),
-        ModelRequest("e", [*first, *range(400, 404)], 4),
+        SmallRequest("c", [*first, *range(200, 212)], 4),
+        SmallRequest("d", [*second, *range(300, 312)], 4),
+        SmallRequest("e", [*first, *range(400, 404)], 4),
     ]
     for request in requests:
         engine.arrive(request)
@@ -609,11 +611,11 @@ def test_deadlock_freedom_under_any_traffic(
     acts: list[int], host_blocks: int, ticks: int, prefix_cache: bool
 ) -> None:
     """S9: who waits holds nothing, no pin and no device block; so no circle can close."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=9, host_blocks=host_blocks, prefix_cache=prefix_cache, core={"defer_ticks": ticks}
     )
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         for entry in engine.core.ledger.deferred.values():
             assert not len(entry.pins)
             assert not any(engine.requests[entry.name].tables)
@@ -640,7 +642,7 @@ def test_worker_death_that_is_reported_fails_the_transfer(direction: Direction) 
 @pytest.mark.parametrize("references", [False, True])
 def test_worker_death_in_silence_is_found_at_its_bound_and_a_load_is_told(references: bool) -> None:
     """S9, B25: the load is lost, its request hears once, and what may still be written is used no more."""
-    pool = ModelPool(64) if references else None
+    pool = SmallPool(64) if references else None
     hand = Hand(pool=pool, core={"workers": 2, "transfer_ticks": 4})
     request, blocks = lives(hand, "loading")
     (transfer,) = hand.core.ledger.transfers
@@ -665,7 +667,7 @@ def test_worker_death_in_silence_is_found_at_its_bound_and_a_load_is_told(refere
 
 def test_worker_death_in_silence_frees_the_device_blocks_of_a_store() -> None:
     """S9: only its slots are retired; a late copy reads the device, and writes nowhere else."""
-    pool = ModelPool(64)
+    pool = SmallPool(64)
     hand = Hand(pool=pool, core={"transfer_ticks": 2, "host_blocks": 3})
     request, blocks = lives(hand, "storing")
     hand.step()
@@ -680,14 +682,14 @@ def test_worker_death_in_silence_frees_the_device_blocks_of_a_store() -> None:
 
 def test_worker_death_leaves_an_engine_that_goes_on() -> None:
     """S9: every copy before is lost, and later requests are stored and served from what is left."""
-    engine = ModelEngine(device_blocks=40, host_blocks=20, prefix_cache=False, core={"transfer_ticks": 3})
-    engine.arrive(ModelRequest("first", range(12), 3))
+    engine = SmallEngine(device_blocks=40, host_blocks=20, prefix_cache=False, core={"transfer_ticks": 3})
+    engine.arrive(SmallRequest("first", range(12), 3))
     for _ in range(9):
         engine.step()
         engine.copies.clear()
     assert of_kind(engine, ev.TransferLost)
     finish_one(engine, "second", [*range(12)], 3)
-    third = engine.arrive(ModelRequest("third", range(13)))
+    third = engine.arrive(SmallRequest("third", range(13)))
     engine.step()
     assert third.loading
     come_to_rest(engine)
@@ -697,5 +699,5 @@ def test_worker_death_leaves_an_engine_that_goes_on() -> None:
 @settings(max_examples=60)
 def test_worker_death_under_any_traffic(acts: list[int], ticks: int) -> None:
     """S3, S9, S15: copies that end late, or are only reported late, after they were given up."""
-    engine = ModelEngine(device_blocks=40, host_blocks=20, workers=2, core={"transfer_ticks": ticks})
+    engine = SmallEngine(device_blocks=40, host_blocks=20, workers=2, core={"transfer_ticks": ticks})
     drive(engine, acts, without=("carry out all",))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, ModelEngine, ModelPool, ModelRequest
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -34,11 +33,14 @@ from kvsm.offloader import LookupResult
 from kvsm.scheduler import KVCacheGroup, LastStep, LoadEnded
 from kvsm.states.block import BlockState
 from kvsm.states.lease import LeaseState
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 WORKERS = st.sampled_from([1, 2])
 
 
-def check_host(engine: ModelEngine) -> None:
+def check_host(engine: SmallEngine) -> None:
     """S2, S15: what can be read on the host holds, on every worker, what its key says."""
     ledger = engine.core.ledger
     for key, slot in ledger.index.items():
@@ -48,21 +50,21 @@ def check_host(engine: ModelEngine) -> None:
                 assert cells[-1] == key[:-4], "S2/S15: a readable key has other bytes"
 
 
-def loading(engine: ModelEngine, name: str = "r", tokens: int = 13) -> ModelRequest:
+def loading(engine: SmallEngine, name: str = "r", tokens: int = 13) -> SmallRequest:
     """A request whose load of 8 tokens is in flight; the device has forgotten them."""
     finish_one(engine, "before", [*range(8)])
     engine.pool.forget()
-    request = engine.arrive(ModelRequest(name, range(tokens), 3))
+    request = engine.arrive(SmallRequest(name, range(tokens), 3))
     engine.step()
     assert request.loading
     return request
 
 
-def told(engine: ModelEngine, name: str) -> list[LoadEnded]:
+def told(engine: SmallEngine, name: str) -> list[LoadEnded]:
     return [load for results in engine.results for load in results.loads if load.request == name]
 
 
-def named(engine: ModelEngine) -> list[str]:
+def named(engine: SmallEngine) -> list[str]:
     return [name for results in engine.results for name in results.finished_sending if name != "before"]
 
 
@@ -72,7 +74,7 @@ def named(engine: ModelEngine) -> list[str]:
 @pytest.mark.parametrize("given", [{}, {"aborted": False}, {"aborted": True}])
 def test_finish_says_whether_it_was_an_abort(given: dict[str, bool]) -> None:
     """The log keeps what the engine said; without a word it was none."""
-    hand, request = Hand(), ModelRequest("r", range(5))
+    hand, request = Hand(), SmallRequest("r", range(5))
     hand.admit(request, [0, 1])
     hand.scheduler.request_finished(request, [[0, 1]], **given)
     (event,) = of_kind(hand, ev.RequestFinished)
@@ -81,8 +83,8 @@ def test_finish_says_whether_it_was_an_abort(given: dict[str, bool]) -> None:
 
 def test_finish_frees_the_end_of_a_prefix_before_its_beginning() -> None:
     """A pool evicts what was freed first: of a prefix whose store has ended, its last block."""
-    pool, freed = ModelPool(64), list[int]()
-    hand, request = Hand(pool=pool), ModelRequest("r", range(13))
+    pool, freed = SmallPool(64), list[int]()
+    hand, request = Hand(pool=pool), SmallRequest("r", range(13))
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     plan = hand.step(request)
@@ -93,7 +95,7 @@ def test_finish_frees_the_end_of_a_prefix_before_its_beginning() -> None:
 
 def test_finish_of_the_last_copy_brings_the_log_to_disk() -> None:
     """Rule 12: the engine may not step again for a long time."""
-    hand, request, flushed = Hand(), ModelRequest("r", range(5)), list[int]()
+    hand, request, flushed = Hand(), SmallRequest("r", range(5)), list[int]()
     hand.admit(request, [0, 1])
     hand.compute(request)
     plan = hand.step(request)
@@ -108,13 +110,13 @@ def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous
     """S8: two lives, in one of which the engine says every finish three times, leave the same log."""
     lives = []
     for times in (1, 3):
-        engine = ModelEngine(
+        engine = SmallEngine(
             device_blocks=16, host_blocks=8, references=references, asynchronous=asynchronous, workers=workers
         )
         finish = engine.finish
 
         def again(
-            request: ModelRequest, *, aborted: bool = False, times: int = times, finish: Any = finish
+            request: SmallRequest, *, aborted: bool = False, times: int = times, finish: Any = finish
         ) -> None:
             for time in range(times):
                 finish(request, aborted=aborted != bool(time))
@@ -131,8 +133,8 @@ def test_finish_stores_all_that_is_confirmed_and_no_more(
     prompt: int, outputs: int, steps: int, asynchronous: bool, chunk_tokens: int
 ) -> None:
     """S12, S13: aborted at any step, every full block of computed tokens comes to the host, and no other."""
-    engine = ModelEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens)
-    request = engine.arrive(ModelRequest("r", range(prompt), outputs))
+    engine = SmallEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens)
+    request = engine.arrive(SmallRequest("r", range(prompt), outputs))
     for _ in range(steps):
         engine.step()
     computed = request.num_computed_tokens - request.num_output_placeholders
@@ -147,7 +149,7 @@ def test_finish_stores_all_that_is_confirmed_and_no_more(
 @pytest.mark.parametrize("good", [False, True])
 def test_abort_leaves_a_load_wanted_and_reports_it_once(references: bool, good: bool) -> None:
     """S3, B05, B29: no rank's copy is cut short; its blocks are nobody's until the last rank has reported."""
-    engine = ModelEngine(references=references, workers=2)
+    engine = SmallEngine(references=references, workers=2)
     request = loading(engine)
     (transfer,) = engine.copies
     targets = to_list(engine.copies[transfer].job.device_blocks)
@@ -173,8 +175,8 @@ def test_finish_before_the_same_steps_reports_is_as_after_them(references: bool)
     """S5, S8: the same keys are on the host, the same blocks are free, the same is named."""
     lives = []
     for early in (True, False):
-        engine = ModelEngine(references=references, workers=2)
-        request = engine.arrive(ModelRequest("r", range(11), 9))
+        engine = SmallEngine(references=references, workers=2)
+        request = engine.arrive(SmallRequest("r", range(11), 9))
         for _ in range(3):
             engine.step()
         assert engine.copies
@@ -195,7 +197,7 @@ def test_finish_before_the_same_steps_reports_is_as_after_them(references: bool)
 def test_finish_names_its_blocks_when_the_last_copy_of_them_has_ended(first: int) -> None:
     """S3: two stores of one request, of other blocks, end in either order. Another's copy is no reason."""
     hand = Hand()
-    other, request = ModelRequest("other", range(50, 54), 9), ModelRequest("r", range(8), 9)
+    other, request = SmallRequest("other", range(50, 54), 9), SmallRequest("r", range(8), 9)
     hand.admit(other, [30])
     hand.admit(request, [10, 11])
     hand.compute(other)
@@ -218,7 +220,7 @@ def test_finish_of_a_name_used_again_forgets_no_block() -> None:
     hand = Hand()
     jobs = []
     for first, block in ((0, 10), (40, 11)):
-        request = ModelRequest("r", range(first, first + 4), 9)
+        request = SmallRequest("r", range(first, first + 4), 9)
         hand.admit(request, [block])
         hand.compute(request)
         assert hand.scheduler.request_finished(request, [[block]]) == (True, None)
@@ -234,7 +236,7 @@ def test_abort_at_any_time_harms_nobody_else(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
     """S2, S3, S15: others read what they must, the host holds what it says, every load is told once."""
-    engine = ModelEngine(groups, device_blocks=26, host_blocks=9, references=references, workers=workers)
+    engine = SmallEngine(groups, device_blocks=26, host_blocks=9, references=references, workers=workers)
     drive(engine, acts, check=check_host)
     planned = [event.request for event in of_kind(engine, ev.LoadPlanned)]
     assert {name: len(told(engine, name)) for name in planned} == {
@@ -249,14 +251,14 @@ def test_abort_at_any_time_harms_nobody_else(
 def test_preemption_restarts_the_tables_and_cursors_of_every_group() -> None:
     """S13: what it is given then is what is stored, and none of the blocks that it had."""
     hand = Hand(FULL, SLIDING, core={"host_blocks": 4})
-    request = ModelRequest("r", range(8), 9)
+    request = SmallRequest("r", range(8), 9)
     hand.admit(request, [0, 1], [2, 3])
     hand.compute(request)
     hand.end(hand.step(request))
     assert hand.core.ledger.requests["r"].settled == (2, 2)
     hand.step(preempted={"r"})
     assert hand.core.ledger.requests["r"].settled == hand.core.ledger.requests["r"].offered == ()
-    hand.store(ModelRequest("other", range(50, 58)), [30, 31], [32, 33])
+    hand.store(SmallRequest("other", range(50, 58)), [30, 31], [32, 33])
     assert hand.admit(request, [20, 21], [22, 23]) == 0
     hand.compute(request)
     (job,) = hand.step(request).stores
@@ -269,11 +271,11 @@ def test_preemption_leaves_copies_what_they_touch_until_every_rank_has_ended(
     direction: Direction, references: bool
 ) -> None:
     """S3, S12, B04: held where references are counted; else waited for, in the step that gives them away."""
-    engine = ModelEngine(references=references, workers=2, prefix_cache=False, device_blocks=8)
+    engine = SmallEngine(references=references, workers=2, prefix_cache=False, device_blocks=8)
     if direction is Direction.LOAD:
         request = loading(engine)
     else:
-        request = engine.arrive(ModelRequest("r", range(8), 9))
+        request = engine.arrive(SmallRequest("r", range(8), 9))
         engine.step()
         engine.step()
     (transfer,) = engine.copies
@@ -299,7 +301,7 @@ def test_preemption_leaves_copies_what_they_touch_until_every_rank_has_ended(
 def test_preemption_flushes_what_touches_its_blocks_and_nothing_else() -> None:
     """Another request's copy goes on beside the computing, as it should."""
     hand = Hand()
-    first, second = ModelRequest("first", range(8), 9), ModelRequest("second", range(50, 58), 9)
+    first, second = SmallRequest("first", range(8), 9), SmallRequest("second", range(50, 58), 9)
     jobs = []
     for request, blocks in ((first, [0, 1]), (second, [2, 3])):
         hand.admit(request, blocks)
@@ -311,11 +313,11 @@ def test_preemption_flushes_what_touches_its_blocks_and_nothing_else() -> None:
 def test_preemption_in_the_step_that_admitted_flushes_the_load_that_leaves_with_it() -> None:
     """S3, S12: the load is planned, its blocks are another's in this very step, and nothing holds them."""
     hand = Hand()
-    hand.store(ModelRequest("before", range(8)), [0, 1])
-    runs = ModelRequest("runs", range(50, 58), 9)
+    hand.store(SmallRequest("before", range(8)), [0, 1])
+    runs = SmallRequest("runs", range(50, 58), 9)
     hand.admit(runs, [30, 31])
     hand.compute(runs)
-    hand.admit(ModelRequest("r", range(13), 9), [10, 11, 12, 13])
+    hand.admit(SmallRequest("r", range(13), 9), [10, 11, 12, 13])
     plan = hand.step(runs, preempted={"r"}, new_block_ids={"runs": [[10]]})
     (job,) = plan.loads
     assert to_list(job.device_blocks) == [10, 11]
@@ -328,7 +330,7 @@ def test_preemption_and_admission_again_while_its_own_load_runs(
     ranks: list[int], references: bool, good: bool, defer_ticks: int, between: int
 ) -> None:
     """S12, S15, B18: it waits for that load, or computes; never are two loads of it in flight at once."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         references=references, workers=2, prefix_cache=False, core={"defer_ticks": defer_ticks}
     )
     request = loading(engine)
@@ -353,7 +355,7 @@ def test_preemption_stores_only_from_blocks_that_the_request_has_now(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
     """S2, S3, S15: with blocks scarce and chunks small, what comes to the host is what its key says."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=9,
         host_blocks=10,
         references=references,
@@ -367,10 +369,10 @@ def test_preemption_stores_only_from_blocks_that_the_request_has_now(
 # Row 17.
 
 
-def circle(references: bool, host_blocks: int, defer_ticks: int) -> tuple[ModelEngine, list[ModelRequest]]:
+def circle(references: bool, host_blocks: int, defer_ticks: int) -> tuple[SmallEngine, list[SmallRequest]]:
     """Two requests whose loads run, and two others that need first what one of these holds; the device has
     room for one request at a time, and the loads read all of the host."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=8,
         host_blocks=host_blocks,
         references=references,
@@ -381,10 +383,10 @@ def circle(references: bool, host_blocks: int, defer_ticks: int) -> tuple[ModelE
     finish_one(engine, "a", left)
     finish_one(engine, "b", right)
     requests = [
-        ModelRequest("c", [*left, *range(200, 212)], 4),
-        ModelRequest("d", [*right, *range(300, 312)], 4),
-        ModelRequest("e", [*left, *range(400, 404)], 4),
-        ModelRequest("f", [*right, *range(500, 504)], 4),
+        SmallRequest("c", [*left, *range(200, 212)], 4),
+        SmallRequest("d", [*right, *range(300, 312)], 4),
+        SmallRequest("e", [*left, *range(400, 404)], 4),
+        SmallRequest("f", [*right, *range(500, 504)], 4),
     ]
     for request in requests[:2]:
         engine.arrive(request)
@@ -449,13 +451,13 @@ def test_deadlock_freedom_the_circle_is_there() -> None:
 def test_deadlock_freedom_of_requests_that_hold_what_the_others_store_needs() -> None:
     """S9: the matches of two waiting requests pin the whole host, and there are no device blocks for them;
     the one that has the blocks cannot store, goes on without, and they come after it."""
-    engine = ModelEngine(device_blocks=9, host_blocks=6, prefix_cache=False, chunk_tokens=8)
+    engine = SmallEngine(device_blocks=9, host_blocks=6, prefix_cache=False, chunk_tokens=8)
     for name, start in (("a", 0), ("b", 100)):
         finish_one(engine, name, [*range(start, start + 12)])
-    big = engine.arrive(ModelRequest("big", range(500, 524), 6))
+    big = engine.arrive(SmallRequest("big", range(500, 524), 6))
     engine.step()
     assert len(engine.pool.queue) == 7
-    waits = [engine.arrive(ModelRequest(f"w{n}", range(n, n + 30), 4)) for n in (0, 100)]
+    waits = [engine.arrive(SmallRequest(f"w{n}", range(n, n + 30), 4)) for n in (0, 100)]
     for request, blocks in zip(waits, ([0, 4, 8], [100, 104, 108])):
         assert engine.scheduler.get_num_new_matched_tokens(request, 0) == (len(blocks) * HASH_TOKENS, True)
     assert not len(engine.core.ledger.policy)
@@ -469,14 +471,14 @@ def test_deadlock_freedom_of_requests_that_hold_what_the_others_store_needs() ->
 @pytest.mark.parametrize("direction", list(Direction))
 def test_deadlock_freedom_of_a_wait_whose_copy_never_ends(direction: Direction) -> None:
     """S9, B22: who waits computes after its bound, however long the copy takes."""
-    engine = ModelEngine(prefix_cache=False, core={"defer_ticks": 3, "transfer_ticks": 0})
+    engine = SmallEngine(prefix_cache=False, core={"defer_ticks": 3, "transfer_ticks": 0})
     if direction is Direction.LOAD:
         loading(engine)
     else:
-        engine.arrive(ModelRequest("r", range(8), 99))
+        engine.arrive(SmallRequest("r", range(8), 99))
         engine.step()
         engine.step()
-    request = engine.arrive(ModelRequest("waits", range(11)))
+    request = engine.arrive(SmallRequest("waits", range(11)))
     for step in range(6):
         engine.step()
         assert step > 2 or request in engine.waiting
@@ -487,9 +489,9 @@ def test_deadlock_freedom_of_a_wait_whose_copy_never_ends(direction: Direction) 
 # Row 18.
 
 
-def lose_a_store(engine: ModelEngine) -> None:
+def lose_a_store(engine: SmallEngine) -> None:
     """A request stores two blocks, and no worker ever reports that; it is aborted then."""
-    request = engine.arrive(ModelRequest("lost", range(700, 708), 99))
+    request = engine.arrive(SmallRequest("lost", range(700, 708), 99))
     for _ in range(4):
         engine.step()
         engine.copies.clear()
@@ -500,8 +502,8 @@ def lose_a_store(engine: ModelEngine) -> None:
 
 def test_worker_death_is_found_at_its_bound_and_not_before() -> None:
     """S9: a transfer may be in flight for so many ticks; each has its own time."""
-    engine = ModelEngine(core={"transfer_ticks": 5})
-    engine.arrive(ModelRequest("r", range(100, 108), 99))
+    engine = SmallEngine(core={"transfer_ticks": 5})
+    engine.arrive(SmallRequest("r", range(100, 108), 99))
     engine.step()
     engine.step()
     (first,) = engine.copies
@@ -514,7 +516,7 @@ def test_worker_death_is_found_at_its_bound_and_not_before() -> None:
 
 def test_worker_death_retires_the_memory_and_keeps_its_references_for_ever() -> None:
     """S3: nobody is ever given a device block or a slot that the lost copies may still write."""
-    engine = ModelEngine(device_blocks=14, host_blocks=6, prefix_cache=False, core={"transfer_ticks": 2})
+    engine = SmallEngine(device_blocks=14, host_blocks=6, prefix_cache=False, core={"transfer_ticks": 2})
     request = loading(engine)
     (transfer,) = engine.copies
     job = engine.copies[transfer].job
@@ -535,7 +537,7 @@ def test_worker_death_retires_the_memory_and_keeps_its_references_for_ever() -> 
 
 def test_worker_death_takes_the_host_slots_of_a_store_for_ever() -> None:
     """S3: a late copy may still write there; what is left of the pool goes on being used."""
-    engine = ModelEngine(host_blocks=4, prefix_cache=False, core={"transfer_ticks": 2})
+    engine = SmallEngine(host_blocks=4, prefix_cache=False, core={"transfer_ticks": 2})
     lose_a_store(engine)
     ledger = engine.core.ledger
     retired = [slot for slot in range(4) if ledger.blocks.state(slot) is BlockState.RETIRED]
@@ -548,7 +550,7 @@ def test_worker_death_takes_the_host_slots_of_a_store_for_ever() -> None:
 
 def test_worker_death_that_took_the_whole_host_leaves_an_engine_without_offload() -> None:
     """S9: every slot is retired; requests come and go, and why nothing is stored is said."""
-    engine = ModelEngine(host_blocks=2, prefix_cache=False, core={"transfer_ticks": 2})
+    engine = SmallEngine(host_blocks=2, prefix_cache=False, core={"transfer_ticks": 2})
     lose_a_store(engine)
     request = finish_one(engine, "next", [*range(9)], 3)
     assert request.finished
@@ -561,14 +563,14 @@ def test_worker_death_that_took_the_whole_host_leaves_an_engine_without_offload(
 @pytest.mark.parametrize("when", ["aborted", "preempted", "reset"])
 def test_worker_death_is_told_once_whatever_became_of_the_request(when: str, references: bool) -> None:
     """S9, B25: aborted, preempted or reset meanwhile; late reports of any rank change nothing."""
-    pool = ModelPool(64) if references else None
+    pool = SmallPool(64) if references else None
     hand = Hand(
         pool=pool,
         last_step=LastStep.KEEP_STEPPING,
         core={"workers": 2, "transfer_ticks": 3, "defer_ticks": 0},
     )
-    hand.store(ModelRequest("before", range(8)), [0, 1])
-    request, blocks = ModelRequest("r", range(13), 9), [10, 11, 12, 13]
+    hand.store(SmallRequest("before", range(8)), [0, 1])
+    request, blocks = SmallRequest("r", range(13), 9), [10, 11, 12, 13]
     hand.admit(request, blocks)
     (job,) = hand.step().loads
     hand.report(job.transfer, 1)
@@ -598,8 +600,8 @@ def test_worker_death_is_told_once_whatever_became_of_the_request(when: str, ref
 def test_worker_death_takes_what_the_device_had_too(lost: bool) -> None:
     """S3: its request needs other blocks, and so begins anew; one that only failed keeps its device hit."""
     hand = Hand(core={"transfer_ticks": 2})
-    hand.store(ModelRequest("before", range(8)), [0, 1])
-    hand.admit(ModelRequest("r", range(13)), [0, 11, 12, 13], local=4)
+    hand.store(SmallRequest("before", range(8)), [0, 1])
+    hand.admit(SmallRequest("r", range(13)), [0, 11, 12, 13], local=4)
     (job,) = hand.step().loads
     if lost:
         hand.step()
@@ -611,11 +613,11 @@ def test_worker_death_takes_what_the_device_had_too(lost: bool) -> None:
 def test_worker_death_wakes_who_waits_for_the_lost_store() -> None:
     """S9: the key will not come; the request computes, and goes on."""
     hand = Hand(core={"transfer_ticks": 3, "defer_ticks": 64})
-    first = ModelRequest("first", range(8), skip_reading=True)
+    first = SmallRequest("first", range(8), skip_reading=True)
     hand.admit(first, [0, 1])
     hand.compute(first)
     hand.step(first)
-    waits = ModelRequest("waits", range(13))
+    waits = SmallRequest("waits", range(13))
     assert hand.admit(waits, [10, 11, 12, 13]) is None
     for _ in range(3):
         hand.step()
@@ -630,11 +632,11 @@ def test_worker_death_leaves_retired_blocks_with_their_holder(
 ) -> None:
     """S3, S4: under any traffic, a retired device block is held at every moment, and in no request's table
     that was written after its loss."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups, device_blocks=44, host_blocks=24, prefix_cache=prefix_cache, core={"transfer_ticks": ticks}
     )
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         leases = engine.core.ledger.leases
         waits = {load.request for results in engine.results for load in results.loads}
         for block in range(44 if any(leases.words) else 0):

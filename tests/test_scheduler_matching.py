@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, NULL, ModelEngine, ModelPool, ModelRequest
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -32,9 +31,12 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
-from kvsm.scheduler.matching import Lookup
+from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
 
 
 def hand_with(prompt: range, *groups: KVCacheGroup, **options: Any) -> Hand:
@@ -45,11 +47,11 @@ def hand_with(prompt: range, *groups: KVCacheGroup, **options: Any) -> Hand:
         blocks = len(prompt) // group.block_tokens
         tables.append([*range(first, first + blocks)])
         first += blocks
-    hand.store(ModelRequest("stored", prompt), *tables)
+    hand.store(SmallRequest("stored", prompt), *tables)
     return hand
 
 
-def match(hand: Hand, request: ModelRequest, local: int = 0) -> int | None:
+def match(hand: Hand, request: SmallRequest, local: int = 0) -> int | None:
     return hand.scheduler.get_num_new_matched_tokens(request, local)[0]
 
 
@@ -58,7 +60,7 @@ def pins(hand: Hand, name: str) -> int:
     return len(hand.core.ledger.live_pins(entry))
 
 
-def begin_store(hand: Hand, request: ModelRequest, *tables: list[int]) -> int:
+def begin_store(hand: Hand, request: SmallRequest, *tables: list[int]) -> int:
     """A request whose store is in flight; it is over."""
     hand.admit(request, *tables)
     hand.compute(request)
@@ -73,34 +75,34 @@ def begin_store(hand: Hand, request: ModelRequest, *tables: list[int]) -> int:
 @pytest.mark.parametrize("local", [0, 4, 8, 12])
 def test_match_is_the_longest_prefix_beyond_what_the_device_has(local: int) -> None:
     hand = hand_with(range(12))
-    request = ModelRequest("r", range(20))
+    request = SmallRequest("r", range(20))
     assert hand.scheduler.get_num_new_matched_tokens(request, local) == (12 - local, local < 12)
 
 
 def test_match_ends_at_the_first_hole() -> None:
     """The second block is not on the host; the third is."""
     hand = Hand()
-    hand.store(ModelRequest("stored", range(12)), [0, 1, 2])
-    hand.core.match("other", keys_of(ModelRequest("same", range(12)))[1:2])
+    hand.store(SmallRequest("stored", range(12)), [0, 1, 2])
+    hand.core.match("other", keys_of(SmallRequest("same", range(12)))[1:2])
     job = hand.core.prepare_load("other", [9])
     assert job is not None
     hand.core.submit([job.transfer])
     hand.core.report(job.transfer, 0, False)
-    assert match(hand, ModelRequest("r", range(12))) == 4
+    assert match(hand, SmallRequest("r", range(12))) == 4
 
 
 @pytest.mark.parametrize(("tokens", "found"), [(12, 8), (13, 12), (9, 8), (8, 4), (4, 0), (5, 4), (3, 0)])
 def test_match_leaves_a_token_to_compute(tokens: int, found: int) -> None:
     """S18."""
-    assert match(hand_with(range(12)), ModelRequest("r", range(tokens))) == found
+    assert match(hand_with(range(12)), SmallRequest("r", range(tokens))) == found
 
 
 def test_match_holds_its_hits_until_they_are_used() -> None:
     """S7, B06: nothing else takes them, and the load finds what was counted."""
     hand = hand_with(range(8), core={"host_blocks": 2})
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
-    hand.store(ModelRequest("other", range(50, 58)), [10, 11])
+    hand.store(SmallRequest("other", range(50, 58)), [10, 11])
     assert hand.core.lookup(keys_of(request)[1]) is LookupResult.HIT
     hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
     (job,) = hand.step().loads
@@ -111,7 +113,7 @@ def test_match_holds_its_hits_until_they_are_used() -> None:
 def test_match_holds_its_hits_until_they_are_released(how: str) -> None:
     """S4, B31: a hit that the engine does not use is given back."""
     hand = hand_with(range(8), core={"host_blocks": 2})
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     match(hand, request)
     if how == "nothing accepted":
         hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 0)
@@ -119,14 +121,14 @@ def test_match_holds_its_hits_until_they_are_released(how: str) -> None:
         hand.scheduler.request_finished(request, [])
     else:
         hand.step(preempted={"r"})
-    hand.store(ModelRequest("other", range(50, 58)), [10, 11])
+    hand.store(SmallRequest("other", range(50, 58)), [10, 11])
     assert hand.core.lookup(keys_of(request)[0]) is LookupResult.MISS
 
 
 def test_match_replaces_the_one_before() -> None:
     """Meanwhile the device has a block more."""
     hand = hand_with(range(12))
-    request = ModelRequest("r", range(20))
+    request = SmallRequest("r", range(20))
     assert match(hand, request) == 12
     assert pins(hand, "r") == 3
     assert match(hand, request, 4) == 8
@@ -139,7 +141,7 @@ def test_match_replaces_the_one_before() -> None:
 def test_match_asked_again_with_the_same_answer_is_no_event(prompt: range) -> None:
     """A hit and a miss; an engine asks for a blocked request at every step."""
     hand = hand_with(range(12))
-    request = ModelRequest("r", prompt)
+    request = SmallRequest("r", prompt)
     found = match(hand, request)
     hand.step()
     before = len(hand.log)
@@ -152,9 +154,9 @@ def test_match_asked_again_with_the_same_answer_is_no_event(prompt: range) -> No
 def test_match_waits_for_the_store_that_it_needs_and_for_no_other() -> None:
     """B08: what is being stored is neither a hit nor a miss. The wait names its transfer."""
     hand = Hand()
-    needed = begin_store(hand, ModelRequest("a", range(8)), [0, 1])
-    other = begin_store(hand, ModelRequest("b", range(50, 58)), [2, 3])
-    request = ModelRequest("r", range(9))
+    needed = begin_store(hand, SmallRequest("a", range(8)), [0, 1])
+    other = begin_store(hand, SmallRequest("b", range(50, 58)), [2, 3])
+    request = SmallRequest("r", range(9))
     assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (None, False)
     assert hand.core.ledger.requests["r"].awaits == needed
     hand.report(other)
@@ -165,8 +167,8 @@ def test_match_waits_for_the_store_that_it_needs_and_for_no_other() -> None:
 
 def test_match_is_woken_by_a_failed_store_too() -> None:
     hand = Hand()
-    needed = begin_store(hand, ModelRequest("a", range(8)), [0, 1])
-    request = ModelRequest("r", range(9))
+    needed = begin_store(hand, SmallRequest("a", range(8)), [0, 1])
+    request = SmallRequest("r", range(9))
     assert match(hand, request) is None
     hand.report(needed, good=False)
     assert match(hand, request) == 0
@@ -175,7 +177,7 @@ def test_match_is_woken_by_a_failed_store_too() -> None:
 def test_match_waits_for_a_load_of_the_same_key_for_another_request() -> None:
     """S13, B09: when it has landed, the device has the block."""
     hand = hand_with(range(8))
-    first, second = ModelRequest("first", range(9)), ModelRequest("second", range(9))
+    first, second = SmallRequest("first", range(9)), SmallRequest("second", range(9))
     hand.admit(first, [20, 21, 22])
     (job,) = hand.step().loads
     assert match(hand, second) is None
@@ -188,8 +190,8 @@ def test_match_waits_for_a_load_of_the_same_key_for_another_request() -> None:
 def test_match_waits_so_many_ticks_and_no_longer(ticks: int) -> None:
     """S9: a wait has a bound, also over several transfers in a row."""
     hand = Hand(core={"defer_ticks": ticks})
-    begin_store(hand, ModelRequest("a", range(8)), [0, 1])
-    request = ModelRequest("r", range(9))
+    begin_store(hand, SmallRequest("a", range(8)), [0, 1])
+    request = SmallRequest("r", range(9))
     for _ in range(ticks):
         assert match(hand, request) is None
         hand.step()
@@ -199,16 +201,16 @@ def test_match_waits_so_many_ticks_and_no_longer(ticks: int) -> None:
 def test_match_never_waits_where_the_configuration_says_recompute() -> None:
     """The part that can be read is a hit all the same."""
     hand = Hand(core={"defer_ticks": 0})
-    hand.store(ModelRequest("stored", range(4)), [0])
-    begin_store(hand, ModelRequest("a", range(12), skip_reading=True), [0, 1, 2])
-    assert match(hand, ModelRequest("r", range(13))) == 4
+    hand.store(SmallRequest("stored", range(4)), [0])
+    begin_store(hand, SmallRequest("a", range(12), skip_reading=True), [0, 1, 2])
+    assert match(hand, SmallRequest("r", range(13))) == 4
 
 
 def test_match_that_waits_loads_nothing_yet() -> None:
     """S7: the engine is told to ask again, at the first question and at the next."""
     hand = Hand()
-    begin_store(hand, ModelRequest("a", range(12), skip_reading=True), [0, 1, 2])
-    request = ModelRequest("r", range(13))
+    begin_store(hand, SmallRequest("a", range(12), skip_reading=True), [0, 1, 2])
+    request = SmallRequest("r", range(13))
     answers = [hand.scheduler.get_num_new_matched_tokens(request, 0) for _ in range(2)]
     assert answers == [(None, False)] * 2
 
@@ -221,14 +223,14 @@ def test_match_promises_nothing_that_cannot_be_held(monkeypatch: pytest.MonkeyPa
 
     hand = hand_with(range(8))
     monkeypatch.setattr(hand.core, "pin", full)
-    assert hand.scheduler.get_num_new_matched_tokens(ModelRequest("r", range(9)), 0) == (0, False)
+    assert hand.scheduler.get_num_new_matched_tokens(SmallRequest("r", range(9)), 0) == (0, False)
 
 
 def test_match_promises_no_load_where_there_are_as_many_transfers_as_may_be() -> None:
     """S7: it could not be planned. When one has ended, it is promised."""
     hand = hand_with(range(8), core={"max_live_transfers": 1})
-    transfer = begin_store(hand, ModelRequest("other", range(50, 58)), [10, 11])
-    request = ModelRequest("r", range(9))
+    transfer = begin_store(hand, SmallRequest("other", range(50, 58)), [10, 11])
+    request = SmallRequest("r", range(9))
     assert match(hand, request) == 0
     assert pins(hand, "r") == 0
     hand.report(transfer)
@@ -238,13 +240,13 @@ def test_match_promises_no_load_where_there_are_as_many_transfers_as_may_be() ->
 def test_match_needs_nothing_of_what_the_device_has() -> None:
     """The host lacks the first block; the device has it."""
     hand = Hand()
-    keys = keys_of(ModelRequest("same", range(12)))
+    keys = keys_of(SmallRequest("same", range(12)))
     job = hand.core.prepare_store("other", keys[1:], [1, 2]).job
     assert job is not None
     hand.core.submit([job.transfer])
     hand.core.report(job.transfer, 0, True)
-    assert match(hand, ModelRequest("r", range(13))) == 0
-    assert match(hand, ModelRequest("s", range(13)), local=4) == 8
+    assert match(hand, SmallRequest("r", range(13))) == 0
+    assert match(hand, SmallRequest("s", range(13)), local=4) == 8
 
 
 @pytest.mark.parametrize("local", [0, 1, 2])
@@ -253,7 +255,7 @@ def test_match_of_blocks_of_one_token(local: int) -> None:
     config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
     keys = [b"%d" % number for number in range(3)]
     for held in range(4):
-        lookup = Lookup(config, 1, [keys], local)
+        lookup = HitSearch(config, 1, [keys], local)
         for limit in range(local, 4):
             expected = max(local, min(limit, held)) if held > local else local
             assert lookup.longest_hit(limit, keys[:held].__contains__) == expected
@@ -262,7 +264,7 @@ def test_match_of_blocks_of_one_token(local: int) -> None:
 def test_match_gives_its_pins_back_when_nothing_may_be_loaded_any_more() -> None:
     """S4: asked again with more on the device, the answer is none, and none is held."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
     assert match(hand, request, local=8) == 0
     assert pins(hand, "r") == 0
@@ -270,7 +272,7 @@ def test_match_gives_its_pins_back_when_nothing_may_be_loaded_any_more() -> None
 
 def test_match_records_the_first_key_that_was_missing() -> None:
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(20))
+    request = SmallRequest("r", range(20))
     match(hand, request)
     (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
     assert event.missed == keys_of(request)[2]
@@ -279,7 +281,7 @@ def test_match_records_the_first_key_that_was_missing() -> None:
 def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
     """It is not because of a key that no more is loaded."""
     hand = hand_with(range(4))
-    match(hand, ModelRequest("r", range(20), 1, {"max_load_tokens": 4}))
+    match(hand, SmallRequest("r", range(20), 1, {"max_load_tokens": 4}))
     (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
     assert event.missed is None
 
@@ -288,9 +290,9 @@ def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
 @settings(max_examples=40)
 def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: int) -> None:
     """S9: nobody is deferred beyond his patience, and only for a transfer that lives."""
-    engine = ModelEngine(device_blocks=20, prefix_cache=False, core={"defer_ticks": ticks})
+    engine = SmallEngine(device_blocks=20, prefix_cache=False, core={"defer_ticks": ticks})
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         ledger = engine.core.ledger
         for request in ledger.deferred.values():
             assert request.awaits in ledger.transfers
@@ -306,7 +308,7 @@ def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: 
 def test_partial_acceptance_releases_the_rest(accepted: int) -> None:
     """S4, S7: what is loaded is read, what is not accepted is held no more."""
     hand = hand_with(range(12))
-    request = ModelRequest("r", range(20))
+    request = SmallRequest("r", range(20))
     assert match(hand, request) == 12
     hand.scheduler.update_state_after_alloc(request, [[*range(20, 25)]], accepted)
     loaded = [block for job in hand.step().loads for block in to_list(job.device_blocks)]
@@ -319,12 +321,12 @@ def test_partial_acceptance_releases_the_rest(accepted: int) -> None:
 def test_partial_acceptance_of_a_hybrid_hit_loads_the_window_before_its_own_end() -> None:
     """S15: less than was matched needs other blocks of a sliding window."""
     hand = Hand(FULL, SLIDING)
-    stored = ModelRequest("stored", range(24))
+    stored = SmallRequest("stored", range(24))
     hand.admit(stored, [*range(6)], [*range(10, 16)])
     for computed in (12, 24):
         hand.compute(stored, computed)
         hand.end(hand.step(stored))
-    request = ModelRequest("r", range(30))
+    request = SmallRequest("r", range(30))
     assert match(hand, request) == 24
     hand.scheduler.update_state_after_alloc(request, [[*range(20, 28)], [NULL, 41, 42, *range(43, 48)]], 12)
     (job,) = hand.step().loads
@@ -340,7 +342,7 @@ def test_partial_acceptance_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], chunk: int
 ) -> None:
     """S15: a request reads what it accepted, and computes the rest."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups, device_blocks=40, host_blocks=12, prefix_cache=False, core={"blocks_per_chunk": chunk}
     )
     drive(engine, acts, without=("reset", "fail"))
@@ -349,7 +351,7 @@ def test_partial_acceptance_under_any_traffic(
 def test_partial_acceptance_of_a_hybrid_hit_that_nothing_serves_is_reported_as_failed() -> None:
     """S6: the window before the shorter end is not on the host. The engine was promised tokens, and hears."""
     hand = hand_with(range(24), FULL, SLIDING)
-    request = ModelRequest("r", range(30))
+    request = SmallRequest("r", range(30))
     assert match(hand, request) == 24
     hand.scheduler.update_state_after_alloc(request, [[*range(20, 28)], [NULL, *range(41, 48)]], 12)
     assert not hand.step().loads
@@ -363,7 +365,7 @@ def test_partial_acceptance_of_a_hybrid_hit_that_nothing_serves_is_reported_as_f
 def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None:
     """S3, S12, B05: whatever becomes of the request."""
     hand = hand_with(range(8), core={"workers": 3})
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     hand.admit(request, [20, 21, 22])
     (job,) = hand.step().loads
     hand.report(job.transfer, 0)
@@ -381,7 +383,7 @@ def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None
 def test_load_that_is_refused_leaves_blocks_that_are_waited_for() -> None:
     """S3: without references, a store still reads what the request now computes into."""
     hand = hand_with(range(4))
-    other, request = ModelRequest("other", range(50, 54), 9), ModelRequest("r", range(5))
+    other, request = SmallRequest("other", range(50, 54), 9), SmallRequest("r", range(5))
     hand.admit(other, [20])
     hand.compute(other)
     (store,) = hand.step(other).stores
@@ -394,7 +396,7 @@ def test_load_that_is_refused_leaves_blocks_that_are_waited_for() -> None:
 def test_load_that_failed_leaves_nothing_where_layers_look_back_less_far() -> None:
     """S6: the engine gave blocks for where the load would have ended, and none to go on from before it."""
     hand = hand_with(range(16), SLIDING)
-    request = ModelRequest("r", range(17))
+    request = SmallRequest("r", range(17))
     assert hand.admit(request, [-1, -1, 22, 23, 24], local=8) == 8
     (job,) = hand.step().loads
     assert hand.report(job.transfer, good=False).loads == (LoadEnded("r", False, 0),)
@@ -406,7 +408,7 @@ def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
 ) -> None:
     """S6, B27, B28, B33: with several groups all of it is bad."""
     hand = hand_with(range(12), *groups)
-    request = ModelRequest("r", range(13))
+    request = SmallRequest("r", range(13))
     tables = [[*range(20 + 10 * index, 24 + 10 * index)] for index in range(len(groups))]
     assert hand.admit(request, *tables, local=4) == 8
     (job,) = hand.step().loads
@@ -419,9 +421,9 @@ def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
 
 def test_load_that_failed_is_not_matched_again() -> None:
     """S9: no livelock of match, fail, match."""
-    engine = ModelEngine(prefix_cache=False)
+    engine = SmallEngine(prefix_cache=False)
     finish_one(engine, "first", [*range(12)])
-    request = engine.arrive(ModelRequest("second", range(12), 3))
+    request = engine.arrive(SmallRequest("second", range(12), 3))
     loads = 0
     for _ in range(20):
         for transfer, copy in list(engine.copies.items()):
@@ -435,7 +437,7 @@ def test_load_that_failed_is_not_matched_again() -> None:
 def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
     """B18, S8: re-admitted while its load runs, it waits for it."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     hand.admit(request, [20, 21, 22])
     (job,) = hand.step().loads
     hand.step(preempted={"r"})
@@ -449,7 +451,7 @@ def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
 def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
     """S6, S7: the cache was reset between the match and the allocation."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
     hand.scheduler.reset_cache()
     hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
@@ -462,7 +464,7 @@ def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
 def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -> None:
     """S6: two requests matched before either was loaded."""
     hand = hand_with(range(8))
-    first, second = ModelRequest("first", range(9)), ModelRequest("second", range(9))
+    first, second = SmallRequest("first", range(9)), SmallRequest("second", range(9))
     assert match(hand, first) == match(hand, second) == 8
     hand.scheduler.update_state_after_alloc(first, [[20, 21, 22]], 8)
     (job,) = hand.step().loads
@@ -474,8 +476,8 @@ def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -
 def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
     """S12: tokens of a load under way are not confirmed, whatever the engine counts."""
     hand = Hand(KVCacheGroup(HASH_TOKENS), core={"store_threshold": 1})
-    hand.store(ModelRequest("stored", range(8)), [0, 1])
-    request = ModelRequest("r", range(16))
+    hand.store(SmallRequest("stored", range(8)), [0, 1])
+    request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
     hand.compute(request)
     plan = hand.step(request)
@@ -491,7 +493,7 @@ def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
 def test_load_that_failed_brought_nothing_that_is_stored_before_the_engine_has_fallen_back() -> None:
     """S12: the engine was told, and its next step was decided before."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(16))
+    request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
     hand.compute(request)
     hand.end(hand.step(request), good=False)
@@ -503,7 +505,7 @@ def test_load_that_failed_brought_nothing_that_is_stored_before_the_engine_has_f
 def test_load_that_failed_is_stored_from_the_step_on_in_which_the_engine_falls_back() -> None:
     """S16: also if a step went by before, of which the request had something to offer."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(16))
+    request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
     hand.compute(request)
     hand.end(hand.step(request), good=False)
@@ -518,8 +520,8 @@ def test_load_that_failed_is_stored_from_the_step_on_in_which_the_engine_falls_b
 def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it() -> None:
     """S16: that the engine fell back is seen in a step that stores nothing."""
     hand = hand_with(range(8))
-    store = begin_store(hand, ModelRequest("other", range(50, 54)), [10])
-    request = ModelRequest("r", range(16))
+    store = begin_store(hand, SmallRequest("other", range(50, 54)), [10])
+    request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
     (load,) = hand.step(request).loads
     assert not hand.scheduler.reset_cache()
@@ -536,7 +538,7 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
 def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, size: int, chunk: int) -> None:
     """S15: of a resumable request it takes back the last ones, and hashes anew what comes in their place."""
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
-    request = ModelRequest("r", range(12 * HASH_TOKENS))
+    request = SmallRequest("r", range(12 * HASH_TOKENS))
     tracked = TrackedRequest(request, config, chunk)
     request.block_hashes = [b"old%d" % number for number in range(12)]
     tracked.update_keys()
@@ -553,7 +555,7 @@ def test_load_is_reported_once_whatever_happens(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
     """S6, S12, S15: of every load planned or voided the engine hears once; requests read what they must."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups, device_blocks=32, host_blocks=12, workers=workers, references=references, prefix_cache=False
     )
     drive(engine, acts)
@@ -599,7 +601,7 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
     ]
     rate = random.random()
     held = {key for table in keys for key in table if random.random() < rate**0.3}
-    lookup = Lookup(config, chunk, keys, start)
+    lookup = HitSearch(config, chunk, keys, start)
 
     def served(end: int) -> bool:
         return all(
@@ -614,14 +616,14 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
 def test_hybrid_groups_load_what_each_looks_back_at() -> None:
     """All of full attention; of a sliding window what holds its last 5 tokens; of mamba the last state."""
     hand = Hand(FULL, SLIDING, MAMBA)
-    stored = ModelRequest("stored", range(24))
+    stored = SmallRequest("stored", range(24))
     tables = [[*range(6)], [*range(10, 16)], [*range(20, 26)]]
     hand.admit(stored, *tables)
     hand.compute(stored)
     states = [(2, block, 4 * place + 4) for place, block in enumerate(tables[2])]
     hand.end(hand.step(stored, boundary_states={"stored": states}))
     hand.scheduler.request_finished(stored, tables)
-    request = ModelRequest("r", range(30))
+    request = SmallRequest("r", range(30))
     assert match(hand, request) == 24
     given = [[*range(30, 38)], [NULL] * 4 + [44, 45, 46, 47], [NULL] * 5 + [55, 56, 57]]
     hand.scheduler.update_state_after_alloc(request, given, 24)
@@ -634,9 +636,9 @@ def test_hybrid_groups_load_what_each_looks_back_at() -> None:
 
 def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
     """A sliding window's blocks that have left it are no content of this request any more."""
-    pool = ModelPool(64)
+    pool = SmallPool(64)
     hand = Hand(FULL, SLIDING, pool=pool)
-    request = ModelRequest("r", range(16), 5)
+    request = SmallRequest("r", range(16), 5)
     hand.admit(request, [0, 1, 2, 3], [NULL, 11, 12, 13])
     keys = keys_of(request, 1)
     for block, key in [(11, b"another's"), (12, keys[2]), (13, keys[3])]:
@@ -649,9 +651,9 @@ def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
 @pytest.mark.parametrize("finished", [False, True])
 def test_hybrid_groups_store_what_has_left_the_window_from_where_the_pool_has_it(finished: bool) -> None:
     """The request's own block goes before another of the same content; what it gave up is looked up."""
-    pool = ModelPool(64)
+    pool = SmallPool(64)
     hand = Hand(SLIDING, pool=pool)
-    request = ModelRequest("r", range(12), 5)
+    request = SmallRequest("r", range(12), 5)
     hand.admit(request, [NULL, 11, 12])
     for block, key in zip((30, 31, 32), keys_of(request), strict=True):
         pool.cache(block, key)
@@ -666,7 +668,7 @@ def test_hybrid_groups_store_what_has_left_the_window_from_where_the_pool_has_it
 
 def test_hybrid_groups_skip_what_has_left_the_window_where_no_pool_tells() -> None:
     hand = Hand(FULL, SLIDING)
-    request = ModelRequest("r", range(17), 5)
+    request = SmallRequest("r", range(17), 5)
     hand.admit(request, [0, 1, 2, 3, 4], [10, 11, 12, 13, 14])
     hand.compute(request)
     hand.step(request)
@@ -676,9 +678,9 @@ def test_hybrid_groups_skip_what_has_left_the_window_where_no_pool_tells() -> No
 def test_hybrid_groups_count_a_shared_device_block_once() -> None:
     """S4, B10: it stands at two positions; it is held once, stored under its other key when that copy has
     ended, and given back as often as it was held."""
-    pool = ModelPool(16)
+    pool = SmallPool(16)
     hand = Hand(FULL, FULL, pool=pool)
-    request = ModelRequest("r", range(8), 5)
+    request = SmallRequest("r", range(8), 5)
     pool.touch([1, 2, 3])
     hand.admit(request, [1, 2, 3], [1, 2, 3])
     hand.compute(request)
@@ -697,7 +699,7 @@ def test_hybrid_groups_count_a_shared_device_block_once() -> None:
 def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> None:
     """One whose prefix has no hash is no cache entry; a null block is none, either."""
     hand = Hand(MAMBA)
-    request = ModelRequest("r", range(16), 5)
+    request = SmallRequest("r", range(16), 5)
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     assert not hand.step(request).stores
@@ -710,9 +712,9 @@ def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> No
 def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
     """A prefix of no tokens has none, nor one that ends within a hash's tokens or behind the last hash."""
     tracked = TrackedRequest(
-        ModelRequest("r", range(14)), SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4), 1
+        SmallRequest("r", range(14)), SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4), 1
     )
-    keys = keys_of(ModelRequest("same", range(14)), 1)
+    keys = keys_of(SmallRequest("same", range(14)), 1)
     named = {tokens: key for tokens in range(20) if (key := tracked.key_at(1, tokens, 4)) is not None}
     assert named == {4: keys[0], 8: keys[1], 12: keys[2]}
 
@@ -720,7 +722,7 @@ def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
 def test_hybrid_groups_store_what_stands_behind_a_mamba_group() -> None:
     """No chunk of the one is offered, and all of the other."""
     hand = Hand(MAMBA, FULL)
-    request = ModelRequest("r", range(8), 5)
+    request = SmallRequest("r", range(8), 5)
     hand.admit(request, [0, 1], [2, 3])
     hand.compute(request)
     (job,) = hand.step(request).stores
@@ -736,10 +738,10 @@ def test_hybrid_groups_pass_over_a_state_whose_request_is_over() -> None:
 @pytest.mark.parametrize("remote", [False, True])
 def test_hybrid_groups_store_a_state_at_its_boundary_only_if_they_store_eagerly(remote: bool) -> None:
     """S16: a lazy store waits for a block to near eviction, unless a decoder elsewhere waits for it."""
-    pool = ModelPool(16)
+    pool = SmallPool(16)
     pool.touch(range(4))
     hand = Hand(MAMBA, pool=pool, store=StoreMode.LAZY, lazy_target_blocks=1)
-    request = ModelRequest("r", range(16), 5, {"do_remote_decode": remote})
+    request = SmallRequest("r", range(16), 5, {"do_remote_decode": remote})
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     plan = hand.step(request, boundary_states={"r": [(0, 1, 8)]})
@@ -762,18 +764,18 @@ def test_hybrid_groups_look_back_so_far(group: KVCacheGroup, first: list[int]) -
 
 def test_hybrid_groups_end_a_hit_where_a_mamba_state_is() -> None:
     hand = Hand(MAMBA)
-    request = ModelRequest("stored", range(16), 5)
+    request = SmallRequest("stored", range(16), 5)
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     hand.end(hand.step(request, boundary_states={"stored": [(0, 1, 8)]}))
-    assert match(hand, ModelRequest("r", range(16))) == 8
+    assert match(hand, SmallRequest("r", range(16))) == 8
 
 
 def test_hybrid_groups_carry_their_index_in_the_key_and_share_events() -> None:
     """One event holds blocks of several sizes, and no two groups share a key."""
     hand = hand_with(range(16), FULL, WIDE)
     (event,) = of_kind(hand, ev.StorePlanned)
-    request = ModelRequest("r", range(16))
+    request = SmallRequest("r", range(16))
     assert list(event.keys) == keys_of(request) + keys_of(request, 1, 8)
     assert set(keys_of(request)).isdisjoint(keys_of(request, 1))
 
@@ -789,7 +791,7 @@ def test_hybrid_groups_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], references: bool, prefix_cache: bool
 ) -> None:
     """S12, S15: every layer reads what it must."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups, device_blocks=44, host_blocks=16, references=references, prefix_cache=prefix_cache
     )
     drive(engine, acts)
@@ -802,21 +804,21 @@ def test_hybrid_groups_under_any_traffic(
 def test_keys_tell_contents_apart_that_have_the_same_tokens(extras: bytes) -> None:
     """S15: the engine's hash covers the LoRA adapter, the cache salt and the images."""
     hand = hand_with(range(8))
-    assert match(hand, ModelRequest("other", range(9), extras=extras)) == 0
-    assert match(hand, ModelRequest("same", range(9))) == 8
+    assert match(hand, SmallRequest("other", range(9), extras=extras)) == 0
+    assert match(hand, SmallRequest("same", range(9))) == 8
 
 
 @given(ACTS)
 @settings(max_examples=30)
 def test_keys_never_share_content_between_adapters(acts: list[int]) -> None:
     """S15: requests of three adapters with the same prompts read each their own."""
-    engine = ModelEngine(device_blocks=24, host_blocks=12, prefix_cache=False)
+    engine = SmallEngine(device_blocks=24, host_blocks=12, prefix_cache=False)
     arrive = engine.arrive
 
-    def arrive_with_adapter(request: ModelRequest) -> ModelRequest:
+    def arrive_with_adapter(request: SmallRequest) -> SmallRequest:
         adapter = bytes([len(engine.requests) % 3])
         return arrive(
-            ModelRequest(request.request_id, request.all_token_ids, request.outputs, extras=adapter)
+            SmallRequest(request.request_id, request.all_token_ids, request.outputs, extras=adapter)
         )
 
     engine.arrive = arrive_with_adapter  # type: ignore[method-assign]
@@ -828,7 +830,7 @@ def test_keys_follow_the_block_size_of_decode_context_parallel_ranks(ranks: int)
     """Ranks that share a sequence hold one block of more tokens together: its key is the hash at its end."""
     group = KVCacheGroup(HASH_TOKENS * ranks)
     hand = hand_with(range(32), group)
-    request = ModelRequest("r", range(33))
+    request = SmallRequest("r", range(33))
     assert stored_keys(hand) == keys_of(request, tokens=4 * ranks)
     assert hand.admit(request, [*range(20, 29)]) == 32
     (job,) = hand.step().loads
@@ -843,7 +845,7 @@ def test_keys_need_blocks_of_whole_hashes() -> None:
 def test_keys_of_requests_that_must_not_read_are_only_stored() -> None:
     """What is on the host is computed anew, nothing is held for it, and it is stored."""
     hand = hand_with(range(8))
-    request = ModelRequest("r", range(13), skip_reading=True)
+    request = SmallRequest("r", range(13), skip_reading=True)
     assert hand.admit(request, [20, 21, 22, 23]) == 0
     assert hand.core.ledger.requests["r"].state is RequestState.NEW
     hand.compute(request)
@@ -855,15 +857,15 @@ def test_keys_of_requests_that_must_not_read_are_only_stored() -> None:
 def test_keys_of_requests_that_load_little() -> None:
     """`max_load_tokens` bounds a hit."""
     hand = hand_with(range(12))
-    assert match(hand, ModelRequest("r", range(13), 1, {"max_load_tokens": 9})) == 8
-    assert match(hand, ModelRequest("q", range(13), 1, {"max_load_tokens": 0})) == 0
+    assert match(hand, SmallRequest("r", range(13), 1, {"max_load_tokens": 9})) == 8
+    assert match(hand, SmallRequest("q", range(13), 1, {"max_load_tokens": 0})) == 0
 
 
 def test_match_comes_to_rest() -> None:
     """S9: a preempted request that waits for its own load goes on when that has failed."""
-    engine = ModelEngine(prefix_cache=False)
+    engine = SmallEngine(prefix_cache=False)
     finish_one(engine, "first", [*range(12)])
-    request = engine.arrive(ModelRequest("second", range(13), 3))
+    request = engine.arrive(SmallRequest("second", range(13), 3))
     engine.step()
     (transfer,) = engine.copies
     engine.preempt(request)

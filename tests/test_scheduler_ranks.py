@@ -10,7 +10,6 @@ from itertools import permutations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import ModelEngine, ModelRequest
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive, keys_of, of_kind
 
 from kvsm import events as ev
@@ -20,21 +19,23 @@ from kvsm.offloader import LookupResult
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import KVCacheGroup, LoadEnded
 from kvsm.worker import smallest_host_pool
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import SmallRequest
 
 RANKS = 3
 
 
-def in_flight(direction: Direction) -> tuple[Hand, ModelRequest, int]:
+def in_flight(direction: Direction) -> tuple[Hand, SmallRequest, int]:
     """A transfer of this direction that every rank has been given."""
     hand = Hand(core={"workers": RANKS})
-    stored = ModelRequest("stored", range(8))
+    stored = SmallRequest("stored", range(8))
     hand.admit(stored, [0, 1])
     hand.compute(stored)
     plan = hand.step(stored)
     if direction is Direction.STORE:
         return hand, stored, plan.stores[0].transfer
     hand.end(plan)
-    request = ModelRequest("r", range(9))
+    request = SmallRequest("r", range(9))
     hand.admit(request, [10, 11, 12])
     return hand, request, hand.step().loads[0].transfer
 
@@ -109,7 +110,7 @@ def test_tensor_parallel_reports_of_many_transfers_come_in_one_batch() -> None:
     hand = Hand(core={"workers": 2})
     transfers = []
     for number in range(2):
-        request = ModelRequest(f"r{number}", range(50 * number, 50 * number + 8))
+        request = SmallRequest(f"r{number}", range(50 * number, 50 * number + 8))
         hand.admit(request, [2 * number, 2 * number + 1])
         hand.compute(request)
         transfers.append(hand.step(request).stores[0].transfer)
@@ -133,7 +134,7 @@ def test_tensor_parallel_under_any_traffic(
     acts: list[int], workers: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
     """S2, S5, S15: every rank has its own bytes; reports come split, in any order, and twice."""
-    engine = ModelEngine(groups, device_blocks=36, host_blocks=14, workers=workers, references=references)
+    engine = SmallEngine(groups, device_blocks=36, host_blocks=14, workers=workers, references=references)
     handed: list[WorkerReport] = []
     update = engine.scheduler.update_connector_output
 
@@ -144,7 +145,7 @@ def test_tensor_parallel_under_any_traffic(
 
     engine.scheduler.update_connector_output = doubled  # type: ignore[method-assign, assignment]
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         ledger = engine.core.ledger
         for key, slot in ledger.index.items():
             if ledger.readable(slot):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, ModelEngine, ModelPool, ModelRequest
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -38,6 +37,9 @@ from kvsm.plan import TransferPlan, WorkerReport
 from kvsm.scheduler import KVCacheGroup, LastStep, LoadEnded, StepOutput, StepResults, StoreMode
 from kvsm.states.transfer import TransferState
 from kvsm.worker import Worker, smallest_host_pool
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 REMOTE = {"do_remote_decode": True}
 
@@ -46,18 +48,18 @@ def blocks_stored(plan: TransferPlan) -> list[int]:
     return [block for job in plan.stores for block in to_list(job.device_blocks)]
 
 
-def three_in_flight(last_step: LastStep) -> tuple[Hand, ModelRequest]:
+def three_in_flight(last_step: LastStep) -> tuple[Hand, SmallRequest]:
     """A load of an aborted request, a store of a finished one, and one that is planned."""
     hand = Hand(last_step=last_step, core={"workers": 2})
-    hand.store(ModelRequest("before", range(8)), [0, 1])
-    loads, stores = ModelRequest("loads", range(13), 9), ModelRequest("stores", range(50, 54), 9)
+    hand.store(SmallRequest("before", range(8)), [0, 1])
+    loads, stores = SmallRequest("loads", range(13), 9), SmallRequest("stores", range(50, 54), 9)
     hand.admit(loads, [10, 11, 12, 13])
     hand.admit(stores, [20])
     hand.compute(stores)
     hand.step(stores)
     hand.scheduler.request_finished(loads, [[10, 11, 12, 13]], aborted=True)
     hand.scheduler.request_finished(stores, [[20]])
-    last = ModelRequest("last", range(80, 84), 9)
+    last = SmallRequest("last", range(80, 84), 9)
     hand.admit(last, [30])
     hand.step(last)
     hand.compute(last)
@@ -109,7 +111,7 @@ def test_last_step_has_pending_work_until_every_rank_has_reported(reset: bool) -
 def test_last_step_of_a_waiting_request_is_still_to_come(last_step: LastStep) -> None:
     """S17: a request that has never been scheduled is unfinished."""
     hand, _ = three_in_flight(last_step)
-    waits = ModelRequest("waits", range(200, 203))
+    waits = SmallRequest("waits", range(200, 203))
     hand.scheduler.add_request(waits)
     assert hand.step().flush == ()
     hand.scheduler.request_finished(waits, [], aborted=True)
@@ -122,7 +124,7 @@ def test_last_step_of_any_traffic_leaves_nothing(
     acts: list[int], last_step: LastStep, references: bool
 ) -> None:
     """S17: at every step without a request all is flushed, or work is pending while a copy runs."""
-    engine = ModelEngine(references=references, device_blocks=20, last_step=last_step)
+    engine = SmallEngine(references=references, device_blocks=20, last_step=last_step)
     build = engine.scheduler.build_connector_meta
 
     def watched(output: StepOutput) -> TransferPlan:
@@ -147,17 +149,17 @@ def test_last_step_of_an_engine_that_stops_all_the_same_loses_only_time(
     gone on."""
     indices = []
     for stops in (False, True):
-        engine = ModelEngine(
+        engine = SmallEngine(
             references=references, prefix_cache=False, last_step=LastStep.KEEP_STEPPING, chunk_tokens=8
         )
-        request = engine.arrive(ModelRequest("r", range(length), 9))
+        request = engine.arrive(SmallRequest("r", range(length), 9))
         for _ in range(steps + 1):
             engine.step()
         engine.finish(request, aborted=True)
         if not stops:
             come_to_rest(engine)
         # One that stops makes no step, and hands on no report.
-        engine.arrive(ModelRequest("next", [*range(length), 500]))
+        engine.arrive(SmallRequest("next", [*range(length), 500]))
         come_to_rest(engine)
         indices.append({*engine.core.ledger.index})
     assert indices[0] == indices[1]
@@ -177,7 +179,7 @@ def test_remote_decode_is_all_on_the_host_by_the_step_after_its_finish(
     lives: list[tuple[int, int, int]], store: StoreMode, prefix_cache: bool, asynchronous: bool
 ) -> None:
     """S16: computed blocks, device hits and host hits alike, whatever the store mode, where there is room."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         device_blocks=60,
         host_blocks=60,
         store=store,
@@ -197,7 +199,7 @@ def test_remote_decode_is_all_on_the_host_by_the_step_after_its_finish(
 @pytest.mark.parametrize("remote", [True, False])
 def test_remote_decode_offers_device_hits_that_the_host_lacks(remote: bool) -> None:
     """S16: the device computed them for a request that stored nothing."""
-    engine = ModelEngine(store=StoreMode.LAZY, lazy_target_blocks=1, device_blocks=40)
+    engine = SmallEngine(store=StoreMode.LAZY, lazy_target_blocks=1, device_blocks=40)
     finish_one(engine, "device", [*range(8)], parameters={"offload": False})
     assert not stored_keys(engine)
     request = finish_one(engine, "r", [*range(13)], parameters=REMOTE if remote else None)
@@ -207,14 +209,14 @@ def test_remote_decode_offers_device_hits_that_the_host_lacks(remote: bool) -> N
 
 def test_remote_decode_offers_host_hits_that_were_evicted_since() -> None:
     """S16: they were there when it was matched, and went while it ran."""
-    engine = ModelEngine(host_blocks=4, device_blocks=60)
+    engine = SmallEngine(host_blocks=4, device_blocks=60)
     finish_one(engine, "before", [*range(8)])
     engine.pool.forget()
-    request = engine.arrive(ModelRequest("r", range(13), 40, REMOTE))
+    request = engine.arrive(SmallRequest("r", range(13), 40, REMOTE))
     engine.step()
     assert request.loading
     for number in range(1, 6):
-        other = engine.arrive(ModelRequest(f"o{number}", range(100 * number, 100 * number + 8)))
+        other = engine.arrive(SmallRequest(f"o{number}", range(100 * number, 100 * number + 8)))
         while not other.finished:
             engine.carry_out_all()
             engine.hand_on()
@@ -234,10 +236,10 @@ def test_remote_decode_offers_host_hits_that_were_evicted_since() -> None:
 
 def test_remote_decode_counts_what_is_resident_and_touches_it() -> None:
     """S16: nothing is copied twice, and what was touched is not the next to go."""
-    engine = ModelEngine(host_blocks=4, prefix_cache=False)
+    engine = SmallEngine(host_blocks=4, prefix_cache=False)
     finish_one(engine, "same", [*range(8)])
     finish_one(engine, "other", [*range(100, 108)])
-    request = engine.arrive(ModelRequest("r", range(8), 1, REMOTE, skip_reading=True))
+    request = engine.arrive(SmallRequest("r", range(8), 1, REMOTE, skip_reading=True))
     come_to_rest(engine)
     assert len(stored_keys(engine)) == 4
     finish_one(engine, "new", [*range(200, 208)])
@@ -247,7 +249,7 @@ def test_remote_decode_counts_what_is_resident_and_touches_it() -> None:
 
 def test_remote_decode_that_finds_no_room_is_told_why() -> None:
     """S16: every block of it is resident, in flight, or was skipped with a reason."""
-    engine = ModelEngine(host_blocks=2)
+    engine = SmallEngine(host_blocks=2)
     request = finish_one(engine, "r", [*range(17)], parameters=REMOTE)
     reasons = {*skipped(engine, SkipReason.POOL_FULL)}
     assert {*keys_of(request)[:4]} <= {*engine.core.ledger.index} | reasons
@@ -257,20 +259,20 @@ def test_remote_decode_that_finds_no_room_is_told_why() -> None:
 def test_remote_decode_touches_at_its_finish_what_it_stored_itself() -> None:
     """S16: others were used since, and they go before it."""
     hand = Hand(core={"host_blocks": 4})
-    request = ModelRequest("r", range(8), 9, REMOTE)
+    request = SmallRequest("r", range(8), 9, REMOTE)
     hand.admit(request, [10, 11])
     hand.compute(request)
     hand.end(hand.step(request))
-    hand.store(ModelRequest("other", range(50, 58)), [20, 21])
+    hand.store(SmallRequest("other", range(50, 58)), [20, 21])
     hand.scheduler.request_finished(request, [[10, 11]])
-    hand.store(ModelRequest("new", range(80, 88)), [30, 31])
+    hand.store(SmallRequest("new", range(80, 88)), [30, 31])
     assert [hand.core.lookup(key) for key in keys_of(request)] == [LookupResult.HIT] * 2
 
 
 @pytest.mark.parametrize(("value", "stored"), [(True, 4), (False, 2), (None, 2)])
 def test_remote_decode_comes_before_prompt_only_if_it_is_asked_for(value: object, stored: int) -> None:
     """A request that names the parameter and does not ask for it is as any other."""
-    engine = ModelEngine(prompt_only=True)
+    engine = SmallEngine(prompt_only=True)
     request = finish_one(engine, "r", [*range(8)], 9, parameters={"do_remote_decode": value})
     assert stored_keys(engine) == keys_of(request)[:stored]
 
@@ -282,10 +284,10 @@ def test_remote_decode_comes_before_prompt_only_if_it_is_asked_for(value: object
 @pytest.mark.parametrize("references", [False, True])
 def test_reset_quarantines_what_copies_under_way_touch(direction: Direction, references: bool) -> None:
     """S3, S14: until every rank has reported, their slots and device blocks are nobody's; then they are."""
-    hand = Hand(pool=ModelPool(64) if references else None, core={"host_blocks": 2, "workers": 2})
-    request = ModelRequest("r", range(13), 9)
+    hand = Hand(pool=SmallPool(64) if references else None, core={"host_blocks": 2, "workers": 2})
+    request = SmallRequest("r", range(13), 9)
     if direction is Direction.LOAD:
-        hand.store(ModelRequest("before", range(8)), [0, 1])
+        hand.store(SmallRequest("before", range(8)), [0, 1])
         hand.admit(request, [10, 11, 12, 13])
     else:
         hand.admit(request, [10, 11, 12, 13])
@@ -312,8 +314,8 @@ def test_reset_quarantines_what_copies_under_way_touch(direction: Direction, ref
 @pytest.mark.parametrize("references", [False, True])
 def test_reset_gives_back_what_a_finish_planned(references: bool) -> None:
     """S9: the store of the finish was planned, and never leaves."""
-    pool = ModelPool(64) if references else None
-    hand, request = Hand(pool=pool), ModelRequest("r", range(4), 9)
+    pool = SmallPool(64) if references else None
+    hand, request = Hand(pool=pool), SmallRequest("r", range(4), 9)
     hand.admit(request, [10])
     hand.compute(request)
     assert hand.scheduler.request_finished(request, [[10]]) == (not references, None)
@@ -328,7 +330,7 @@ def test_reset_gives_back_what_a_finish_planned(references: bool) -> None:
 
 def test_reset_lets_a_running_request_offer_its_old_blocks_at_once() -> None:
     """S13: not only when it has computed another."""
-    hand, request = Hand(), ModelRequest("r", range(9), 9)
+    hand, request = Hand(), SmallRequest("r", range(9), 9)
     hand.admit(request, [10, 11, 12])
     hand.compute(request)
     hand.end(hand.step(request))
@@ -345,10 +347,10 @@ def test_reset_twice_is_as_once_at_any_time(
     the answer is whether nothing drains."""
     logs = []
     for calls in (1, 1 + times):
-        engine = ModelEngine(device_blocks=16, host_blocks=8, references=references, workers=workers)
+        engine = SmallEngine(device_blocks=16, host_blocks=8, references=references, workers=workers)
         reset = engine.scheduler.reset_cache
 
-        def again(calls: int = calls, reset: object = reset, engine: ModelEngine = engine) -> bool:
+        def again(calls: int = calls, reset: object = reset, engine: SmallEngine = engine) -> bool:
             answers = {reset() for _ in range(calls)}  # type: ignore[operator]
             assert answers == {not engine.core.ledger.draining()}
             assert not engine.core.ledger.index
@@ -368,8 +370,8 @@ def test_reset_lets_a_running_request_go_on_being_stored(
     before: int, drains: int, references: bool, asynchronous: bool
 ) -> None:
     """S13, S14: what it computed before the reset and after it; the drain delays that, and loses nothing."""
-    engine = ModelEngine(references=references, asynchronous=asynchronous, chunk_tokens=6)
-    request = engine.arrive(ModelRequest("r", range(17), 12))
+    engine = SmallEngine(references=references, asynchronous=asynchronous, chunk_tokens=6)
+    request = engine.arrive(SmallRequest("r", range(17), 12))
     for _ in range(before):
         engine.step()
     engine.reset()
@@ -387,10 +389,10 @@ def test_reset_lets_a_running_request_go_on_being_stored(
 def test_reset_keeps_out_what_an_older_load_brought(resets: int, prefix_cache: bool) -> None:
     """S14, B24: of the request that loaded it, and of the next that hits it on the device; what they computed
     comes to the host."""
-    engine = ModelEngine(prefix_cache=prefix_cache)
+    engine = SmallEngine(prefix_cache=prefix_cache)
     finish_one(engine, "before", [*range(8)])
     engine.pool.forget()
-    request = engine.arrive(ModelRequest("r", range(17), 9))
+    request = engine.arrive(SmallRequest("r", range(17), 9))
     engine.step()
     assert request.loading
     engine.carry_out_all()
@@ -412,8 +414,8 @@ def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_m
     """S14: when its load has ended, the engine names all of its blocks again. Those that it had are no new
     ones, so what they hold is as old as before."""
     hand = Hand()
-    hand.store(ModelRequest("stored", range(8)), [0, 1])
-    request = ModelRequest("r", range(16))
+    hand.store(SmallRequest("stored", range(8)), [0, 1])
+    request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21])
     hand.end(hand.step())
     assert hand.scheduler.reset_cache()
@@ -426,9 +428,9 @@ def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_m
 
 def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
     """S6, S14: its bytes count for nothing, and the engine hears once, when the copy has ended."""
-    engine = ModelEngine(prefix_cache=False, workers=2)
+    engine = SmallEngine(prefix_cache=False, workers=2)
     finish_one(engine, "before", [*range(8)])
-    request = engine.arrive(ModelRequest("r", range(13)))
+    request = engine.arrive(SmallRequest("r", range(13)))
     engine.step()
     assert request.loading
     assert engine.reset() is False
@@ -447,7 +449,7 @@ def test_reset_is_said_to_be_done_when_it_is(
     acts: list[int], references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
     """S9: `drained` is true exactly when no abandoned copy is left, and while one is nothing new is begun."""
-    engine = ModelEngine(groups, device_blocks=30, host_blocks=9, references=references)
+    engine = SmallEngine(groups, device_blocks=30, host_blocks=9, references=references)
 
     update, build = engine.scheduler.update_connector_output, engine.scheduler.build_connector_meta
 
@@ -481,7 +483,7 @@ def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
 ) -> None:
     """S2, S5, S15: what reaches the scheduler is cut up, shuffled, held back and said again; a transfer ends
     with the report of its last rank, not before and not twice."""
-    engine = ModelEngine(device_blocks=20, host_blocks=9, workers=workers, references=references)
+    engine = SmallEngine(device_blocks=20, host_blocks=9, workers=workers, references=references)
     update = engine.scheduler.update_connector_output
     late: list[WorkerReport] = []
     past: list[WorkerReport] = []
@@ -502,7 +504,7 @@ def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
 
     engine.scheduler.update_connector_output = scrambled  # type: ignore[method-assign, assignment]
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         for transfer in engine.core.ledger.transfers:
             assert len(heard.get(transfer, ())) < workers
         ledger = engine.core.ledger
@@ -519,13 +521,13 @@ def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_ranks_fail_everywhere_if_one_fails(direction: Direction, failed: int) -> None:
     """S6: the good shards of the others count for nothing; the failure is heard when all have ended."""
-    engine = ModelEngine(workers=3, prefix_cache=False)
+    engine = SmallEngine(workers=3, prefix_cache=False)
     finish_one(engine, "before", [*range(8)])
     if direction is Direction.LOAD:
-        request, key = engine.arrive(ModelRequest("r", range(13), 3)), 0
+        request, key = engine.arrive(SmallRequest("r", range(13), 3)), 0
         engine.step()
     else:
-        request, key = engine.arrive(ModelRequest("r", range(100, 108), 9)), 0
+        request, key = engine.arrive(SmallRequest("r", range(100, 108), 9)), 0
         engine.step()
         engine.step()
     (transfer,) = engine.copies
@@ -565,7 +567,7 @@ def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk:
             "blocks_per_chunk": chunk,
         }
     )
-    request = ModelRequest("r", range(16 * chunk * HASH_TOKENS))
+    request = SmallRequest("r", range(16 * chunk * HASH_TOKENS))
     hand.admit(request, [*range(16 * chunk)])
     hand.compute(request)
     plan = hand.step(request)
@@ -582,8 +584,8 @@ def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk:
 
 def test_reset_of_an_idle_engine_is_in_its_log_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """S10: no step may come for a long time, and the log is on disk by then."""
-    engine = ModelEngine()
-    engine.arrive(ModelRequest("a", range(8)))
+    engine = SmallEngine()
+    engine.arrive(SmallRequest("a", range(8)))
     engine.run()
     flushed: list[str] = []
     monkeypatch.setattr(engine.log, "flush", lambda: flushed.append(engine.log[-1].kind))

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scheduler_life import HASH_TOKENS, NULL, ModelEngine, ModelPool, ModelRequest, Recorder
 from scheduler_traffic import (
     ACTS,
     FULL,
@@ -32,11 +31,15 @@ from kvsm import events as ev
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig, SkipReason
 from kvsm.ids import to_list
+from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, KVCacheGroup, StepOutput, StoreMode
-from kvsm.scheduler.collecting import room
 from kvsm.scheduler.free_queue import FreeQueueWalk
+from kvsm.scheduler.offer_batch import room
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
 
 LAZY: dict[str, Any] = {"store": StoreMode.LAZY}
 
@@ -50,8 +53,8 @@ def blocks_stored(plan: TransferPlan) -> list[int]:
 
 def test_eager_store_takes_blocks_of_the_current_step_on_a_later_one() -> None:
     """S12: the step that computes them has not run when it is decided."""
-    engine = ModelEngine(chunk_tokens=8)
-    request = engine.arrive(ModelRequest("r", range(20), 4))
+    engine = SmallEngine(chunk_tokens=8)
+    request = engine.arrive(SmallRequest("r", range(20), 4))
     stored = [blocks_stored(engine.step()) for _ in range(4)]
     assert [len(blocks) for blocks in stored] == [0, 2, 2, 1]
     assert stored_keys(engine) == keys_of(request)[:5]
@@ -59,7 +62,7 @@ def test_eager_store_takes_blocks_of_the_current_step_on_a_later_one() -> None:
 
 def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
     """S12, B02: placeholders count as computed for the engine, and are not."""
-    hand, request = Hand(), ModelRequest("r", range(6), 8)
+    hand, request = Hand(), SmallRequest("r", range(6), 8)
     hand.admit(request, [0, 1, 2])
     for token in range(3):
         request.append(100 + token)
@@ -72,7 +75,7 @@ def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
 def test_eager_store_names_whose_the_blocks_are() -> None:
     """Each request once, with all of its groups, in the order of the keys."""
     hand = Hand(FULL, SLIDING)
-    first, second = ModelRequest("first", range(8), 9), ModelRequest("second", range(50, 54), 9)
+    first, second = SmallRequest("first", range(8), 9), SmallRequest("second", range(50, 54), 9)
     hand.admit(first, [0, 1], [2, 3])
     hand.admit(second, [4], [5])
     hand.compute(first)
@@ -85,16 +88,16 @@ def test_eager_store_names_whose_the_blocks_are() -> None:
 
 def test_eager_store_passes_over_a_scheduled_request_that_is_over() -> None:
     """An asynchronous engine names one that has finished since, before others."""
-    hand, request = Hand(), ModelRequest("r", range(5))
+    hand, request = Hand(), SmallRequest("r", range(5))
     hand.admit(request, [0, 1])
     hand.compute(request)
-    assert blocks_stored(hand.step(ModelRequest("gone", range(5)), request)) == [0]
+    assert blocks_stored(hand.step(SmallRequest("gone", range(5)), request)) == [0]
 
 
 @pytest.mark.parametrize(("outputs", "stored"), [(2, 1), (3, 2)])
 def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) -> None:
     """S15, B17: generation ends on a block boundary, and the engine counts its last token as computed."""
-    hand, request = Hand(), ModelRequest("r", range(6), outputs)
+    hand, request = Hand(), SmallRequest("r", range(6), outputs)
     hand.admit(request, [0, 1, 2])
     for token in range(outputs):
         request.append(100 + token)
@@ -105,7 +108,7 @@ def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) ->
 
 def test_eager_store_takes_a_prompt_that_ends_on_a_boundary() -> None:
     """Its last token was computed to sample the first one."""
-    hand, request = Hand(), ModelRequest("r", range(8))
+    hand, request = Hand(), SmallRequest("r", range(8))
     hand.admit(request, [0, 1])
     hand.compute(request)
     hand.scheduler.request_finished(request, [[0, 1]])
@@ -118,10 +121,10 @@ def test_eager_store_reads_only_what_is_computed(
     acts: list[int], asynchronous: bool, chunk_tokens: int, drafts: int
 ) -> None:
     """S12, S15: when its copy may begin, every block that is stored holds what its key says."""
-    engine = ModelEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens, drafts=drafts)
+    engine = SmallEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens, drafts=drafts)
     seen: list[TransferPlan] = []
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         if seen and seen[-1] is engine.plan:
             return
         seen.append(engine.plan)
@@ -142,9 +145,9 @@ def test_eager_store_reads_only_what_is_computed(
 @settings(max_examples=40)
 def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], asynchronous: bool) -> None:
     """S13: where nothing fails and there is room, no confirmed block is passed over."""
-    engine = ModelEngine(device_blocks=64, host_blocks=64, asynchronous=asynchronous, chunk_tokens=7)
+    engine = SmallEngine(device_blocks=64, host_blocks=64, asynchronous=asynchronous, chunk_tokens=7)
     for number, (prompt, outputs) in enumerate(sizes):
-        engine.arrive(ModelRequest(f"r{number}", range(100 * number, 100 * number + prompt), outputs))
+        engine.arrive(SmallRequest(f"r{number}", range(100 * number, 100 * number + prompt), outputs))
     come_to_rest(engine)
     for request in engine.requests.values():
         confirmed = max(request.num_prompt_tokens, request.num_tokens - 1)
@@ -160,7 +163,7 @@ def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], 
 def test_in_flight_dedupe_is_by_device_block_and_for_the_life_of_the_transfer(end: str) -> None:
     """S13, B01: over steps, whatever its key is by now; whatever ends the copy releases the block."""
     hand = Hand(core={"transfer_ticks": 5})
-    first, second = ModelRequest("first", range(4)), ModelRequest("second", range(50, 60), 5)
+    first, second = SmallRequest("first", range(4)), SmallRequest("second", range(50, 60), 5)
     hand.admit(first, [7])
     hand.compute(first)
     hand.scheduler.request_finished(first, [[7]])
@@ -178,11 +181,11 @@ def test_in_flight_dedupe_is_by_device_block_and_for_the_life_of_the_transfer(en
 
 def test_in_flight_dedupe_leaves_a_device_hit_of_another_request_alone() -> None:
     """S13, B01: the next step's request hits the block in the device's prefix cache."""
-    engine = ModelEngine()
-    engine.arrive(ModelRequest("first", range(10), 8))
+    engine = SmallEngine()
+    engine.arrive(SmallRequest("first", range(10), 8))
     engine.step()
     engine.step()
-    engine.arrive(ModelRequest("second", range(10), 8))
+    engine.arrive(SmallRequest("second", range(10), 8))
     for _ in range(4):
         engine.step()
     assert len(stored_keys(engine)) == len(set(stored_keys(engine))) > 2
@@ -193,7 +196,7 @@ def test_in_flight_dedupe_leaves_a_device_hit_of_another_request_alone() -> None
 def test_in_flight_dedupe_holds_the_cursor_of_another_block_with_the_same_key(good: bool) -> None:
     """S13: deferred, and stored if the first store fails."""
     hand = Hand(core={"defer_ticks": 0})
-    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(9), 5)
+    first, second = SmallRequest("first", range(9), 5), SmallRequest("second", range(9), 5)
     hand.admit(first, [0, 1, 2])
     hand.admit(second, [3, 4, 5])
     hand.compute(first)
@@ -210,7 +213,7 @@ def test_in_flight_dedupe_holds_the_cursor_of_another_block_with_the_same_key(go
 def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
     """S13: the first store fails while the engine has nothing to compute for the second request."""
     hand = Hand(core={"defer_ticks": 0})
-    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(9), 5)
+    first, second = SmallRequest("first", range(9), 5), SmallRequest("second", range(9), 5)
     hand.admit(first, [0, 1, 2])
     hand.admit(second, [3, 4, 5])
     hand.compute(first)
@@ -225,11 +228,11 @@ def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
 @settings(max_examples=40)
 def test_in_flight_dedupe_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
     """S13: no two live stores read one device block, or write one key."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         references=references, prefix_cache=prefix_cache, device_blocks=20, core={"defer_ticks": 2}
     )
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         stores = [
             one
             for one in engine.core.ledger.transfers.values()
@@ -246,11 +249,11 @@ def test_in_flight_dedupe_under_any_traffic(acts: list[int], references: bool, p
 # Row 3.
 
 
-def lazy_engine(target: int, **options: Any) -> ModelEngine:
-    return ModelEngine(lazy_target_blocks=target, **LAZY, **options)
+def lazy_engine(target: int, **options: Any) -> SmallEngine:
+    return SmallEngine(lazy_target_blocks=target, **LAZY, **options)
 
 
-def watch_target(engine: ModelEngine, target: int) -> None:
+def watch_target(engine: SmallEngine, target: int) -> None:
     """Let every step show that the head of the free queue is safe when it has been decided."""
     build, ledger, pool = engine.scheduler.build_connector_meta, engine.core.ledger, engine.pool
 
@@ -330,7 +333,7 @@ def test_lazy_store_waits_until_blocks_near_eviction() -> None:
 
 def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
     engine = lazy_engine(1, device_blocks=64)
-    engine.arrive(ModelRequest("r", range(40), 3))
+    engine.arrive(SmallRequest("r", range(40), 3))
     come_to_rest(engine)
     assert not stored_keys(engine)
 
@@ -338,8 +341,8 @@ def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
 class Queue:
     """A pool of blocks with content, their walk, and whoever takes blocks from the head."""
 
-    def __init__(self, blocks: int, target: int, host_blocks: int = 32, log: Recorder | None = None) -> None:
-        self.pool = ModelPool(blocks)
+    def __init__(self, blocks: int, target: int, host_blocks: int = 32, log: MemoryLog | None = None) -> None:
+        self.pool = SmallPool(blocks)
         config = OffloadConfig(host_blocks=host_blocks, device_blocks=2 * blocks)
         self.core = Offloader(config, log, clock_ns=lambda: 0)
         self.walk = FreeQueueWalk(self.core, self.pool, target)
@@ -467,7 +470,7 @@ def test_lazy_store_goes_on_for_one_block_that_lacks_among_many_that_are_safe(ta
 
 def test_lazy_store_that_found_no_room_asks_again_only_when_there_may_be_some() -> None:
     """S9: an idle engine rests, and so does its log."""
-    log = Recorder()
+    log = MemoryLog()
     queue = Queue(12, 4, host_blocks=3, log=log)
     held_by_a_match(queue, 3)
     assert queue.store() == []
@@ -487,7 +490,7 @@ def test_lazy_store_keeps_even_one_block_safe_from_the_first_step_on() -> None:
 
 def test_lazy_store_that_has_room_for_all_touches_nothing() -> None:
     """What is on the host keeps its place in the order of eviction, unless room is made beside it."""
-    log = Recorder()
+    log = MemoryLog()
     queue = Queue(12, 2, host_blocks=6, log=log)
     assert queue.store() == [0, 1, 2, 3]
     queue.end()
@@ -566,7 +569,7 @@ def test_lazy_store_rests_on_a_small_host(acts: list[int], host_blocks: int, tar
     assert not of_kind_since(engine, before)
 
 
-def of_kind_since(engine: ModelEngine, start: int) -> list[ev.OffloadingEvent]:
+def of_kind_since(engine: SmallEngine, start: int) -> list[ev.OffloadingEvent]:
     return [event for event in engine.log[start:] if isinstance(event, ev.StorePlanned)]
 
 
@@ -596,7 +599,7 @@ def test_lazy_store_needs_a_pool_and_single_blocks() -> None:
 
 
 def test_chunks_hold_several_blocks_and_only_whole_ones_are_stored() -> None:
-    hand, request = Hand(core={"blocks_per_chunk": 3}), ModelRequest("r", range(33), 3)
+    hand, request = Hand(core={"blocks_per_chunk": 3}), SmallRequest("r", range(33), 3)
     hand.admit(request, [*range(20, 29)])
     hand.compute(request, 28)
     (job,) = hand.step(request).stores
@@ -609,8 +612,8 @@ def test_chunks_hold_several_blocks_and_only_whole_ones_are_stored() -> None:
 def test_chunks_whose_first_block_the_device_has_are_loaded_in_part(local: int) -> None:
     """The device's hit ends anywhere in a chunk: only what is behind it is copied, from its place."""
     hand = Hand(core={"blocks_per_chunk": 3})
-    hand.store(ModelRequest("first", range(24)), [*range(6)])
-    second = ModelRequest("second", range(30))
+    hand.store(SmallRequest("first", range(24)), [*range(6)])
+    second = SmallRequest("second", range(30))
     assert hand.admit(second, [*range(40, 48)], local=4 * local) == 24 - 4 * local
     (job,) = hand.step().loads
     assert to_list(job.device_blocks) == [*range(40 + local, 46)]
@@ -624,7 +627,7 @@ def test_chunks_whose_first_block_the_device_has_are_loaded_in_part(local: int) 
 def test_chunks_that_have_left_their_window_are_passed_over(computed: int, stored: list[int]) -> None:
     """The next token needs 10 before it. A chunk is passed over if its first block has left the window."""
     sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=11)
-    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), ModelRequest("r", range(30), 3)
+    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), SmallRequest("r", range(30), 3)
     hand.admit(request, [*range(10, 18)])
     hand.compute(request, computed)
     assert blocks_stored(hand.step(request)) == stored
@@ -633,7 +636,7 @@ def test_chunks_that_have_left_their_window_are_passed_over(computed: int, store
 def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:
     """The engine gave the request no block where its layers need none."""
     sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=40)
-    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), ModelRequest("r", range(16), 3)
+    hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), SmallRequest("r", range(16), 3)
     hand.admit(request, [NULL, 11, 12, 13])
     hand.compute(request)
     assert blocks_stored(hand.step(request)) == [12, 13]
@@ -643,8 +646,8 @@ def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:
 def test_chunks_that_are_loaded_whole_name_no_parts(local: int) -> None:
     """The common load is a short event."""
     hand = Hand(core={"blocks_per_chunk": 2})
-    hand.store(ModelRequest("first", range(24)), [*range(6)])
-    hand.admit(ModelRequest("second", range(30)), [*range(40, 48)], local=local)
+    hand.store(SmallRequest("first", range(24)), [*range(6)])
+    hand.admit(SmallRequest("second", range(30)), [*range(40, 48)], local=local)
     hand.step()
     (event,) = of_kind(hand, ev.LoadPlanned)
     assert to_list(event.parts) == ([1, 2, 3, 4, 5] if local == 4 else [])
@@ -653,8 +656,8 @@ def test_chunks_that_are_loaded_whole_name_no_parts(local: int) -> None:
 def test_chunks_end_where_the_match_must_leave_a_token() -> None:
     """S18: a hit may end within a chunk."""
     hand = Hand(core={"blocks_per_chunk": 3})
-    hand.store(ModelRequest("first", range(24)), [*range(6)])
-    assert hand.admit(ModelRequest("second", range(24)), [*range(40, 46)]) == 20
+    hand.store(SmallRequest("first", range(24)), [*range(6)])
+    assert hand.admit(SmallRequest("second", range(24)), [*range(40, 46)]) == 20
     (job,) = hand.step().loads
     assert to_list(job.host_blocks) == [0, 1, 2, 3, 4]
 
@@ -665,7 +668,7 @@ def test_chunks_under_any_traffic(
     acts: list[int], chunk: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
     """S15: what is loaded in chunks, or in parts of them, is what the request reads."""
-    engine = ModelEngine(
+    engine = SmallEngine(
         groups, device_blocks=36, host_blocks=12, references=references, core={"blocks_per_chunk": chunk}
     )
     drive(engine, acts)
@@ -681,7 +684,7 @@ def test_chunks_are_for_attention() -> None:
 
 def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
     """An offer is a request's: the steps of one request count once."""
-    engine = ModelEngine(prefix_cache=False, core={"store_threshold": 3})
+    engine = SmallEngine(prefix_cache=False, core={"store_threshold": 3})
     for number in range(3):
         assert not stored_keys(engine)
         finish_one(engine, f"r{number}", [*range(10)], 4)
@@ -692,7 +695,7 @@ def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
 
 
 def test_store_policy_threshold_remembers_so_many_keys() -> None:
-    engine = ModelEngine(prefix_cache=False, core={"store_threshold": 2, "offer_history": 2})
+    engine = SmallEngine(prefix_cache=False, core={"store_threshold": 2, "offer_history": 2})
     finish_one(engine, "first", [*range(8)])
     finish_one(engine, "second", [*range(100, 108)])
     assert len(engine.core.ledger.offers.times) == 2
@@ -704,26 +707,26 @@ def test_store_policy_threshold_remembers_so_many_keys() -> None:
 
 def test_store_policy_threshold_does_not_hold_for_a_remote_decode() -> None:
     """S16: the decoder needs all of it."""
-    engine = ModelEngine(core={"store_threshold": 3})
+    engine = SmallEngine(core={"store_threshold": 3})
     finish_one(engine, "r", [*range(8)], parameters={"do_remote_decode": True})
     assert stored_keys(engine) == keys_of(engine.requests["r"])[:2]
 
 
 def test_store_policy_prompt_only() -> None:
-    engine = ModelEngine(prompt_only=True)
+    engine = SmallEngine(prompt_only=True)
     request = finish_one(engine, "r", [*range(10)], 12)
     assert stored_keys(engine) == keys_of(request)[:2]
 
 
 @pytest.mark.parametrize(("most", "stored"), [(0, 0), (7, 1), (8, 2), (1000, 5)])
 def test_store_policy_max_tokens(most: int, stored: int) -> None:
-    engine = ModelEngine()
+    engine = SmallEngine()
     request = finish_one(engine, "r", [*range(10)], 12, parameters={"max_offload_tokens": most})
     assert stored_keys(engine) == keys_of(request)[:stored]
 
 
 def test_store_policy_switch_of_a_request() -> None:
-    engine = ModelEngine()
+    engine = SmallEngine()
     finish_one(engine, "off", [*range(10)], 12, parameters={"offload": False})
     assert not stored_keys(engine)
     finish_one(engine, "on", [*range(10)], 12, parameters={"offload": True})
@@ -734,7 +737,7 @@ def test_store_policy_switch_of_a_request() -> None:
 def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
     value: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = ModelEngine()
+    engine = SmallEngine()
     with caplog.at_level(logging.WARNING, logger="kvsm"):
         request = finish_one(engine, "r", [*range(9)], parameters={"max_offload_tokens": value})
     assert "max_offload_tokens" in caplog.text
@@ -743,11 +746,11 @@ def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
 
 def test_store_policy_pool_full_is_counted_once_and_retried_when_a_copy_ends() -> None:
     """S13: the host is full of stores in flight."""
-    engine = ModelEngine(host_blocks=2)
-    engine.arrive(ModelRequest("first", range(9), 30))
+    engine = SmallEngine(host_blocks=2)
+    engine.arrive(SmallRequest("first", range(9), 30))
     engine.step()
     engine.step()
-    second = engine.arrive(ModelRequest("second", range(50, 59), 30))
+    second = engine.arrive(SmallRequest("second", range(50, 59), 30))
     for _ in range(4):
         engine.step()
     assert skipped(engine, SkipReason.POOL_FULL)[:2] == keys_of(second)[:2]
@@ -762,8 +765,8 @@ def test_store_policy_pool_full_is_told_once_for_each_block_and_again_at_the_end
     """S16: of a request that waits only its new blocks are told, and its blocks once more when it is over;
     another request that is offered with it is told apart."""
     hand = Hand(core={"host_blocks": 2})
-    first, other = ModelRequest("first", range(8), 9), ModelRequest("other", range(200, 208), 9)
-    waiting = ModelRequest("waiting", range(50, 66), 9)
+    first, other = SmallRequest("first", range(8), 9), SmallRequest("other", range(200, 208), 9)
+    waiting = SmallRequest("waiting", range(50, 66), 9)
     for request, blocks in ((first, [0, 1, 2]), (waiting, [3, 4, 5, 6, 7]), (other, [8, 9, 10])):
         hand.admit(request, blocks)
     hand.compute(first)
@@ -781,7 +784,7 @@ def test_store_policy_pool_full_is_told_once_for_each_block_and_again_at_the_end
 
 def test_store_policy_counts_offers_only_where_a_threshold_asks_for_it() -> None:
     hand = Hand(FULL, SLIDING)
-    hand.store(ModelRequest("r", range(8)), [0, 1], [2, 3])
+    hand.store(SmallRequest("r", range(8)), [0, 1], [2, 3])
     assert stored_keys(hand)
     assert not of_kind(hand, ev.OffersCounted)
 
@@ -789,7 +792,7 @@ def test_store_policy_counts_offers_only_where_a_threshold_asks_for_it() -> None
 @pytest.mark.parametrize(("most", "stored"), [(7, []), (8, [1]), (11, [1]), (12, [1, 2])])
 def test_store_policy_max_tokens_holds_for_states_that_are_handed_over(most: int, stored: list[int]) -> None:
     hand = Hand(MAMBA)
-    request = ModelRequest("r", range(16), 5, {"max_offload_tokens": most})
+    request = SmallRequest("r", range(16), 5, {"max_offload_tokens": most})
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     assert blocks_stored(hand.step(request, boundary_states={"r": [(0, 1, 8), (0, 2, 12)]})) == stored
@@ -800,9 +803,9 @@ def test_room_is_what_no_request_and_no_copy_holds() -> None:
     hand = Hand()
     ledger = hand.core.ledger
     assert room(ledger) == (0, 16)
-    hand.store(ModelRequest("r", range(12)), [0, 1, 2])
+    hand.store(SmallRequest("r", range(12)), [0, 1, 2])
     assert room(ledger) == (ledger.ended_at, 16)
-    hand.scheduler.get_num_new_matched_tokens(ModelRequest("reads", range(9)), 0)
+    hand.scheduler.get_num_new_matched_tokens(SmallRequest("reads", range(9)), 0)
     assert room(ledger) == (ledger.ended_at, 14)
 
 
@@ -810,8 +813,8 @@ def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() ->
     """S13: a match of a request that the engine cannot place holds all of the host, and is aborted. No
     transfer ends."""
     hand = Hand(core={"host_blocks": 2})
-    hand.store(ModelRequest("old", range(8)), [0, 1])
-    waiting, running = ModelRequest("waiting", range(9)), ModelRequest("running", range(50, 58), 9)
+    hand.store(SmallRequest("old", range(8)), [0, 1])
+    waiting, running = SmallRequest("waiting", range(9)), SmallRequest("running", range(50, 58), 9)
     hand.scheduler.get_num_new_matched_tokens(waiting, 0)
     hand.admit(running, [2, 3, 4])
     hand.compute(running)
@@ -822,7 +825,7 @@ def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() ->
 
 def test_store_policy_too_many_transfers_is_counted_and_retried() -> None:
     hand = Hand(core={"max_live_transfers": 1})
-    first, second = ModelRequest("first", range(9), 5), ModelRequest("second", range(50, 59), 5)
+    first, second = SmallRequest("first", range(9), 5), SmallRequest("second", range(50, 59), 5)
     hand.admit(first, [0, 1, 2])
     hand.admit(second, [3, 4, 5])
     hand.compute(first)
@@ -841,11 +844,11 @@ def test_store_policy_too_many_transfers_is_counted_and_retried() -> None:
 def test_evicted_under_a_request_is_stored_again_when_offered(remote: bool) -> None:
     """S13: the host has lost a block that the running request had stored."""
     hand = Hand(core={"host_blocks": 3})
-    long = ModelRequest("long", range(9), 9, {"do_remote_decode": True} if remote else None)
+    long = SmallRequest("long", range(9), 9, {"do_remote_decode": True} if remote else None)
     hand.admit(long, [0, 1, 2, 3])
     hand.compute(long)
     hand.end(hand.step(long))
-    hand.store(ModelRequest("other", range(50, 62)), [10, 11, 12])
+    hand.store(SmallRequest("other", range(50, 62)), [10, 11, 12])
     assert hand.core.lookup(keys_of(long)[0]) is LookupResult.MISS
     hand.scheduler.request_finished(long, [[0, 1, 2, 3]])
     assert blocks_stored(hand.step()) == [0, 1]
@@ -853,12 +856,12 @@ def test_evicted_under_a_request_is_stored_again_when_offered(remote: bool) -> N
 
 def test_evicted_under_a_request_is_stored_when_another_request_offers_it() -> None:
     hand = Hand(core={"host_blocks": 3})
-    long = ModelRequest("long", range(9), 9)
+    long = SmallRequest("long", range(9), 9)
     hand.admit(long, [0, 1, 2, 3])
     hand.compute(long)
     hand.end(hand.step(long))
-    hand.store(ModelRequest("other", range(50, 62)), [10, 11, 12])
-    same = ModelRequest("same", range(9), 9)
+    hand.store(SmallRequest("other", range(50, 62)), [10, 11, 12])
+    same = SmallRequest("same", range(9), 9)
     hand.admit(same, [0, 1, 20], local=8)
     hand.compute(same)
     assert blocks_stored(hand.step(same)) == [0, 1]
@@ -867,7 +870,7 @@ def test_evicted_under_a_request_is_stored_when_another_request_offers_it() -> N
 def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() -> None:
     """The finish of a request costs nothing where the host has all of it."""
     hand = Hand()
-    request = ModelRequest("r", range(9), 9)
+    request = SmallRequest("r", range(9), 9)
     hand.admit(request, [0, 1, 2, 3])
     hand.compute(request)
     hand.end(hand.step(request))
@@ -881,7 +884,7 @@ def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() ->
 
 def test_speculative_decoding_never_confirms_a_draft() -> None:
     """S15: the engine counts drafts as computed until they are verified; they are placeholders."""
-    hand, request = Hand(), ModelRequest("r", range(6), 9)
+    hand, request = Hand(), SmallRequest("r", range(6), 9)
     hand.admit(request, [0, 1, 2])
     request.append(100)
     request.num_computed_tokens, request.num_output_placeholders = 6 + 3, 3
@@ -902,9 +905,9 @@ def test_speculative_decoding_stores_no_rejected_draft(
 ) -> None:
     """S15: what requests read, and what the host holds, has no token of a rejected draft."""
     groups = (KVCacheGroup(HASH_TOKENS, drafter=drafter),)
-    engine = ModelEngine(groups, drafts=drafts, asynchronous=asynchronous)
+    engine = SmallEngine(groups, drafts=drafts, asynchronous=asynchronous)
 
-    def check(engine: ModelEngine) -> None:
+    def check(engine: SmallEngine) -> None:
         for key, slot in engine.core.ledger.index.items():
             if engine.core.ledger.readable(slot):
                 assert engine.host[slot][0][-1] == key[:-4]
@@ -916,7 +919,7 @@ def test_speculative_decoding_leaves_the_drafters_last_block_out_and_no_hole() -
     """The block that a drafter drops is neither stored nor passed over: it is stored when the next one is
     full, and by the end of the request all are."""
     hand = Hand(KVCacheGroup(HASH_TOKENS, drafter=True))
-    request = ModelRequest("r", range(8), 30)
+    request = SmallRequest("r", range(8), 30)
     hand.admit(request, [0, 1, 2, 3, 4])
     hand.compute(request)
     assert blocks_stored(hand.step(request)) == [0, 1]
@@ -935,7 +938,7 @@ def test_speculative_decoding_leaves_the_drafters_last_block_out_and_no_hole() -
 def test_speculative_decoding_leaves_other_groups_alone() -> None:
     """Only the drafter's group gives up its last block."""
     hand = Hand(FULL, KVCacheGroup(HASH_TOKENS, drafter=True))
-    request = ModelRequest("r", range(6), 30)
+    request = SmallRequest("r", range(6), 30)
     hand.admit(request, [0, 1, 2], [10, 11, 12])
     for token in range(3):
         request.append(100 + token)

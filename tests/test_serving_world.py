@@ -18,7 +18,7 @@ from planted_bugs import evict_what_is_pinned, take_doubled_reports
 
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Verdict
-from kvsm.checker.serving import SCOPES, Scope, ServingModel
+from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
@@ -135,7 +135,7 @@ def test_planted_bug_is_refuted(
     assert fails_again(SCOPES[scope], refutation.path)
 
 
-def fails_again(scope: Scope, path: tuple[Action, ...]) -> bool:
+def fails_again(scope: ServingScope, path: tuple[Action, ...]) -> bool:
     """Whether the same actions, done one after the other, end badly, or not at all; and only at their end."""
     world = ServingWorld(scope.options)
     for action in path[:-1]:
@@ -156,7 +156,7 @@ def fails_again(scope: Scope, path: tuple[Action, ...]) -> bool:
 # Worlds on which everything may happen.
 
 
-def walked(scope: Scope, seed: int, *, keep_events: bool = True) -> ServingWorld:
+def walked(scope: ServingScope, seed: int, *, keep_events: bool = True) -> ServingWorld:
     """A world to which forty things have happened."""
     random, world = Random(seed), ServingWorld(scope.options, keep_events=keep_events)
     for _ in range(40):

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from core_life import Recorder, begin_store, fold, keys, load, new_core, store
+from core_life import begin_store, fold, keys, kinds, load, new_core, store
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import SkipReason, StorePlanned, StoreSkipped
 from kvsm.ids import SMALL, to_list
+from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader, PreparedStore
 from kvsm.snapshot import digest
 
@@ -107,7 +108,7 @@ class TestStore:
         core, log = new_core()
         with pytest.raises(InvalidEvent, match=f"device block {block} is not one of the 16"):
             core.prepare_store("r", keys(1), [block])
-        assert log.kinds() == ["LogOpened"]
+        assert kinds(log) == ["LogOpened"]
 
     def test_cancelled_plan_leaves_nothing(self) -> None:
         core, _ = new_core()
@@ -174,7 +175,7 @@ class TestWaiting:
         store(core, "r", keys(1, "old"))
         store(core, "r", keys(1, "young"), 1)
         core.prepare_store("q", keys(1, "old"), [5])
-        assert log.kinds()[-1] == "BlocksTouched"
+        assert kinds(log)[-1] == "BlocksTouched"
         assert core.prepare_store("q", keys(1, "new"), [6]).evicted == keys(1, "young")
 
     def test_block_that_a_load_writes_is_deferred(self) -> None:
@@ -204,7 +205,7 @@ class TestRoom:
         core.match("q", keys(2))
         prepared = core.prepare_store("r", keys(2, "new"), [4, 5])
         assert (prepared.job, prepared.keys, prepared.deferred) == (None, (), (0, 1))
-        assert log.kinds()[-1] == "StoreSkipped"
+        assert kinds(log)[-1] == "StoreSkipped"
 
     def test_a_full_pool_is_said_once_and_tried_again(self) -> None:
         """S13: B07, a block that was skipped is offered again, and stored when there is room."""
@@ -256,7 +257,7 @@ class TestOwners:
         names = [*keys(2, "a"), *keys(1, "b")]
         prepared = core.store((("a", 2), ("b", 1)), names, [1, 2, 3])
         assert prepared.keys == tuple(names)
-        assert log.kinds() == ["LogOpened", "StorePlanned"]
+        assert kinds(log) == ["LogOpened", "StorePlanned"]
         assert log[-1].owners == (("a", 2), ("b", 1))
 
     def test_blocks_may_be_nobodys(self) -> None:
@@ -459,7 +460,7 @@ class TestOffers:
 class TestOlderEpoch:
     """S14: what a load of an older epoch brought is not stored again, unless it was computed anew."""
 
-    def loaded_then_reset(self) -> tuple[Offloader, Recorder]:
+    def loaded_then_reset(self) -> tuple[Offloader, MemoryLog]:
         core, log = new_core()
         store(core, "r", keys(2))
         core.complete_load(load(core, "q", keys(2), 4))
@@ -570,7 +571,7 @@ class TestCursors:
     def test_advancing_nobody_is_no_event(self) -> None:
         core, log = new_core()
         core.advance([])
-        assert log.kinds() == ["LogOpened"]
+        assert kinds(log) == ["LogOpened"]
 
     @pytest.mark.parametrize(
         ("offer", "message"),
@@ -604,5 +605,5 @@ def named(number: int) -> bytes:
     return b"key-%d" % number + bytes(4)
 
 
-def skips(log: Recorder) -> list[tuple[str, list[bytes]]]:
+def skips(log: MemoryLog) -> list[tuple[str, list[bytes]]]:
     return [(event.reason, list(event.keys)) for event in log if isinstance(event, StoreSkipped)]

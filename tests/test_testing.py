@@ -47,7 +47,7 @@ from kvsm.testing import (
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import WatchedPool
 from kvsm.testing.profiles import PROFILES, for_machines
-from kvsm.worlds.pool import SmallPool
+from kvsm.worlds.small_pool import SmallPool
 
 KEYS = [b"first" + bytes(4), b"second" + bytes(4)]
 

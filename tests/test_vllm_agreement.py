@@ -81,6 +81,6 @@ def test_kv_events_decode_as_vllms() -> None:
 def test_offloading_event_has_vllms_fields() -> None:
     from vllm.v1.kv_offload.base import OffloadingEvent as Theirs
 
-    from kvsm.kv_events import OffloadingEvent as Ours
+    from kvsm.kv_events import KeysChanged as Ours
 
     assert set(Ours.__struct_fields__) <= set(Theirs.__dataclass_fields__)

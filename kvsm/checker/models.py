@@ -22,8 +22,7 @@ from kvsm.checker.protocol.plain import ProtocolModel
 from kvsm.checker.protocol.protocol import protocol
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
-from kvsm.checker.serving import Scope as ServingScope
-from kvsm.checker.serving import ServingModel
+from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
 from kvsm.worlds.copies import CopiesOptions, CopiesWorld

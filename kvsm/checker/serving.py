@@ -18,9 +18,9 @@ from kvsm.events import Direction, SkipReason
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.states.transfer import TransferState
 from kvsm.worlds.fingerprint import fingerprint
-from kvsm.worlds.request import HASH_TOKENS
 from kvsm.worlds.saving import Saver
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.world import Action
 
 
@@ -76,7 +76,7 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
 """What an exploration can be asked to have met: what it says, and whether it holds after the last action."""
 
 
-class Scope(msgspec.Struct, frozen=True):
+class ServingScope(msgspec.Struct, frozen=True):
     """required: whether what it should sometimes meet must be met."""
 
     name: str
@@ -89,7 +89,7 @@ class ServingModel:
     """Satisfies `Model`, with live worlds as states. renamed: whether slots and device blocks that are alike
     count as one; the verdict must be the same."""
 
-    def __init__(self, scope: Scope, *, renamed: bool = True) -> None:
+    def __init__(self, scope: ServingScope, *, renamed: bool = True) -> None:
         self.scope, self.renamed = scope, renamed
         saver = Saver(ServingWorld(scope.options, keep_events=False))
         self.save, self.load = saver.save, saver.load
@@ -206,7 +206,7 @@ def _with(options: ServingOptions, **budgets: int) -> ServingOptions:
     return structs.replace(options, budgets=Budgets(**budgets))
 
 
-def _small_scopes() -> Iterator[Scope]:
+def _small_scopes() -> Iterator[ServingScope]:
     """Each is explored in a second or two. Whatever else they meet, in all of them a hit is loaded."""
     whole = structs.replace(_CROWDED, chunk_tokens=64)
     for name, options, sometimes in (
@@ -254,10 +254,10 @@ def _small_scopes() -> Iterator[Scope]:
         ),
         ("router", _with(_ROUTED), ("an eviction",)),
     ):
-        yield Scope(name, options, ("a hit is loaded", *sometimes))
+        yield ServingScope(name, options, ("a hit is loaded", *sometimes))
 
 
-def _full_scopes() -> Iterator[Scope]:
+def _full_scopes() -> Iterator[ServingScope]:
     """Each is explored in minutes: `full` with any five of seven disturbances, in any order, and each other
     kind of engine with any two of four."""
     four = {"failures": 1, "aborts": 1, "preemptions": 1, "resets": 1}
@@ -271,7 +271,9 @@ def _full_scopes() -> Iterator[Scope]:
         ("full-asynchronous", _with(_ASYNCHRONOUS, **any_two)),
         ("full-losing", _with(_LOSING, **any_two)),
     ):
-        yield Scope(name, options, ("a hit is loaded", "a load fails", "over under its load", "preempted"))
+        yield ServingScope(
+            name, options, ("a hit is loaded", "a load fails", "over under its load", "preempted")
+        )
 
 
-SCOPES: Mapping[str, Scope] = {scope.name: scope for scope in (*_small_scopes(), *_full_scopes())}
+SCOPES: Mapping[str, ServingScope] = {scope.name: scope for scope in (*_small_scopes(), *_full_scopes())}

@@ -13,8 +13,8 @@ from kvsm.errors import ConfigError
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.copies import CopiesOptions, CopiesWorld
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
-from kvsm.worlds.request import HASH_TOKENS
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.world import Action, World
 
 

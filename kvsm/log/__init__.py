@@ -10,6 +10,7 @@
 """
 
 from kvsm.log.frames import SegmentHead, Torn
+from kvsm.log.memory import MemoryLog
 from kvsm.log.reader import LogGap, LogReader, Segment
 from kvsm.log.writer import Durability, LogWriter, OnFailure
 
@@ -18,6 +19,7 @@ __all__ = [
     "LogGap",
     "LogReader",
     "LogWriter",
+    "MemoryLog",
     "OnFailure",
     "Segment",
     "SegmentHead",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm import events as ev
-from kvsm import kv_events
 from kvsm.ids import pack
+from kvsm.kv_events import KeysChanged, KVCacheEvent
 from kvsm.offloader.matching import Matching
 from kvsm.offloader.storing import Storing
 from kvsm.states.request import RequestState
@@ -74,10 +74,10 @@ class Offloader(Matching, Storing):
             self._emit(ev.CacheReset, ledger.epoch + 1)
         return not ledger.draining()
 
-    def take_events(self) -> list[kv_events.OffloadingEvent]:
+    def take_events(self) -> list[KeysChanged]:
         """What came to the host and left it since the last take, as vLLM's `OffloadingEvent`s."""
         return [] if self.publisher is None else self.publisher.take_events()
 
-    def take_kv_events(self) -> list[kv_events.KVCacheEvent]:
+    def take_kv_events(self) -> list[KVCacheEvent]:
         """The same changes as KV events of the wire. One queue feeds both: choose a form, and keep to it."""
         return [] if self.publisher is None else self.publisher.take_kv_events()

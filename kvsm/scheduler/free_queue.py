@@ -23,7 +23,7 @@ from itertools import islice
 
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
-from kvsm.scheduler.collecting import room
+from kvsm.scheduler.offer_batch import room
 from kvsm.scheduler.protocols import DevicePool
 
 

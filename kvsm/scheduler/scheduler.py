@@ -24,10 +24,10 @@ from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, Offloader, PreparedStore
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
-from kvsm.scheduler.collecting import Batch, room
 from kvsm.scheduler.free_queue import FreeQueueWalk
 from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
-from kvsm.scheduler.matching import Lookup, hit_limit
+from kvsm.scheduler.hits import HitSearch, hit_limit
+from kvsm.scheduler.offer_batch import OfferBatch, room
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.scheduler.tracked import TrackedRequest
@@ -124,7 +124,7 @@ class OffloadScheduler:
             core.release(name)
             return 0, False
         tracked.update_keys()
-        lookup = Lookup(self.config, self._chunk, tracked.keys, num_computed_tokens)
+        lookup = HitSearch(self.config, self._chunk, tracked.keys, num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
         end = lookup.longest_hit(limit, index.__contains__)
         slots = self._slots(lookup, tracked, end)
@@ -152,7 +152,7 @@ class OffloadScheduler:
             and len(core.ledger.transfers) < core.config.max_live_transfers
         )
 
-    def _slots(self, lookup: Lookup, tracked: TrackedRequest, end: int) -> list[int]:
+    def _slots(self, lookup: HitSearch, tracked: TrackedRequest, end: int) -> list[int]:
         if end <= tracked.local:
             return []
         index = self.offloader.ledger.index
@@ -231,7 +231,7 @@ class OffloadScheduler:
         targets: list[int] = []
         parts: list[int] = []
         index, size = core.ledger.index, self._chunk
-        spans = Lookup(self.config, size, tracked.keys, tracked.local).needed(end)
+        spans = HitSearch(self.config, size, tracked.keys, tracked.local).needed(end)
         for group, keys, table, span in zip(self.config.groups, tracked.keys, tracked.tables, spans):
             first = max(tracked.local, group.first_needed_token(end)) // group.block_tokens
             last, null = end // group.block_tokens, self.config.null_block
@@ -343,7 +343,7 @@ class OffloadScheduler:
 
     def _store(self, output: StepOutput) -> None:
         """Offer what has become confirmed, and again what had to wait."""
-        batch = Batch(self.offloader, self.config, self._pool)
+        batch = OfferBatch(self.offloader, self.config, self._pool)
         due = self._due(output.scheduled)
         if self._held and self._tried_at != room(self.offloader.ledger):
             due.update(self._held)
@@ -384,14 +384,14 @@ class OffloadScheduler:
     def _stores_eagerly(self, tracked: TrackedRequest) -> bool:
         return self.config.store is StoreMode.EAGER or tracked.remote_decode
 
-    def _offer(self, batch: Batch) -> None:
+    def _offer(self, batch: OfferBatch) -> None:
         job, prepared = batch.store()
         if job is not None and prepared is not None:
             self._hold(job)
             self._planned.append(job)
             self._describe(batch, job, prepared)
 
-    def _describe(self, batch: Batch, job: TransferJob, prepared: PreparedStore) -> None:
+    def _describe(self, batch: OfferBatch, job: TransferJob, prepared: PreparedStore) -> None:
         publisher = self.offloader.publisher
         if publisher is not None and publisher.self_describing:
             publisher.describe(job.transfer, describe(self.config, self._chunk, batch.stored(prepared)))
@@ -413,7 +413,7 @@ class OffloadScheduler:
             table[:] = blocks
         if self._stores_eagerly(tracked) and block_ids:
             ledger = self.offloader.ledger
-            batch = Batch(self.offloader, self.config, self._pool)
+            batch = OfferBatch(self.offloader, self.config, self._pool)
             # The host may have lost since what was stored of it before.
             everything = tracked.remote_decode or ledger.forgotten_at > tracked.admitted_at
             batch.collect(tracked, finished=True, everything=everything)

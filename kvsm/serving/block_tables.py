@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
-from kvsm.scheduler.matching import Lookup
+from kvsm.scheduler.hits import HitSearch
 from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
 from kvsm.traces import started_blocks
@@ -41,7 +41,7 @@ class BlockTables:
         if request.skip_reading_prefix_cache:
             return 0
         cached = self._pool.cached_block
-        lookup = Lookup(self._config, 1, request.keys, 0)
+        lookup = HitSearch(self._config, 1, request.keys, 0)
         return lookup.longest_hit(request.num_tokens - 1, lambda key: cached(key) is not None)
 
     def has_room(self, request: ServingRequest, hit: int) -> bool:

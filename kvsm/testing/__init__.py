@@ -37,15 +37,15 @@ if TYPE_CHECKING:
         report_orders,
         workloads,
     )
-    from kvsm.worlds.engine import SmallEngine
-    from kvsm.worlds.request import SmallRequest
+    from kvsm.worlds.small_engine import SmallEngine
+    from kvsm.worlds.small_request import SmallRequest
 
 _HOMES = {
     "kvsm.testing.machine": ("OffloadMachine",),
     "kvsm.testing.copy_engine": ("CopyEngineMachine",),
     "kvsm.testing.pool": ("BlockPool",),
-    "kvsm.worlds.engine": ("SmallEngine",),
-    "kvsm.worlds.request": ("SmallRequest",),
+    "kvsm.worlds.small_engine": ("SmallEngine",),
+    "kvsm.worlds.small_request": ("SmallRequest",),
     "kvsm.testing.recording": ("Recorder",),
     "kvsm.testing.assertions": ("assert_sound", "assert_at_rest", "assert_replays", "assert_verifies"),
     "kvsm.errors": ("PropertyBroken",),

@@ -5,9 +5,9 @@
 
     TestMyPolicy = MyPolicyMachine.TestCase
 
-A small engine (`kvsm.worlds.engine`) drives the real scheduler and core, or yours in their place. It models
-the KV of each token, and so knows whose bytes are where: what a step reads, what a copy moved and when, what
-can be read on the host. It shares no code with the ledger. Checked:
+A small engine (`kvsm.worlds.small_engine`) drives the real scheduler and core, or yours in their place. It
+models the KV of each token, and so knows whose bytes are where: what a step reads, what a copy moved and
+when, what can be read on the host. It shares no code with the ledger. Checked:
 
 - while it runs, what the engine sees: S3, S4, S14, S15, S16, S18;
 - after every rule, what can be read on the host holds its own bytes on every worker (S2, S15); the ledger's
@@ -42,8 +42,8 @@ from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
 from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
-from kvsm.worlds.engine import SmallEngine
-from kvsm.worlds.request import SmallRequest
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import SmallRequest
 
 MOST_REQUESTS = 4
 """Unfinished at once."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from kvsm.errors import PropertyBroken
 from kvsm.scheduler import DevicePool
-from kvsm.worlds.pool import SmallPool
+from kvsm.worlds.small_pool import SmallPool
 
 
 class BlockPool(DevicePool, Protocol):

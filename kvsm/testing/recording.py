@@ -14,7 +14,7 @@ from pathlib import Path
 from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, MemoryLog
 from kvsm.replay import Block, Key, Request, Transfer, render, tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fold import walk
@@ -25,15 +25,12 @@ MOST_THINGS, MOST_LINES = 3, 12
 Thing = Block | Key | Request | Transfer
 
 
-class Recorder(list[OffloadingEvent]):
-    """A log in memory, to be given to an `Offloader` in place of a `LogWriter`."""
+class Recorder(MemoryLog):
+    """A log in memory whose events the pytest plugin saves if the test fails."""
 
     def __init__(self) -> None:
         super().__init__()
         remember(self)
-
-    def flush(self) -> None:
-        """Nothing to write."""
 
 
 _latest: list[Sequence[OffloadingEvent]] = []

@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from kvsm.worlds.request import HASH_TOKENS
+from kvsm.worlds.small_request import HASH_TOKENS
 
 BLOCK_TOKENS = HASH_TOKENS
 """Tokens of a block in the small engine."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.errors import PropertyBroken
-from kvsm.events import BlocksTouched, OffloadingEvent, SkipReason, StorePlanned, StoreSkipped
+from kvsm.events import BlocksTouched, SkipReason, StorePlanned, StoreSkipped
 from kvsm.ids import to_list
 from kvsm.kv_events import Publisher
+from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.worlds.core_books import Books, Copy, Offered
@@ -16,20 +17,13 @@ from kvsm.worlds.core_options import CoreOptions
 Owners = tuple[tuple[str, int], ...]
 
 
-class _Log(list[OffloadingEvent]):
-    """A log in memory."""
-
-    def flush(self) -> None:
-        """Nothing to write."""
-
-
 class Offers:
     """The core, the books beside it, and the actions that compute and offer device blocks."""
 
     def __init__(self, options: CoreOptions) -> None:
         self.options = options
         config = options.config()
-        self._log = _Log()
+        self._log = MemoryLog()
         self.core = Offloader(config, self._log, publisher=Publisher(), clock_ns=lambda: 0)
         self.books = Books(
             options.host_blocks,

@@ -19,7 +19,7 @@ each thing that is left out has its reason:
 - *ticks*: how many are left.
 - *left out*: the bytes of a free slot, of one that a store is planned for, and of a retired one: nobody reads
   them before they are written, or ever. Those of a device block that nobody holds, caches or copies: whoever
-  is given it finds nothing of that (`Workers.start`). The key of a slot that the index does not name.
+  is given it finds nothing of that (`SmallWorkers.start`). The key of a slot that the index does not name.
   Whatever is left of a request that is over.
 - steps, the epoch, who owns a store, who asked for a flush: they are data for people.
 """
@@ -42,7 +42,7 @@ from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.block import BlockState
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
-from kvsm.worlds.request import SmallRequest
+from kvsm.worlds.small_request import SmallRequest
 
 if TYPE_CHECKING:
     from kvsm.worlds.router import Router

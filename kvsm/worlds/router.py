@@ -14,7 +14,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger
 from kvsm.scheduler.groups import group_suffix
-from kvsm.worlds.request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 
 class Router:

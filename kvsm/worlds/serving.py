@@ -5,7 +5,7 @@ part of one copy, that one report is handed on, each is an action. What may go w
 often as the options say: a worker fails, a report comes twice or late, a request is aborted or preempted, the
 cache is reset, the engine accepts less than it was offered.
 
-What is checked, beside what the small engine sees by itself (`kvsm.worlds.engine`):
+What is checked, beside what the small engine sees by itself (`kvsm.worlds.small_engine`):
 
 - after each action S17 (who steps no more leaves no copy behind);
 - by `check`: the ledger's own properties, and that the host bytes of what can be read are right on every
@@ -35,10 +35,10 @@ from kvsm.snapshot import digest
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
-from kvsm.worlds.engine import SmallEngine
 from kvsm.worlds.fingerprint import fingerprint
-from kvsm.worlds.request import HASH_TOKENS, SmallRequest
 from kvsm.worlds.router import Router
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.worlds.world import Action
 
 

@@ -18,7 +18,7 @@ from unittest.mock import patch
 from contracts import runs, words
 from kvsm.cuda_io import paths
 from kvsm.scheduler.groups import KVCacheGroup
-from kvsm.scheduler.matching import Lookup, hit_limit
+from kvsm.scheduler.hits import HitSearch, hit_limit
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.states import BLOCK, LEASE, REQUEST, TRANSFER, Machine, TransferTrigger
@@ -383,15 +383,15 @@ _TOKEN_BUGS = (
     Bug(
         "matching.a_hit_is_the_longest_that_is_served",
         "a match ends one token late",
-        "kvsm.scheduler.matching.Lookup.longest_hit",
-        rewritten(Lookup.longest_hit, "self._align(limit)", "self._align(limit + 1)"),
+        "kvsm.scheduler.hits.HitSearch.longest_hit",
+        rewritten(HitSearch.longest_hit, "self._align(limit)", "self._align(limit + 1)"),
     ),
     *(
         Bug(
             f"matching.{contract}",
             "the first chunk of a window is not looked for",
-            "kvsm.scheduler.matching.Lookup._served",
-            rewritten(Lookup._served, "range(last - 1, first - 1, -1)", "range(last - 1, first, -1)"),
+            "kvsm.scheduler.hits.HitSearch._served",
+            rewritten(HitSearch._served, "range(last - 1, first - 1, -1)", "range(last - 1, first, -1)"),
         )
         for contract in ("a_hit_is_the_longest_that_is_served", "also_with_states")
     ),

@@ -1,6 +1,6 @@
 """Matching: where the longest hit of several groups ends, over every set of keys that can be there.
 
-The methods of `Lookup` are the ones that run; only the request is small: four tokens in two groups.
+The methods of `HitSearch` are the ones that run; only the request is small: four tokens in two groups.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from contracts.tokens import Group
 from kvsm.scheduler.groups import GroupKind
-from kvsm.scheduler.matching import Lookup
+from kvsm.scheduler.hits import HitSearch
 
 TOKENS = 4
 
@@ -29,13 +29,13 @@ Flags = tuple[bool, bool, bool, bool, bool, bool]
 
 
 def found(groups: Groups, local: int, limit: int, there: Flags) -> int:
-    lookup = Lookup(groups, 1, KEYS, local)  # type: ignore[arg-type]
+    lookup = HitSearch(groups, 1, KEYS, local)  # type: ignore[arg-type]
     return lookup.longest_hit(limit, lambda key: there[key])  # type: ignore[index]
 
 
 def served(groups: Groups, local: int, end: int, there: Flags) -> bool:
     """Whether every key that a hit up to `end` needs is there."""
-    spans = Lookup(groups, 1, KEYS, local).needed(end)  # type: ignore[arg-type]
+    spans = HitSearch(groups, 1, KEYS, local).needed(end)  # type: ignore[arg-type]
     return all(there[key] for keys, span in zip(KEYS, spans) for key in keys[span.first : span.last])
 
 

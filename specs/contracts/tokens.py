@@ -10,7 +10,7 @@ from sys import maxsize
 from typing import NamedTuple
 
 from kvsm.scheduler.groups import GroupKind, KVCacheGroup
-from kvsm.scheduler.matching import hit_limit
+from kvsm.scheduler.hits import hit_limit
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.traces import started_blocks

@@ -32,7 +32,7 @@ from kvsm.checker.explorer import explore
 from kvsm.checker.model import Model, Verdict
 from kvsm.checker.reduce import reduce
 from kvsm.checker.rerun import RerunModel
-from kvsm.checker.serving import Scope, ServingModel
+from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
@@ -125,7 +125,7 @@ def _steps_told(error: Exception) -> tuple[Action, ...]:
 
 def serving(name: str, **options: Any) -> Checker:
     made = _engine(**options)
-    return exploration(f"serving, {name}", lambda: ServingModel(Scope(name, made)))
+    return exploration(f"serving, {name}", lambda: ServingModel(ServingScope(name, made)))
 
 
 def copies(**options: Any) -> Checker:

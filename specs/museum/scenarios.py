@@ -23,9 +23,9 @@ from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import LastStep
 from kvsm.scheduler.free_queue import FreeQueueWalk
-from kvsm.worlds.engine import SmallEngine
-from kvsm.worlds.pool import SmallPool
-from kvsm.worlds.request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 MISS, HIT, HIT_PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
 

@@ -26,8 +26,9 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvsm.errors import InvalidEvent, LimitReached
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
+from kvsm.log import MemoryLog
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.states.block import BlockState
@@ -40,8 +41,8 @@ from kvsm.vllm.spec_stats import metric_definitions
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
 
 
-class Recorder(list[OffloadingEvent]):
-    """A log in memory, which knows how much of it was flushed."""
+class FlushedLog(MemoryLog):
+    """A log in memory that knows how much of it was flushed."""
 
     flushed = 0
 
@@ -69,7 +70,7 @@ class Rig:
             transfer_ticks=0,
             **options,
         )
-        self.log = Recorder()
+        self.log = FlushedLog()
         metrics = Metrics(config, self.log)
         self.core = Offloader(config, metrics, publisher=Publisher(), clock_ns=lambda: 0)
         self.manager = KvsmManager(EngineCore(self.core, metrics, None))

@@ -26,21 +26,15 @@ from kvsm import events as ev
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.kv_events import Publisher
+from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
 from kvsm.scheduler.groups import group_suffix
-from kvsm.scheduler.matching import Lookup
-from kvsm.worlds.pool import SmallPool
-from kvsm.worlds.request import HASH_TOKENS, NULL, SmallRequest
-from kvsm.worlds.workers import Computing, Workers
-
-
-class Recorder(list[OffloadingEvent]):
-    """A log in memory."""
-
-    def flush(self) -> None:
-        """Nothing to write."""
+from kvsm.scheduler.hits import HitSearch
+from kvsm.worlds.small_pool import SmallPool
+from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
+from kvsm.worlds.small_workers import ComputedRange, SmallWorkers
 
 
 def no_clock() -> int:
@@ -48,7 +42,7 @@ def no_clock() -> int:
     return 0
 
 
-class SmallEngine(Workers):
+class SmallEngine(SmallWorkers):
     """One engine, its workers and its offload core. references: whether the offload core may hold device
     blocks. prefix_cache: whether blocks are found again on the device. asynchronous: a step is decided before
     the one before it was computed. drafts: tokens that are drafted at each decode step, and rejected.
@@ -75,7 +69,7 @@ class SmallEngine(Workers):
             host_blocks=host_blocks, device_blocks=device_blocks, workers=workers, **(core or {})
         )
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
-        self.log = Recorder()
+        self.log = MemoryLog()
         self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
         self.config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS, **scheduler)
         self.scheduler = OffloadScheduler(self.core, self.config)
@@ -96,7 +90,7 @@ class SmallEngine(Workers):
         """Since the last step."""
         self.states: dict[str, list[tuple[int, int, int]]] = {}
         """What the next step hands over of mamba groups, as in `StepOutput`."""
-        self.computing: list[Computing] = []
+        self.computing: list[ComputedRange] = []
         """The step that the device computes now."""
         self.plan = TransferPlan()
         """Of the last step."""
@@ -296,7 +290,7 @@ class SmallEngine(Workers):
             [one + group_suffix(index) for one in self._group_hashes(request, index)]
             for index in range(len(self.groups))
         ]
-        lookup = Lookup(self.config, 1, keys, 0)
+        lookup = HitSearch(self.config, 1, keys, 0)
         end = lookup.longest_hit(request.num_tokens - 1, self.pool.cached.__contains__)
         blocks = []
         for index, (first, last) in enumerate(lookup.needed(end)):
@@ -323,14 +317,16 @@ class SmallEngine(Workers):
         self.pool.touch(held)
         return [table + self.take(count) for table, count in tables]
 
-    # Computing.
+    # ComputedRange.
 
-    def _ranges(self, scheduled: Mapping[str, int]) -> list[Computing]:
+    def _ranges(self, scheduled: Mapping[str, int]) -> list[ComputedRange]:
         ranges = []
         for name, tokens in scheduled.items():
             request = self.requests[name]
             end = request.num_computed_tokens
-            ranges.append(Computing(request, end - tokens, end, request.tables, [*map(list, request.tables)]))
+            ranges.append(
+                ComputedRange(request, end - tokens, end, request.tables, [*map(list, request.tables)])
+            )
         return ranges
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:

@@ -23,7 +23,7 @@ from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
 
 
-class Segment(NamedTuple):
+class OfferedChunks(NamedTuple):
     """Places of a batch that belong to one group of one request: which of its chunks they are. Of a mamba
     group: how many tokens are before each of the states that were handed over, which no cursor counts."""
 
@@ -33,7 +33,7 @@ class Segment(NamedTuple):
     start: int
 
 
-class Batch:
+class OfferBatch:
     """Chunks of several requests, to be offered together."""
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig, pool: DevicePool | None) -> None:
@@ -41,7 +41,7 @@ class Batch:
         self._chunk = offloader.config.blocks_per_chunk
         self.keys: list[bytes] = []
         self.blocks: list[int] = []
-        self.segments: list[Segment] = []
+        self.segments: list[OfferedChunks] = []
         self._starts: list[int] = []
         self._again: set[int] = set()
         self._progress: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -106,7 +106,7 @@ class Batch:
 
     def _open(self, tracked: TrackedRequest, group: int, chunks: Sequence[int], start: int) -> None:
         self._starts.append(start)
-        self.segments.append(Segment(tracked, group, chunks, start))
+        self.segments.append(OfferedChunks(tracked, group, chunks, start))
 
     def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int) -> Sequence[int]:
         """The device blocks of a chunk; nothing, if it has left its sliding window and was given up.

@@ -14,7 +14,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler import GroupKind, KVCacheGroup
-from kvsm.worlds.request import NULL, Cell, SmallRequest
+from kvsm.worlds.small_request import NULL, Cell, SmallRequest
 
 TORN = b"torn"
 """What is in memory that a copy writes, until it has written it; and what a copy that failed leaves."""
@@ -29,7 +29,7 @@ class SmallCopy:
 
 
 @dataclass
-class Computing:
+class ComputedRange:
     """Tokens of a request that a step computes, into the blocks that it had when the step was decided. owned:
     its tables then; it has others if it was preempted since."""
 
@@ -40,7 +40,7 @@ class Computing:
     tables: list[list[int]]
 
 
-class Workers:
+class SmallWorkers:
     """Memory by block, worker and token: `device[block][worker]` and `host[place][worker]` are cells."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Workers:
         for transfer in list(self.copies):
             self.carry_out(transfer)
 
-    def read(self, one: Computing) -> None:
+    def read(self, one: ComputedRange) -> None:
         """Everything that its first token looks at must be there."""
         request, end = one.request, one.first
         for index, (group, table) in enumerate(zip(self.groups, one.tables)):
@@ -127,7 +127,7 @@ class Workers:
                         )
                         raise PropertyBroken("S15", message)
 
-    def write(self, one: Computing, token: int, cell: bytes) -> None:
+    def write(self, one: ComputedRange, token: int, cell: bytes) -> None:
         """Every group's block of this token gets it, and what was behind it there is no more."""
         for group, table in zip(self.groups, one.tables):
             place, offset = divmod(token, group.block_tokens)

@@ -33,7 +33,7 @@ def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
     return min(num_tokens - 1, local + max_load_tokens)
 
 
-class Lookup:
+class HitSearch:
     """Looks for the hits of one request: its keys by group, and how many tokens the device has."""
 
     def __init__(
