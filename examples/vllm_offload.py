@@ -13,7 +13,7 @@ import tempfile
 
 from vllm import LLM, SamplingParams
 
-from kvsm.vllm.tiny import tiny_model
+from kvsm.vllm.tiny_model import tiny_model
 
 
 def main(model: str, **settings: object) -> None:

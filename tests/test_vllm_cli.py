@@ -22,11 +22,11 @@ from kvsm.events import OffloadConfig
 from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
-from kvsm.vllm import bench, check, versions
+from kvsm.vllm import bench, installation_check, versions
 from kvsm.vllm.bench import PLAIN, Bench, Comparison, Contestant, Round
-from kvsm.vllm.check import Report, Served, judged, misfits, missing_names
-from kvsm.vllm.options import ConnectorOptions, SpecOptions
-from kvsm.vllm.trial import Outcome, Trial, TrialFailed
+from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions
+from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, judged, misfits, missing_names
+from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "vllm.md").read_text()
 
@@ -144,10 +144,12 @@ def test_names_that_vllm_lacks_are_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 # What an engine must do.
 
-PLAIN_OUTCOME = Outcome(
+PLAIN_OUTCOME = TrialOutcome(
     tokens=[[1, 2], [3, 4]], cached_tokens=[0, 0], prompt_tokens=400, seconds=[1.0], metrics={}
 )
-GOOD = Served(name="KvsmConnector", cached_tokens=2304, blocks_stored=72, blocks_loaded=72, log_verifies=True)
+GOOD = EngineCheck(
+    name="KvsmConnector", cached_tokens=2304, blocks_stored=72, blocks_loaded=72, log_verifies=True
+)
 
 
 def test_same_tokens_and_loaded_blocks_are_good() -> None:
@@ -182,25 +184,25 @@ def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[s
     core.submit([job.transfer])
     core.report(job.transfer, 0, good)
     log.close()
-    found = check._read_log(GOOD, tmp_path, kept=False)
+    found = installation_check._read_log(GOOD, tmp_path, kept=False)
     assert found.wrong == wrong
     assert found.blocks_stored == int(good)
     assert found.log is None
 
 
-def _runs(monkeypatch: pytest.MonkeyPatch, *answers: Outcome | TrialFailed) -> None:
+def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed) -> None:
     """Engines that give these answers, in an installation in which nothing is missing."""
     left = list(answers)
 
-    def run(trial: Trial) -> Outcome:  # noqa: ARG001 (the real one's signature)
+    def run(trial: Trial) -> TrialOutcome:  # noqa: ARG001 (the real one's signature)
         answer = left.pop(0)
         if isinstance(answer, TrialFailed):
             raise answer
         return answer
 
-    monkeypatch.setattr(check, "run", run)
-    monkeypatch.setattr(check, "installed", lambda: "0.99.0")
-    monkeypatch.setattr(check, "_look", lambda: ([], "cpu"))
+    monkeypatch.setattr(installation_check, "run_trial", run)
+    monkeypatch.setattr(installation_check, "installed", lambda: "0.99.0")
+    monkeypatch.setattr(installation_check, "_look", lambda: ([], "cpu"))
 
 
 def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +234,7 @@ def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_missing_in_vllm_is_wrong() -> None:
-    report = Report(
+    report = InstallationCheck(
         version="0.32.0", tested=True, platform="cpu", ranks=1, interface=("no such name",), engines=()
     )
     assert report.wrong == ["no such name"]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsm.vllm.bench import Bench, compare, page
-from kvsm.vllm.check import Report, Served, check
+from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
 
 _BROKEN = 1
@@ -58,7 +58,7 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     # Else vLLM tells at import what nobody asked for, on standard output.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _progress() as tell:
-        report = check(int(ranks), logs, tell)
+        report = check_installation(int(ranks), logs, tell)
     if as_json:
         facts = {"good": not report.wrong, **msgspec.to_builtins(report)}
         click.echo(msgspec.json.encode(facts))
@@ -68,7 +68,7 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
         raise SystemExit(_BROKEN)
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: InstallationCheck) -> None:
     console = Console(highlight=False, soft_wrap=True)
     tested = "tested" if report.tested else f"not tested; tested: {', '.join(TESTED)}"
     ranks = "" if report.ranks == 1 else f", {report.ranks} ranks"
@@ -89,7 +89,7 @@ def _print_report(report: Report) -> None:
     console.print(f"kvsm {verdict} with this vLLM")
 
 
-_ROWS: tuple[tuple[str, Callable[[Served], str]], ...] = (
+_ROWS: tuple[tuple[str, Callable[[EngineCheck], str]], ...] = (
     ("requests served", lambda one: f"{one.requests:,}"),
     ("requests with other tokens", lambda one: _of_kvsm(one, f"{one.other_tokens:,}")),
     ("prompt tokens", lambda one: f"{one.prompt_tokens:,}"),
@@ -101,7 +101,7 @@ _ROWS: tuple[tuple[str, Callable[[Served], str]], ...] = (
 )
 
 
-def _of_kvsm(one: Served, text: str) -> str:
+def _of_kvsm(one: EngineCheck, text: str) -> str:
     return "" if one.name == "without kvsm" else text
 
 

@@ -8,11 +8,15 @@ Named in vLLM's `--kv-transfer-config`, and imported by vLLM itself:
 `RecordingSpec`    vLLM's own `CPUOffloadingManager`, unchanged, with kvsm's event log of what it does
 =================  =========================================================================================
 
-A file a noun: `versions` (which vLLM), `options` (what a user may say), `kv_cache` (groups and tensors of the
-model), `copies` (host memory and copy engine of a rank), `core` (the offload core and its log), `block_pool`,
-`kv_events`, `stats`; then `connector` with its sides `scheduler_side`, `worker_side` and what goes between
-them, `messages`; `spec` with `manager`, `spec_worker` and `spec_stats`; `recording` with `recorder`. To try
-it: `tiny` (a model), `trial` (one engine in a process of its own), `check` and `bench` (the commands).
+Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
+(the offload core of an engine with its log), `rank_copies` (host memory and copy engine of a rank).
+
+- `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
+  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events` and `connector_stats`.
+- `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`.
+- `recording_spec` consists of `recording_manager` and `manager_recorder`.
+- To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (the command
+  `kvsm vllm-check`) and `bench` (the command `kvsm bench vllm`).
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from kvsm.vllm.versions import TESTED, installed
 _ROOMS = {
     "KvsmConnector": "connector",
     "KvsmSpec": "spec",
-    "RecordingSpec": "recording",
+    "RecordingSpec": "recording_spec",
 }
 
 __all__ = ["KvsmConnector", "KvsmSpec", "RecordingSpec"]

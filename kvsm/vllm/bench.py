@@ -31,8 +31,8 @@ from typing import Any
 import msgspec
 
 from kvsm.errors import ConfigError
-from kvsm.vllm.check import kv_transfer_of
-from kvsm.vllm.tiny import BLOCK_TOKENS, LLAMA, VOCABULARY, tiny_model
+from kvsm.vllm.installation_check import kv_transfer_of
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY, tiny_model
 from kvsm.vllm.trial import Trial, TrialFailed, environment, make_engine
 from kvsm.vllm.versions import installed
 

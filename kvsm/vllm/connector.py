@@ -17,10 +17,10 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvsm.errors import ConfigError
+from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
+from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.messages import StepPlan, StepReports
-from kvsm.vllm.options import ConnectorOptions, parse
 from kvsm.vllm.scheduler_side import SchedulerSide
-from kvsm.vllm.stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.versions import warn_if_untested
 from kvsm.vllm.worker_side import WorkerSide
 

@@ -30,17 +30,17 @@ from kvsm.scheduler import (
     StepOutput,
     StoreMode,
 )
-from kvsm.vllm.block_pool import VllmBlockPool
-from kvsm.vllm.core import open_core
-from kvsm.vllm.kv_cache import block_bytes_of, groups_of, hash_tokens_of, host_blocks_of
-from kvsm.vllm.kv_events import as_vllms
+from kvsm.vllm.connector_stats import KvsmStats, StatsSource
+from kvsm.vllm.engine_offloader import open_engine_offloader
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_blocks_of
 from kvsm.vllm.messages import StepPlan, StepReports
-from kvsm.vllm.options import ConnectorOptions
-from kvsm.vllm.stats import KvsmStats, StatsSource
+from kvsm.vllm.vllm_block_pool import VllmBlockPool
+from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 
 log = init_logger("vllm.kvsm")
 
-State = tuple[int, int, int]
+BoundaryState = tuple[int, int, int]
 """Of a mamba group: (group, device block, tokens before the boundary)."""
 
 NULL_BLOCK = 0
@@ -56,7 +56,7 @@ class SchedulerSide:
         publisher = None
         if events is not None and events.enable_kv_cache_events:
             publisher = Publisher(self_describing=options.self_describing_kv_events)
-        self._core = open_core(config, options, parallel.data_parallel_index, publisher)
+        self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._scheduler = OffloadScheduler(
             self._core.offloader, _scheduler_config(options, vllm_config, kv_cache_config)
@@ -71,7 +71,7 @@ class SchedulerSide:
         """Requests whose load has failed, and that have not asked for another one."""
         self._admitted: set[str] = set()
         """Requests that got their first blocks since the last step."""
-        self._states: dict[str, Sequence[State]] = {}
+        self._states: dict[str, Sequence[BoundaryState]] = {}
         """Boundary states of mamba groups that the last step computes, held: vLLM offers them in the very
         step that does so, and a store that leaves with it would read them too early (S12)."""
         self._pool: VllmBlockPool | None = None
@@ -125,12 +125,12 @@ class SchedulerSide:
         if good:
             output.finished_recving = (output.finished_recving or set()) | good
 
-    def _hold_states(self, output: Any) -> dict[str, Sequence[State]]:
+    def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
         """The states that this step computes. Who is preempted in it has lost his blocks, maybe to others."""
         offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
         if offered is None or self._pool is None:
             return {}
-        states: dict[str, Sequence[State]] = {
+        states: dict[str, Sequence[BoundaryState]] = {
             name: tuple(state for state in found if state[1] != NULL_BLOCK)
             for name, found in offered.boundary_state_offloads.items()
             if name in output.num_scheduled_tokens and name not in gone
@@ -138,7 +138,7 @@ class SchedulerSide:
         self._pool.touch([block for found in states.values() for _, block, _ in found])
         return states
 
-    def _free_states(self, states: Mapping[str, Sequence[State]]) -> None:
+    def _free_states(self, states: Mapping[str, Sequence[BoundaryState]]) -> None:
         if self._pool is not None:
             self._pool.free_blocks([block for found in states.values() for _, block, _ in found])
 
@@ -174,7 +174,7 @@ class SchedulerSide:
         )
 
     def take_events(self) -> list[Any]:
-        return as_vllms(self._scheduler.take_events())
+        return to_vllm_kv_events(self._scheduler.take_events())
 
     def take_stats(self) -> KvsmStats | None:
         return self._stats.take()
@@ -243,7 +243,9 @@ def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
     return blocks
 
 
-def _step_output(output: Any, admitted: Container[str], states: Mapping[str, Sequence[State]]) -> StepOutput:
+def _step_output(
+    output: Any, admitted: Container[str], states: Mapping[str, Sequence[BoundaryState]]
+) -> StepOutput:
     cached = output.scheduled_cached_reqs
     # Those that are new, or come back from a preemption, have told all their blocks when they got them.
     grown = {

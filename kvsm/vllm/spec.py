@@ -20,9 +20,9 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, Offloadin
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
-from kvsm.vllm.core import open_core
-from kvsm.vllm.manager import PLACES_PER_HOST_BLOCK, KvsmManager
-from kvsm.vllm.options import SpecOptions, parse
+from kvsm.vllm.engine_offloader import open_engine_offloader
+from kvsm.vllm.extra_config import SpecOptions, parse
+from kvsm.vllm.spec_manager import PLACES_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import must_have, warn_if_untested
@@ -66,7 +66,7 @@ class KvsmSpec(OffloadingSpec):
         if self._manager is None:
             publisher = Publisher() if self.kv_events_config.enable_kv_cache_events else None
             config, engine = self._core_config(), self.config.parallel.data_parallel_index
-            self._manager = KvsmManager(open_core(config, self._options, engine, publisher))
+            self._manager = KvsmManager(open_engine_offloader(config, self._options, engine, publisher))
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:

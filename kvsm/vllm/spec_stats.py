@@ -13,8 +13,8 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvsm.metrics import METRICS
-from kvsm.vllm.core import EngineCore
-from kvsm.vllm.stats import StatsSource
+from kvsm.vllm.connector_stats import StatsSource
+from kvsm.vllm.engine_offloader import EngineOffloader
 
 _EXPORTED = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
 
@@ -32,7 +32,7 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
 class SpecStats:
     """What has changed since it was asked last."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineOffloader) -> None:
         self._source = StatsSource(core.metrics, core.offloader.ledger)
 
     def take(self) -> OffloadingConnectorStats | None:

@@ -22,7 +22,7 @@ from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
-from kvsm.vllm.copies import RankCopies, make_copies
+from kvsm.vllm.rank_copies import RankCopies, make_copies
 
 log = init_logger("vllm.kvsm")
 

@@ -1,6 +1,6 @@
 """One vLLM engine in a process of its own: it serves prompts, and tells what came out.
 
-    outcome = run(Trial(rounds=[prompts], kv_transfer=connector(cpu_bytes_to_use=1 << 26)))
+    outcome = run_trial(Trial(rounds=[prompts], kv_transfer=connector_config(cpu_bytes_to_use=1 << 26)))
 
 Two engines in one process would share what vLLM keeps for a process; and one that dies would take the caller
 with it.
@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from kvsm.errors import KvsmError
-from kvsm.vllm.tiny import ENVIRONMENT, LLAMA, SETTINGS, tiny_model
+from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model
 
 Prompt = list[int]
 
@@ -53,7 +53,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     in_process: bool = True
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """tokens: of each request, in the order of the prompts. cached_tokens: of each, how many were not
     computed. seconds: of each round. metrics: vLLM's counters and gauges that are not 0, with their labels in
     braces."""
@@ -73,7 +73,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def connector(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
+def connector_config(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
     """vLLM's configuration for `KvsmConnector` with these options."""
     return {
         "kv_connector": "KvsmConnector",
@@ -84,7 +84,7 @@ def connector(load_failure: str = "recompute", **options: Any) -> dict[str, Any]
     }
 
 
-def spec(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
+def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
     """vLLM's configuration for its OffloadingConnector with a spec of kvsm."""
     return {
         "kv_connector": "OffloadingConnector",
@@ -93,7 +93,7 @@ def spec(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
     }
 
 
-def run(trial: Trial, timeout_s: float = 300) -> Outcome:
+def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:
     """Raises `TrialFailed`."""
     with TemporaryDirectory(prefix="kvsm-trial-") as directory:
         answer = Path(directory) / "outcome.json"
@@ -112,7 +112,7 @@ def run(trial: Trial, timeout_s: float = 300) -> Outcome:
         if done.returncode or not answer.exists():
             said = done.stdout + done.stderr
             raise TrialFailed(f"vLLM ended with exit code {done.returncode}:", said.decode(errors="replace"))
-        return msgspec.json.decode(answer.read_bytes(), type=Outcome)
+        return msgspec.json.decode(answer.read_bytes(), type=TrialOutcome)
 
 
 def run_session(
@@ -171,7 +171,7 @@ def metrics_of(engine: Any) -> dict[str, float]:
     return found
 
 
-def _serve(trial: Trial) -> Outcome:
+def _serve(trial: Trial) -> TrialOutcome:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=trial.max_tokens, ignore_eos=True)
@@ -187,7 +187,7 @@ def _serve(trial: Trial) -> Outcome:
         metrics = metrics_of(engine)
         # In its own time: an engine that is killed, after 5 seconds by default, has not closed its log.
         engine.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
-    return Outcome(
+    return TrialOutcome(
         tokens=[list(output.outputs[0].token_ids) for output in outputs],
         cached_tokens=[output.num_cached_tokens or 0 for output in outputs],
         prompt_tokens=sum(len(prompt) for prompts in trial.rounds for prompt in prompts),

@@ -8,11 +8,11 @@ from typing import Any
 from vllm.logger import init_logger
 
 from kvsm.events import Direction
-from kvsm.vllm.copies import RankCopies, make_copies
-from kvsm.vllm.kv_cache import block_tensors, host_blocks_of
+from kvsm.vllm.connector_stats import KvsmStats
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.kv_cache_config import block_tensors, host_blocks_of
 from kvsm.vllm.messages import StepPlan, StepReports
-from kvsm.vllm.options import ConnectorOptions
-from kvsm.vllm.stats import KvsmStats
+from kvsm.vllm.rank_copies import RankCopies, make_copies
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")

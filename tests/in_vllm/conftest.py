@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 from workloads import TIMEOUT_S, Row, case_name, make_trial
 
-from kvsm.vllm.trial import Outcome, connector, run
+from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial
 
 HERE = Path(__file__).parent
 
@@ -54,7 +54,7 @@ class Served(NamedTuple):
     """What an engine with offload has left behind. notes: where `WatchedConnector` put its own."""
 
     row: Row
-    outcome: Outcome
+    outcome: TrialOutcome
     log: Path
     notes: Path
 
@@ -64,14 +64,14 @@ class Engines:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._references: dict[tuple[str, int], Outcome] = {}
+        self._references: dict[tuple[str, int], TrialOutcome] = {}
         self._served: dict[tuple[str, Row], Served] = {}
 
-    def reference(self, model: dict[str, Any], ranks: int = 1) -> Outcome:
+    def reference(self, model: dict[str, Any], ranks: int = 1) -> TrialOutcome:
         """Without offload."""
         key = (model["model_type"], ranks)
         if key not in self._references:
-            self._references[key] = run(make_trial(model, Row(ranks=ranks)), TIMEOUT_S)
+            self._references[key] = run_trial(make_trial(model, Row(ranks=ranks)), TIMEOUT_S)
         return self._references[key]
 
     def served(self, model: dict[str, Any], row: Row) -> Served:
@@ -83,13 +83,13 @@ class Engines:
             trial = make_trial(model, row, kv_transfer=self._transfer(row, notes), engine=_EVENTS)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", str(int(not row.whole_hashes)))
-                outcome = run(trial, TIMEOUT_S)
+                outcome = run_trial(trial, TIMEOUT_S)
             (log,) = [path for path in notes.iterdir() if path.is_dir()]
             self._served[key] = Served(row, outcome, log, notes)
         return self._served[key]
 
     def _transfer(self, row: Row, notes: Path) -> dict[str, Any]:
-        transfer = connector(
+        transfer = connector_config(
             cpu_bytes_to_use=row.host_bytes,
             store=row.store,
             policy=row.policy,

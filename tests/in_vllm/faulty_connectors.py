@@ -19,7 +19,7 @@ from kvsm.events import Direction
 from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.options import ConnectorOptions, parse
+from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.worker_side import WorkerSide
 from kvsm.worker import Worker
 

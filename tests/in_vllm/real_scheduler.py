@@ -56,8 +56,8 @@ from kvsm.replay import verify_log
 from kvsm.snapshot import digest
 from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.copies import RankCopies
 from kvsm.vllm.messages import StepReports
+from kvsm.vllm.rank_copies import RankCopies
 
 DRAIN_STEPS = 2000
 """More than any of these engines needs to finish all that it was given."""

@@ -21,8 +21,8 @@ import msgspec
 from kvsm.events import Direction
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.snapshot import digest
-from kvsm.vllm.tiny import GEMMA, LLAMA, VOCABULARY, tiny_model
-from kvsm.vllm.trial import Trial, connector, environment, make_engine, run, run_session
+from kvsm.vllm.tiny_model import GEMMA, LLAMA, VOCABULARY, tiny_model
+from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_session, run_trial
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 
@@ -50,14 +50,14 @@ PROMPTS = [prompt(number) for number in range(12)]
 def expected(model: str) -> list[list[int]]:
     """What an engine without offload says to each of `PROMPTS`."""
     plain = Trial(rounds=[PROMPTS], max_tokens=MAX_TOKENS, model=dict(MODELS[model]), engine=dict(POOL))
-    return run(plain).tokens
+    return run_trial(plain).tokens
 
 
 def steered(
     load_failure: str = "recompute", name: str = "SteeredConnector", **options: Any
 ) -> dict[str, Any]:
     """vLLM's configuration for a connector of `faulty_connectors`."""
-    given = connector(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
+    given = connector_config(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
     return {**given, "kv_connector": name, "kv_connector_module_path": "faulty_connectors"}
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
-from kvsm.vllm import check, trial
-from kvsm.vllm.check import CONTESTANTS, missing_names
-from kvsm.vllm.tiny import BLOCK_TOKENS
+from kvsm.vllm import installation_check, trial
+from kvsm.vllm.installation_check import CONTESTANTS, missing_names
+from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_SECONDS = 600
@@ -69,12 +69,12 @@ def test_kvsm_that_vllm_cannot_call_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     from kvsm.vllm.connector import KvsmConnector
 
     monkeypatch.setattr(KvsmConnector, "on_every_step", lambda _: None, raising=False)
-    missing, _ = check._look()
+    missing, _ = installation_check._look()
     assert missing == ["vLLM does not call KvsmConnector.on_every_step, which kvsm needs"]
 
 
 def test_every_name_that_kvsm_imports_is_there() -> None:
-    assert missing_names(Path(check.__file__).parent) == []
+    assert missing_names(Path(installation_check.__file__).parent) == []
 
 
 def test_bench_measures_all_three() -> None:

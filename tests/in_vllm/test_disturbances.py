@@ -27,7 +27,7 @@ from scenes import (
 )
 
 from kvsm.replay import Verification, verify_log
-from kvsm.vllm.trial import Trial, run
+from kvsm.vllm.trial import Trial, run_trial
 
 Played = tuple[str, str, Told, Verification]
 """(model, store, what the scenes told, what verifying their log found)"""
@@ -142,7 +142,7 @@ def test_an_engine_process_ends_though_its_stores_never_do(
         engine=dict(POOL),
         in_process=False,
     )
-    assert run(trial).tokens == expected("llama")[:6]
+    assert run_trial(trial).tokens == expected("llama")[:6]
     (log,) = tmp_path.iterdir()
     verification = verify_log(log)
     assert verification.good, verification

@@ -18,7 +18,7 @@ from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
-from kvsm.vllm.tiny import BLOCK_TOKENS
+from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=case_name)
 each_described = pytest.mark.parametrize(

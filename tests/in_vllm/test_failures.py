@@ -19,8 +19,8 @@ from kvsm.events import LoadPlanned, WorkerReported
 from kvsm.log import LogReader
 from kvsm.replay import Verification, verify_log
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.options import ConnectorOptions, parse
-from kvsm.vllm.trial import Trial, TrialFailed, connector, run
+from kvsm.vllm.extra_config import ConnectorOptions, parse
+from kvsm.vllm.trial import Trial, TrialFailed, connector_config, run_trial
 
 THRASHING: Mapping[str, Any] = {"num_gpu_blocks_override": 40}
 """Of the engine: so few device blocks that five of the prompts push each other out."""
@@ -73,7 +73,7 @@ def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) ->
 def test_one_rank_of_two_fails(tmp_path: Path) -> None:
     """S2: what one rank could not copy is not matched, though the other could; tokens are unchanged."""
     half = steered(name="OneRankFailsConnector", event_log=str(tmp_path))
-    outcome = run(trial(half, TWO_RANKS, in_process=False))
+    outcome = run_trial(trial(half, TWO_RANKS, in_process=False))
     assert outcome.tokens == expected("llama") * 3
     log, verification = verified(tmp_path)
     assert verification.good
@@ -96,7 +96,7 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
     """With vLLM's error and without a hang; the log that was written is good."""
     dying = steered(name="DyingConnector", event_log=str(tmp_path))
     with pytest.raises(TrialFailed) as failed:
-        run(trial(dying, TWO_RANKS, in_process=False))
+        run_trial(trial(dying, TWO_RANKS, in_process=False))
     assert "EngineDeadError" in failed.value.said
     log, verification = verified(tmp_path)
     assert verification.condition.complete
@@ -110,7 +110,7 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
 def test_a_full_disk_degrades_the_log_and_not_the_engine(tmp_path: Path) -> None:
     """`continue`: tokens and hits as ever; the log says where it ends, and is good up to there."""
     full = steered(name="FullDiskConnector", event_log=str(tmp_path))
-    outcome = run(trial(full, THRASHING))
+    outcome = run_trial(trial(full, THRASHING))
     assert outcome.tokens == expected("llama") * 3
     assert outcome.metric("vllm:kvsm_blocks_loaded") > 0
     _, verification = verified(tmp_path)
@@ -122,7 +122,7 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
     """`stop`: no decision without a record of it."""
     full = steered(name="FullDiskConnector", event_log=str(tmp_path), log_on_failure="stop")
     with pytest.raises(TrialFailed, match=r"LogWriteFailed.* could not be written"):
-        run(trial(full, THRASHING))
+        run_trial(trial(full, THRASHING))
     assert verified(tmp_path)[1].condition.complete
 
 
@@ -172,9 +172,9 @@ def test_the_engine_does_not_start(
     file.write_text("")
     if "event_log" in options:
         options = {"event_log": str(file / options["event_log"])}
-    kvsm = connector(**{"cpu_bytes_to_use": HOST_BYTES, **options})
+    kvsm = connector_config(**{"cpu_bytes_to_use": HOST_BYTES, **options})
     with pytest.raises(TrialFailed, match=message):
-        run(Trial(rounds=[], kv_transfer=kvsm, engine={**POOL, **engine}))
+        run_trial(Trial(rounds=[], kv_transfer=kvsm, engine={**POOL, **engine}))
 
 
 def test_ranks_that_each_have_a_scheduler_are_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from workloads import HYBRID, ROOMY, case_name, make_rounds, reusable_tokens
 from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.ids import listed, unpack
 from kvsm.log import LogReader
-from kvsm.vllm.tiny import BLOCK_TOKENS
+from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 each_case = pytest.mark.parametrize("case", HYBRID, ids=case_name)
 each_roomy_case = pytest.mark.parametrize(

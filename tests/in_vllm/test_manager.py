@@ -34,8 +34,8 @@ from kvsm.offloader import Offloader
 from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies
-from kvsm.vllm.core import EngineCore
-from kvsm.vllm.manager import PLACES_PER_HOST_BLOCK, HostSlots, KvsmManager
+from kvsm.vllm.engine_offloader import EngineOffloader
+from kvsm.vllm.spec_manager import PLACES_PER_HOST_BLOCK, HostSlots, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
@@ -73,7 +73,7 @@ class Rig:
         self.log = FlushedLog()
         metrics = Metrics(config, self.log)
         self.core = Offloader(config, metrics, publisher=Publisher(), clock_ns=lambda: 0)
-        self.manager = KvsmManager(EngineCore(self.core, metrics, None))
+        self.manager = KvsmManager(EngineOffloader(self.core, metrics, None))
         self.told: set[bytes] = set()
 
     def context(self, request: str, **parameters: Any) -> ReqContext:
@@ -219,7 +219,7 @@ def drive(actions: list[tuple[Any, ...]], *, slots: int, longest: int, threshold
 
 @given(ACTIONS)
 @settings(max_examples=150, deadline=None)
-def test_a_full_pool_answers_and_evicts_as_vllms(actions: list[tuple[Any, ...]]) -> None:
+def test_a_full_pool_answers_and_evicts_to_vllm_kv_event(actions: list[tuple[Any, ...]]) -> None:
     """LRU over three slots, any number of copies under way; requests of one key each, where no order within
     a prefix can differ. The log replays and verifies (S10)."""
     drive(actions, slots=3, longest=1)
@@ -227,7 +227,7 @@ def test_a_full_pool_answers_and_evicts_as_vllms(actions: list[tuple[Any, ...]])
 
 @given(ACTIONS, st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_a_roomy_pool_answers_as_vllms(actions: list[tuple[Any, ...]], threshold: int) -> None:
+def test_a_roomy_pool_answers_to_vllm_kv_event(actions: list[tuple[Any, ...]], threshold: int) -> None:
     """Requests of several keys, partly resident, partly in flight, and thresholds."""
     drive(actions, slots=64, longest=4, threshold=threshold)
 

@@ -23,12 +23,12 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.replay import verify_log
-from kvsm.vllm.trial import Outcome, Trial, connector, run
+from kvsm.vllm.trial import Trial, TrialOutcome, connector_config, run_trial
 
 
-def serve(tmp_path: Path, *, kvsm_first: bool) -> Outcome:
+def serve(tmp_path: Path, *, kvsm_first: bool) -> TrialOutcome:
     """Three rounds of prompts on so few device blocks that they push each other out."""
-    ours = connector(cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
+    ours = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
@@ -42,7 +42,7 @@ def serve(tmp_path: Path, *, kvsm_first: bool) -> Outcome:
         "kv_connector_extra_config": {"connectors": children},
     }
     engine = {"num_gpu_blocks_override": 40, "disable_hybrid_kv_cache_manager": True}
-    return run(
+    return run_trial(
         Trial(
             rounds=[PROMPTS, PROMPTS, PROMPTS],
             max_tokens=MAX_TOKENS,

@@ -31,11 +31,11 @@ from kvsm.events import HitMatched, OffloadConfig
 from kvsm.log import LogReader, LogWriter
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest, snapshot
-from kvsm.vllm import recording
-from kvsm.vllm.recorder import FINDINGS, STORES_PER_SLOT, Recorder
-from kvsm.vllm.recording import RecordingManager
-from kvsm.vllm.tiny import LLAMA
-from kvsm.vllm.trial import run, spec
+from kvsm.vllm import recording_manager, recording_spec
+from kvsm.vllm.manager_recorder import FINDINGS, STORES_PER_SLOT, ManagerRecorder
+from kvsm.vllm.recording_manager import RecordingManager
+from kvsm.vllm.tiny_model import LLAMA
+from kvsm.vllm.trial import run_trial, spec_config
 
 CHUNKS = 5
 
@@ -54,7 +54,7 @@ def recorded(manager: Any, directory: Path, chunks: int = CHUNKS) -> RecordingMa
         durability="none",
         segment_bytes=2000,
     )
-    recorder = Recorder(config, writer, announces=manager.events is not None)
+    recorder = ManagerRecorder(config, writer, announces=manager.events is not None)
     return RecordingManager(manager, recorder)
 
 
@@ -229,9 +229,9 @@ def told(answer: Any) -> Any:
 
 def test_a_real_engine_is_recorded_and_says_the_same(engines: Any, tmp_path: Path) -> None:
     """S10, S15: vLLM's manager stores, evicts and loads in earnest; no token changes, nothing is found."""
-    offload = spec("RecordingSpec", cpu_bytes_to_use=TIGHT, event_log=str(tmp_path))
+    offload = spec_config("RecordingSpec", cpu_bytes_to_use=TIGHT, event_log=str(tmp_path))
     events = {"kv_events_config": {"enable_kv_cache_events": True}}
-    outcome = run(make_trial(LLAMA, Row(host_bytes=TIGHT), kv_transfer=offload, engine=events))
+    outcome = run_trial(make_trial(LLAMA, Row(host_bytes=TIGHT), kv_transfer=offload, engine=events))
     assert outcome.tokens == engines.reference(LLAMA).tokens
     (log,) = tmp_path.iterdir()
     assert not (log / FINDINGS).exists(), (log / FINDINGS).read_text()
@@ -246,7 +246,7 @@ def test_a_real_engine_is_recorded_and_says_the_same(engines: Any, tmp_path: Pat
 def test_a_directory_for_the_log_must_be_given() -> None:
     """An engine that should be recorded and is not would be noticed after the incident."""
     with pytest.raises(ConfigError, match=r"event_log.*the directory for its logs"):
-        recording._options({"cpu_bytes_to_use": 1 << 20})
+        recording_spec._options({"cpu_bytes_to_use": 1 << 20})
 
 
 # Managers that are wrong, each in one way.
@@ -481,7 +481,7 @@ def test_a_recorder_that_fails_is_told_once_and_vllm_goes_on(
     """Nothing that the recorder does can hurt an engine; and what it wrote before can be read."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     told_of: list[str] = []
-    monkeypatch.setattr(recording.log, "exception", lambda message: told_of.append(message))
+    monkeypatch.setattr(recording_manager.log, "exception", lambda message: told_of.append(message))
     a_day(manager)
 
     def fails(*_: object) -> None:

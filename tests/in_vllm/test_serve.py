@@ -25,8 +25,8 @@ from openai import AsyncOpenAI
 from scenes import HOST_BYTES, MAX_TOKENS, PROMPTS, expected
 
 from kvsm.replay import verify_log
-from kvsm.vllm.tiny import BLOCK_TOKENS, tiny_model
-from kvsm.vllm.trial import connector, environment
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
+from kvsm.vllm.trial import connector_config, environment
 
 READY_S, ENDED_S = 300, 120
 
@@ -38,7 +38,7 @@ Answer = tuple[list[int], str]
 
 def command(model: str, port: int, log: Path) -> list[str]:
     """So few device blocks that five of the prompts push each other out."""
-    transfer = connector(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
     options = {
         "model": model,
         "served-model-name": "tiny",

@@ -29,10 +29,10 @@ from workloads import make_rounds, make_trial, reusable_tokens
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.replay.verify import verify_log
 from kvsm.vllm import KvsmSpec
-from kvsm.vllm.manager import HostSlots
+from kvsm.vllm.spec_manager import HostSlots
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, block_rows, host_blocks
-from kvsm.vllm.tiny import BLOCK_TOKENS, GEMMA, LLAMA
-from kvsm.vllm.trial import Trial, run, spec
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA
+from kvsm.vllm.trial import Trial, run_trial, spec_config
 
 # Options.
 
@@ -281,7 +281,7 @@ def test_tokens_are_those_of_an_engine_without_offload(name: str, engines: Any, 
     row = ENGINES[name]
     options = {"cpu_bytes_to_use": row.host_bytes, "policy": row.policy, "blocks_per_chunk": row.chunk}
     plain = engines.reference(row.model, row.ranks)
-    outcome = run(trial(row, spec(event_log=str(tmp_path), **options)))
+    outcome = run_trial(trial(row, spec_config(event_log=str(tmp_path), **options)))
     assert outcome.tokens == plain.tokens[:ASKED]
     loaded = outcome.metric("vllm:external_prefix_cache_hits")
     assert loaded > 0

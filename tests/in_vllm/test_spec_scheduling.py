@@ -25,8 +25,8 @@ from scheduler_shapes import Shape, changed
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
 from kvsm.vllm import worker_side
-from kvsm.vllm.copies import RankCopies
-from kvsm.vllm.trial import spec
+from kvsm.vllm.rank_copies import RankCopies
+from kvsm.vllm.trial import spec_config
 
 
 class SpecConnector(OffloadingConnector):
@@ -45,7 +45,7 @@ def built_with_specs() -> Iterator[None]:
     def with_spec(shape: Shape, directory: str) -> tuple[Any, Any]:
         config, kv_cache = configs(shape, directory)
         given = config.kv_transfer_config
-        settings = spec(offload_prompt_only=False, **given.kv_connector_extra_config)
+        settings = spec_config(offload_prompt_only=False, **given.kv_connector_extra_config)
         settings |= {"kv_connector": SpecConnector.__name__, "kv_connector_module_path": __name__}
         transfer = changed(given, **settings)
         return changed(config, kv_transfer_config=transfer), kv_cache

@@ -10,8 +10,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from workloads import PAIRWISE, ROOMY, ROWS, Row, make_rounds, pairs_missed, reusable_tokens
 
-from kvsm.vllm.tiny import BLOCK_TOKENS, LLAMA
-from kvsm.vllm.trial import Outcome
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA
+from kvsm.vllm.trial import TrialOutcome
 
 each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 each_roomy_row = pytest.mark.parametrize(
@@ -19,7 +19,7 @@ each_roomy_row = pytest.mark.parametrize(
 )
 
 
-def preemptions(outcome: Outcome) -> float:
+def preemptions(outcome: TrialOutcome) -> float:
     return outcome.metric("vllm:num_preemptions")
 
 

@@ -10,8 +10,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from workloads import ROOMY, TIMEOUT_S, Row, make_rounds, make_trial
 
-from kvsm.vllm.tiny import LLAMA
-from kvsm.vllm.trial import Outcome, connector, run
+from kvsm.vllm.tiny_model import LLAMA
+from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial
 
 ASKED, OTHERS = make_rounds()[0], make_rounds(seed=4)[0]
 """What is asked twice; and what takes all device blocks between."""
@@ -22,15 +22,15 @@ def right(engines: Any) -> list[list[int]]:
     return engines.reference(LLAMA).tokens[: len(ASKED)]
 
 
-def with_a_wrong_block(verify_copies: bool) -> Outcome:
+def with_a_wrong_block(verify_copies: bool) -> TrialOutcome:
     """The tokens are of those asked again."""
-    transfer = connector(cpu_bytes_to_use=ROOMY, verify_copies=verify_copies)
+    transfer = connector_config(cpu_bytes_to_use=ROOMY, verify_copies=verify_copies)
     transfer |= {"kv_connector": "CorruptingConnector", "kv_connector_module_path": "corrupting"}
     trial = make_trial(dict(LLAMA), Row(), kv_transfer=transfer, rounds=[ASKED, OTHERS, ASKED])
-    return run(trial, TIMEOUT_S)
+    return run_trial(trial, TIMEOUT_S)
 
 
-def failed_loads(outcome: Outcome) -> float:
+def failed_loads(outcome: TrialOutcome) -> float:
     return sum(
         value
         for series, value in outcome.metrics.items()

@@ -15,7 +15,7 @@ from itertools import combinations
 from random import Random
 from typing import Any, NamedTuple
 
-from kvsm.vllm.tiny import BLOCK_TOKENS, GEMMA, LLAMA, VOCABULARY
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA, VOCABULARY
 from kvsm.vllm.trial import Prompt, Trial
 
 ROUNDS, PREFIXES, TWINS, LONERS = 6, 24, 6, 6

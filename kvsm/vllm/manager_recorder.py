@@ -43,7 +43,7 @@ FINDINGS = "findings.txt"
 """Where they are told, a line each, in the directory of the event log; absent if there are none."""
 
 
-class StorePlan(NamedTuple):
+class StoreAnswer(NamedTuple):
     """keys: what is stored, each in the slot of its place. evicted: the keys that made room."""
 
     keys: list[bytes]
@@ -51,7 +51,7 @@ class StorePlan(NamedTuple):
     evicted: list[bytes]
 
 
-class Recorder(Offloader):
+class ManagerRecorder(Offloader):
     """An offloader whose decisions are somebody else's: it is told of them, and writes and checks them.
 
     findings: the first broken properties. found: how many of each. stopped: why nothing is recorded any more.
@@ -135,9 +135,9 @@ class Recorder(Offloader):
         else:
             self._end_copy(transfer, True)
 
-    def store_prepared(self, request: str, keys: Sequence[bytes], plan: StorePlan | None) -> None:
+    def store_prepared(self, request: str, keys: Sequence[bytes], plan: StoreAnswer | None) -> None:
         """Offered these keys, the manager planned this; None: it had no room."""
-        stored, slots, evicted = plan or StorePlan([], [], [])
+        stored, slots, evicted = plan or StoreAnswer([], [], [])
         chosen, held = set(stored), self.ledger.index
         left = tuple([key for key in keys if key not in chosen and key not in held])
         if left != self._skipped.get(request, ()):

@@ -19,12 +19,12 @@ from kvsm.log import LogWriter
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
-from kvsm.vllm.options import CommonOptions
+from kvsm.vllm.extra_config import CommonOptions
 
 log = init_logger("vllm.kvsm")
 
 
-class EngineCore(NamedTuple):
+class EngineOffloader(NamedTuple):
     """offloader: decides. metrics: counts what it decides. event_log: where that is written, if anywhere."""
 
     offloader: Offloader
@@ -37,9 +37,9 @@ class EngineCore(NamedTuple):
             self.event_log.close()
 
 
-def open_core(
+def open_engine_offloader(
     config: OffloadConfig, options: CommonOptions, engine: int, publisher: Publisher | None
-) -> EngineCore:
+) -> EngineOffloader:
     """engine: the data-parallel index. Raises `LogError` if a log is asked for and cannot be begun."""
     writer = None
     if options.event_log is not None:
@@ -54,7 +54,7 @@ def open_core(
         log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
     metrics = Metrics(config, writer)
     offloader = Offloader(config, metrics, publisher=publisher)
-    return EngineCore(offloader, metrics, writer)
+    return EngineOffloader(offloader, metrics, writer)
 
 
 def new_directory(parent: Path, engine: int) -> Path:

@@ -12,12 +12,12 @@ from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 from kvsm.kv_events import BlockStored, KVCacheEvent
 
 
-def as_vllms(events: Iterable[KVCacheEvent]) -> list[Any]:
+def to_vllm_kv_events(events: Iterable[KVCacheEvent]) -> list[Any]:
     """The same events. Block hashes are whole, or integers where vLLM is told to send these."""
-    return [_as_vllms(event) for event in events]
+    return [_to_vllm_kv_event(event) for event in events]
 
 
-def _as_vllms(event: KVCacheEvent) -> Any:
+def _to_vllm_kv_event(event: KVCacheEvent) -> Any:
     fields = msgspec.structs.asdict(event)
     fields["block_hashes"] = [maybe_convert_block_hash(one) for one in fields["block_hashes"]]
     if not isinstance(event, BlockStored):

@@ -50,7 +50,7 @@ from kvsm.events import Direction, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.states.transfer import TransferState
-from kvsm.vllm.core import EngineCore
+from kvsm.vllm.engine_offloader import EngineOffloader
 from kvsm.vllm.spec_stats import SpecStats
 
 PLACES_PER_HOST_BLOCK = 2
@@ -76,7 +76,7 @@ class HostSlots(CPULoadStoreSpec):
 class KvsmManager(OffloadingManager):
     """Decides for one engine. Needs a core with one worker and `PLACES_PER_HOST_BLOCK`; closes it."""
 
-    def __init__(self, core: EngineCore) -> None:
+    def __init__(self, core: EngineOffloader) -> None:
         self._engine_core, self._core = core, core.offloader
         config = core.offloader.config
         self._chunk, self._num_slots = config.blocks_per_chunk, config.host_blocks

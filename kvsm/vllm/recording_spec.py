@@ -1,8 +1,8 @@
 """`RecordingSpec`: vLLM's own offload, with kvsm's event log of what its manager does.
 
 vLLM's `CPUOffloadingManager` decides, as ever: each call goes to it as it came, and its answer goes back as
-it is. Beside it a `Recorder` writes down what the calls and the answers mean, as kvsm's events, in a ledger
-of its own. So `kvsm replay`, `kvsm verify` and `kvsm show` read a log of vLLM's own offload.
+it is. Beside it a `ManagerRecorder` writes down what the calls and the answers mean, as kvsm's events, in a
+ledger of its own. So `kvsm replay`, `kvsm verify` and `kvsm show` read a log of vLLM's own offload.
 
 What a manager's calls show, and the recorder checks:
 
@@ -31,22 +31,22 @@ stops too; the calls after it go through unrecorded. So does everything if the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import OffloadingManager
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from kvsm.errors import ConfigError, described
+from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.log import Durability, LogWriter
 from kvsm.snapshot import snapshot
-from kvsm.vllm.core import new_directory
-from kvsm.vllm.recorder import LOADED_AT_ONCE, STORES_PER_SLOT, Recorder, StorePlan
+from kvsm.vllm.engine_offloader import new_directory
+from kvsm.vllm.manager_recorder import LOADED_AT_ONCE, STORES_PER_SLOT, ManagerRecorder
+from kvsm.vllm.recording_manager import RecordingManager
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import warn_if_untested
 
@@ -64,124 +64,6 @@ class RecordingOptions(msgspec.Struct, frozen=True, kw_only=True):
     event_log: str
     log_durability: Durability = "interval"
     log_max_bytes: int | None = None
-
-
-class RecordingManager:
-    """A manager of vLLM, with a recorder beside it. Whatever is not recorded is the manager's own."""
-
-    def __init__(self, manager: Any, recorder: Recorder) -> None:
-        self._manager, self.recorder = manager, recorder
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
-
-    def lookup(self, key: bytes, req_context: Any) -> Any:
-        answer = self._ask(self._manager.lookup, key, req_context)
-        self._note(lambda: self.recorder.looked_up(req_context.req_id, key, answer.name))
-        return answer
-
-    def prepare_load(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.prepare_load, keys, req_context)
-        self._note(
-            lambda: self.recorder.load_prepared(req_context.req_id, list(keys), answer.block_ids.tolist())
-        )
-        return answer
-
-    def touch(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.touch, keys, req_context)
-        self._note(lambda: self.recorder.touch(list(keys)))
-        return answer
-
-    def complete_load(self, keys: Collection[bytes], req_context: Any) -> Any:
-        try:
-            return self._ask(self._manager.complete_load, keys, req_context)
-        finally:  # A completion that the manager refuses is one to tell of.
-            self._note(lambda: self.recorder.load_completed(req_context.req_id, keys))
-
-    def prepare_store(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.prepare_store, keys, req_context)
-        self._note(
-            lambda: self.recorder.store_prepared(req_context.req_id, list(keys), _plan_of(answer)),
-        )
-        return answer
-
-    def complete_store(self, keys: Collection[bytes], req_context: Any, success: bool = True) -> Any:
-        try:
-            return self._ask(self._manager.complete_store, keys, req_context, success)
-        finally:
-            self._note(lambda: self.recorder.store_completed(req_context.req_id, keys, success))
-
-    def on_new_request(self, req_context: Any) -> Any:
-        answer = self._ask(self._manager.on_new_request, req_context)
-        self._note(lambda: self.recorder.arrive(req_context.req_id))
-        return answer
-
-    def on_request_finished(self, req_context: Any) -> Any:
-        answer = self._ask(self._manager.on_request_finished, req_context)
-        self._note(lambda: self.recorder.request_finished(req_context.req_id))
-        return answer
-
-    def on_schedule_end(self, context: Any) -> Any:
-        answer = self._ask(self._manager.on_schedule_end, context)
-        self._note(lambda: self.recorder.schedule_ended(context.preempted_req_ids))
-        return answer
-
-    def take_events(self) -> Iterator[Any]:
-        taken = []
-        for event in self._manager.take_events():
-            taken.append((event.keys, event.removed))
-            yield event
-        self._note(lambda: self.recorder.announced(taken))
-
-    def reset_cache(self) -> Any:
-        answer = self._ask(self._manager.reset_cache)
-        self._note(self.recorder.cache_reset)
-        return answer
-
-    def get_stats(self) -> Any:
-        answer = self._ask(self._manager.get_stats)
-        if answer is not None:
-            self._note(lambda: self.recorder.counted(answer.reduce()))
-        return answer
-
-    def shutdown(self) -> Any:
-        answer = self._ask(self._manager.shutdown)
-        self._note(lambda: self.recorder.stop("the manager was shut down"))
-        return answer
-
-    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The manager's answer. One that raises ends the engine: then the log is to have all before it."""
-        try:
-            return call(*arguments)
-        except BaseException:
-            self._note(self.recorder.sync)
-            raise
-
-    def _note(self, tell: Callable[[], object]) -> None:
-        """Let the recorder hear of it. Whatever becomes of that, vLLM goes on."""
-        recorder = self.recorder
-        if recorder.stopped is not None:
-            return
-        try:
-            tell()
-        except Exception as error:
-            # An illegal event has stopped the recorder, and been told of, by now.
-            if recorder.stopped is None:
-                recorder.stop(described(error))
-                log.exception("kvsm: the recorder failed, and records no more; vLLM's offload goes on")
-
-
-def _plan_of(answer: Any) -> StorePlan | None:
-    """A `PrepareStoreOutput`, in plain lists."""
-    if answer is None:
-        return None
-    return StorePlan(
-        list(answer.keys_to_store), answer.store_spec.block_ids.tolist(), list(answer.evicted_keys)
-    )
-
-
-# For whoever asks whether it is a manager. It inherits nothing: each method is the recorded manager's.
-OffloadingManager.register(RecordingManager)
 
 
 class _HostSlots(NamedTuple):
@@ -228,7 +110,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             self._cpu_worker = _CpuWorker(rank, kv_caches.tensors, self.num_chunks, chunk)
         return self._cpu_worker
 
-    def _open_recorder(self) -> Recorder:
+    def _open_recorder(self) -> ManagerRecorder:
         engine = self.config.parallel.data_parallel_index
         config = OffloadConfig(
             host_blocks=self.num_chunks,
@@ -246,7 +128,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             on_failure="continue",
         )
         announces = self.kv_events_config.enable_kv_cache_events
-        recorder = Recorder(config, writer, announces=announces)
+        recorder = ManagerRecorder(config, writer, announces=announces)
         log.info("kvsm: vLLM's offload of engine %d is recorded in %s", engine, writer.directory)
         return recorder
 

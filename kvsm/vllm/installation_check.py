@@ -28,8 +28,8 @@ from kvsm.errors import KvsmError
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
-from kvsm.vllm.tiny import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import Outcome, Trial, TrialFailed, connector, run, spec
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
+from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome, connector_config, run_trial, spec_config
 from kvsm.vllm.versions import TESTED, installed
 
 CONTESTANTS = ("KvsmConnector", "KvsmSpec")
@@ -40,7 +40,7 @@ LATER = frozenset({"on_reset_flushed"})
 _CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
     ("kvsm.vllm.spec", "KvsmSpec"),
-    ("kvsm.vllm.manager", "KvsmManager"),
+    ("kvsm.vllm.spec_manager", "KvsmManager"),
     ("kvsm.vllm.spec_worker", "KvsmOffloadingWorker"),
 )
 """What vLLM calls: (module, class)."""
@@ -50,7 +50,7 @@ _DEVICE_BLOCKS = 32
 _HOST_BYTES = 1 << 26
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What one engine did. wrong: a line for each thing that is not as it must be. other_tokens: requests
     that got other tokens than without kvsm. log: where the event log is, if it was kept."""
 
@@ -68,7 +68,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     digest: str | None = None
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     """version: of vLLM. platform: what its engine runs on. interface: what kvsm needs of vLLM and does not
     find. engines: the first is that without kvsm."""
 
@@ -77,7 +77,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     platform: str
     ranks: int
     interface: tuple[str, ...]
-    engines: tuple[Served, ...]
+    engines: tuple[EngineCheck, ...]
 
     @property
     def wrong(self) -> list[str]:
@@ -85,7 +85,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return [*self.interface, *(f"{one.name}: {line}" for one in self.engines for line in one.wrong)]
 
 
-def check(ranks: int = 1, logs: Path | None = None, tell: Callable[[str], None] = lambda _: None) -> Report:
+def check_installation(
+    ranks: int = 1, logs: Path | None = None, tell: Callable[[str], None] = lambda _: None
+) -> InstallationCheck:
     """logs: where event logs are kept; None: nowhere. tell: hears what is going on now.
 
     Raises `ConfigError` without vLLM, and `TrialFailed` if vLLM does not serve even without kvsm.
@@ -96,12 +98,12 @@ def check(ranks: int = 1, logs: Path | None = None, tell: Callable[[str], None] 
     with TemporaryDirectory(prefix="kvsm-check-") as scratch:
         parent = Path(scratch) if logs is None else logs
         tell("serving without kvsm")
-        plain = run(_trial(ranks, None))
+        plain = run_trial(_trial(ranks, None))
         engines = [_served("without kvsm", plain)]
         for name in CONTESTANTS:
             tell(f"serving with {name}")
             engines.append(_serve(name, ranks, plain, parent / name, kept=logs is not None))
-    return Report(
+    return InstallationCheck(
         version=version,
         tested=version.split("+")[0] in TESTED,
         platform=platform,
@@ -204,22 +206,22 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
 
 def kv_transfer_of(name: str, **options: Any) -> dict[str, Any]:
     """vLLM's configuration for one of the contestants."""
-    return connector(**options) if name == "KvsmConnector" else spec(name, **options)
+    return connector_config(**options) if name == "KvsmConnector" else spec_config(name, **options)
 
 
-def _serve(name: str, ranks: int, plain: Outcome, logs: Path, kept: bool) -> Served:
+def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
     # Checksums are of the connector alone: vLLM gives a spec no way to say that a copy failed.
     options = {"verify_copies": True} if name == "KvsmConnector" else {}
     kv_transfer = kv_transfer_of(name, cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
     try:
-        outcome = run(_trial(ranks, kv_transfer))
+        outcome = run_trial(_trial(ranks, kv_transfer))
     except TrialFailed as failure:
-        return Served(name=name, wrong=(str(failure),))
+        return EngineCheck(name=name, wrong=(str(failure),))
     return judged(_read_log(_served(name, outcome), logs, kept), plain, outcome)
 
 
-def _served(name: str, outcome: Outcome) -> Served:
-    return Served(
+def _served(name: str, outcome: TrialOutcome) -> EngineCheck:
+    return EngineCheck(
         name=name,
         requests=len(outcome.tokens),
         prompt_tokens=outcome.prompt_tokens,
@@ -227,7 +229,7 @@ def _served(name: str, outcome: Outcome) -> Served:
     )
 
 
-def _read_log(served: Served, logs: Path, kept: bool) -> Served:
+def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
     """With what the engine's event log tells."""
     directories = sorted(logs.iterdir()) if logs.exists() else []
     if not directories:
@@ -254,7 +256,7 @@ def _read_log(served: Served, logs: Path, kept: bool) -> Served:
     )
 
 
-def judged(served: Served, plain: Outcome, outcome: Outcome) -> Served:
+def judged(served: EngineCheck, plain: TrialOutcome, outcome: TrialOutcome) -> EngineCheck:
     """With what is wrong beside the engine without kvsm."""
     others = sum(ours != theirs for ours, theirs in zip_longest(outcome.tokens, plain.tokens))
     wrong = list(served.wrong)
