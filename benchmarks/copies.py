@@ -24,9 +24,9 @@ from copies_gpu import gpu_tables
 from numpy.typing import NDArray
 from page import markdown_table, publish
 
-from kvsm.cuda_io import HostCopyEngine, VerifyingCopyEngine
-from kvsm.cuda_io.simulated import SimulatedDevice
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines import HostCopyEngine, VerifyingCopyEngine
+from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob

@@ -23,11 +23,11 @@ import click
 import numpy as np
 from page import markdown_table
 
-from kvsm.cuda_io import CudaCopyEngine, HostPool
-from kvsm.cuda_io.descriptors import Fragments
-from kvsm.cuda_io.driver import BatchCopy, register_host, unregister_host
-from kvsm.cuda_io.engine import CopyResult
-from kvsm.cuda_io.host_memory import PageLocking
+from kvsm.copy_engines import HostPool
+from kvsm.copy_engines.geometry import Fragments
+from kvsm.copy_engines.interface import CopyResult
+from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
+from kvsm.cuda_io.driver import BatchCopy
 from kvsm.cuda_io.paths import CopyPath
 from kvsm.events import Direction
 from kvsm.ids import pack
@@ -65,8 +65,7 @@ def make_world(torch: Any, fragment_bytes: int, path: CopyPath | None = None) ->
         torch.randint(0, 256, (blocks, fragment_bytes), dtype=torch.uint8, device="cuda")
         for _ in range(LAYERS)
     ]
-    locking = PageLocking(register_host, unregister_host)
-    host = HostPool(blocks, LAYERS * fragment_bytes, page_locking=locking)
+    host = HostPool(blocks, LAYERS * fragment_bytes, page_locking=CUDA_PAGE_LOCKING)
     torch.cuda.synchronize()
     return World(torch, layers, host, CudaCopyEngine(layers, host.blocks, path=path), blocks, fragment_bytes)
 

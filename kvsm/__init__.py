@@ -1,8 +1,8 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
 The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`kvsm.cuda_io` and `kvsm.worker` carry plans out; `kvsm.replay` rebuilds, verifies and explains;
-`kvsm.testing` tests what is built on it.
+`kvsm.worker` carries plans out, by `kvsm.copy_engines` or `kvsm.cuda_io`; `kvsm.replay` rebuilds, verifies
+and explains; `kvsm.testing` tests what is built on it.
 
 The names below are imported when they are first used: pytest imports this package in every project beside
 which it is installed, for its plugin, and must not wait for numpy there.

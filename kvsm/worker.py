@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvsm.cuda_io.engine import CopyEngine
+from kvsm.copy_engines.interface import CopyEngine
 from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport

@@ -12,7 +12,7 @@ import pytest
 from cuda_rig import cuda_rig, has_gpu
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import (
+from kvsm.copy_engines import (
     CopyEngine,
     CopyResult,
     FailingCopyEngine,
@@ -20,7 +20,7 @@ from kvsm.cuda_io import (
     SimulatedCopyEngine,
     VerifyingCopyEngine,
 )
-from kvsm.cuda_io import host as host_module
+from kvsm.copy_engines import host as host_module
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fake_cuda import FakeDriver
 
-from kvsm.cuda_io.cuda import CudaCopyEngine
+from kvsm.cuda_io.engine import CudaCopyEngine
 from kvsm.cuda_io.paths import CopyPath, PathTable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.layout import Layout, Rows
+from kvsm.copy_engines.layout import MemoryLayout, MemoryRows
 from kvsm.events import Direction
 
 Bytes = NDArray[np.uint8]
@@ -16,7 +16,7 @@ Pairs = list[tuple[int, int]]
 
 
 @st.composite
-def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> Layout:
+def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> MemoryLayout:
     """Pools at address 0 and on, all bytes of them multiples of `unit`.
 
     The device pool is a few allocations, each of some layers: one layer after the other, or interleaved in
@@ -34,21 +34,23 @@ def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> Layout:
         else:
             stride, spacing = distance * layers, distance
             size = stride * count
-        tensors += [Rows(address + layer * spacing, stride, count, row_bytes) for layer in range(layers)]
+        tensors += [
+            MemoryRows(address + layer * spacing, stride, count, row_bytes) for layer in range(layers)
+        ]
         address += size + draw(gaps)
     tensors = draw(st.permutations(tensors)) if draw(st.booleans()) else tensors
     return block_major(tensors, address + draw(gaps), draw(st.integers(1, num_blocks)), draw(gaps))
 
 
-def block_major(tensors: list[Rows], address: int, num_host_blocks: int, gap: int = 0) -> Layout:
+def block_major(tensors: list[MemoryRows], address: int, num_host_blocks: int, gap: int = 0) -> MemoryLayout:
     """The layout of these tensors, with a host pool at this address and with this gap between its blocks."""
     offsets = [sum(rows.row_bytes for rows in tensors[:place]) for place in range(len(tensors) + 1)]
-    host = Rows(address, offsets[-1] + gap, num_host_blocks, offsets[-1])
-    return Layout(tuple(tensors), host, tuple(offsets[:-1]))
+    host = MemoryRows(address, offsets[-1] + gap, num_host_blocks, offsets[-1])
+    return MemoryLayout(tuple(tensors), host, tuple(offsets[:-1]))
 
 
 @st.composite
-def pairs_of(draw: Any, layout: Layout, direction: Direction) -> Pairs:
+def pairs_of(draw: Any, layout: MemoryLayout, direction: Direction) -> Pairs:
     """Pairs that a transfer may have: distinct targets. Many are in runs, as sources follow their targets."""
     limits = layout.num_device_blocks, layout.num_host_blocks
     target_limit, source_limit = limits[::-1] if direction is Direction.STORE else limits
@@ -64,27 +66,27 @@ def pairs_of(draw: Any, layout: Layout, direction: Direction) -> Pairs:
 
 
 @st.composite
-def copies(draw: Any, unit: int = 1) -> tuple[Layout, Direction, Pairs]:
+def copies(draw: Any, unit: int = 1) -> tuple[MemoryLayout, Direction, Pairs]:
     """A layout, and a transfer in it."""
     layout, direction = draw(layouts(unit)), draw(st.sampled_from(Direction))
     return layout, direction, draw(pairs_of(layout, direction))
 
 
-def moved(layout: Layout, distance: int) -> Layout:
+def moved(layout: MemoryLayout, distance: int) -> MemoryLayout:
     """The same pools, elsewhere."""
-    return Layout(
+    return MemoryLayout(
         tuple(rows._replace(address=rows.address + distance) for rows in layout.tensors),
         layout.host._replace(address=layout.host.address + distance),
         layout.offsets,
     )
 
 
-def memory_of(layout: Layout) -> Bytes:
+def memory_of(layout: MemoryLayout) -> Bytes:
     """Memory that holds a layout at address 0 and on, full of random bytes."""
     return np.random.default_rng(0).integers(0, 256, layout.host.end, dtype=np.uint8)
 
 
-def copied_one_by_one(memory: Bytes, layout: Layout, direction: Direction, pairs: Pairs) -> Bytes:
+def copied_one_by_one(memory: Bytes, layout: MemoryLayout, direction: Direction, pairs: Pairs) -> Bytes:
     """What the memory holds after a plain loop over tensors and pairs."""
     after = memory.copy()
     for rows, offset in zip(layout.tensors, layout.offsets):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from kvsm.cuda_io.engine import CopyResult
-from kvsm.cuda_io.pairs import checked_pairs
-from kvsm.cuda_io.pools import Pools
+from kvsm.copy_engines.interface import CopyResult
+from kvsm.copy_engines.pairs import checked_pairs
+from kvsm.copy_engines.pools import NumpyPools
 from kvsm.errors import TransferFailed, described
 from kvsm.plan import TransferJob
 
@@ -19,7 +19,7 @@ class PlainCopyEngine:
     def __init__(self, device: Any, host: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.meddle: Callable[[TransferJob], None] = lambda _: None
-        self._pools = Pools(device, host)
+        self._pools = NumpyPools(device, host)
         self._queued: dict[int, TransferJob] = {}
         self._finished: dict[int, CopyResult] = {}
         self._closed = False

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from kvsm.cli import main
 from kvsm.cli.run import _progress_line
-from kvsm.cuda_io.pools import Pools
+from kvsm.copy_engines.pools import NumpyPools
 from kvsm.log import LogReader
 from kvsm.serving import RunOptions, RunProgress, WorkloadRun, in_flight, run_workload
 from kvsm.traces import multi_turn
@@ -176,12 +176,12 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
 
 def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """S15 from end to end: copies that drop their last block are found out."""
-    whole = Pools.copy
+    whole = NumpyPools.copy
 
-    def careless(self: Pools, direction: Any, device_blocks: Any, slots: Any) -> None:
+    def careless(self: NumpyPools, direction: Any, device_blocks: Any, slots: Any) -> None:
         whole(self, direction, np.asarray(device_blocks)[:-1], np.asarray(slots)[:-1])
 
-    monkeypatch.setattr(Pools, "copy", careless)
+    monkeypatch.setattr(NumpyPools, "copy", careless)
     result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
     assert result.exit_code == 1
     assert "digest equal" in result.stdout

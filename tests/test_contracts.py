@@ -17,7 +17,7 @@ from contracts.runs import merged
 from contracts.steps import by_rows
 from contracts.tables import PAIRS
 
-from kvsm.cuda_io.pairs import merge_runs
+from kvsm.copy_engines.pairs import merge_runs
 from kvsm.errors import InvalidEvent
 from kvsm.events import OffloadConfig, StorePlanned, TransfersSubmitted, WorkerReported
 from kvsm.ledger import Ledger

@@ -1,4 +1,4 @@
-"""The conformance suite: the promises of `kvsm.cuda_io.engine`, on every copy engine.
+"""The conformance suite: the promises of `kvsm.copy_engines.interface`, on every copy engine.
 
 Refusals before anything runs (S3), one end for each transfer (S9), a failure that is told as one (S6), and
 the right bytes (S15). Not here: the order against compute (S12), which takes a device whose compute a test
@@ -32,7 +32,7 @@ from copy_rigs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import CopyEngine, CopyResult
+from kvsm.copy_engines import CopyEngine, CopyResult
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import Bytes, Pairs, block_major, copied_one_by_one, copies, memory_of, moved
 
+from kvsm.copy_engines.layout import MemoryLayout, MemoryRows
 from kvsm.cuda_io import kernel
 from kvsm.cuda_io.kernel import (
     KERNEL_NAME,
@@ -31,7 +32,6 @@ from kvsm.cuda_io.kernel import (
     kernel_parts,
     vector_bytes,
 )
-from kvsm.cuda_io.layout import Layout, Rows
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 
@@ -79,7 +79,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def copied(run: Run, layout: Layout, direction: Direction, pairs: Pairs, size: tuple[int, int]) -> Bytes:
+def copied(
+    run: Run, layout: MemoryLayout, direction: Direction, pairs: Pairs, size: tuple[int, int]
+) -> Bytes:
     """What memory holds after the kernel ran in it."""
     before = memory_of(layout)
     room = np.zeros(len(before) + 2 * PART_BYTES + 16, np.uint8)
@@ -112,7 +114,7 @@ def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
 
     @settings(max_examples=60)
     @given(copies(unit), st.sampled_from([(1, 32), (1, 64), (3, 96)]))
-    def check(copy: tuple[Layout, Direction, Pairs], size: tuple[int, int]) -> None:
+    def check(copy: tuple[MemoryLayout, Direction, Pairs], size: tuple[int, int]) -> None:
         assert np.array_equal(copied(run, *copy, size), copied_one_by_one(memory_of(copy[0]), *copy))
 
     check()
@@ -125,7 +127,7 @@ def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
 def test_rows_longer_than_a_part_are_copied_whole(run: Run, direction: Direction, sizes: Any) -> None:
     """S15: also where a row ends in the middle of a part, a round of reads, or a vector."""
     starts = [sum(16 + 8 * size for size in sizes[:place]) for place in range(len(sizes))]
-    tensors = [Rows(start, size + 1, 6, size) for start, size in zip(starts, sizes)]
+    tensors = [MemoryRows(start, size + 1, 6, size) for start, size in zip(starts, sizes)]
     layout = block_major(tensors, starts[-1] + 8 * sizes[-1] + 16, 5)
     pairs = [(5, 0), (0, 3), (3, 4), (1, 1)]
     size = grid(direction, len(pairs), layout, 132)
@@ -140,7 +142,7 @@ def test_block_ids_reach_beyond_31_bits() -> None:
     assert table.flags.c_contiguous
 
 
-ALIGNED = block_major([Rows(layer << 20, 4096 + 256, 9, 4096) for layer in range(3)], 3 << 20, 9)
+ALIGNED = block_major([MemoryRows(layer << 20, 4096 + 256, 9, 4096) for layer in range(3)], 3 << 20, 9)
 
 
 @pytest.mark.parametrize(("odd", "expected"), [(0, 16), (32, 16), (8, 8), (4, 4), (12, 4), (2, 1), (1, 1)])
@@ -158,14 +160,14 @@ def test_vector_is_the_widest_that_divides_all(place: str, odd: int, expected: i
         host = host._replace(address=host.address + odd)
     else:
         host = host._replace(stride=host.stride + odd)
-    assert vector_bytes(Layout((*tensors, last), host, ALIGNED.offsets)) == expected
+    assert vector_bytes(MemoryLayout((*tensors, last), host, ALIGNED.offsets)) == expected
 
 
 @given(st.sampled_from(Direction), st.integers(0, 5000), st.integers(1, 64), st.integers(1, 3 * PART_BYTES))
 def test_grid_has_a_warp_for_each_part_up_to_its_share_of_the_device(
     direction: Direction, num_pairs: int, num_tensors: int, row_bytes: int
 ) -> None:
-    rows = [Rows(place * (4 * PART_BYTES), 1 << 20, 10, row_bytes) for place in range(num_tensors)]
+    rows = [MemoryRows(place * (4 * PART_BYTES), 1 << 20, 10, row_bytes) for place in range(num_tensors)]
     layout = block_major(rows, 0, 10)
     blocks, threads = grid(direction, num_pairs, layout, 132)
     units, warps = num_pairs * len(kernel_parts(layout)), threads // LANES
@@ -177,13 +179,13 @@ def test_grid_has_a_warp_for_each_part_up_to_its_share_of_the_device(
 
 
 def test_grid_has_a_thread_block_on_the_smallest_device() -> None:
-    layout = block_major([Rows(0, 64, 10, 64)], 1000, 10)
+    layout = block_major([MemoryRows(0, 64, 10, 64)], 1000, 10)
     assert grid(Direction.LOAD, 1000, layout, 4) == (1, THREADS)
 
 
 def test_thousands_of_small_fragments_need_few_bytes_of_table() -> None:
     """4096 blocks of 32 layers: a pair for each block, not a descriptor for each of 131,072 fragments."""
-    layout = block_major([Rows(layer << 30, 4096, 8192, 4096) for layer in range(32)], 0, 8192)
+    layout = block_major([MemoryRows(layer << 30, 4096, 8192, 4096) for layer in range(32)], 0, 8192)
     blocks = np.arange(0, 8192, 2)
     assert kernel_pairs(blocks, blocks[::-1]).nbytes == 4096 * 8
     assert kernel_parts(layout).nbytes == 32 * 32

@@ -23,9 +23,9 @@ from fake_cuda import INVALID_VALUE, NEWEST_WITHOUT_BATCH, FakeDriver
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsm.copy_engines.interface import CopyResult
 from kvsm.cuda_io import copier, driver, paths
-from kvsm.cuda_io.cuda import CudaCopyEngine, ThreadSubmitter
-from kvsm.cuda_io.engine import CopyResult
+from kvsm.cuda_io.engine import CudaCopyEngine, ThreadSubmitter
 from kvsm.cuda_io.paths import CopyPath, PathTable
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
@@ -238,7 +238,7 @@ def test_tables_of_copies_in_flight_are_not_used_again(fake: FakeDriver) -> None
 def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) -> None:
     """It is uploaded on the default stream, which nothing waits for where the model computes on another."""
     pools = Pools(fake)
-    context = driver.Context(0)
+    context = driver.CudaContext(0)
     with context:
         compute = driver.create_stream()
     with closing(CudaCopyEngine(pools.device, pools.host, lambda: compute, CopyPath.KERNEL)) as engine:
@@ -253,7 +253,7 @@ def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) 
 def test_what_a_batch_is_described_by_lives_until_it_is_over(fake: FakeDriver) -> None:
     """B37: the driver may read the descriptors after the call."""
     pools = Pools(fake)
-    with pools.engine(CopyPath.BATCH) as engine, driver.Context(0) as context:
+    with pools.engine(CopyPath.BATCH) as engine, driver.CudaContext(0) as context:
         stream = engine._streams[Direction.STORE]
         kept = engine._device.copy(stream, 1, Direction.STORE, (1, 2), (3, 4))
         context.release()
@@ -547,7 +547,7 @@ def test_a_missing_gpu_is_told(fake: FakeDriver) -> None:
 @pytest.mark.usefixtures("fake")
 def test_a_gpu_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match="device 3 is asked for, and the driver shows 1"):
-        driver.Context(3)
+        driver.CudaContext(3)
 
 
 def test_a_missing_driver_is_told() -> None:
@@ -559,7 +559,7 @@ def test_a_missing_driver_is_told() -> None:
 
 
 def test_it_imports_without_torch_and_without_bindings() -> None:
-    program = "import sys; sys.modules |= {'torch': None, 'cuda': None}; import kvsm.cuda_io.cuda"
+    program = "import sys; sys.modules |= {'torch': None, 'cuda': None}; import kvsm.cuda_io.engine"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
 
 

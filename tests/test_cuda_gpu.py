@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from test_cuda_device import pools_and_pairs
 
 from kvsm.cuda_io import driver
-from kvsm.cuda_io.cuda import CudaCopyEngine
+from kvsm.cuda_io.engine import CudaCopyEngine
 from kvsm.cuda_io.paths import CopyPath
 from kvsm.events import Direction
 
@@ -64,7 +64,7 @@ def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, dr
 
 def supported(path: CopyPath) -> CopyPath:
     """The path, or a skip: not every driver has batches."""
-    if path is CopyPath.BATCH and driver.Context(0).driver_version < driver.BATCH_VERSION:
+    if path is CopyPath.BATCH and driver.CudaContext(0).driver_version < driver.BATCH_VERSION:
         pytest.skip("the driver has no cuMemcpyBatchAsync")
     return path
 

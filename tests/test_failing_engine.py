@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plain_engine import PlainCopyEngine
 
-from kvsm.cuda_io import CopyEngine, FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
+from kvsm.copy_engines import CopyEngine, FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack

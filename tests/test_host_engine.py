@@ -15,8 +15,8 @@ from copy_rigs import Bytes, copied, copy_plainly, finish, load, random_pools, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import HostCopyEngine
-from kvsm.cuda_io import host as host_module
+from kvsm.copy_engines import HostCopyEngine
+from kvsm.copy_engines import host as host_module
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob
@@ -435,7 +435,7 @@ def test_the_engine_works_without_torch_and_without_cuda() -> None:
     script = (
         "import sys; sys.modules['torch'] = sys.modules['cuda'] = None\n"
         "import numpy as np, kvsm.worker\n"
-        "from kvsm.cuda_io import HostCopyEngine\n"
+        "from kvsm.copy_engines import HostCopyEngine\n"
         "HostCopyEngine(np.zeros((2, 2), np.uint8), np.zeros((2, 2), np.uint8)).close()\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsm.cuda_io.layout import Rows, block_bytes_of, make_layout, rows_of
+from kvsm.copy_engines.layout import MemoryRows, block_bytes_of, make_layout, rows_of
 from kvsm.errors import ConfigError
 
 
@@ -27,9 +27,9 @@ def test_the_parts_of_a_block_stand_one_after_another_on_the_host(widths: list[i
     assert layout.offsets == tuple(sum(widths[:place]) for place in places)
     assert (layout.num_device_blocks, layout.num_host_blocks) == (4, 6)
     assert layout.block_bytes == sum(widths)
-    assert layout.host == Rows(host.ctypes.data, sum(widths), 6, sum(widths))
+    assert layout.host == MemoryRows(host.ctypes.data, sum(widths), 6, sum(widths))
     for tensor, rows in zip(tensors, layout.tensors):
-        assert rows == Rows(tensor.ctypes.data, tensor.strides[0], 4, tensor.shape[1])
+        assert rows == MemoryRows(tensor.ctypes.data, tensor.strides[0], 4, tensor.shape[1])
         assert rows.end == tensor[3].ctypes.data + tensor.shape[1]
 
 
@@ -87,7 +87,7 @@ def test_a_torch_tensor_lies_where_its_view_in_numpy_lies() -> None:
 def test_a_single_row_may_be_cut_from_anything() -> None:
     """Where a next row would be does not matter if there is none: its stride is taken as its length."""
     row = zeros(3, 9)[1:2, 2:6]
-    assert rows_of("host pool", row) == Rows(row.ctypes.data, 4, 1, 4)
+    assert rows_of("host pool", row) == MemoryRows(row.ctypes.data, 4, 1, 4)
 
 
 REFUSED = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsm.cuda_io.pairs import checked_pairs, merge_runs
+from kvsm.copy_engines.pairs import checked_pairs, merge_runs
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import SMALL, pack, to_list

@@ -13,12 +13,12 @@ from copy_rigs import Shape, copied, copy_plainly, random_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import pools as pools_module
-from kvsm.cuda_io import vectored
-from kvsm.cuda_io.descriptors import Fragments
-from kvsm.cuda_io.layout import Rows, rows_of
-from kvsm.cuda_io.pools import LONG_BYTES, Pools
-from kvsm.cuda_io.vectored import LONGEST_BYTES, MOST_FRAGMENTS, copy_vectored, reaches
+from kvsm.copy_engines import pools as pools_module
+from kvsm.copy_engines import vectored
+from kvsm.copy_engines.geometry import Fragments
+from kvsm.copy_engines.layout import MemoryRows, rows_of
+from kvsm.copy_engines.pools import LONG_BYTES, NumpyPools
+from kvsm.copy_engines.vectored import LONGEST_BYTES, MOST_FRAGMENTS, copy_vectored, reaches
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
@@ -81,7 +81,7 @@ def test_all_forms_copy_what_a_plain_copy_does(
         patch.setattr(pools_module, "SLICED_BYTES", sliced_bytes)
         if not vectored:
             patch.setattr(pools_module, "reaches", lambda _: False)
-        Pools(device, host).copy(direction, *job.pairs())
+        NumpyPools(device, host).copy(direction, *job.pairs())
     for found, right, before in zip((*device, host), (*expected[0], expected[1]), whole):
         assert np.array_equal(found, right)
         now = found if found.base is None else found.base
@@ -97,7 +97,7 @@ def test_a_copy_that_got_slow_ends_in_one_call(direction: Direction, monkeypatch
     monkeypatch.setattr(pools_module, "perf_counter", Clock(2))
     monkeypatch.setattr(pools_module, "SLICED_BYTES", LONG_BYTES)
     monkeypatch.setattr(pools_module, "copy_vectored", lambda rest: calls.append(len(rest.sizes)))
-    pools = Pools([random_bytes(64, LONG_BYTES)], random_bytes(64, LONG_BYTES))
+    pools = NumpyPools([random_bytes(64, LONG_BYTES)], random_bytes(64, LONG_BYTES))
     pools.copy(direction, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
     assert calls == [30]
 
@@ -109,7 +109,7 @@ def test_a_copy_that_is_quick_makes_no_such_call(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pools_module, "SLICED_BYTES", LONG_BYTES)
     monkeypatch.setattr(pools_module, "copy_vectored", lambda _: pytest.fail("not called for"))
     device, host = random_bytes(64, LONG_BYTES, 1), random_bytes(64, LONG_BYTES, 2)
-    Pools([device], host).copy(Direction.STORE, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
+    NumpyPools([device], host).copy(Direction.STORE, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
     assert np.array_equal(host[1::2], device[::2])
 
 
@@ -119,7 +119,7 @@ def test_rows_that_are_short_are_not_given_to_the_kernel(monkeypatch: pytest.Mon
     monkeypatch.setattr(pools_module, "copy_vectored", lambda _: pytest.fail("not called for"))
     device, host = Shape([64, 64], 1, 1, False).pools(1000, 1000)
     blocks = np.array([*range(450), *range(500, 950)])
-    Pools(device, host).copy(Direction.STORE, blocks, blocks)
+    NumpyPools(device, host).copy(Direction.STORE, blocks, blocks)
     assert np.array_equal(host[blocks], np.hstack(device)[blocks])
 
 
@@ -128,7 +128,7 @@ def test_short_runs_are_one_call_from_the_start(monkeypatch: pytest.MonkeyPatch)
     """Else copying threads take the lock from each other for each of them."""
     calls: list[int] = []
     monkeypatch.setattr(pools_module, "copy_vectored", lambda rest: calls.append(len(rest.sizes)))
-    pools = Pools([random_bytes(64, LONG_BYTES)], random_bytes(64, LONG_BYTES))
+    pools = NumpyPools([random_bytes(64, LONG_BYTES)], random_bytes(64, LONG_BYTES))
     pools.copy(Direction.STORE, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
     assert calls == [32]
 
@@ -141,7 +141,7 @@ def test_read_only_targets_are_refused_and_read_only_sources_are_not(direction: 
         device, host = random_bytes(4, block_bytes, 1), random_bytes(4, block_bytes, 2)
         (host if direction is Direction.STORE else device).flags.writeable = False
         expected = copied([device], host)
-        pools = Pools([device], host)
+        pools = NumpyPools([device], host)
         with pytest.raises(TransferFailed, match="pool is read-only; give a writable one"):
             pools.copy(direction, (0, 2), (1, 3))
         assert np.array_equal(device, expected[0][0])
@@ -153,14 +153,14 @@ def test_read_only_targets_are_refused_and_read_only_sources_are_not(direction: 
 
 def test_one_tensor_needs_no_list() -> None:
     device, host = random_bytes(8, 3, 1), random_bytes(8, 3, 2)
-    Pools(device, host).copy(Direction.STORE, (1, 4, 6), (0, 3, 7))
+    NumpyPools(device, host).copy(Direction.STORE, (1, 4, 6), (0, 3, 7))
     assert np.array_equal(host[[0, 3, 7]], device[[1, 4, 6]])
 
 
 def test_items_of_any_type_are_copied_as_bytes() -> None:
     device = np.arange(24, dtype=np.float64).reshape(4, 6)[:, :3]
     host = np.zeros((4, 3))
-    Pools(device, host).copy(Direction.STORE, (3, 1), (0, 2))
+    NumpyPools(device, host).copy(Direction.STORE, (3, 1), (0, 2))
     assert np.array_equal(host[[0, 2]], device[[3, 1]])
 
 
@@ -169,7 +169,7 @@ def test_torch_tensors_are_viewed_not_copied() -> None:
     torch = pytest.importorskip("torch")
     device = torch.arange(24, dtype=torch.bfloat16).reshape(8, 3)
     host = torch.zeros((8, 3), dtype=torch.bfloat16)
-    Pools([device], host).copy(Direction.STORE, (2, 5), (7, 0))
+    NumpyPools([device], host).copy(Direction.STORE, (2, 5), (7, 0))
     assert host[7].tolist() == [6, 7, 8]
     assert host[0].tolist() == [15, 16, 17]
 
@@ -178,7 +178,7 @@ def test_a_tensor_that_numpy_cannot_view_is_refused() -> None:
     torch = pytest.importorskip("torch")
     device = torch.zeros((4, 3), device="meta")
     with pytest.raises(ConfigError, match="device tensor 0 cannot be viewed as bytes by numpy: "):
-        Pools([device], np.zeros((4, 12), np.uint8))
+        NumpyPools([device], np.zeros((4, 12), np.uint8))
 
 
 # The one call.
@@ -269,8 +269,8 @@ def test_pools_that_the_call_cannot_read_are_found_before_any_copy() -> None:
     """Memory of devices has no pages; pages that may not be read stand for it here."""
     pool = rows_of("host pool", random_bytes(4, 8))
     assert reaches([pool])
-    assert reaches([pool, Rows(0, 8, 0, 8)])
-    assert not reaches([pool, Rows(unmapped(), 8, 4, 8)])
+    assert reaches([pool, MemoryRows(0, 8, 0, 8)])
+    assert not reaches([pool, MemoryRows(unmapped(), 8, 4, 8)])
 
 
 @pytest.mark.parametrize("error", [AttributeError, TypeError, PermissionError])
@@ -283,7 +283,7 @@ def test_pools_copy_without_the_call(error: type[Exception], monkeypatch: pytest
     monkeypatch.setattr(vectored, "_process_vm_readv", refused)
     monkeypatch.setattr(pools_module, "perf_counter", Clock(1))
     device, host = random_bytes(64, LONG_BYTES, 1), random_bytes(64, LONG_BYTES, 2)
-    Pools([device], host).copy(Direction.STORE, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
+    NumpyPools([device], host).copy(Direction.STORE, tuple(range(0, 64, 2)), tuple(range(1, 64, 2)))
     assert np.array_equal(host[1::2], device[::2])
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io.races import Actor, Operation, RaceDetector
+from kvsm.copy_engines.races import Actor, ClockedOperation, RaceDetector
 
 ACTORS, PLACES = 3, 2
 
@@ -77,7 +77,7 @@ def test_a_place_has_a_race_if_and_only_if_two_of_its_accesses_are_unordered(
     for number, one in enumerate(program):
         if 0 <= one.learns_of < number:
             actors[one.actor].learn(clocks[one.learns_of])
-        operations.append(Operation(actors[one.actor], f"operation {number}", one.is_batch))
+        operations.append(ClockedOperation(actors[one.actor], f"operation {number}", one.is_batch))
         clocks.append(actors[one.actor].clock.copy())
 
     before, left = orders(program), set(range(len(program)))
@@ -99,8 +99,8 @@ def two_actors() -> tuple[RaceDetector, Actor, Actor]:
 )
 def test_a_race_names_both_operations_and_the_place(first: str, second: str) -> None:
     detector, one, other = two_actors()
-    getattr(detector, first)(Operation(one, "kernel 'step 12'"), ("device block", 3))
-    getattr(detector, second)(Operation(other, "copy 7"), ("device block", 3))
+    getattr(detector, first)(ClockedOperation(one, "kernel 'step 12'"), ("device block", 3))
+    getattr(detector, second)(ClockedOperation(other, "copy 7"), ("device block", 3))
     assert [str(race) for race in detector.races] == [
         f"device block 3: kernel 'step 12' {first} it and copy 7 {second} it, and nothing orders the two"
     ]
@@ -109,17 +109,17 @@ def test_a_race_names_both_operations_and_the_place(first: str, second: str) -> 
 def test_reads_do_not_race() -> None:
     detector, one, other = two_actors()
     for actor in (one, other, one):
-        detector.reads(Operation(actor, "a read"), ("device block", 3))
+        detector.reads(ClockedOperation(actor, "a read"), ("device block", 3))
     assert detector.races == []
 
 
 def test_what_came_after_the_event_is_not_ordered_by_it() -> None:
     """A clock is that of its moment: an actor that goes on does not take along who learned of it before."""
     detector, one, other = two_actors()
-    detector.writes(Operation(one, "before"), ("device block", 1))
+    detector.writes(ClockedOperation(one, "before"), ("device block", 1))
     other.learn(one.clock.copy())
-    detector.writes(Operation(one, "after"), ("device block", 2))
-    reads = Operation(other, "a read")
+    detector.writes(ClockedOperation(one, "after"), ("device block", 2))
+    reads = ClockedOperation(other, "a read")
     detector.reads(reads, ("device block", 1))
     assert detector.races == []
     detector.reads(reads, ("device block", 2))
@@ -129,7 +129,7 @@ def test_what_came_after_the_event_is_not_ordered_by_it() -> None:
 def test_a_place_that_is_forgotten_starts_anew() -> None:
     """Memory that was given back, and is another's now."""
     detector, one, other = two_actors()
-    detector.writes(Operation(one, "the former owner"), ("id table", 1))
+    detector.writes(ClockedOperation(one, "the former owner"), ("id table", 1))
     detector.forget(("id table", 1))
-    detector.writes(Operation(other, "the next"), ("id table", 1))
+    detector.writes(ClockedOperation(other, "the next"), ("id table", 1))
     assert detector.races == []

@@ -28,7 +28,7 @@ from scheduler_traffic import (
 )
 
 from kvsm import events as ev
-from kvsm.cuda_io.simulated import SimulatedCopyEngine
+from kvsm.copy_engines.simulated import SimulatedCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, SkipReason
 from kvsm.ids import to_list

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from kvsm import events as ev
-from kvsm.cuda_io import CopyResult
-from kvsm.cuda_io.simulated import SimulatedStream
+from kvsm.copy_engines import CopyResult
+from kvsm.copy_engines.simulated import SimulatedStream
 from kvsm.errors import ConfigError, LogError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import to_list

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedules import Choose, every_schedule
 
-from kvsm.cuda_io.simulated import LONGEST_POLLS, LONGEST_QUEUE, SimulatedCopyEngine, SimulatedDevice
+from kvsm.copy_engines.simulated import LONGEST_POLLS, LONGEST_QUEUE, SimulatedCopyEngine, SimulatedDevice
 from kvsm.errors import DeviceLost, PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from museum import EXHIBITS
 from schedules import Choose, every_schedule
 
-from kvsm.cuda_io.engine import CopyResult
-from kvsm.cuda_io.simulated import SimulatedDevice, SimulatedEvent
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.interface import CopyResult
+from kvsm.copy_engines.simulated import SimulatedDevice, SimulatedEvent
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import DeviceLost, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray, pack

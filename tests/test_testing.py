@@ -20,7 +20,7 @@ from plain_engine import PlainCopyEngine
 
 import kvsm.testing
 from kvsm import OffloadConfig, Offloader
-from kvsm.cuda_io import CopyEngine, HostCopyEngine
+from kvsm.copy_engines import CopyEngine, HostCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import WorkerReported
 from kvsm.plan import TransferJob

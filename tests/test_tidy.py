@@ -12,7 +12,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("errors", "ids", "states", "events", "plan"),
-    ("diagrams", "records", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
+    (
+        "copy_engines",
+        "diagrams",
+        "records",
+        "policies",
+        "ledger",
+        "snapshot",
+        "kv_events",
+        "log",
+        "invariants",
+    ),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_engine import PlainCopyEngine
 
-from kvsm.cuda_io import (
+from kvsm.copy_engines import (
     CopyEngine,
     CopyResult,
     FailingCopyEngine,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
-from kvsm.cuda_io import host as host_module
+from kvsm.copy_engines import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
+from kvsm.copy_engines import host as host_module
 from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport

@@ -1,6 +1,6 @@
 """A copy engine that says that a transfer has ended when it has only begun: it writes a copy late."""
 
-from kvsm.cuda_io import HostCopyEngine
+from kvsm.copy_engines import HostCopyEngine
 from kvsm.testing import CopyEngineMachine
 
 

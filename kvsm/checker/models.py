@@ -25,7 +25,7 @@ from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
-from kvsm.worlds.copies import CopiesOptions, CopiesWorld
+from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.serving import ServingWorld
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -108,31 +108,31 @@ class _Copies:
     name = "copies"
     says = "the real engine of streams and events, on a device whose every step is chosen"
     machines: tuple[str, ...] = ()
-    scopes: Mapping[str, CopiesOptions] = {
-        "small": CopiesOptions(holds=0),
-        "held": CopiesOptions(copies=1, kernels=2),
-        "full": CopiesOptions(kernels=2, bad=1),
+    scopes: Mapping[str, CopyEngineWorldOptions] = {
+        "small": CopyEngineWorldOptions(holds=0),
+        "held": CopyEngineWorldOptions(copies=1, kernels=2),
+        "full": CopyEngineWorldOptions(kernels=2, bad=1),
     }
     takes_depth = True
 
-    def bounds(self, scope: CopiesOptions) -> Bounds:
+    def bounds(self, scope: CopyEngineWorldOptions) -> Bounds:
         return numbers_of(scope)
 
-    def bounded(self, scope: CopiesOptions, bounds: Bounds) -> CopiesOptions:
+    def bounded(self, scope: CopyEngineWorldOptions, bounds: Bounds) -> CopyEngineWorldOptions:
         return with_numbers(scope, bounds)
 
-    def explore(self, scope: CopiesOptions, limits: Limits) -> Exploration:
+    def explore(self, scope: CopyEngineWorldOptions, limits: Limits) -> Exploration:
         return explore(self._model(scope), **explorer_limits(limits))
 
-    def retell(self, scope: CopiesOptions, refutation: Refutation) -> Counterexample:
+    def retell(self, scope: CopyEngineWorldOptions, refutation: Refutation) -> Counterexample:
         return retell(self._model(scope), refutation)
 
-    def events(self, _scope: CopiesOptions, _refutation: Refutation) -> Sequence[OffloadingEvent]:
+    def events(self, _scope: CopyEngineWorldOptions, _refutation: Refutation) -> Sequence[OffloadingEvent]:
         return ()
 
-    def _model(self, scope: CopiesOptions) -> RerunModel[CopiesWorld]:
+    def _model(self, scope: CopyEngineWorldOptions) -> RerunModel[CopyEngineWorld]:
         told = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in numbers_of(scope).items())
-        return RerunModel(self.name, told, lambda: CopiesWorld(scope), describe=CopiesWorld.describe)
+        return RerunModel(self.name, told, lambda: CopyEngineWorld(scope), describe=CopyEngineWorld.describe)
 
 
 class _Serving:

@@ -11,7 +11,7 @@ import msgspec
 from kvsm.checker.describing import describe_ledger
 from kvsm.errors import ConfigError
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from kvsm.worlds.copies import CopiesOptions, CopiesWorld
+from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
@@ -135,8 +135,8 @@ def _draw_request(random: Random, longest: int) -> RequestSpec:
 # The copies world.
 
 
-def _draw_copies(random: Random) -> CopiesOptions:
-    return CopiesOptions(
+def _draw_copies(random: Random) -> CopyEngineWorldOptions:
+    return CopyEngineWorldOptions(
         device_blocks=random.randint(2, 4),
         host_blocks=random.randint(1, 3),
         transfer_blocks=random.randint(1, 2),
@@ -168,10 +168,10 @@ TARGETS: dict[str, Target] = {
     ),
     "copies": Target(
         "the engine of streams and events on a simulated device",
-        CopiesOptions,
-        CopiesWorld,
+        CopyEngineWorldOptions,
+        CopyEngineWorld,
         _draw_copies,
-        CopiesWorld.describe,
+        CopyEngineWorld.describe,
         1,
     ),
 }

@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm.copy_engines.geometry import Fragments, Rectangles, fragments, rectangles
+from kvsm.copy_engines.layout import MemoryLayout, MemoryRows
 from kvsm.cuda_io import driver
-from kvsm.cuda_io.descriptors import Fragments, Rectangles, fragments, rectangles
-from kvsm.cuda_io.driver import BATCH_VERSION, BatchCopy, Context, CudaError, PitchedCopy, RunsCopy
+from kvsm.cuda_io.driver import BATCH_VERSION, BatchCopy, CudaContext, CudaError, PitchedCopy, RunsCopy
 from kvsm.cuda_io.kernel import (
     KERNEL_NAME,
     KERNEL_TYPES,
@@ -32,7 +33,6 @@ from kvsm.cuda_io.kernel import (
     kernel_parts,
     vector_bytes,
 )
-from kvsm.cuda_io.layout import Layout, Rows
 from kvsm.cuda_io.paths import MEASURED_BYTES, RECTANGLE_ROWS, CopyPath, PathTable
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
@@ -44,7 +44,7 @@ MEASURED_ROUNDS = 3
 """Times that each copy is measured; the fastest one counts, for the others were disturbed."""
 
 
-class Table:
+class PairsTable:
     """Page-locked memory with the table of one copy. It may be used again when nobody holds this any more."""
 
     __slots__ = ("_free", "address")
@@ -56,7 +56,7 @@ class Table:
         self._free.append(self.address)
 
 
-class Tables:
+class PairsTables:
     """Page-locked memory for tables, kept by size in powers of two: to page-lock takes longer than to copy,
     and may stop the device. Nearly all tables fit into the least size, of 8192 pairs."""
 
@@ -65,7 +65,7 @@ class Tables:
     def __init__(self) -> None:
         self._free: dict[int, list[int]] = {}
 
-    def holding(self, values: NDArray[Any]) -> Table:
+    def holding(self, values: NDArray[Any]) -> PairsTable:
         """A table with these values."""
         size = max(self._LEAST_BYTES, 1 << (values.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
@@ -73,7 +73,7 @@ class Tables:
             address = free.pop()
         except IndexError:
             address = driver.allocate_host(size)
-        table = Table(address, free)
+        table = PairsTable(address, free)
         ctypes.memmove(table.address, values.ctypes.data, values.nbytes)
         return table
 
@@ -86,13 +86,13 @@ class Tables:
 class CopyCalls:
     """The calls by which this GPU and its driver copy. The context is the current one of the thread."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CudaContext) -> None:
         self.multiprocessors = context.multiprocessors
         self.runs, self.pitched = RunsCopy(), PitchedCopy()
         self.batch: BatchCopy | None = None
         if context.driver_version >= BATCH_VERSION:
             self.batch = BatchCopy()
-        self.tables = Tables()
+        self.tables = PairsTables()
         self.kernel: int | None = None
         self._module: int | None = None
         try:
@@ -110,7 +110,7 @@ class CopyCalls:
 class Copier:
     """Copies blocks of one layout by a path that is named. The context is the current one of the thread."""
 
-    def __init__(self, calls: CopyCalls, layout: Layout) -> None:
+    def __init__(self, calls: CopyCalls, layout: MemoryLayout) -> None:
         self._calls, self._layout = calls, layout
         self._vector_bytes = vector_bytes(layout)
         self._num_parts, self._parts = 0, 0
@@ -164,7 +164,7 @@ class Copier:
 
     def _by_kernel(
         self, stream: int, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
-    ) -> Table:
+    ) -> PairsTable:
         calls, layout = self._calls, self._layout
         assert calls.kernel is not None
         assert self._host is not None
@@ -180,7 +180,7 @@ class Copier:
         return table
 
 
-def _mapped(rows: Rows) -> int | None:
+def _mapped(rows: MemoryRows) -> int | None:
     """Where a kernel finds these rows of host memory; None if not all of them are page-locked and mapped."""
     if not rows.num_rows:
         return None
@@ -193,7 +193,7 @@ def _mapped(rows: Rows) -> int | None:
 # The table of paths.
 
 
-def cached_path_table(context: Context, calls: CopyCalls) -> PathTable:
+def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
     """The table of this GPU and driver: from the file that an earlier process has left, or measured now. The
     context is the current one of the thread."""
     device = f"{context.name}, driver {context.driver_version}"
@@ -260,16 +260,16 @@ def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
     return tuple(path for path in CopyPath if not unavailable.get(path))
 
 
-def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blocks: int) -> Layout:
+def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blocks: int) -> MemoryLayout:
     """Twice as many blocks, of as many parts: evenly spaced on the device, one after another on the host."""
     rows = 2 * blocks
     tensors = tuple(
-        Rows(device + part * rows * fragment_bytes, fragment_bytes, rows, fragment_bytes)
+        MemoryRows(device + part * rows * fragment_bytes, fragment_bytes, rows, fragment_bytes)
         for part in range(parts)
     )
     block_bytes = parts * fragment_bytes
     offsets = tuple(range(0, block_bytes, fragment_bytes))
-    return Layout(tensors, Rows(host, block_bytes, rows, block_bytes), offsets)
+    return MemoryLayout(tensors, MemoryRows(host, block_bytes, rows, block_bytes), offsets)
 
 
 class _Stopwatch:

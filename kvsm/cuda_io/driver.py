@@ -18,7 +18,7 @@ the context around them     that drops the lock for that long gets it back later
 ==========================  ==========================================================================
 
 A thread needs a current context for most calls. The threads that call an engine are not ours, and PyTorch
-takes the current context for its current device: so `Context` is pushed for a moment and popped again.
+takes the current context for its current device: so `CudaContext` is pushed for a moment and popped again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.descriptors import Fragments, Rectangles
+from kvsm.copy_engines.geometry import Fragments, Rectangles
+from kvsm.copy_engines.host_pool import PageLocking
 from kvsm.errors import ConfigError, DeviceLost, KvsmError
 from kvsm.events import Direction
 
@@ -135,7 +136,7 @@ def _entry(name: str, version: int, prototype: Any) -> Any:
     return prototype(int(address))
 
 
-class _Quick:
+class _LockKeepingCalls:
     """The calls that keep the interpreter's lock; handles are plain ints."""
 
     def __init__(self) -> None:
@@ -151,11 +152,11 @@ class _Quick:
 
 
 @functools.cache
-def _quick() -> _Quick:
-    return _Quick()
+def _quick() -> _LockKeepingCalls:
+    return _LockKeepingCalls()
 
 
-class Context:
+class CudaContext:
     """The primary context of a GPU: the one that PyTorch uses too, so both see each other's memory.
 
     As a context manager it is the current one of the thread inside, and what was is again after it.
@@ -180,7 +181,7 @@ class Context:
         attribute = getattr(bindings().CUdevice_attribute, name)
         return int(_call("cuDeviceGetAttribute", attribute, self._device))
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> CudaContext:
         if code := _quick().push(self._handle):
             raise _error("cuCtxPushCurrent", code)
         return self
@@ -263,8 +264,8 @@ def destroy_event(event: int) -> None:
 
 
 @functools.cache
-def _first_context() -> Context:
-    return Context(0)
+def _first_context() -> CudaContext:
+    return CudaContext(0)
 
 
 def _some_context() -> AbstractContextManager[Any]:
@@ -322,6 +323,10 @@ def upload(target: int, source: NDArray[Any]) -> None:
     synchronize_stream(0)
 
 
+CUDA_PAGE_LOCKING = PageLocking(register_host, unregister_host)
+"""How a `HostPool` is page-locked for NVIDIA GPUs."""
+
+
 # Copies.
 
 
@@ -341,7 +346,7 @@ class RunsCopy:
                 raise _error("cuMemcpyAsync", code, f"copy {place} of {len(fragments.sizes)}")
 
 
-class _Attributes(ctypes.Structure):
+class _BatchAttributes(ctypes.Structure):
     """CUmemcpyAttributes: the order in which sources are read; hints of place are for managed memory only."""
 
     _fields_ = (("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
@@ -364,8 +369,8 @@ class BatchCopy:
         self._function = _entry("cuMemcpyBatchAsync", BATCH_VERSION, prototype)
         orders = bindings().CUmemcpySrcAccessOrder
         self._attributes = {
-            Direction.STORE: _Attributes(int(orders.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)),
-            Direction.LOAD: _Attributes(int(orders.CU_MEMCPY_SRC_ACCESS_ORDER_ANY)),
+            Direction.STORE: _BatchAttributes(int(orders.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)),
+            Direction.LOAD: _BatchAttributes(int(orders.CU_MEMCPY_SRC_ACCESS_ORDER_ANY)),
         }
         self._first = ctypes.c_size_t(0)
 

@@ -1,99 +1,384 @@
-"""What a copy engine is: the least that a worker needs in order to carry out jobs.
+"""The CUDA engine: transfers as copies on two streams of an NVIDIA GPU.
 
-A copy engine moves bytes between the device pool and the host pool of one rank. Its promises, the same
-for every implementation and held by one conformance suite:
+`StreamCopyEngine` holds the order in which things happen (S12). What a stream, an event and a copy are on a
+GPU is told here. Threads:
 
-1. `submit` never waits and never looks at the blocks of a job. It raises `TransferFailed` for a transfer
-   id that is live, and for an engine that is closed or broken; the transfer has no result then. Whatever
-   else is wrong with a job (an id out of range, a target used twice) makes its result bad, with nothing of
-   it run.
-2. A transfer that was accepted ends exactly once, good or bad. A failure is an outcome in `poll`, never
-   a silence, and the engine goes on serving. Where it cannot, because what carries the copies out is
-   gone, every transfer that was not begun, or cannot end by itself, ends as bad, and each new one is
-   refused with what broke it.
-3. A store reads what compute that was queued before its mark has written; a load writes after compute that
-   was queued before its mark has read (S12). Between its start and its result in `poll` a transfer touches
-   its memory at any moment and in any order, also between blocks of one transfer: whoever plans keeps live
-   transfers, and compute after the mark, off each other's bytes.
-4. What a bad transfer wrote is unknown: its targets may hold all, some or none of the bytes. None of it is
-   written after the result.
+=============  ===========================================================================================
+the caller's   records the mark of a transfer and puts it into a queue: some microseconds, whatever the
+               size. It asks events whether they are done, and sleeps in `wait`
+submitters     a thread for each direction plans the descriptors and hands them to the driver, which takes
+               about half a microsecond for each
+=============  ===========================================================================================
 
-A transfer is live from `submit` until `poll` has returned its result.
+Needs an NVIDIA GPU, its driver, and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU have no such
+driver. Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks is a call of its own. A host
+pool that is not page-locked works, several times slower, and without the copy kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any
 
 import msgspec
 
-from kvsm.errors import TransferFailed
+from kvsm.copy_engines.geometry import shape
+from kvsm.copy_engines.layout import make_layout
+from kvsm.copy_engines.streams import StreamCopyEngine
+from kvsm.cuda_io import driver
+from kvsm.cuda_io.copier import Copier, CopyCalls, cached_path_table, log
+from kvsm.cuda_io.driver import CudaContext
+from kvsm.cuda_io.paths import CopyPath, PathTable
+from kvsm.errors import ConfigError, DeviceLost, described
 from kvsm.events import Direction
-from kvsm.plan import TransferJob
+from kvsm.ids import IdArray
 
 
-class CopyResult(msgspec.Struct, frozen=True, gc=False):
-    """The end of one transfer on one rank.
+class CudaStatistics(msgspec.Struct, frozen=True):
+    """page_locked: whether the host pool is. available: the paths of this GPU, driver and host pool.
+    transfers: how many went each of these ways."""
 
-    good: every byte of every pair was copied. error: what went wrong, for people; empty if good. bytes:
-    copied by a good transfer; a bad one counts none. seconds: time spent in the copy itself, summed over
-    the pieces that ran side by side; 0 where the engine has no clock.
+    device: str
+    driver_version: int
+    page_locked: bool
+    available: tuple[CopyPath, ...]
+    transfers: dict[CopyPath, int]
+
+
+class CudaEvent:
+    """A `StreamEvent`. When nobody holds it any more, its handle serves a later event. Work that was queued
+    behind this event still waits for the old place."""
+
+    __slots__ = ("_events", "handle")
+
+    def __init__(self, events: _CudaEventPool, handle: int) -> None:
+        self._events, self.handle = events, handle
+
+    def done(self) -> bool:
+        with self._events.context:
+            return driver.event_is_done(self.handle)
+
+    def synchronize(self) -> None:
+        with self._events.context:
+            driver.synchronize_event(self.handle)
+
+    def seconds_after(self, earlier: CudaEvent) -> float:
+        with self._events.context:
+            return driver.seconds_between(earlier.handle, self.handle)
+
+    def __del__(self) -> None:
+        self._events.free.append(self.handle)
+
+
+class _CudaEventPool:
+    """Events of one kind, made as they are needed and used again."""
+
+    def __init__(self, context: CudaContext, timed: bool) -> None:
+        self.context = context
+        self.free: list[int] = []
+        self._timed = timed
+
+    def record(self, stream: int) -> CudaEvent:
+        with self.context:
+            try:
+                handle = self.free.pop()
+            except IndexError:
+                handle = driver.create_event(self._timed)
+            event = CudaEvent(self, handle)
+            driver.record_event(handle, stream)
+        return event
+
+    def close(self) -> None:
+        while self.free:
+            driver.destroy_event(self.free.pop())
+
+
+class CudaStream:
+    """A `DeviceStream`: one of ours, or that on which the model computes."""
+
+    __slots__ = ("_events", "handle")
+
+    def __init__(self, handle: int, events: _CudaEventPool) -> None:
+        self.handle, self._events = handle, events
+
+    def record(self) -> CudaEvent:
+        return self._events.record(self.handle)
+
+    def wait(self, event: CudaEvent) -> None:
+        with self._events.context:
+            driver.wait_for_event(self.handle, event.handle)
+
+
+class ThreadSubmitter:
+    """A `Submitter`: a thread that runs one call after the other.
+
+    prepare: called in the thread before all else. settle: called when a call has raised, before `died`; what
+    that call had begun must be over then, for nobody else will wait for it.
     """
 
-    transfer: int
-    direction: Direction
-    good: bool
-    error: str = ""
-    bytes: int = 0
-    seconds: float = 0.0
+    def __init__(
+        self,
+        name: str,
+        died: Callable[[str], None],
+        prepare: Callable[[], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._died, self._prepare, self._settle = died, prepare, settle
+        self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
+        self._lock = Lock()
+        self._dead = False
+        """Guarded by the lock: calls that are put now never run."""
+        self._over = Event()
+        """Set when no call will run any more, and `died` has been told if that was not asked for."""
+        # A daemon: an embedder that dies without closing must not hang at exit behind it.
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._dead:
+                self._queue.put(call)
+
+    def flush(self) -> None:
+        reached = Event()
+        with self._lock:
+            dead = self._dead
+            if not dead:
+                self._queue.put(reached)
+        (self._over if dead else reached).wait()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._dead:
+                self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        reason = ""
+        try:
+            self._prepare()
+            while (call := self._queue.get()) is not None:
+                if isinstance(call, Event):
+                    call.set()
+                else:
+                    call()
+        except BaseException as error:  # nobody else would hear of it
+            reason = f"the submitting thread died of {described(error)}"
+        with self._lock:
+            self._dead = True
+        if reason:
+            log.error("%s", reason)
+            with suppress(Exception):
+                self._settle()
+            self._died(reason)
+        self._over.set()
+        while not self._queue.empty():  # who waits behind calls that will not run
+            call = self._queue.get()
+            if isinstance(call, Event):
+                call.set()
 
 
-class CopyEngine(Protocol):
-    """Carries out jobs on the pools of one rank. The module's text holds the promises."""
+class CudaDevice:
+    """A `StreamDevice`: an NVIDIA GPU with the pools of one rank. See `CudaCopyEngine` for the parameters."""
+
+    def __init__(
+        self,
+        tensors: Any,
+        host: Any,
+        compute: Callable[[], int] | None = None,
+        path: CopyPath | None = None,
+        path_table: PathTable | None = None,
+    ) -> None:
+        tensors = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+        self.layout, _places = make_layout(tensors, host)
+        ordinal = _ordinal(tensors)
+        self._compute = compute or _current_stream_of(tensors[0])
+        self._memory = (tensors, host)
+        """Held, because the device copies from and to it."""
+        self._context = CudaContext(ordinal)
+        self._marks, self._ends = (
+            _CudaEventPool(self._context, timed=False),
+            _CudaEventPool(self._context, timed=True),
+        )
+        self._streams: list[CudaStream] = []
+        with self._context:
+            self._calls = CopyCalls(self._context)
+            self._copier = Copier(self._calls, self.layout)
+        self._transfers = dict.fromkeys(self._copier.available, 0)
+        self._counting = Lock()
+        try:
+            self._choose = self._chooser(path, path_table)
+        except BaseException:
+            self.close()
+            raise
+        self._tell([path] if path else self._copier.available)
 
     @property
     def num_device_blocks(self) -> int:
-        """Size of the device pool."""
+        return self.layout.num_device_blocks
 
     @property
     def num_host_blocks(self) -> int:
-        """Size of the host pool, in places of one device block."""
+        return self.layout.num_host_blocks
 
-    def mark(self) -> Any:
-        """This moment of compute: all that has been queued for it so far, and nothing that comes later.
+    @property
+    def block_bytes(self) -> int:
+        return self.layout.block_bytes
 
-        Opaque, for `submit` of this engine alone. None where compute is over when its call returns.
-        """
+    @property
+    def compute(self) -> CudaStream:
+        return CudaStream(self._compute(), self._marks)
 
-    def submit(self, job: TransferJob, after: Any = None) -> None:
-        """Start a transfer behind the mark `after`, or behind a mark of now, and return without waiting. A
-        job without blocks ends as good. Raises `TransferFailed`; nothing has run then."""
+    def new_stream(self, name: str) -> CudaStream:  # noqa: ARG002 (the driver has no names for streams)
+        with self._context:
+            stream = CudaStream(driver.create_stream(), self._ends)
+        self._streams.append(stream)
+        return stream
 
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        """Let compute that is queued from now on start after these have ended, good or bad; others than live
-        ones are passed over. Returns when the device knows, not when they have ended."""
+    def new_submitter(self, name: str, died: Callable[[str], None]) -> ThreadSubmitter:
+        return ThreadSubmitter(name, died, self._context.make_current, self._settle)
 
-    def poll(self) -> list[CopyResult]:
-        """The transfers that ended since the last call, each once, in the order in which they ended."""
+    def copy(
+        self,
+        stream: CudaStream,
+        transfer: int,  # noqa: ARG002 (for people)
+        direction: Direction,
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> Any:
+        """What the answer keeps are the descriptors, or the table that the kernel reads."""
+        if not len(device_blocks):
+            return None
+        path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
+        with self._counting:
+            self._transfers[path] += 1
+        return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
 
-    def wait(self, transfers: Iterable[int]) -> None:
-        """Block until these have ended; their results still come from `poll`. Others are passed over:
-        a transfer that is not live has nothing left to wait for."""
-
-    def drain(self) -> None:
-        """Block until every live transfer has ended; `poll` still gives the results."""
+    def statistics(self) -> CudaStatistics:
+        context, copier = self._context, self._copier
+        return CudaStatistics(
+            context.name,
+            context.driver_version,
+            copier.page_locked,
+            copier.available,
+            dict(self._transfers),
+        )
 
     def close(self) -> None:
-        """Refuse new transfers, and return when every live one has ended; `poll` still gives the results.
-        Closing twice is as closing once."""
+        with suppress(DeviceLost), self._context:  # a GPU that is lost holds nothing
+            for stream in self._streams:
+                driver.destroy_stream(stream.handle)
+            self._marks.close()
+            self._ends.close()
+            self._copier.close()
+            self._calls.close()
+        with suppress(DeviceLost):
+            self._context.release()
+
+    def _settle(self) -> None:
+        for stream in self._streams:
+            driver.synchronize_stream(stream.handle)
+
+    def _chooser(
+        self, path: CopyPath | None, path_table: PathTable | None
+    ) -> Callable[[Direction, int, int, int], CopyPath]:
+        """What names the path of a copy by its direction and shape."""
+        available = self._copier.available
+        if path is None:
+            with self._context:
+                table = path_table or cached_path_table(self._context, self._calls)
+            return table.only(available).choose
+        if path not in available:
+            raise ConfigError(f"path {path.value} is asked for: {self._why_not(path)}")
+        forced = path
+        return lambda *_: forced
+
+    def _why_not(self, path: CopyPath) -> str:
+        if path is CopyPath.BATCH:
+            return (
+                f"the driver has CUDA {_dotted(self._context.driver_version)}, and cuMemcpyBatchAsync came "
+                f"with {_dotted(driver.BATCH_VERSION)}; install a newer driver, or use path runs"
+            )
+        if not self._copier.page_locked:
+            return "the host pool is not page-locked, so no kernel can reach it; see driver.register_host"
+        return "the copy kernel could not be built; the log says why"
+
+    def _tell(self, paths: Sequence[CopyPath]) -> None:
+        """Say what was chosen, once; `statistics` says it again at any time."""
+        device = f"{self._context.name} (driver {_dotted(self._context.driver_version)})"
+        log.info("%s copies by %s", device, ", ".join(one.value for one in paths))
+        if CopyPath.BATCH not in self._copier.available:
+            log.warning("%s: %s", device, self._why_not(CopyPath.BATCH))
+        if not self._copier.page_locked and self.num_host_blocks:
+            log.warning("%s: the host pool is not page-locked; copies will be several times slower", device)
 
 
-def check_accepted(transfer: int, live: Container[int], broken: str, closed: bool = False) -> None:
-    """What `submit` refuses in every engine. broken: by what; empty if it is not. Raises `TransferFailed`."""
-    if closed:
-        raise TransferFailed(f"transfer {transfer}: the engine is closed")
-    if broken:
-        raise TransferFailed(f"transfer {transfer}: {broken}; make a new engine")
-    if transfer in live:
-        raise TransferFailed(f"transfer {transfer} is live; an id is never used again")
+class CudaCopyEngine(StreamCopyEngine):
+    """A `CopyEngine` on an NVIDIA GPU, between tensors on it and a pool in host memory.
+
+    tensors: the device pool, one tensor or several; a block is one row of each. host: the host pool, a numpy
+    array or a torch CPU tensor; page-locked, or slower. compute: gives the handle of the CUDA stream on which
+    the model computes, asked for each mark; PyTorch's current stream where it is left out. path: the one way
+    that all copies take. path_table: which copy takes which way. Where both are left out it is measured, once
+    for each kind of GPU and driver, and kept in a file.
+
+    All methods may be called from any thread, but `mark`, `hold_compute` and `submit` without a mark mean
+    the stream that is PyTorch's current one in the thread that calls. Raises `ConfigError` for pools that do
+    not fit, and where something is missing that it needs: the module's text says what.
+    """
+
+    def __init__(
+        self,
+        tensors: Any,
+        host: Any,
+        compute: Callable[[], int] | None = None,
+        path: CopyPath | None = None,
+        path_table: PathTable | None = None,
+    ) -> None:
+        self._cuda = CudaDevice(tensors, host, compute, path, path_table)
+        super().__init__(self._cuda)
+
+    def statistics(self) -> CudaStatistics:
+        return self._cuda.statistics()
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _ordinal(tensors: Sequence[Any]) -> int:
+    """The number of the GPU that all tensors are on. What is no tensor is taken to be on the first one."""
+    ordinals = {
+        _tensor_ordinal(place, tensor) if hasattr(tensor, "data_ptr") else 0
+        for place, tensor in enumerate(tensors)
+    }
+    if len(ordinals) > 1:
+        raise ConfigError(f"the device tensors are on GPUs {sorted(ordinals)}; an engine serves one")
+    return ordinals.pop()
+
+
+def _tensor_ordinal(place: int, tensor: Any) -> int:
+    import torch  # it is there: the tensor is its
+
+    kind, is_rocm = tensor.device.type, torch.version.hip is not None
+    if kind != "cuda" or is_rocm:
+        found = "on ROCm" if is_rocm else f"on {kind}"
+        raise ConfigError(
+            f"device tensor {place} is {found}; the CUDA copy engine needs an NVIDIA GPU (pools that are "
+            "both in host memory are for HostCopyEngine)"
+        )
+    return int(tensor.device.index)
+
+
+def _current_stream_of(tensor: Any) -> Callable[[], int]:
+    if not hasattr(tensor, "data_ptr"):
+        raise ConfigError(
+            "give compute, the stream to order copies behind: the device pool is no torch tensor"
+        )
+    import torch
+
+    device = tensor.device
+    return lambda: int(torch.cuda.current_stream(device).cuda_stream)

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.descriptors import joined
-from kvsm.cuda_io.layout import Layout
+from kvsm.copy_engines.geometry import joined
+from kvsm.copy_engines.layout import MemoryLayout
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.ids import IdArray
@@ -59,7 +59,7 @@ KERNEL_TYPES = (
 )
 
 
-def kernel_parts(layout: Layout) -> NDArray[np.uint64]:
+def kernel_parts(layout: MemoryLayout) -> NDArray[np.uint64]:
     """The parts table, a row for each part: device address in block 0, device stride, host offset, bytes.
 
     A row of a tensor is cut into parts of `PART_BYTES`, so that the warps share long rows as they share
@@ -81,7 +81,7 @@ def kernel_pairs(device_blocks: IdArray, host_blocks: IdArray) -> NDArray[np.uin
     return pairs
 
 
-def vector_bytes(layout: Layout) -> int:
+def vector_bytes(layout: MemoryLayout) -> int:
     """The widest vector, 16, 8, 4 or 1 bytes, in which everything of this layout can be moved."""
     whole = joined(layout)
     together = whole.host.address | whole.host.stride
@@ -90,7 +90,7 @@ def vector_bytes(layout: Layout) -> int:
     return next(width for width in (16, 8, 4, 1) if together % width == 0)
 
 
-def grid(direction: Direction, num_pairs: int, layout: Layout, multiprocessors: int) -> tuple[int, int]:
+def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiprocessors: int) -> tuple[int, int]:
     """(thread blocks, threads of one) to launch the kernel with.
 
     No more warps than the copy has parts, and no more thread blocks than a share of the multiprocessors,

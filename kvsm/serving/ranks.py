@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io import (
+from kvsm.copy_engines import (
     CopyEngine,
-    CudaCopyEngine,
     FailingCopyEngine,
     HostCopyEngine,
     HostPool,
@@ -24,8 +23,7 @@ from kvsm.cuda_io import (
     VerifyingCopyEngine,
     VerifyingStatistics,
 )
-from kvsm.cuda_io.driver import register_host, unregister_host
-from kvsm.cuda_io.host_memory import PageLocking
+from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.serving.run_options import RunOptions
 
@@ -116,9 +114,7 @@ def _cuda_rank(options: RunOptions, _number: int) -> Rank:
     if not torch.cuda.is_available():
         raise ConfigError("copies is 'cuda', and PyTorch finds no GPU here; use 'host' or 'simulated'")
     device = torch.zeros((options.device_blocks, options.block_bytes), dtype=torch.uint8, device="cuda")
-    host = HostPool(
-        options.host_places, options.block_bytes, page_locking=PageLocking(register_host, unregister_host)
-    )
+    host = HostPool(options.host_places, options.block_bytes, page_locking=CUDA_PAGE_LOCKING)
 
     def upload(array: NDArray[Any]) -> Any:
         # Page-locked and not waited for, so that the host runs ahead of the device, as it does in serving.

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from kvsm.cuda_io import VerifyingStatistics
-from kvsm.cuda_io.host_memory import available_memory_bytes
+from kvsm.copy_engines import VerifyingStatistics
+from kvsm.copy_engines.host_pool import available_memory_bytes
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation

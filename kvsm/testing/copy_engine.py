@@ -9,7 +9,7 @@
 The machine is planner and model at once: it keeps live transfers, and compute, off each other's bytes, as the
 ledger does, and launches compute that writes and reads device blocks. A plain reference knows what every
 block must hold; a transfer counts in it as done when it is submitted, for that is what the order of an
-engine promises (`kvsm.cuda_io.engine` says what else). Checked:
+engine promises (`kvsm.copy_engines.interface` says what else). Checked:
 
 - each transfer ends once, good or bad as it must, and a job that cannot be right as bad (S9, S6);
 - what an engine must refuse it refuses: a transfer id that is live, and anything after its close (S8);
@@ -30,7 +30,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, initialize, rule
 
-from kvsm.cuda_io.engine import CopyEngine
+from kvsm.copy_engines.interface import CopyEngine
 from kvsm.errors import PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack

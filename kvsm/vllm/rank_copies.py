@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from kvsm.cuda_io import CopyEngine, CudaCopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
-from kvsm.cuda_io.driver import register_host, unregister_host
-from kvsm.cuda_io.host_memory import PageLocking
-from kvsm.cuda_io.layout import block_bytes_of
+from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
+from kvsm.copy_engines.layout import block_bytes_of
+from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 
 
@@ -30,7 +29,7 @@ def make_copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankC
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")
     is_host = kind == "cpu"
-    locking = None if is_host else PageLocking(register_host, unregister_host)
+    locking = None if is_host else CUDA_PAGE_LOCKING
     pool = HostPool(host_blocks, block_bytes_of(tensors), page_locking=locking)
     try:
         device = list(tensors)

@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvsm.cuda_io.races import Clock, Operation
-from kvsm.cuda_io.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.races import Clock, ClockedOperation
+from kvsm.copy_engines.simulated import SimulatedDevice, SimulatedEvent, SimulatedStream
+from kvsm.copy_engines.streams import StreamCopyEngine
 
 Value = tuple[Any, ...]
 """Of numbers, texts and tuples."""
@@ -29,10 +29,10 @@ Value = tuple[Any, ...]
 def value_of(device: SimulatedDevice, engine: StreamCopyEngine, mark: SimulatedEvent | None = None) -> Value:
     """See above. mark: one that may still be given to `submit`. What the memory holds is not in it, nor what
     a kernel does there."""
-    return _Reading(device, engine).value(mark)
+    return _StateReading(device, engine).value(mark)
 
 
-class _Reading:
+class _StateReading:
     """One walk over everything, always in the same order."""
 
     def __init__(self, device: SimulatedDevice, engine: StreamCopyEngine) -> None:
@@ -40,7 +40,7 @@ class _Reading:
         self._ranks = {transfer: rank for rank, transfer in enumerate(engine._live)}
         self._events: dict[SimulatedEvent, int] = {}
         self._clocks: list[Clock] = [device.acting.clock]
-        self._queued: list[Operation] = []
+        self._queued: list[ClockedOperation] = []
 
     def value(self, mark: SimulatedEvent | None) -> Value:
         kept = -1 if mark is None else self._name(mark)
@@ -106,6 +106,6 @@ class _Reading:
                 accesses.append((location, write, tuple(reads)))
         return tuple(accesses), tuple(self._uncounted(one) for one in self._queued)
 
-    def _uncounted(self, operation: Operation) -> int:
+    def _uncounted(self, operation: ClockedOperation) -> int:
         actor, number = operation.actor, operation.number
         return sum(1 << bit for bit, clock in enumerate(self._clocks) if clock.get(actor, 0) < number)

@@ -37,7 +37,7 @@ from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
 from kvsm.testing import OffloadMachine
-from kvsm.worlds.copies import CopiesOptions, CopiesWorld
+from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core import CoreWorld
 from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
@@ -129,8 +129,8 @@ def serving(name: str, **options: Any) -> Checker:
 
 
 def copies(**options: Any) -> Checker:
-    made = CopiesOptions(**options)
-    return exploration("copies", lambda: RerunModel("copies", "", lambda: CopiesWorld(made)))
+    made = CopyEngineWorldOptions(**options)
+    return exploration("copies", lambda: RerunModel("copies", "", lambda: CopyEngineWorld(made)))
 
 
 def _engine(**options: Any) -> ServingOptions:

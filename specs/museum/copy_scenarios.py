@@ -7,8 +7,8 @@ from random import Random
 
 import numpy as np
 
-from kvsm.cuda_io.simulated import SimulatedDevice
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob

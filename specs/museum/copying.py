@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from museum.exhibit import Edit, Exhibit
 
-_ISSUE = "kvsm.cuda_io.streams:StreamCopyEngine._issue"
+_ISSUE = "kvsm.copy_engines.streams:StreamCopyEngine._issue"
 
 COPYING = (
     Exhibit(
@@ -44,7 +44,7 @@ COPYING = (
                 """,
             ),
             Edit(
-                "kvsm.cuda_io.streams:StreamCopyEngine._is_over",
+                "kvsm.copy_engines.streams:StreamCopyEngine._is_over",
                 """
                 transfer.error = transfer.error or described(error)
                 return True

@@ -53,7 +53,7 @@ STORING = (
                 "computed = request.num_computed_tokens",
             ),
             Edit(
-                "kvsm.cuda_io.streams:StreamCopyEngine._issue",
+                "kvsm.copy_engines.streams:StreamCopyEngine._issue",
                 "stream.wait(transfer.after)",
                 """
                 if job.direction is Direction.LOAD:

@@ -14,7 +14,7 @@ import msgspec
 from log_life import Disk
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from kvsm.cuda_io import CopyEngine, CopyResult, FailingCopyEngine
+from kvsm.copy_engines import CopyEngine, CopyResult, FailingCopyEngine
 from kvsm.events import Direction
 from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob

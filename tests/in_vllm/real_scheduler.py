@@ -46,8 +46,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.cuda_io import HostPool, SimulatedCopyEngine
-from kvsm.cuda_io.failing import FailingCopyEngine
+from kvsm.copy_engines import HostPool, SimulatedCopyEngine
+from kvsm.copy_engines.failing import FailingCopyEngine
 from kvsm.errors import PropertyBroken
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger

@@ -17,16 +17,16 @@ from cuda_rig import has_gpu, usable_fake
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvsm.cuda_io import (
+from kvsm.copy_engines import (
     CopyEngine,
-    CudaCopyEngine,
     FailingCopyEngine,
     HostCopyEngine,
     SimulatedCopyEngine,
     VerifyingCopyEngine,
 )
-from kvsm.cuda_io import host as host_module
-from kvsm.cuda_io.simulated import SimulatedDevice
+from kvsm.copy_engines import host as host_module
+from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.cuda_io import CudaCopyEngine
 from kvsm.events import Direction
 from kvsm.testing import CopyEngineMachine
 

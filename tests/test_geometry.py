@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from layouts import Bytes, Pairs, block_major, copied_one_by_one, copies, memory_of, moved
 
-from kvsm.cuda_io.descriptors import MAX_PITCH, Fragments, Rectangles, fragments, joined, rectangles, shape
-from kvsm.cuda_io.layout import Layout, Rows
-from kvsm.cuda_io.pairs import merge_runs
+from kvsm.copy_engines.geometry import MAX_PITCH, Fragments, Rectangles, fragments, joined, rectangles, shape
+from kvsm.copy_engines.layout import MemoryLayout, MemoryRows
+from kvsm.copy_engines.pairs import merge_runs
 from kvsm.events import Direction
 
 FAR = 1 << 46
 """Where device memory may be: addresses that 32 bits do not hold."""
 
-Copy = tuple[Layout, Direction, Pairs]
+Copy = tuple[MemoryLayout, Direction, Pairs]
 
 
-def planned(layout: Layout, direction: Direction, pairs: Pairs) -> Rectangles:
+def planned(layout: MemoryLayout, direction: Direction, pairs: Pairs) -> Rectangles:
     device_blocks, host_blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     return rectangles(layout, direction, device_blocks, host_blocks)
 
@@ -104,8 +104,8 @@ def test_shape_is_that_of_the_plan(copy: Copy) -> None:
     assert found == (int(sizes.sum()) // max(len(sizes), 1), len(sizes), len(plan.sources))
 
 
-def tensors_apart(num_tensors: int, distance: int, count: int = 1000, stride: int = 64) -> list[Rows]:
-    return [Rows(FAR + place * distance, stride, count, 64) for place in range(num_tensors)]
+def tensors_apart(num_tensors: int, distance: int, count: int = 1000, stride: int = 64) -> list[MemoryRows]:
+    return [MemoryRows(FAR + place * distance, stride, count, 64) for place in range(num_tensors)]
 
 
 def shape_of(plan: Rectangles) -> list[tuple[int, int]]:
@@ -116,7 +116,7 @@ EVEN = block_major(tensors_apart(32, 100_000), 0, 1000)
 DENSE = block_major(tensors_apart(1, 0), 0, 1000)
 PADDED = block_major(tensors_apart(1, 0, stride=80), 0, 1000)
 BLOCK_MAJOR = block_major(tensors_apart(32, 64, stride=64 * 32), 0, 1000)
-UNEVEN = block_major([Rows(FAR + place**2 * 100_000, 64, 1000, 64) for place in range(4)], 0, 1000)
+UNEVEN = block_major([MemoryRows(FAR + place**2 * 100_000, 64, 1000, 64) for place in range(4)], 0, 1000)
 RUN = [(50 + step, 7 + step) for step in range(40)]
 SCATTERED = [(3 * one, 997 - 2 * one) for one in range(50)]
 
@@ -152,7 +152,7 @@ SCATTERED = [(3 * one, 997 - 2 * one) for one in range(50)]
     ),
 )
 def test_pieces_are_the_fewest(
-    layout: Layout, direction: Direction, pairs: Pairs, expected: list[tuple[int, int]]
+    layout: MemoryLayout, direction: Direction, pairs: Pairs, expected: list[tuple[int, int]]
 ) -> None:
     assert sorted(shape_of(planned(layout, direction, pairs))) == sorted(expected)
 
@@ -173,7 +173,7 @@ def test_blocks_farther_apart_than_a_pitch_are_rows(stride: int, pieces: int) ->
 
 def test_flat_run_may_be_longer_than_a_pitch() -> None:
     """It has none: a flat piece is copied as plain bytes."""
-    rows = Rows(FAR, MAX_PITCH + 1, 100, MAX_PITCH + 1)
+    rows = MemoryRows(FAR, MAX_PITCH + 1, 100, MAX_PITCH + 1)
     plan = planned(block_major([rows], 0, 100), Direction.STORE, RUN[:20])
     assert shape_of(plan) == [(20 * (MAX_PITCH + 1), 1)]
 
@@ -183,9 +183,9 @@ def test_joined_tensors_are_the_same_bytes(sizes: list[int], data: Any) -> None:
     """S15: of each block, the host bytes that a device byte belongs to stay the same."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     order = data.draw(st.permutations(range(len(sizes))))
-    layout = block_major([Rows(FAR + starts[place], 100, 5, sizes[place]) for place in order], 0, 5)
+    layout = block_major([MemoryRows(FAR + starts[place], 100, 5, sizes[place]) for place in order], 0, 5)
 
-    def bytes_of(one: Layout) -> list[tuple[int, int]]:
+    def bytes_of(one: MemoryLayout) -> list[tuple[int, int]]:
         return [
             (rows.address + byte, offset + byte)
             for rows, offset in zip(one.tensors, one.offsets)
@@ -198,11 +198,11 @@ def test_joined_tensors_are_the_same_bytes(sizes: list[int], data: Any) -> None:
 
 
 def test_tensors_that_are_neighbours_in_one_block_only_are_not_joined() -> None:
-    layout = block_major([Rows(FAR, 100, 5, 8), Rows(FAR + 8, 300, 5, 8)], 0, 5)
+    layout = block_major([MemoryRows(FAR, 100, 5, 8), MemoryRows(FAR + 8, 300, 5, 8)], 0, 5)
     assert joined(layout) == layout
 
 
-def pairwise(layout: Layout) -> list[tuple[Rows, Rows]]:
+def pairwise(layout: MemoryLayout) -> list[tuple[MemoryRows, MemoryRows]]:
     return list(zip(layout.tensors, layout.tensors[1:]))
 
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.layout import Layout
-from kvsm.cuda_io.pairs import Runs, merge_runs
+from kvsm.copy_engines.layout import MemoryLayout
+from kvsm.copy_engines.pairs import BlockRuns, merge_runs
 from kvsm.events import Direction
 from kvsm.ids import IdArray
 
@@ -55,7 +55,7 @@ class Fragments(NamedTuple):
     sizes: NDArray[np.uint64]
 
 
-class Shape(NamedTuple):
+class CopyShape(NamedTuple):
     """What the choice of a path needs to know of a copy: `PathTable.choose(direction, *shape)`."""
 
     fragment_bytes: int
@@ -64,24 +64,24 @@ class Shape(NamedTuple):
     rectangles: int
 
 
-def shape(layout: Layout, device_blocks: IdArray, host_blocks: IdArray) -> Shape:
+def shape(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> CopyShape:
     """The shape of the copy that `rectangles` and `fragments` would plan, for a small part of their time."""
     layout = joined(layout)
     counts = _runs(layout, device_blocks, host_blocks).counts
     pairs, rectangles = int(counts.sum()), int(np.minimum.outer(_bands(layout).heights, counts).sum())
     fragments = rectangles if layout.is_dense else pairs * len(layout.tensors)
-    return Shape(pairs * layout.block_bytes // max(fragments, 1), fragments, rectangles)
+    return CopyShape(pairs * layout.block_bytes // max(fragments, 1), fragments, rectangles)
 
 
 def rectangles(
-    layout: Layout, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
+    layout: MemoryLayout, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
 ) -> Rectangles:
     """The copy of checked pairs as few rectangles."""
     layout = joined(layout)
     return run_rectangles(layout, direction, _runs(layout, device_blocks, host_blocks))
 
 
-def run_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangles:
+def run_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
     """As `rectangles`, of pairs that are merged already. Where a run is wider than `MAX_PITCH`, so may a
     pitch be: good for `fragments`, and not for a 2-D copy."""
     if layout.is_dense:
@@ -103,7 +103,7 @@ def run_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangl
     return Rectangles(*(column.view(np.uint64) for column in columns))
 
 
-def _flat_rectangles(layout: Layout, direction: Direction, runs: Runs) -> Rectangles:
+def _flat_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
     """Each run is contiguous on both sides."""
     rows, host_rows = layout.tensors[0], layout.host
     device = (rows.address + runs.device_blocks * rows.stride).view(np.uint64)
@@ -128,7 +128,7 @@ def fragments(rectangles: Rectangles) -> Fragments:
 
 
 @lru_cache(maxsize=16)
-def joined(layout: Layout) -> Layout:
+def joined(layout: MemoryLayout) -> MemoryLayout:
     """The same bytes in as few tensors as can be: neighbours on both sides, in every block, become one."""
     tensors, offsets = [layout.tensors[0]], [layout.offsets[0]]
     for rows, offset in zip(layout.tensors[1:], layout.offsets[1:]):
@@ -138,10 +138,10 @@ def joined(layout: Layout) -> Layout:
         else:
             tensors.append(rows)
             offsets.append(offset)
-    return Layout(tuple(tensors), layout.host, tuple(offsets))
+    return MemoryLayout(tuple(tensors), layout.host, tuple(offsets))
 
 
-class _Columns(NamedTuple):
+class _TensorColumns(NamedTuple):
     """The tensors of a layout as columns, and the host addresses of their parts of host block 0."""
 
     addresses: NDArray[np.int64]
@@ -151,12 +151,14 @@ class _Columns(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _columns(layout: Layout) -> _Columns:
+def _columns(layout: MemoryLayout) -> _TensorColumns:
     addresses, strides, _, row_bytes = np.array(layout.tensors, np.int64).T
-    return _Columns(addresses, strides, row_bytes, np.array(layout.offsets, np.int64) + layout.host.address)
+    return _TensorColumns(
+        addresses, strides, row_bytes, np.array(layout.offsets, np.int64) + layout.host.address
+    )
 
 
-class _Bands(NamedTuple):
+class _TensorBands(NamedTuple):
     """Band i: heights[i] tensors from firsts[i] on that differ in their addresses alone, by pitches[i] each.
 
     One block of a band is a rectangle of that pitch on the device, and without gaps on the host.
@@ -170,7 +172,7 @@ class _Bands(NamedTuple):
 
 
 @lru_cache(maxsize=16)
-def _bands(layout: Layout) -> _Bands:
+def _bands(layout: MemoryLayout) -> _TensorBands:
     """The tensors in as few bands as can be: each takes all it can, as what is cut off a band is one, too."""
     firsts, heights, pitches, of_tensors = [0], [1], [layout.tensors[0].row_bytes], [0]
     for place, (last, rows) in enumerate(zip(layout.tensors, layout.tensors[1:]), start=1):
@@ -184,10 +186,10 @@ def _bands(layout: Layout) -> _Bands:
             heights.append(1)
             pitches.append(rows.row_bytes)
         of_tensors.append(len(firsts) - 1)
-    return _Bands(*(np.array(column, np.int64) for column in (firsts, heights, pitches, of_tensors)))
+    return _TensorBands(*(np.array(column, np.int64) for column in (firsts, heights, pitches, of_tensors)))
 
 
-class _Corners(NamedTuple):
+class _RectangleCorners(NamedTuple):
     """Rectangle i, before it has addresses: it starts with a block of a tensor, and has heights[i] rows."""
 
     tensors: NDArray[np.int64]
@@ -198,12 +200,12 @@ class _Corners(NamedTuple):
     host_pitches: NDArray[np.int64]
 
 
-def _corners(layout: Layout, runs: Runs) -> _Corners:
+def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
     """For each band and run the fewer rectangles: one for each tensor of the band, or for each block."""
     tensors, bands = _columns(layout), _bands(layout)
     by_block = np.greater.outer(bands.heights, runs.counts)
     tensor, run = np.nonzero(~by_block[bands.of_tensors])
-    of_tensors = _Corners(
+    of_tensors = _RectangleCorners(
         tensor,
         runs.device_blocks[run],
         runs.host_blocks[run],
@@ -216,7 +218,7 @@ def _corners(layout: Layout, runs: Runs) -> _Corners:
     band, run = np.nonzero(by_block)
     of, step = spread(runs.counts[run])
     band, run = band[of], run[of]
-    of_blocks = _Corners(
+    of_blocks = _RectangleCorners(
         bands.firsts[band],
         runs.device_blocks[run] + step,
         runs.host_blocks[run] + step,
@@ -224,15 +226,15 @@ def _corners(layout: Layout, runs: Runs) -> _Corners:
         bands.pitches[band],
         tensors.row_bytes[bands.firsts[band]],
     )
-    return _Corners(*(np.concatenate(pair) for pair in zip(of_tensors, of_blocks)))
+    return _RectangleCorners(*(np.concatenate(pair) for pair in zip(of_tensors, of_blocks)))
 
 
-def _runs(layout: Layout, device_blocks: IdArray, host_blocks: IdArray) -> Runs:
+def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> BlockRuns:
     """The runs of the pairs; each pair by itself where the rows of a run are wider apart than a pitch."""
     device, host = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
     widest = max(layout.host.stride, *(rows.stride for rows in layout.tensors))
     if widest > MAX_PITCH and not layout.is_dense:
-        return Runs(device, host, np.ones(len(host), np.int64))
+        return BlockRuns(device, host, np.ones(len(host), np.int64))
     return merge_runs(device, host)
 
 

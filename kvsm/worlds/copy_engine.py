@@ -27,8 +27,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvsm.cuda_io.simulated import SimulatedDevice, Step
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.simulated import SimulatedDevice, SimulatedStep
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction, OffloadingEvent
 from kvsm.plan import TransferJob
@@ -41,7 +41,7 @@ UNKNOWN = -1
 COPIES = {"store": Direction.STORE, "load": Direction.LOAD}
 
 
-class CopiesOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CopyEngineWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How large a world is, and how much may happen in it. Raises `ConfigError`.
 
     transfer_blocks: most blocks of one copy. copies, kernels, marks: how many may be made, all in all. bad:
@@ -65,7 +65,7 @@ class CopiesOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to 8")
 
 
-class _Live:
+class _LiveCopy:
     """A copy whose end was not polled yet. held: compute waits for it."""
 
     __slots__ = ("is_bad", "is_held", "job")
@@ -83,7 +83,7 @@ class _Live:
         return "host" if self.job.direction is Direction.STORE else "device"
 
 
-class CopiesWorld:
+class CopyEngineWorld:
     """A `World`. make_device, make_engine: of what it is made."""
 
     events: tuple[OffloadingEvent, ...] = ()
@@ -91,7 +91,7 @@ class CopiesWorld:
 
     def __init__(
         self,
-        options: CopiesOptions,
+        options: CopyEngineWorldOptions,
         make_device: Callable[..., SimulatedDevice] = SimulatedDevice,
         make_engine: Callable[[SimulatedDevice], StreamCopyEngine] = StreamCopyEngine,
     ) -> None:
@@ -105,7 +105,7 @@ class CopiesWorld:
             [self._pools["device"]], self._pools["host"], lambda _options: 0, options.transfer_blocks
         )
         self.engine = make_engine(self.device)
-        self.live: dict[int, _Live] = {}
+        self.live: dict[int, _LiveCopy] = {}
         self._expected = {side: pool[:, 0].astype(int).tolist() for side, pool in self._pools.items()}
         self._kernels: deque[tuple[str, int, int]] = deque()
         """Queued ones: what they do, to which block, and the value that they write or must find."""
@@ -210,14 +210,14 @@ class CopiesWorld:
     # How it happens.
 
     def _do_step(self, _name: str, source: str, place: int) -> None:
-        self.device.run(Step(self._sources[source], place))
+        self.device.run(SimulatedStep(self._sources[source], place))
 
     def _do_store(self, name: str, device_block: int, host_block: int, blocks: int) -> None:
         devices = tuple(range(device_block, device_block + blocks))
         hosts = tuple(range(host_block, host_block + blocks))
         direction, is_bad = COPIES[name.split()[-1]], name.startswith("bad")
         self._transfers += 1
-        one = _Live(TransferJob(self._transfers, direction, devices, hosts), is_bad)
+        one = _LiveCopy(TransferJob(self._transfers, direction, devices, hosts), is_bad)
         if is_bad:
             self.device.failing[self._transfers] = 1
         self._left["copies"] -= 1

@@ -56,7 +56,7 @@ class Actor:
                 own[actor] = number
 
 
-class Operation:
+class ClockedOperation:
     """The `number`th thing that an actor does. name: for people."""
 
     __slots__ = ("actor", "clock", "name", "number")
@@ -70,7 +70,7 @@ class Operation:
         if not is_batch:
             self.clock[self.actor] = self.number
 
-    def is_before(self, other: Operation) -> bool:
+    def is_before(self, other: ClockedOperation) -> bool:
         return self.number <= other.clock.get(self.actor, 0)
 
 
@@ -80,8 +80,8 @@ class _Accesses:
     __slots__ = ("reads", "write")
 
     def __init__(self) -> None:
-        self.write: Operation | None = None
-        self.reads: dict[int, Operation] = {}
+        self.write: ClockedOperation | None = None
+        self.reads: dict[int, ClockedOperation] = {}
 
 
 class RaceDetector:
@@ -96,13 +96,13 @@ class RaceDetector:
         self._actors += 1
         return Actor(name, self._actors)
 
-    def reads(self, operation: Operation, location: Location) -> None:
+    def reads(self, operation: ClockedOperation, location: Location) -> None:
         accesses = self._accesses_of(location)
         if accesses.write is not None and not accesses.write.is_before(operation):
             self._found(location, accesses.write, "writes", operation, "reads")
         accesses.reads[operation.actor] = operation
 
-    def writes(self, operation: Operation, location: Location) -> None:
+    def writes(self, operation: ClockedOperation, location: Location) -> None:
         accesses = self._accesses_of(location)
         if accesses.write is not None and not accesses.write.is_before(operation):
             self._found(location, accesses.write, "writes", operation, "writes")
@@ -121,5 +121,7 @@ class RaceDetector:
             accesses = self._accesses[location] = _Accesses()
         return accesses
 
-    def _found(self, location: Location, first: Operation, did: str, second: Operation, does: str) -> None:
+    def _found(
+        self, location: Location, first: ClockedOperation, did: str, second: ClockedOperation, does: str
+    ) -> None:
         self.races.append(Race(location, f"{first.name} {did}", f"{second.name} {does}"))

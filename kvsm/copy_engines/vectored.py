@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from kvsm.cuda_io.descriptors import Fragments, spread
-from kvsm.cuda_io.layout import Rows
+from kvsm.copy_engines.geometry import Fragments, spread
+from kvsm.copy_engines.layout import MemoryRows
 
 MOST_FRAGMENTS = 1024
 """What the kernel takes in one call (its UIO_MAXIOV)."""
@@ -51,7 +51,7 @@ def copy_vectored(fragments: Fragments) -> None:
             raise OSError(f"process_vm_readv copied {copied} of {expected} bytes; the rest is not mapped")
 
 
-def reaches(pools: Iterable[Rows]) -> bool:
+def reaches(pools: Iterable[MemoryRows]) -> bool:
     """Whether `copy_vectored` is there, and may read these.
 
     It is not on other systems than Linux, nor in sandboxes that forbid the call; and it reads no memory that

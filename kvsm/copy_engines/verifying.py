@@ -40,9 +40,9 @@ import xxhash
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.engine import CopyEngine, CopyResult, check_accepted
-from kvsm.cuda_io.layout import Rows, make_layout, rows_of
-from kvsm.cuda_io.pairs import checked_pairs
+from kvsm.copy_engines.interface import CopyEngine, CopyResult, check_accepted
+from kvsm.copy_engines.layout import MemoryRows, make_layout, rows_of
+from kvsm.copy_engines.pairs import checked_pairs
 from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
@@ -89,13 +89,13 @@ class VerifyingCopyEngine:
         self._engine = engine
         self._changed = Condition()
         self._live: dict[int, TransferJob] = {}
-        self._unchecked: dict[int, _Ended] = {}
+        self._unchecked: dict[int, _EndedTransfer] = {}
         """What the engine has ended, and no check yet, in the order in which it ended."""
         self._finished: list[CopyResult] = []
         self._statistics = VerifyingStatistics()
         self._broken = ""
         """What a checking thread died of."""
-        self._queue: SimpleQueue[_Ended | None] = SimpleQueue()
+        self._queue: SimpleQueue[_EndedTransfer | None] = SimpleQueue()
         # Daemons: an embedder that dies without closing must not hang at exit behind an idle thread.
         self._threads = [Thread(target=self._run, name="kvsm-verify", daemon=True) for _ in range(threads)]
         for thread in self._threads:
@@ -157,7 +157,7 @@ class VerifyingCopyEngine:
         """Have checked what the engine has ended."""
         with self._changed:
             for result in self._engine.poll():
-                ended = _Ended(self._live[result.transfer], result)
+                ended = _EndedTransfer(self._live[result.transfer], result)
                 self._unchecked[result.transfer] = ended
                 if self._threads:
                     self._queue.put(ended)
@@ -182,7 +182,7 @@ class VerifyingCopyEngine:
         for _, result in list(self._unchecked.values()):
             self._end(_bad(result, self._broken), _NOTHING_FOUND)
 
-    def _check(self, ended: _Ended) -> None:
+    def _check(self, ended: _EndedTransfer) -> None:
         (job, result), found = ended, _NOTHING_FOUND
         try:
             if result.good:
@@ -195,7 +195,7 @@ class VerifyingCopyEngine:
             self._checksums.forget(job, self.num_device_blocks)
         self._end(result, found)
 
-    def _end(self, result: CopyResult, found: _Found) -> None:
+    def _end(self, result: CopyResult, found: _CheckOutcome) -> None:
         with self._changed:
             if self._unchecked.pop(result.transfer, None) is None:
                 return  # given up meanwhile
@@ -209,14 +209,14 @@ class VerifyingCopyEngine:
             self._changed.notify_all()
 
 
-class _Ended(NamedTuple):
+class _EndedTransfer(NamedTuple):
     """A transfer that the engine below has ended."""
 
     job: TransferJob
     result: CopyResult
 
 
-class _Found(NamedTuple):
+class _CheckOutcome(NamedTuple):
     """What a check has found; counts are of blocks. error: about the first wrong block, empty if none is."""
 
     error: str
@@ -225,7 +225,7 @@ class _Found(NamedTuple):
     unverified: int
 
 
-_NOTHING_FOUND = _Found("", 0, 0, 0)
+_NOTHING_FOUND = _CheckOutcome("", 0, 0, 0)
 
 
 def _bad(result: CopyResult, error: str) -> CopyResult:
@@ -252,7 +252,7 @@ class _Checksums:
     def num_blocks(self) -> int:
         return len(self._host)
 
-    def check(self, job: TransferJob) -> _Found:
+    def check(self, job: TransferJob) -> _CheckOutcome:
         """Check a transfer that has ended well, and keep what a store has brought."""
         device_blocks, host_blocks = job.pairs()
         if self._reads is not None:
@@ -270,9 +270,9 @@ class _Checksums:
             tell = self._not_stored if changed[first] else self._not_copied
             error = tell(device_blocks[first], hosts[first], found[first])
         if is_store:
-            return _Found(error, 0, len(wrong), 0)
+            return _CheckOutcome(error, 0, len(wrong), 0)
         checked = int(np.count_nonzero(known))
-        return _Found(error, checked, len(wrong), len(known) - checked)
+        return _CheckOutcome(error, checked, len(wrong), len(known) - checked)
 
     def forget(self, job: TransferJob, num_device_blocks: int) -> None:
         """What a bad store has left in its host blocks, nobody knows. One that could not be right has not run
@@ -328,7 +328,7 @@ def _refuse_device_memory(name: str, pool: Any) -> None:
         raise ConfigError(f"{name} is in the memory of a {where} device; give what the host can read")
 
 
-def _view(rows: Rows) -> NDArray[np.uint8]:
+def _view(rows: MemoryRows) -> NDArray[np.uint8]:
     """Memory of the host as an array that is only read, whatever made it."""
     memory = (ctypes.c_uint8 * (rows.end - rows.address)).from_address(rows.address)
     flat = np.ctypeslib.as_array(memory)

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.cuda_io import host_memory
-from kvsm.cuda_io.host_memory import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes
-from kvsm.cuda_io.layout import rows_of
+from kvsm.copy_engines import host_pool
+from kvsm.copy_engines.host_pool import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes
+from kvsm.copy_engines.layout import rows_of
 from kvsm.errors import ConfigError
 
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_pool_is_refused(arguments: dict[str, int], message: st
 def test_a_pool_that_does_not_fit_is_refused_before_anything_is_allocated(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    monkeypatch.setattr(host_memory.mmap, "mmap", lambda *_, **__: pytest.fail("memory was taken"))
+    monkeypatch.setattr(host_pool.mmap, "mmap", lambda *_, **__: pytest.fail("memory was taken"))
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("the file was filled"))
     for place in (None, path):
         with pytest.raises(ConfigError, match=r"needs 1,125,899,906,842,624 bytes of memory, and [\d,]+ are"):
@@ -272,9 +272,9 @@ def test_large_pages_are_counted_where_the_system_gave_them(
             f"{first:x}-{first + (2 << 20):x} rw-p 00000000 00:00 0 \nSize: 2048 kB\nAnonHugePages: 2048 kB\n"
             f"{first + (2 << 20):x}-{first + (3 << 20):x} rw-p 0 00:00 0 /dev/shm/x\nShmemPmdMapped: 64 kB\n"
         )
-        monkeypatch.setattr(host_memory, "_MAPPINGS", table)
+        monkeypatch.setattr(host_pool, "_MAPPINGS", table)
         assert pool.huge_page_bytes == (2048 + 64) << 10
-        monkeypatch.setattr(host_memory, "_MAPPINGS", tmp_path / "none")
+        monkeypatch.setattr(host_pool, "_MAPPINGS", tmp_path / "none")
         assert pool.huge_page_bytes == 0
 
 
@@ -338,7 +338,7 @@ def test_a_file_of_that_name_that_is_another_runs_is_not_removed(path: Path) -> 
 
 PROGRAM = """
 import os, signal, sys
-from kvsm.cuda_io.host_memory import HostPool
+from kvsm.copy_engines.host_pool import HostPool
 path, blocks, ranks, rank, end = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
 pool = HostPool(blocks, 8, path=path, ranks=ranks, rank=rank)
 pool.blocks[:] = 1 + rank
@@ -411,7 +411,7 @@ def test_what_a_dead_run_left_goes_before_there_must_be_room(
     def left(*_: int) -> int:
         return 64 * PAGE_BYTES - path.stat().st_blocks * 512
 
-    monkeypatch.setattr(host_memory, "available_memory_bytes", left)
+    monkeypatch.setattr(host_pool, "available_memory_bytes", left)
     monkeypatch.setattr(
         os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=left() // PAGE_BYTES, f_frsize=PAGE_BYTES)
     )

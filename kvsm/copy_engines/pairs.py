@@ -13,7 +13,7 @@ from kvsm.ids import IdArray
 from kvsm.plan import TransferJob
 
 
-class Runs(NamedTuple):
+class BlockRuns(NamedTuple):
     """Run i: counts[i] blocks from device_blocks[i] on, and as many host blocks from host_blocks[i] on."""
 
     device_blocks: NDArray[np.int64]
@@ -21,7 +21,7 @@ class Runs(NamedTuple):
     counts: NDArray[np.int64]
 
 
-def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> Runs:
+def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> BlockRuns:
     """The pairs of a job in the order of their host blocks, consecutive ones on both sides merged into runs.
 
     Sorting finds runs that the job lists backwards, as caches do that free a request's tail first. With
@@ -33,7 +33,7 @@ def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64])
     is_head[1:] = (device_blocks[1:] - device_blocks[:-1] != 1) | (host_blocks[1:] - host_blocks[:-1] != 1)
     heads = np.flatnonzero(is_head)
     counts = np.diff(heads, append=len(host_blocks))
-    return Runs(device_blocks[heads], host_blocks[heads], counts)
+    return BlockRuns(device_blocks[heads], host_blocks[heads], counts)
 
 
 def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int) -> tuple[IdArray, IdArray]:

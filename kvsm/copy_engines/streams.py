@@ -33,15 +33,15 @@ from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
-from kvsm.cuda_io.engine import CopyResult, check_accepted
-from kvsm.cuda_io.pairs import checked_pairs
+from kvsm.copy_engines.interface import CopyResult, check_accepted
+from kvsm.copy_engines.pairs import checked_pairs
 from kvsm.errors import DeviceLost, TransferFailed, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray, count
 from kvsm.plan import TransferJob
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """A place in a stream. Everything that was queued there before it is over when it is done."""
 
     def done(self) -> bool:
@@ -54,10 +54,10 @@ class Event(Protocol):
         """Device time between two events of one stream that are done."""
 
 
-class Stream(Protocol):
+class DeviceStream(Protocol):
     """A queue of work that the device does in order."""
 
-    def record(self) -> Event:
+    def record(self) -> StreamEvent:
         """A new event behind all that is queued so far."""
 
     def wait(self, event: Any) -> None:
@@ -91,10 +91,10 @@ class StreamDevice(Protocol):
         """Of one block: what a pair copies, in all parts of the device pool together."""
 
     @property
-    def compute(self) -> Stream:
+    def compute(self) -> DeviceStream:
         """The stream on which the engine computes now."""
 
-    def new_stream(self, name: str) -> Stream:
+    def new_stream(self, name: str) -> DeviceStream:
         """A stream that gives way to compute."""
 
     def new_submitter(self, name: str, died: Callable[[str], None]) -> Submitter:
@@ -117,15 +117,15 @@ class StreamDevice(Protocol):
         """Give back what the device holds. Nothing is queued any more."""
 
 
-class _Transfer:
+class _StreamTransfer:
     """A live transfer. `end` is set once it was issued; `keep` is what the device reads meanwhile."""
 
     __slots__ = ("after", "begin", "end", "ended", "error", "job", "keep")
 
-    def __init__(self, job: TransferJob, after: Event) -> None:
+    def __init__(self, job: TransferJob, after: StreamEvent) -> None:
         self.job, self.after = job, after
-        self.begin: Event | None = None
-        self.end: Event | None = None
+        self.begin: StreamEvent | None = None
+        self.end: StreamEvent | None = None
         self.ended = False
         self.error = ""
         self.keep: Any = None
@@ -141,8 +141,8 @@ class StreamCopyEngine:
         self._device = device
         self._streams = {one: device.new_stream(f"kvsm {one.name.lower()}") for one in Direction}
         self._lock = Lock()
-        self._live: dict[int, _Transfer] = {}
-        self._issued: dict[Direction, deque[_Transfer]] = {one: deque() for one in Direction}
+        self._live: dict[int, _StreamTransfer] = {}
+        self._issued: dict[Direction, deque[_StreamTransfer]] = {one: deque() for one in Direction}
         """Handed to the device and not over yet, oldest first: a stream ends them in this order."""
         self._finished: list[CopyResult] = []
         self._closed = self._device_closed = False
@@ -161,13 +161,13 @@ class StreamCopyEngine:
     def num_host_blocks(self) -> int:
         return self._device.num_host_blocks
 
-    def mark(self) -> Event:
+    def mark(self) -> StreamEvent:
         return self._device.compute.record()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         with self._lock:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
-            transfer = _Transfer(job, self._own_mark(job) if after is None else after)
+            transfer = _StreamTransfer(job, self._own_mark(job) if after is None else after)
             self._live[job.transfer] = transfer
             self._submitters[job.direction].put(partial(self._issue, transfer))
 
@@ -216,7 +216,7 @@ class StreamCopyEngine:
                 self._device_closed = True
                 self._device.close()
 
-    def _own_mark(self, job: TransferJob) -> Event:
+    def _own_mark(self, job: TransferJob) -> StreamEvent:
         """A mark of now. Without one the transfer cannot start: `TransferFailed`."""
         try:
             return self.mark()
@@ -225,7 +225,7 @@ class StreamCopyEngine:
                 self._break(str(error))
             raise TransferFailed(f"transfer {job.transfer}: {described(error)}; make a new engine") from error
 
-    def _named(self, transfers: Iterable[int]) -> list[_Transfer]:
+    def _named(self, transfers: Iterable[int]) -> list[_StreamTransfer]:
         """Those of these that are live, each with its end recorded, or over."""
         with self._lock:
             named = [self._live[one] for one in transfers if one in self._live]
@@ -233,7 +233,7 @@ class StreamCopyEngine:
             self._submitters[direction].flush()
         return named
 
-    def _issue(self, transfer: _Transfer) -> None:
+    def _issue(self, transfer: _StreamTransfer) -> None:
         """Hand a transfer to the device; the submitter's part."""
         job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
         try:
@@ -261,7 +261,7 @@ class StreamCopyEngine:
             while issued and self._is_over(issued[0]):
                 self._end(issued.popleft())
 
-    def _is_over(self, transfer: _Transfer) -> bool:
+    def _is_over(self, transfer: _StreamTransfer) -> bool:
         assert transfer.end is not None
         try:
             return transfer.end.done()
@@ -272,7 +272,7 @@ class StreamCopyEngine:
             transfer.error = transfer.error or described(error)
             return True
 
-    def _end(self, transfer: _Transfer) -> None:
+    def _end(self, transfer: _StreamTransfer) -> None:
         job, good, seconds = transfer.job, not transfer.error, 0.0
         if good and transfer.begin is not None and transfer.end is not None:
             # A time that cannot be told makes no copy bad, and must not lose its end.
@@ -296,7 +296,7 @@ class StreamCopyEngine:
             issued.clear()
         self._fail(self._live.values())
 
-    def _fail(self, transfers: Iterable[_Transfer]) -> None:
+    def _fail(self, transfers: Iterable[_StreamTransfer]) -> None:
         for transfer in transfers:
             if not transfer.ended:
                 transfer.error = transfer.error or self._broken

@@ -15,23 +15,23 @@ import pytest
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Exploration, Verdict
 from kvsm.checker.rerun import RerunModel
-from kvsm.cuda_io.engine import CopyResult
-from kvsm.cuda_io.simulated import SimulatedDevice
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.interface import CopyResult
+from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import IdArray
-from kvsm.worlds.copies import CopiesOptions, CopiesWorld
+from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.world import Action
 
-TINY = CopiesOptions(copies=1, kernels=1, holds=0)
+TINY = CopyEngineWorldOptions(copies=1, kernels=1, holds=0)
 
 
-def explored(options: CopiesOptions, world: Any = CopiesWorld, **made_of: Any) -> Exploration:
+def explored(options: CopyEngineWorldOptions, world: Any = CopyEngineWorld, **made_of: Any) -> Exploration:
     return explore(RerunModel("copies", "", lambda: world(options, **made_of)))
 
 
-class AnyBlock(CopiesWorld):
+class AnyBlock(CopyEngineWorld):
     """Blocks that were never touched are chosen as if they were not alike."""
 
     def _choosable(self, side: str) -> range:
@@ -42,13 +42,13 @@ class AnyBlock(CopiesWorld):
     ("options", "states"),
     [
         (TINY, 184),
-        (CopiesOptions(copies=1, kernels=1, holds=1, bad=1), 746),
-        (CopiesOptions(copies=1, kernels=1, holds=0, marks=1, closes=True), 1018),
-        (CopiesOptions(copies=1, kernels=0, holds=0, transfer_blocks=2, host_blocks=2, bad=1), 81),
+        (CopyEngineWorldOptions(copies=1, kernels=1, holds=1, bad=1), 746),
+        (CopyEngineWorldOptions(copies=1, kernels=1, holds=0, marks=1, closes=True), 1018),
+        (CopyEngineWorldOptions(copies=1, kernels=0, holds=0, transfer_blocks=2, host_blocks=2, bad=1), 81),
     ],
     ids=str,
 )
-def test_a_small_world_is_right_in_every_state(options: CopiesOptions, states: int) -> None:
+def test_a_small_world_is_right_in_every_state(options: CopyEngineWorldOptions, states: int) -> None:
     """S12, S15, S6, S9; the numbers of states are pinned."""
     found = explored(options)
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
@@ -145,9 +145,9 @@ class CopiesToTheWrongBlock(SimulatedDevice):
         return super().copy(stream, transfer, direction, tuple(1 - one for one in device), host)
 
 
-WITH_HOLD = CopiesOptions(copies=1, kernels=1, holds=1)
-WITH_BAD = CopiesOptions(copies=1, kernels=0, holds=0, bad=1)
-TWO_COPIES = CopiesOptions(copies=2, kernels=0, holds=0, host_blocks=2)
+WITH_HOLD = CopyEngineWorldOptions(copies=1, kernels=1, holds=1)
+WITH_BAD = CopyEngineWorldOptions(copies=1, kernels=0, holds=0, bad=1)
+TWO_COPIES = CopyEngineWorldOptions(copies=2, kernels=0, holds=0, host_blocks=2)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ TWO_COPIES = CopiesOptions(copies=2, kernels=0, holds=0, host_blocks=2)
     ids=lambda one: next(iter(one.values())).__name__ if isinstance(one, dict) else "",
 )
 def test_what_is_broken_is_found_by_a_shortest_way(
-    broken: dict[str, Any], options: CopiesOptions, told: str, steps: int
+    broken: dict[str, Any], options: CopyEngineWorldOptions, told: str, steps: int
 ) -> None:
     found = explored(options, **broken)
     assert found.refutation is not None
@@ -181,11 +181,11 @@ def test_what_is_broken_is_found_by_a_shortest_way(
 
 def test_worlds_of_one_fingerprint_go_on_alike() -> None:
     """Of all states of a small scope: whatever way led there, the same can happen, and leads to the same."""
-    options = CopiesOptions(copies=2, kernels=0, holds=1, bad=1)
+    options = CopyEngineWorldOptions(copies=2, kernels=0, holds=1, bad=1)
     following: dict[bytes, dict[Action, bytes]] = {}
 
-    def world_after(path: Sequence[Action]) -> CopiesWorld:
-        world = CopiesWorld(options)
+    def world_after(path: Sequence[Action]) -> CopyEngineWorld:
+        world = CopyEngineWorld(options)
         for action in path:
             assert world.do(action)
         return world
@@ -209,7 +209,7 @@ def test_worlds_of_one_fingerprint_go_on_alike() -> None:
 
 
 def test_what_cannot_happen_changes_nothing() -> None:
-    world = CopiesWorld(TINY)
+    world = CopyEngineWorld(TINY)
     before = world.fingerprint()
     for action in (("poll",), ("wait", 0), ("hold", 0), ("mark",), ("close",), ("step", "compute", 0)):
         assert not world.do(action)
@@ -220,7 +220,7 @@ def test_what_cannot_happen_changes_nothing() -> None:
 
 def test_a_seed_draws_the_same_actions_and_each_of_them_can_happen() -> None:
     def drawn() -> list[Action]:
-        random, world, done = Random(3), CopiesWorld(CopiesOptions(copies=4, kernels=4)), []
+        random, world, done = Random(3), CopyEngineWorld(CopyEngineWorldOptions(copies=4, kernels=4)), []
         for _ in range(60):
             if world.is_at_rest and not world.actions():
                 break
@@ -234,7 +234,7 @@ def test_a_seed_draws_the_same_actions_and_each_of_them_can_happen() -> None:
 
 def test_winding_down_ends_at_rest() -> None:
     """S9."""
-    world = CopiesWorld(CopiesOptions(kernels=2))
+    world = CopyEngineWorld(CopyEngineWorldOptions(kernels=2))
     for action in (("write", 0), ("store", 0, 0, 1), ("read", 1)):
         assert world.do(action)
     while action := world.wind_down():
@@ -245,7 +245,7 @@ def test_winding_down_ends_at_rest() -> None:
 
 def test_bytes_are_held_against_the_reference_at_rest() -> None:
     """S15."""
-    world = CopiesWorld(CopiesOptions())
+    world = CopyEngineWorld(CopyEngineWorldOptions())
     world._pools["host"][0] = 99
     with pytest.raises(PropertyBroken, match="S15: host block 0 holds 99, where 2 must be"):
         world.check()
@@ -255,4 +255,4 @@ def test_bytes_are_held_against_the_reference_at_rest() -> None:
 def test_a_world_that_is_too_small_or_too_large_is_refused(name: str) -> None:
     for number in (0, 9):
         with pytest.raises(ConfigError, match=f"{name} is {number}; it must be from 1 to 8"):
-            CopiesOptions(**{name: number})
+            CopyEngineWorldOptions(**{name: number})

@@ -36,10 +36,10 @@ from weakref import ref
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.engine import CopyResult
-from kvsm.cuda_io.pools import Pools
-from kvsm.cuda_io.races import Clock, Location, Operation, Race, RaceDetector
-from kvsm.cuda_io.streams import StreamCopyEngine
+from kvsm.copy_engines.interface import CopyResult
+from kvsm.copy_engines.pools import NumpyPools
+from kvsm.copy_engines.races import Clock, ClockedOperation, Location, Race, RaceDetector
+from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import DeviceLost, PropertyBroken, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
@@ -55,7 +55,7 @@ LONGEST_POLLS = 4
 """A transfer of a `SimulatedCopyEngine` ends in one of this many calls of `poll` after its submission."""
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """Something that may happen next. place: which of those that its source offers."""
 
     source: SimulatedStream | SimulatedSubmitter
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 
 class SimulatedEvent:
-    """A place in a stream; see `streams.Event`. error: of the copy right before it."""
+    """A place in a stream; see `streams.StreamEvent`. error: of the copy right before it."""
 
     __slots__ = ("_clock", "_device", "error", "is_recorded", "name")
 
@@ -101,7 +101,7 @@ class SimulatedEvent:
         return self._clock
 
 
-class _Work(Protocol):
+class _QueuedWork(Protocol):
     """What stands in a stream, with the steps that it consists of."""
 
     @property
@@ -114,7 +114,7 @@ class _Work(Protocol):
         """Run one of them. Whether all of it is over."""
 
 
-class _Recording:
+class _EventRecording:
     def __init__(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
         self._stream, self._event, self.name = stream, event, event.name
 
@@ -127,11 +127,11 @@ class _Recording:
         return True
 
 
-class _Kernel:
+class _SimulatedKernel:
     def __init__(
         self,
         detector: RaceDetector,
-        operation: Operation,
+        operation: ClockedOperation,
         reads: Iterable[int],
         writes: Iterable[int],
         action: Callable[[], object] | None,
@@ -161,11 +161,11 @@ class _IdTable:
         self.device_blocks, self.host_blocks, self.locations = device_blocks, host_blocks, locations
 
 
-class _Copy:
+class _SimulatedCopy:
     def __init__(
         self,
         stream: SimulatedStream,
-        operation: Operation,
+        operation: ClockedOperation,
         direction: Direction,
         transfer: int,
         table: _IdTable,
@@ -212,14 +212,14 @@ class _Copy:
 
 
 class SimulatedStream:
-    """A queue of work that is done in order; see `streams.Stream`."""
+    """A queue of work that is done in order; see `streams.DeviceStream`."""
 
     def __init__(self, device: SimulatedDevice, name: str) -> None:
         self.device, self.name = device, f"stream {name!r}"
         self.error: Exception | None = None
         """Of the copy that ended last, until an event has taken it."""
         self._actor = device.detector.new_actor(self.name)
-        self._queue: deque[tuple[tuple[SimulatedEvent, ...], _Work]] = deque()
+        self._queue: deque[tuple[tuple[SimulatedEvent, ...], _QueuedWork]] = deque()
         """Work, oldest first, and what it waits for."""
         self._awaited: tuple[SimulatedEvent, ...] = ()
         """What the next work will wait for."""
@@ -227,7 +227,7 @@ class SimulatedStream:
     def record(self) -> SimulatedEvent:
         self._begin()
         event = SimulatedEvent(self.device, self.device.new_event_name(self.name), self._actor.clock.copy())
-        self._put(_Recording(self, event))
+        self._put(_EventRecording(self, event))
         return event
 
     def wait(self, event: SimulatedEvent) -> None:
@@ -245,16 +245,16 @@ class SimulatedStream:
         """Queue a kernel. reads, writes: the device blocks that it accesses, for the race detector. action:
         what it does to them."""
         self._begin()
-        operation = Operation(self._actor, f"kernel {name!r} on {self.name}")
-        self._put(_Kernel(self.device.detector, operation, reads, writes, action))
+        operation = ClockedOperation(self._actor, f"kernel {name!r} on {self.name}")
+        self._put(_SimulatedKernel(self.device.detector, operation, reads, writes, action))
 
     def copy(self, direction: Direction, transfer: int, table: _IdTable) -> None:
         """Queue a copy: what is left to do of `SimulatedDevice.copy`."""
         self._begin()
         name = f"{direction.name.lower()} {transfer} on {self.name}"
         if len(table.host_blocks):
-            operation = Operation(self._actor, name, is_batch=True)
-            self._put(_Copy(self, operation, direction, transfer, table))
+            operation = ClockedOperation(self._actor, name, is_batch=True)
+            self._put(_SimulatedCopy(self, operation, direction, transfer, table))
 
     @property
     def backlog(self) -> int:
@@ -263,7 +263,7 @@ class SimulatedStream:
 
     def copies(self) -> list[str]:
         """Those that are not over, by name."""
-        return [work.name for _, work in self._queue if isinstance(work, _Copy)]
+        return [work.name for _, work in self._queue if isinstance(work, _SimulatedCopy)]
 
     def choices(self) -> int:
         """How many steps are possible here now."""
@@ -289,7 +289,7 @@ class SimulatedStream:
         self.device.check_alive()
         self._actor.learn(self.device.acting.clock)
 
-    def _put(self, work: _Work) -> None:
+    def _put(self, work: _QueuedWork) -> None:
         self._queue.append((self._awaited, work))
         self._awaited = ()
 
@@ -348,7 +348,7 @@ class SimulatedSubmitter:
 
 
 class SimulatedDevice:
-    """A `StreamDevice` in numpy arrays (see `Pools`), for one thread.
+    """A `StreamDevice` in numpy arrays (see `NumpyPools`), for one thread.
 
     choose: from n to one of 0 .. n - 1, the step to run next; asked where there is more than one. pieces: a
     copy is cut into up to this many. Attributes: `detector`; `submitters`; `acting`, the thread of the host
@@ -356,7 +356,7 @@ class SimulatedDevice:
     """
 
     def __init__(self, device: Any, host: Any, choose: Callable[[int], int], pieces: int = PIECES) -> None:
-        self.pools = Pools(device, host)
+        self.pools = NumpyPools(device, host)
         self.pieces = pieces
         self.detector = RaceDetector()
         self.acting = self.detector.new_actor("the host")
@@ -408,7 +408,9 @@ class SimulatedDevice:
     ) -> object:
         arrays = [ids for ids in (device_blocks, host_blocks) if isinstance(ids, np.ndarray)]
         table = _IdTable(device_blocks, host_blocks, [self._location(ids) for ids in arrays])
-        filling = Operation(self.acting, f"{self.acting.name}, for {direction.name.lower()} {transfer},")
+        filling = ClockedOperation(
+            self.acting, f"{self.acting.name}, for {direction.name.lower()} {transfer},"
+        )
         for location in table.locations:
             self.detector.writes(filling, location)
         stream.copy(direction, transfer, table)
@@ -440,11 +442,13 @@ class SimulatedDevice:
         """How much work is queued; a copy may take several steps."""
         return sum(source.backlog for source in self._sources())
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SimulatedStep]:
         """What may happen next, in an order that depends on nothing but what was done before."""
-        return [Step(source, place) for source in self._sources() for place in range(source.choices())]
+        return [
+            SimulatedStep(source, place) for source in self._sources() for place in range(source.choices())
+        ]
 
-    def run(self, step: Step) -> None:
+    def run(self, step: SimulatedStep) -> None:
         """Let one of `steps()` happen."""
         step.source.run(step.place)
 
@@ -473,13 +477,13 @@ class SimulatedDevice:
 
     def host_reads(self, what: str, host_blocks: Iterable[int]) -> None:
         """The running thread of the host reads these itself, now. what: for people."""
-        operation = Operation(self.acting, f"{what} on {self.acting.name}")
+        operation = ClockedOperation(self.acting, f"{what} on {self.acting.name}")
         for block in host_blocks:
             self.detector.reads(operation, ("host block", block))
 
     def host_writes(self, what: str, host_blocks: Iterable[int]) -> None:
         """The running thread of the host writes these itself, now."""
-        operation = Operation(self.acting, f"{what} on {self.acting.name}")
+        operation = ClockedOperation(self.acting, f"{what} on {self.acting.name}")
         for block in host_blocks:
             self.detector.writes(operation, ("host block", block))
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from kvsm.cuda_io.engine import CopyEngine, CopyResult
-from kvsm.cuda_io.pairs import checked_pairs
+from kvsm.copy_engines.interface import CopyEngine, CopyResult
+from kvsm.copy_engines.pairs import checked_pairs
 from kvsm.errors import TransferFailed
 from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob

@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from kvsm.errors import ConfigError, described
 
-_LOGGER = logging.getLogger("kvsm.cuda_io")
+_LOGGER = logging.getLogger("kvsm.copy_engines")
 
 PAGE_BYTES = mmap.PAGESIZE
 
@@ -57,7 +57,7 @@ class PageLocking(NamedTuple):
     unlock: Callable[[int], None]
 
 
-class _Sizes(NamedTuple):
+class _PoolSizes(NamedTuple):
     """Of a pool. In a shared file, ranks of one run agree on all three."""
 
     num_blocks: int
@@ -99,9 +99,9 @@ class HostPool:
         rank: int = 0,
         page_locking: PageLocking | None = None,
     ) -> None:
-        sizes = _Sizes(num_blocks, ranks, block_bytes)
+        sizes = _PoolSizes(num_blocks, ranks, block_bytes)
         _check(sizes, rank, shared=path is not None)
-        self._file = None if path is None else _SharedFile(Path(path), sizes, rank)
+        self._file = None if path is None else _SharedPoolFile(Path(path), sizes, rank)
         try:
             mapping = _anonymous(sizes) if self._file is None else self._file.map(sizes.mapped_bytes)
         except BaseException:
@@ -156,7 +156,7 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     return max(0, min(rooms)) if rooms else None
 
 
-def _check(sizes: _Sizes, rank: int, shared: bool) -> None:
+def _check(sizes: _PoolSizes, rank: int, shared: bool) -> None:
     for name, value in sizes._asdict().items():
         if value < 1:
             raise ConfigError(f"{name} is {value}; a host pool needs at least 1")
@@ -166,7 +166,7 @@ def _check(sizes: _Sizes, rank: int, shared: bool) -> None:
         raise ConfigError(f"ranks is {sizes.ranks}; ranks share a host pool through a file, so give a path")
 
 
-def _check_memory(sizes: _Sizes) -> None:
+def _check_memory(sizes: _PoolSizes) -> None:
     available = available_memory_bytes()
     if available is not None and sizes.mapped_bytes > available:
         raise ConfigError(
@@ -175,7 +175,7 @@ def _check_memory(sizes: _Sizes) -> None:
         )
 
 
-def _anonymous(sizes: _Sizes) -> mmap.mmap:
+def _anonymous(sizes: _PoolSizes) -> mmap.mmap:
     _check_memory(sizes)
     try:
         # Private: large pages of shared memory are another setting of the system, and mostly off.
@@ -229,7 +229,7 @@ def _huge_page_bytes(address: int, size: int) -> int:
     return min(total, size)
 
 
-class _SharedFile:
+class _SharedPoolFile:
     """The file of a pool, opened by one rank; made if this is the first. The module's text says when what.
 
     Two kinds of locks. `flock` lets one rank at a time look and make. A lock on the byte of its number, of
@@ -239,7 +239,7 @@ class _SharedFile:
 
     _MARK = b"kvsm host pool 1"
 
-    def __init__(self, path: Path, sizes: _Sizes, rank: int) -> None:
+    def __init__(self, path: Path, sizes: _PoolSizes, rank: int) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise ConfigError(f"{path}: host pools in files need Linux; leave the path out")
         self._path, self._sizes, self.made = path, sizes, False
@@ -320,12 +320,12 @@ class _SharedFile:
                 "all ranks of a run need equal sizes, and each run its own path"
             )
 
-    def _read_sizes(self) -> _Sizes | None:
+    def _read_sizes(self) -> _PoolSizes | None:
         place = max(0, os.fstat(self._descriptor).st_size - PAGE_BYTES)
         found = os.pread(self._descriptor, len(self._MARK) + 24, place)
         if len(found) < len(self._MARK) + 24 or not found.startswith(self._MARK):
             return None
-        return _Sizes(*struct.unpack("<QQQ", found[len(self._MARK) :]))
+        return _PoolSizes(*struct.unpack("<QQQ", found[len(self._MARK) :]))
 
     def _lock(self, kind: int, start: int = 0, length: int = 0) -> bool:
         """Lock or unlock bytes of the file; length 0 means all from there on. Whether it was free."""
@@ -338,7 +338,7 @@ class _SharedFile:
         return True
 
 
-class _Names(NamedTuple):
+class _CgroupFiles(NamedTuple):
     """Where a version of control groups tells of memory."""
 
     folder: str
@@ -347,8 +347,10 @@ class _Names(NamedTuple):
     reclaimable: str
 
 
-_V1 = _Names("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_V2 = _Names("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
+_V1 = _CgroupFiles(
+    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+)
+_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
 def _machine_rooms(root: Path) -> Iterator[int]:
@@ -378,7 +380,7 @@ def _cgroup_rooms(root: Path) -> Iterator[int]:
                     yield _room(directory, names)
 
 
-def _room(directory: Path, names: _Names) -> int:
+def _room(directory: Path, names: _CgroupFiles) -> int:
     limit = int((directory / names.limit).read_text())
     used = int((directory / names.used).read_text())
     for line in (directory / "memory.stat").read_text().splitlines():

@@ -43,10 +43,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.cuda_io.descriptors import fragments, run_rectangles
-from kvsm.cuda_io.layout import make_layout
-from kvsm.cuda_io.pairs import Runs, merge_runs
-from kvsm.cuda_io.vectored import copy_vectored, reaches
+from kvsm.copy_engines.geometry import fragments, run_rectangles
+from kvsm.copy_engines.layout import make_layout
+from kvsm.copy_engines.pairs import BlockRuns, merge_runs
+from kvsm.copy_engines.vectored import copy_vectored, reaches
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
@@ -67,7 +67,7 @@ PACE_BYTES_PER_SECOND = 2e9
 """Of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is not."""
 
 
-class Pools:
+class NumpyPools:
     """Device pool and host pool of one rank; `layout` says how a block lies in them.
 
     device: the tensors of the device pool, or its only one: numpy arrays, or torch CPU tensors, which are
@@ -117,7 +117,7 @@ class Pools:
         else:
             self._copy_indexed(to_host, *pairs)
 
-    def _copy_while_quick(self, to_host: bool, runs: Runs) -> Runs:
+    def _copy_while_quick(self, to_host: bool, runs: BlockRuns) -> BlockRuns:
         """Copy run by run as long as that keeps its pace. Returns what is left."""
         sources, targets = (self._device, self._host) if to_host else (self._host, self._device)
         tensors = list(zip(targets, sources))
@@ -128,10 +128,10 @@ class Pools:
         for done, (there, here, pace) in enumerate(zip(into, out_of, seconds)):
             for target, source in tensors:
                 if perf_counter() > due:
-                    return Runs(*(column[done:] for column in runs))
+                    return BlockRuns(*(column[done:] for column in runs))
                 target[there] = source[here]
             due += pace
-        return Runs(*(column[:0] for column in runs))
+        return BlockRuns(*(column[:0] for column in runs))
 
     def _copy_indexed(
         self, to_host: bool, device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]

@@ -22,9 +22,9 @@ from threading import Condition, Thread
 from time import perf_counter
 from typing import Any
 
-from kvsm.cuda_io.engine import CopyResult, check_accepted
-from kvsm.cuda_io.pairs import checked_pairs
-from kvsm.cuda_io.pools import Pools
+from kvsm.copy_engines.interface import CopyResult, check_accepted
+from kvsm.copy_engines.pairs import checked_pairs
+from kvsm.copy_engines.pools import NumpyPools
 from kvsm.errors import ConfigError, described
 from kvsm.events import Direction
 from kvsm.ids import NO_IDS, IdArray
@@ -38,7 +38,7 @@ SHARED_BYTES = 1 << 20
 """A transfer of more is cut so that every thread gets a piece."""
 
 
-class _Copying:
+class _HostTransfer:
     """A transfer in work. The pairs and `claimed` belong to the thread that took it from the queue; the
     condition of the engine guards the rest."""
 
@@ -71,7 +71,7 @@ class _Copying:
 
 
 class HostCopyEngine:
-    """A `CopyEngine` of `threads` threads over two pools; see `Pools` for what a pool may be.
+    """A `CopyEngine` of `threads` threads over two pools; see `NumpyPools` for what a pool may be.
 
     All methods may be called from any thread. Raises `ConfigError`.
     """
@@ -79,11 +79,11 @@ class HostCopyEngine:
     def __init__(self, device: Any | Sequence[Any], host: Any, threads: int = 2) -> None:
         if threads < 1:
             raise ConfigError(f"threads is {threads}; a host engine needs at least 1")
-        self._pools = Pools(device, host)
+        self._pools = NumpyPools(device, host)
         self._layout = self._pools.layout
-        self._queue: SimpleQueue[_Copying | None] = SimpleQueue()
+        self._queue: SimpleQueue[_HostTransfer | None] = SimpleQueue()
         self._changed = Condition()
-        self._live: dict[int, _Copying] = {}
+        self._live: dict[int, _HostTransfer] = {}
         self._finished: list[CopyResult] = []
         self._closed = False
         self._broken = ""
@@ -109,7 +109,7 @@ class HostCopyEngine:
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002  compute is over already
         with self._changed:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
-            self._live[job.transfer] = copying = _Copying(job)
+            self._live[job.transfer] = copying = _HostTransfer(job)
             self._queue.put(copying)
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
@@ -140,7 +140,7 @@ class HostCopyEngine:
         for thread in self._threads:
             thread.join()
 
-    def _await(self, named: Sequence[_Copying]) -> None:
+    def _await(self, named: Sequence[_HostTransfer]) -> None:
         self._changed.wait_for(lambda: not any(copying.pieces_left for copying in named))
 
     def _stop_threads(self) -> None:
@@ -174,7 +174,7 @@ class HostCopyEngine:
             error = self._copy_piece(copying, first, last)
             self._end_piece(copying, perf_counter() - started, error)
 
-    def _check(self, copying: _Copying) -> None:
+    def _check(self, copying: _HostTransfer) -> None:
         """Cut the transfer into pieces; one that cannot be carried out stays a single one, without pairs."""
         copying.piece_blocks = 1
         try:
@@ -188,7 +188,7 @@ class HostCopyEngine:
         copying.piece_blocks = max(1, min(PIECE_BYTES, shared_bytes) // self._layout.block_bytes)
         copying.pieces_left = max(1, -(-blocks // copying.piece_blocks))
 
-    def _copy_piece(self, copying: _Copying, first: int, last: int) -> str:
+    def _copy_piece(self, copying: _HostTransfer, first: int, last: int) -> str:
         """Copy the pairs from `first` up to `last`; what went wrong, or nothing. A piece of a transfer that
         has failed is only counted."""
         if copying.error:
@@ -204,7 +204,7 @@ class HostCopyEngine:
     def _copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
         self._pools.copy(direction, device_blocks, host_blocks)
 
-    def _end_piece(self, copying: _Copying, seconds: float, error: str) -> None:
+    def _end_piece(self, copying: _HostTransfer, seconds: float, error: str) -> None:
         with self._changed:
             copying.seconds += seconds
             copying.error = copying.error or error

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from kvsm.errors import ConfigError
 
 
-class Rows(NamedTuple):
+class MemoryRows(NamedTuple):
     """Memory in regular pieces: row b is `row_bytes` bytes from address + b * stride on."""
 
     address: int
@@ -38,11 +38,11 @@ class Rows(NamedTuple):
         return self.address + (self.num_rows - 1) * self.stride + self.row_bytes
 
 
-class Layout(NamedTuple):
+class MemoryLayout(NamedTuple):
     """The two pools of a rank. tensors: of the device pool. offsets: of their parts in a row of the host."""
 
-    tensors: tuple[Rows, ...]
-    host: Rows
+    tensors: tuple[MemoryRows, ...]
+    host: MemoryRows
     offsets: tuple[int, ...]
 
     @property
@@ -65,7 +65,7 @@ class Layout(NamedTuple):
         return self.tensors[0].stride == self.tensors[0].row_bytes == self.host.stride
 
 
-def rows_of(name: str, pool: Any) -> Rows:
+def rows_of(name: str, pool: Any) -> MemoryRows:
     """Where the rows of a numpy array or a torch tensor are. Raises `ConfigError`."""
     if not hasattr(pool, "ndim") or not (hasattr(pool, "data_ptr") or hasattr(pool, "ctypes")):
         raise ConfigError(f"{name} is a {type(pool).__name__}; give a numpy array or a torch tensor")
@@ -84,10 +84,10 @@ def rows_of(name: str, pool: Any) -> Rows:
         raise ConfigError(f"{name} has gaps inside its rows; a block must be contiguous")
     if count > 1 and strides[0] < row_bytes:
         raise ConfigError(f"{name} has rows of {row_bytes} bytes, {strides[0]} apart: they overlap")
-    return Rows(address, strides[0] if count > 1 else row_bytes, count, row_bytes)
+    return MemoryRows(address, strides[0] if count > 1 else row_bytes, count, row_bytes)
 
 
-def make_layout(tensors: Sequence[Any], host: Any) -> tuple[Layout, tuple[int, ...]]:
+def make_layout(tensors: Sequence[Any], host: Any) -> tuple[MemoryLayout, tuple[int, ...]]:
     """The layout of these pools, and which of the tensors (places) it is made of: not those that are part of
     another. Raises `ConfigError`."""
     rows, places = _device_rows(tensors)
@@ -99,7 +99,7 @@ def make_layout(tensors: Sequence[Any], host: Any) -> tuple[Layout, tuple[int, .
             f"a block has {block_bytes} bytes in the device pool and {host_rows.row_bytes} in the host "
             "pool; they must be equal"
         )
-    return Layout(kept, host_rows, tuple(offsets)), places
+    return MemoryLayout(kept, host_rows, tuple(offsets)), places
 
 
 def block_bytes_of(tensors: Sequence[Any]) -> int:
@@ -108,7 +108,7 @@ def block_bytes_of(tensors: Sequence[Any]) -> int:
     return sum(rows[place].row_bytes for place in places)
 
 
-def _device_rows(tensors: Sequence[Any]) -> tuple[list[Rows], tuple[int, ...]]:
+def _device_rows(tensors: Sequence[Any]) -> tuple[list[MemoryRows], tuple[int, ...]]:
     """The rows of each tensor, and the places of those that are not part of another."""
     if not tensors:
         raise ConfigError("the device pool has no tensors; register at least one")
@@ -122,7 +122,7 @@ def _device_rows(tensors: Sequence[Any]) -> tuple[list[Rows], tuple[int, ...]]:
     return rows, _distinct(rows)
 
 
-def _distinct(rows: Sequence[Rows]) -> tuple[int, ...]:
+def _distinct(rows: Sequence[MemoryRows]) -> tuple[int, ...]:
     """Places of the rows that are not part of other ones, in the order given. Raises `ConfigError` for rows
     that overlap in any other way."""
     # Longest first, so that a shorter one finds what it is part of.
@@ -139,14 +139,14 @@ def _distinct(rows: Sequence[Rows]) -> tuple[int, ...]:
     return tuple(sorted(kept))
 
 
-def _is_part(one: Rows, other: Rows) -> bool:
+def _is_part(one: MemoryRows, other: MemoryRows) -> bool:
     """Whether row b of `one` lies in row b of `other`, for every b."""
     start = one.address - other.address
     is_as_far_apart = one.num_rows < 2 or one.stride == other.stride
     return is_as_far_apart and start >= 0 and start + one.row_bytes <= other.row_bytes
 
 
-def _overlap(one: Rows, other: Rows) -> bool:
+def _overlap(one: MemoryRows, other: MemoryRows) -> bool:
     """Whether any two rows of the two share a byte. Of different strides, whether they could."""
     if one.end <= other.address or other.end <= one.address:
         return False

@@ -1,0 +1,27 @@
+"""Copy engines: they carry out transfers as real, asynchronous copies.
+
+`CopyEngine` is the protocol. `HostCopyEngine` copies with threads between pools in host memory;
+`SimulatedCopyEngine` takes the steps of a device in any order that hardware may take them. Two engines wrap
+another one: `VerifyingCopyEngine` checks the bytes, `FailingCopyEngine` fails on purpose. The engine for
+NVIDIA GPUs is in `kvsm.cuda_io`.
+"""
+
+from __future__ import annotations
+
+from kvsm.copy_engines.failing import FailingCopyEngine
+from kvsm.copy_engines.host import HostCopyEngine
+from kvsm.copy_engines.host_pool import HostPool
+from kvsm.copy_engines.interface import CopyEngine, CopyResult
+from kvsm.copy_engines.simulated import SimulatedCopyEngine
+from kvsm.copy_engines.verifying import VerifyingCopyEngine, VerifyingStatistics
+
+__all__ = [
+    "CopyEngine",
+    "CopyResult",
+    "HostCopyEngine",
+    "SimulatedCopyEngine",
+    "VerifyingCopyEngine",
+    "VerifyingStatistics",
+    "FailingCopyEngine",
+    "HostPool",
+]
