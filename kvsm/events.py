@@ -11,7 +11,7 @@ the end, with a default, so that an older record of the same `SCHEMA_VERSION` al
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import Enum, IntEnum
 
 import msgspec
 
@@ -72,6 +72,33 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not least <= value <= most:
                 raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
+
+
+class SkipReason(str, Enum):
+    """Why an offered block was not stored."""
+
+    __str__ = str.__str__
+
+    POOL_FULL = "pool full"
+    KEY_IN_FLIGHT = "key in flight"
+    DEVICE_BLOCK_IN_FLIGHT = "device block in flight"
+    TOO_MANY_TRANSFERS = "too many live transfers"
+    OLDER_EPOCH = "brought by a load of an older epoch"
+    BELOW_THRESHOLD = "offered too seldom"
+    DRAINING = "a reset is draining"
+
+
+class RejectReason(str, Enum):
+    """Why a worker's report changed nothing."""
+
+    __str__ = str.__str__
+
+    UNKNOWN = "no such transfer was planned"
+    STALE = "no live transfer has this id"
+    NOT_SUBMITTED = "transfer was not submitted"
+    DUPLICATE = "worker has reported before"
+    WORKER = "no such worker"
+    DIRECTION = "transfer goes the other way"
 
 
 Owners = tuple[tuple[str, Id], ...]
@@ -176,11 +203,11 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 
 class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=11):
-    """Offered blocks that were not stored, and why (`SkipReason`); the engine may offer them again."""
+    """Offered blocks that were not stored, and why; the engine may offer them again."""
 
     owners: Owners
     keys: tuple[bytes, ...]
-    reason: str
+    reason: SkipReason
 
 
 class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=12):
@@ -222,12 +249,12 @@ class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 
 
 class ReportRejected(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=16):
-    """A report that changes nothing, and why (`RejectReason`)."""
+    """A report that changes nothing, and why."""
 
     transfer: int
     worker: int
     good: bool
-    reason: str
+    reason: RejectReason
 
 
 class TransferLost(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=17):
@@ -281,29 +308,6 @@ class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, t
     """The engine gave these device blocks away to be computed: what a load brought into them is gone."""
 
     device_blocks: Ids
-
-
-class SkipReason:
-    """Why an offered block was not stored."""
-
-    POOL_FULL = "pool full"
-    KEY_IN_FLIGHT = "key in flight"
-    DEVICE_BLOCK_IN_FLIGHT = "device block in flight"
-    TOO_MANY_TRANSFERS = "too many live transfers"
-    OLDER_EPOCH = "brought by a load of an older epoch"
-    BELOW_THRESHOLD = "offered too seldom"
-    DRAINING = "a reset is draining"
-
-
-class RejectReason:
-    """Why a report changed nothing."""
-
-    UNKNOWN = "no such transfer was planned"
-    STALE = "no live transfer has this id"
-    NOT_SUBMITTED = "transfer was not submitted"
-    DUPLICATE = "worker has reported before"
-    WORKER = "no such worker"
-    DIRECTION = "transfer goes the other way"
 
 
 _B, _T, _L, _R = BlockTrigger, TransferTrigger, LeaseTrigger, RequestTrigger

@@ -47,8 +47,8 @@ _SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in 
 _STEPS = (0, *_BLOCKS)
 
 
-def _reasons(names: type) -> tuple[str, ...]:
-    return tuple([value for name, value in vars(names).items() if name.isupper()])
+def _reasons(reasons: type[SkipReason] | type[RejectReason]) -> tuple[str, ...]:
+    return tuple([reason.value for reason in reasons])
 
 
 class Metric(NamedTuple):
@@ -389,7 +389,7 @@ class Metrics:
 
     def _skipped(self, event: ev.StoreSkipped) -> None:
         reasons = self._skipped_blocks
-        reasons[event.reason] = reasons.get(event.reason, 0) + len(event.keys)
+        reasons[event.reason] += len(event.keys)
         self._key_bytes += len(b"".join(event.keys))
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
@@ -460,7 +460,7 @@ class Metrics:
 
     def _rejected(self, event: ev.ReportRejected) -> None:
         reasons = self._rejected_reports
-        reasons[event.reason] = reasons.get(event.reason, 0) + 1
+        reasons[event.reason] += 1
 
     def _flushed(self, event: ev.FlushRequested) -> None:
         self._transfers_flushed += len(event.transfers)

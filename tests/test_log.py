@@ -36,6 +36,8 @@ from kvsm.events import (
     OffloadConfig,
     OffloadingEvent,
     Owners,
+    RejectReason,
+    SkipReason,
     StepEnded,
 )
 from kvsm.ids import Id, Ids, pack
@@ -54,6 +56,8 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**63 - 1),
     str: st.text(max_size=20),
     bool: st.booleans(),
+    SkipReason: st.sampled_from(SkipReason),
+    RejectReason: st.sampled_from(RejectReason),
     Ids: BATCHES,
     tuple[bytes, ...]: st.lists(st.binary(max_size=40), max_size=20).map(tuple),
     tuple[Id, ...]: st.lists(NUMBERS, max_size=20).map(tuple),

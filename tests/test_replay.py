@@ -149,7 +149,9 @@ def test_many_owners_and_offers_are_abbreviated() -> None:
     names = [f"r{number}" for number in range(9)]
     store = ev.StorePlanned(1, 0, 0, tuple((name, 1) for name in names), (key(1),), (0,), (4,))
     assert render(store).startswith("StorePlanned requests r0, r1, r2, r3, ... (9) key ")
-    assert render(ev.StoreSkipped(1, 0, 0, (), (key(1),), "why")).startswith("StoreSkipped no request key ")
+    assert render(ev.StoreSkipped(1, 0, 0, (), (key(1),), ev.SkipReason.POOL_FULL)).startswith(
+        "StoreSkipped no request key "
+    )
     offers = ev.BlocksOffered(1, 0, 0, tuple((name, (3, 2), (4, 2)) for name in names[:2]))
     assert render(offers) == (
         "BlocksOffered requests r0 settled 3, 2 of 4, 2 blocks; r1 settled 3, 2 of 4, 2 blocks"

@@ -25,18 +25,18 @@ from replay_life import (
 from kvsm.errors import LogError
 from kvsm.log import LogReader
 from kvsm.replay import (
-    Block,
-    Key,
-    Line,
-    Request,
-    Transfer,
+    BlockLife,
+    KeyLife,
+    RequestLife,
+    StoryLine,
+    TransferLife,
     tell,
 )
 
 # Stories.
 
 
-def told(lines: Sequence[Line]) -> list[str]:
+def told(lines: Sequence[StoryLine]) -> list[str]:
     return [f"{one.event} {one.text} [{one.before} -> {one.after}]" for one in lines]
 
 
@@ -46,7 +46,7 @@ STORED, EVICTED = "STORED(copies=0, pins=0)", "EVICTED(copies=0, pins=0)"
 def test_the_life_of_a_block(tmp_path: Path) -> None:
     """Who stored it, who read it, who evicted it and for whom."""
     story_life(tmp_path / "log")
-    assert told(list(tell(tmp_path / "log", Block(0))))[:8] == [
+    assert told(list(tell(tmp_path / "log", BlockLife(0))))[:8] == [
         "3 allocated for key 000000010000.., from device block 11, by store 3 of request r1 "
         "[FREE(copies=0, pins=0) -> ALLOCATED(copies=0, pins=0)]",
         "4 submitted: store 3 of request r1 [ALLOCATED(copies=0, pins=0) -> STORING(copies=1, pins=0)]",
@@ -65,7 +65,7 @@ def test_the_life_of_a_block(tmp_path: Path) -> None:
 def test_the_life_of_a_key(tmp_path: Path) -> None:
     """Stored, matched, evicted for another request, and missed by a third, with the reason."""
     story_life(tmp_path / "log")
-    lines = told(list(tell(tmp_path / "log", Key("00000001"))))
+    lines = told(list(tell(tmp_path / "log", KeyLife("00000001"))))
     assert [line.split()[0] for line in lines] == ["3", "4", "5", "8", "9", "10", "11", "14", "18"]
     assert lines[0].endswith("[not on the host -> slot 0 ALLOCATED(copies=0, pins=0)]")
     assert lines[-2].endswith(f"[slot 0 {STORED} -> not on the host]")
@@ -78,20 +78,20 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
 def test_the_life_of_a_request(tmp_path: Path) -> None:
     """From its first match to its release, and why it missed what it missed."""
     story_life(tmp_path / "log")
-    assert told(list(tell(tmp_path / "log", Request("r2")))) == [
+    assert told(list(tell(tmp_path / "log", RequestLife("r2")))) == [
         "8 request r2 matches slot 0; it misses key 000000070000..: never stored [not there -> MATCHED]",
         "9 load 9 of request r2 is planned: slot 0 to device block 15 [MATCHED -> LOADING]",
         "10 submitted: load 9 of request r2 [LOADING -> LOADING]",
         "11 worker 0 reports load 9 of request r2: good; the last one: loaded [LOADING -> RUNNING]",
         "12 request r2 finishes [RUNNING -> RELEASED]",
     ]
-    assert told(list(tell(tmp_path / "log", Request("r3"))))[:2] == [
+    assert told(list(tell(tmp_path / "log", RequestLife("r3"))))[:2] == [
         "14 slots 1, 0 (2), keys 000000020000.. to 000000010000.. (2), evicted to make room for store 15 of "
         "request r3 [not there -> not there]",
         "15 store 15 of request r3 is planned: keys 000000030000.. to 000000040000.. (2), "
         "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> not there]",
     ]
-    assert told(list(tell(tmp_path / "log", Request("r4")))) == [
+    assert told(list(tell(tmp_path / "log", RequestLife("r4")))) == [
         "18 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
         "store 15 of request r3 [not there -> RUNNING]",
         "19 request r4 is aborted [RUNNING -> RELEASED]",
@@ -101,7 +101,7 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
 def test_the_life_of_a_transfer(tmp_path: Path) -> None:
     """From what made room for it to the report that ended it."""
     story_life(tmp_path / "log")
-    lines = told(list(tell(tmp_path / "log", Transfer(15))))
+    lines = told(list(tell(tmp_path / "log", TransferLife(15))))
     assert [line.split(" [")[1] for line in lines] == [
         "not planned -> not planned]",
         "not planned -> PLANNED]",
@@ -113,7 +113,7 @@ def test_the_life_of_a_transfer(tmp_path: Path) -> None:
 def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
     """Its cursors in words, by group, and why a block was not stored; its stores are told among others'."""
     offered_life(tmp_path / "log")
-    lines = told(list(tell(tmp_path / "log", Request("r0"))))
+    lines = told(list(tell(tmp_path / "log", RequestLife("r0"))))
     assert lines == [
         "2 request r0 arrives [not there -> NEW]",
         "5 offered by request r0, not stored: keys 000000000000.. to 000000010000.. (2) (offered too seldom) "
@@ -135,7 +135,7 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
         "16 request r0 is preempted; its blocks are offered anew [NEW -> NEW]",
         "39 request r0 finishes [NEW -> RELEASED]",
     ]
-    texts = [line.text for line in tell(tmp_path / "log", Request("r1"))]
+    texts = [line.text for line in tell(tmp_path / "log", RequestLife("r1"))]
     assert texts[1:3] == [
         "offered by request r1, not stored: key 000000090000.. (offered too seldom)",
         "request r1: block 0 offered, and not settled yet",
@@ -148,13 +148,13 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
 def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
     """With several device blocks a slot: all of one slot's, and the second of another's."""
     offered_life(tmp_path / "log")
-    texts = [[line.text for line in tell(tmp_path / "log", Block(slot))] for slot in (0, 1)]
+    texts = [[line.text for line in tell(tmp_path / "log", BlockLife(slot))] for slot in (0, 1)]
     assert (
         "allocated for key 000000010000.., from device blocks 2..3 (2), by store 8 of request r0" in texts[1]
     )
     assert "load 18 of request r1 will read parts 0..1 (2) of it into device blocks 6..7 (2)" in texts[0]
     assert "load 18 of request r1 will read part 1 of it into device block 8" in texts[1]
-    planned = next(line.text for line in tell(tmp_path / "log", Transfer(18)))
+    planned = next(line.text for line in tell(tmp_path / "log", TransferLife(18)))
     assert planned == (
         "load 18 of request r1 is planned: parts 0..1, 3 (3) of slots 0..1 (2) to device blocks 6..8 (3)"
     )
@@ -163,7 +163,7 @@ def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
 def test_what_a_lost_transfer_takes_with_it(tmp_path: Path) -> None:
     """A store its slots, a load its device blocks, too."""
     offered_life(tmp_path / "log")
-    ends = [list(tell(tmp_path / "log", Transfer(id)))[-1] for id in (27, 35)]
+    ends = [list(tell(tmp_path / "log", TransferLife(id)))[-1] for id in (27, 35)]
     assert told(ends) == [
         "30 store 27 of request r2 is given up: a worker has not reported since tick 1; "
         "its slots are never used again [SUBMITTED -> LOST]",
@@ -182,7 +182,7 @@ def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
     life.core.store((("r4", 1), ("r5", 1)), [key(6), key(7)], [6, 7])
     life.close()
     texts = {
-        name: [line.text for line in tell(tmp_path / "log", Request(name))] for name in ("r1", "r2", "r5")
+        name: [line.text for line in tell(tmp_path / "log", RequestLife(name))] for name in ("r1", "r2", "r5")
     }
     assert texts["r1"][0].startswith("store 2 of requests r1, r2 (request r1: key 000000010000..) is planned")
     assert texts["r2"][0].startswith(
@@ -190,7 +190,7 @@ def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
     )
     assert texts["r1"][1] == "offered by request r1, not stored: key 000000040000.. (device block in flight)"
     assert texts["r2"][1] == "offered by request r2, not stored: key 000000010000.. (key in flight)"
-    assert [line.text for line in tell(tmp_path / "log", Key(key(3).hex()))][-1] == (
+    assert [line.text for line in tell(tmp_path / "log", KeyLife(key(3).hex()))][-1] == (
         "key 000000030000.. evicted to make room for store 8 of no request"
     )
     assert texts["r5"][0].endswith("evicted to make room for store 12 of requests r4, r5")
@@ -200,7 +200,7 @@ def why_missed(life: Life, wanted: bytes, log: Path) -> str:
     """What the story of a new request says of a key that it misses."""
     life.core.match("asker", [wanted])
     life.flush()
-    (line,) = tell(log, Request("asker"))
+    (line,) = tell(log, RequestLife("asker"))
     return line.text.split(": ", 1)[1]
 
 
@@ -210,8 +210,8 @@ def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:
     life.core.match("cmpl-4-0a1b2c3d", [key(2)])
     life.core.match("cmpl-42", [key(2)])
     life.flush()
-    lines = [line.text for line in tell(tmp_path / "log", Request("cmpl-4"))]
-    assert lines == [line.text for line in tell(tmp_path / "log", Request("cmpl-4-0a1b2c3d"))]
+    lines = [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4"))]
+    assert lines == [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4-0a1b2c3d"))]
     assert lines
 
 
@@ -269,7 +269,7 @@ def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> No
     life.core.lose(cancelled - 3)
     life.core.match("other", [key(2)])
     life.flush()
-    (line,) = tell(tmp_path / "log", Request("other"))
+    (line,) = tell(tmp_path / "log", RequestLife("other"))
     assert line.text.endswith(f": store {cancelled - 3} of request r2 was lost at event {cancelled + 1}")
     assert why_missed(life, key(6), tmp_path / "log") == (
         f"store {plan.transfer} of request r6 was cancelled at event {cancelled}"
@@ -293,7 +293,7 @@ def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[s
     with TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         Life(log, **config).drive(operations).drain().close()
-        for target in (*map(Block, range(4)), Request("r1"), Key("000003e8")):
+        for target in (*map(BlockLife, range(4)), RequestLife("r1"), KeyLife("000003e8")):
             lines = list(tell(log, target))
             for earlier, later in pairwise(lines):
                 if earlier.after != "RELEASED":
@@ -303,4 +303,4 @@ def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[s
 def test_a_slot_that_the_pool_does_not_have_is_refused(tmp_path: Path) -> None:
     story_life(tmp_path / "log")
     with pytest.raises(LogError, match="there is no slot 2; the pool has 2"):
-        list(tell(tmp_path / "log", Block(2)))
+        list(tell(tmp_path / "log", BlockLife(2)))

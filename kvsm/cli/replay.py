@@ -17,13 +17,13 @@ from kvsm.invariants import PROPERTIES
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
 from kvsm.replay import (
-    Block,
-    Condition,
-    Key,
-    Line,
+    BlockLife,
+    KeyLife,
+    LogCondition,
     Rebuilt,
-    Request,
-    Transfer,
+    RequestLife,
+    StoryLine,
+    TransferLife,
     Verification,
     rebuild,
     tell,
@@ -39,7 +39,7 @@ _log = click.argument("log", type=click.Path(path_type=Path))
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
-class State(msgspec.Struct, frozen=True):
+class LedgerSummary(msgspec.Struct, frozen=True):
     """A ledger in numbers. transfers: live ones by direction and state. held: slots neither free nor idle."""
 
     seq: int
@@ -56,11 +56,11 @@ class State(msgspec.Struct, frozen=True):
     digest: str
 
 
-def state_of(ledger: Ledger) -> State:
+def state_of(ledger: Ledger) -> LedgerSummary:
     """What `kvsm replay` prints of a ledger."""
     states = Counter((ledger.blocks.view & STATE_MASK).tolist())
     free, idle = len(ledger.free), len(ledger.policy)
-    return State(
+    return LedgerSummary(
         ledger.seq,
         ledger.step,
         ledger.tick,
@@ -115,7 +115,7 @@ def _replay_facts(rebuilt: Rebuilt) -> dict[str, object]:
     }
 
 
-def _print_state(log: Path, rebuilt: Rebuilt, state: State) -> None:
+def _print_state(log: Path, rebuilt: Rebuilt, state: LedgerSummary) -> None:
     rate = rebuilt.entries / rebuilt.seconds if rebuilt.seconds else 0
     origin = "" if rebuilt.first == 1 else f", from the snapshot before event {rebuilt.first}"
     capacity = rebuilt.ledger.config.host_blocks
@@ -223,22 +223,22 @@ def show(
 
 def _target(
     block: int | None, key: str | None, request: str | None, transfer: int | None
-) -> Block | Key | Request | Transfer:
+) -> BlockLife | KeyLife | RequestLife | TransferLife:
     if sum(one is not None for one in (block, key, request, transfer)) != 1:
         raise ConfigError("show takes exactly one of --block, --key, --request and --transfer")
     if block is not None:
-        return Block(block)
+        return BlockLife(block)
     if request is not None:
-        return Request(request)
+        return RequestLife(request)
     if transfer is not None:
-        return Transfer(transfer)
+        return TransferLife(transfer)
     assert key is not None
     if not key or not set(key.lower().removesuffix("..")) <= set("0123456789abcdef"):
         raise ConfigError(f"--key {key!r} is not made of hex digits")
-    return Key(key)
+    return KeyLife(key)
 
 
-def _told(line: Line) -> str:
+def _told(line: StoryLine) -> str:
     change = line.before if line.before == line.after else f"{line.before} -> {line.after}"
     return f"event {line.event} step {line.step}: {line.text}  [{change}]"
 
@@ -255,7 +255,7 @@ def _print_rows(*rows: tuple[str, str]) -> None:
     Console(highlight=False).print(table)
 
 
-def _facts(condition: Condition) -> dict[str, object]:
+def _facts(condition: LogCondition) -> dict[str, object]:
     """A log's condition with every field by its name."""
     torn = None if condition.torn is None else condition.torn._asdict()
     return {**msgspec.structs.asdict(condition), "torn": torn}
@@ -265,7 +265,7 @@ def _print_json(facts: dict[str, object]) -> None:
     click.echo(msgspec.json.encode(facts).decode())
 
 
-def _leave(condition: Condition, good: bool = True) -> None:
+def _leave(condition: LogCondition, good: bool = True) -> None:
     """Say what is wrong with the log on stderr; leave with 1 if a property is broken or events are lost."""
     for note in condition.notes():
         click.echo(f"kvsm: {note}", err=True)

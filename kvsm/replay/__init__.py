@@ -2,25 +2,25 @@
 
 rebuild("log", seq=1200).ledger             # the state after event 1200
 verify_log("log").violations                # () if no property is broken
-for line in tell("log", Request("r7")): ... # what happened to request r7, and why
+for line in tell("log", RequestLife("r7")): ... # what happened to request r7, and why
 """
 
-from kvsm.replay.fold import Condition, Rebuilt, entries, rebuild
+from kvsm.replay.fold import LogCondition, Rebuilt, entries, rebuild
 from kvsm.replay.render import render
-from kvsm.replay.story import Block, Key, Line, Request, Transfer, tell
+from kvsm.replay.story import BlockLife, KeyLife, RequestLife, StoryLine, TransferLife, tell
 from kvsm.replay.verify import Auditor, Breakage, Verification, verify_log
 from kvsm.replay.witness import Witness
 
 __all__ = [
     "Auditor",
-    "Block",
+    "BlockLife",
     "Breakage",
-    "Condition",
-    "Key",
-    "Line",
+    "LogCondition",
+    "KeyLife",
+    "StoryLine",
     "Rebuilt",
-    "Request",
-    "Transfer",
+    "RequestLife",
+    "TransferLife",
     "Verification",
     "Witness",
     "entries",

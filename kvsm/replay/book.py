@@ -35,7 +35,7 @@ _READING, _WRITING, _LEASE_RETIRED = (
 )
 
 
-class Copy:
+class BookedTransfer:
     """A transfer that has been planned and has not ended. since: tick at which it was submitted. reported:
     bit w for worker w."""
 
@@ -47,7 +47,7 @@ class Copy:
         self.since = self.reported = 0
 
 
-class Match:
+class BookedMatch:
     """The pins of a request, and the event that took them."""
 
     __slots__ = ("seq", "slots")
@@ -74,8 +74,8 @@ class Book:
         self._held: dict[bytes, int] = {}
         """key -> slot of the one block that holds it or is being stored."""
         self._free, self._idle = config.host_blocks, 0
-        self._copies: dict[int, Copy] = {}
-        self._matches: dict[str, Match] = {}
+        self._copies: dict[int, BookedTransfer] = {}
+        self._matches: dict[str, BookedMatch] = {}
         self._spoiled: dict[int, str] = {}
         """slot -> the property that a match would break, for blocks that failed or were reset."""
         self._voided = [0] * config.host_blocks
@@ -151,7 +151,7 @@ class Book:
             words[slot] = word + _PIN
         if event.request in self._matches:
             self._breaks("S7", f"request {event.request} matches again, and holds its last match", *slots)
-        self._matches[event.request] = Match(event.seq, slots)
+        self._matches[event.request] = BookedMatch(event.seq, slots)
 
     def _must_be_readable(self, what: str, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -168,7 +168,7 @@ class Book:
         if match is not None:
             self._unpin(match, match.slots)
 
-    def _unpin(self, match: Match, slots: Sequence[int]) -> None:
+    def _unpin(self, match: BookedMatch, slots: Sequence[int]) -> None:
         """These pins are gone; those of blocks that were voided since the match went before."""
         self._slots = match.slots
         if self._last_void > match.seq:
@@ -269,7 +269,7 @@ class Book:
             for key in event.keys:
                 self._times.pop(key, None)
         self._free -= len(slots)
-        self._copies[event.seq] = Copy(True, slots, blocks)
+        self._copies[event.seq] = BookedTransfer(True, slots, blocks)
 
     def _must_be_of_this_epoch(
         self, keys: Sequence[bytes], slots: Sequence[int], blocks: Sequence[int]
@@ -330,7 +330,7 @@ class Book:
         places = _ids(event.parts) or range(len(slots) * chunk)
         self._brought.update(zip(blocks, [keys[slots[place // chunk]] for place in places]))
         self._older.difference_update(blocks)
-        self._copies[event.seq] = Copy(False, slots, blocks)
+        self._copies[event.seq] = BookedTransfer(False, slots, blocks)
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -363,7 +363,7 @@ class Book:
             self._end(event.seq, copy)
             self._close(id, copy, event.seq)
 
-    def _end(self, seq: int, copy: Copy) -> None:
+    def _end(self, seq: int, copy: BookedTransfer) -> None:
         """The last worker has reported: publish, or void."""
         words = self._words
         if not copy.store:
@@ -394,7 +394,7 @@ class Book:
                 words[slot] = word if word >= _COPY else _EVICTED
                 self._free += words[slot] == _EVICTED
 
-    def _close(self, id: int, copy: Copy, seq: int) -> None:
+    def _close(self, id: int, copy: BookedTransfer, seq: int) -> None:
         """The transfer is over: its device blocks are given back."""
         leases = self._leases
         for block in copy.device_blocks:
@@ -418,7 +418,7 @@ class Book:
             return
         self._undo(event.transfer, copy, event.seq)
 
-    def _undo(self, id: int, copy: Copy, seq: int) -> None:
+    def _undo(self, id: int, copy: BookedTransfer, seq: int) -> None:
         if copy.store:
             self._void(copy.slots, "S2", seq)
         else:

@@ -33,10 +33,10 @@ class Rebuilt(NamedTuple):
     events: int
     entries: int
     seconds: float
-    condition: Condition
+    condition: LogCondition
 
 
-class Condition(msgspec.Struct, frozen=True):
+class LogCondition(msgspec.Struct, frozen=True):
     """What a reader found out about a log besides its events.
 
     torn: its unfinished end, which was cut; legal, a crash leaves it. broken_from: first event that a failed
@@ -70,9 +70,9 @@ class Condition(msgspec.Struct, frozen=True):
         return notes
 
 
-def condition_of(reader: LogReader) -> Condition:
+def condition_of(reader: LogReader) -> LogCondition:
     """The condition of a log, as far as its reader has come."""
-    return Condition(
+    return LogCondition(
         reader.torn, reader.broken_from, tuple(reader.gaps), reader.head.machines != machines_digest()
     )
 

@@ -1,6 +1,6 @@
 """The life of one thing, told from the fold: a line an event, with causes, and its state before and after.
 
-    for line in tell("log", Block(42)):
+    for line in tell("log", BlockLife(42)):
         print(line.event, line.text, line.before, line.after)
 
 The log is folded from its beginning, and each event that concerns the thing is told. Causes come from the
@@ -37,7 +37,7 @@ MOST_TOLD = 4
 """States of at most this many blocks stand in one line."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class StoryLine(msgspec.Struct, frozen=True):
     """One event in the life of a thing. before, after: its state; the same if only a cause is told."""
 
     event: int
@@ -49,7 +49,7 @@ class Line(msgspec.Struct, frozen=True):
     after: str
 
 
-class Target(Protocol):
+class Life(Protocol):
     """A thing whose life can be told."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
@@ -58,7 +58,7 @@ class Target(Protocol):
     def state(self, ledger: Ledger) -> str: ...
 
 
-class Block(NamedTuple):
+class BlockLife(NamedTuple):
     """A host slot, through all blocks that it held."""
 
     slot: int
@@ -77,7 +77,7 @@ class Block(NamedTuple):
         return f"slot {self.slot}"
 
 
-class Key:
+class KeyLife:
     """All blocks whose key starts with these hex digits. The state told is that of the keys of one event."""
 
     def __init__(self, digits: str) -> None:
@@ -114,7 +114,7 @@ class Key:
         return f"key {self.digits}"
 
 
-class Request(NamedTuple):
+class RequestLife(NamedTuple):
     """A request, through all its lives if its name was used again. name: whole, or without what vLLM's server
     puts behind the name that a client gave or got: a hyphen, and eight characters of its own."""
 
@@ -135,7 +135,7 @@ class Request(NamedTuple):
         return f"request {self.name}"
 
 
-class Transfer(NamedTuple):
+class TransferLife(NamedTuple):
     """One copy of several blocks."""
 
     id: int
@@ -151,7 +151,7 @@ class Transfer(NamedTuple):
         return f"transfer {self.id}"
 
 
-def tell(log: str | os.PathLike[str] | LogReader, target: Target) -> Iterator[Line]:
+def tell(log: str | os.PathLike[str] | LogReader, target: Life) -> Iterator[StoryLine]:
     """The lines of a thing's life, oldest first; none if the log knows nothing of it.
 
     Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log,
@@ -166,17 +166,17 @@ def tell(log: str | os.PathLike[str] | LogReader, target: Target) -> Iterator[Li
             yield line
 
 
-def _check_slot(reader: LogReader, target: Target) -> None:
+def _check_slot(reader: LogReader, target: Life) -> None:
     host_blocks = reader.head.config.host_blocks
-    if isinstance(target, Block) and target.slot >= host_blocks:
+    if isinstance(target, BlockLife) and target.slot >= host_blocks:
         raise LogError(f"{reader.directory}: there is no slot {target.slot}; the pool has {host_blocks}")
 
 
-def _missed_by(reader: LogReader, target: Target) -> Callable[[bytes], bool]:
+def _missed_by(reader: LogReader, target: Life) -> Callable[[bytes], bool]:
     """Which keys must be followed, so that a miss of the target can be explained."""
-    if isinstance(target, Key):
+    if isinstance(target, KeyLife):
         return lambda key: key.hex().startswith(target.digits)
-    if not isinstance(target, Request):
+    if not isinstance(target, RequestLife):
         return lambda _: False
     missed = {
         event.missed
@@ -190,7 +190,7 @@ def _missed_by(reader: LogReader, target: Target) -> Callable[[bytes], bool]:
 class _Narrator:
     """Folds one moment after another, and puts those that meet the target into words."""
 
-    def __init__(self, target: Target, fates: Fates) -> None:
+    def __init__(self, target: Life, fates: Fates) -> None:
         self._target, self._fates = target, fates
         self._tellers: dict[type[OffloadingEvent], Callable[[Moment, Any, Sequence[int]], str]] = {
             ev.HitMatched: self._matched,
@@ -209,7 +209,7 @@ class _Narrator:
             ev.CacheReset: self._reset,
         }
 
-    def follow(self, moment: Moment) -> Line | None:
+    def follow(self, moment: Moment) -> StoryLine | None:
         """Fold the moment's event; its line, if it concerns the target."""
         ledger, event, _ = moment
         found = concern(ledger, event)
@@ -225,7 +225,7 @@ class _Narrator:
             return None
         text += self._outcome(event, ended)
         after = self._state_after(ledger, ended, before)
-        return Line(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+        return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
 
     def _tell(self, moment: Moment, slots: Sequence[int]) -> str:
         teller = self._tellers.get(type(moment.event))
@@ -236,11 +236,11 @@ class _Narrator:
     def _state_after(self, ledger: Ledger, ended: LiveTransfer | None, before: str) -> str:
         """A transfer that ended and a request that was released are in the ledger no more."""
         target = self._target
-        if isinstance(target, Transfer) and ended is not None and ended.id == target.id:
+        if isinstance(target, TransferLife) and ended is not None and ended.id == target.id:
             return ended.state.name
-        if isinstance(target, Transfer) and target.id not in ledger.transfers and before == "PLANNED":
+        if isinstance(target, TransferLife) and target.id not in ledger.transfers and before == "PLANNED":
             return TransferState.CANCELLED.name
-        if isinstance(target, Request) and target.name not in ledger.requests and before != "not there":
+        if isinstance(target, RequestLife) and target.name not in ledger.requests and before != "not there":
             return RequestState.RELEASED.name
         return target.state(ledger)
 
@@ -281,7 +281,7 @@ class _Narrator:
 
     def _offered(self, moment: Moment, event: ev.BlocksOffered, slots: Sequence[int]) -> str:  # noqa: ARG002
         """How far the target's blocks have been dealt with: what is new, by group, and what waits."""
-        assert isinstance(self._target, Request)
+        assert isinstance(self._target, RequestLife)
         name = self._target.name
         request = moment.ledger.requests.get(name)
         before = () if request is None else request.settled
@@ -297,7 +297,7 @@ class _Narrator:
     def _skipped(self, moment: Moment, event: ev.StoreSkipped, slots: Sequence[int]) -> str:  # noqa: ARG002
         owners: Owners = event.owners
         keys: Sequence[bytes] = event.keys
-        if isinstance(self._target, Request):
+        if isinstance(self._target, RequestLife):
             keys = _share(owners, keys, self._target.name)
             owners = ((self._target.name, len(keys)),)
         return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
@@ -305,7 +305,7 @@ class _Narrator:
     def _reset(self, moment: Moment, event: ev.CacheReset, slots: Sequence[int]) -> str:  # noqa: ARG002
         told = f"reset: epoch {event.epoch} begins"
         target = self._target
-        request = moment.ledger.requests.get(target.name) if isinstance(target, Request) else None
+        request = moment.ledger.requests.get(target.name) if isinstance(target, RequestLife) else None
         anew = request is not None and request.offered
         return told + (f"; the blocks of {target} are offered anew" if anew else "")
 
@@ -330,7 +330,7 @@ class _Narrator:
             render_owners(event.owners),
         )
         if not slots:
-            if isinstance(self._target, Request) and len(event.owners) > 1:
+            if isinstance(self._target, RequestLife) and len(event.owners) > 1:
                 own = _share(event.owners, event.keys, self._target.name)
                 whose += f" ({self._target}: {render_keys(own)})"
             return (
@@ -363,9 +363,9 @@ class _Narrator:
 
     def _submitted(self, moment: Moment, event: ev.TransfersSubmitted, slots: Sequence[int]) -> str:
         ledger, ids = moment.ledger, event.transfers
-        if isinstance(self._target, Transfer):
+        if isinstance(self._target, TransferLife):
             ids = (self._target.id,)
-        elif isinstance(self._target, Request):
+        elif isinstance(self._target, RequestLife):
             name = self._target.name
             ids = tuple(id for id in ids if name in names_of(ledger.transfers[id].owners))
         else:

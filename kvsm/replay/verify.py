@@ -28,7 +28,7 @@ from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
 from kvsm.replay.concern import Concern, concern
-from kvsm.replay.fold import Condition, condition_of, entries, opening, walk
+from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import render
 from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
@@ -72,7 +72,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     violations: tuple[Violation, ...]
     breakage: Breakage | None
     damage: str | None
-    condition: Condition
+    condition: LogCondition
     seconds: float
 
     @property
@@ -145,7 +145,7 @@ def verify_log(
     """
     began = time.perf_counter()
     reader = LogReader(log)
-    run = _Run(reader, every, progress)
+    run = _Pass(reader, every, progress)
     damage = None
     try:
         for segment in reader.segments():
@@ -172,12 +172,12 @@ def verify_log(
         violations=() if breakage is None else breakage.violations,
         breakage=breakage,
         damage=damage,
-        condition=condition_of(reader) if last is not None else Condition(reader.torn, None, (), False),
+        condition=condition_of(reader) if last is not None else LogCondition(reader.torn, None, (), False),
         seconds=time.perf_counter() - began,
     )
 
 
-class _Run:
+class _Pass:
     """One pass over a log: the auditor, and the state in which everything was last known to be good."""
 
     def __init__(self, reader: LogReader, every: int, progress: Progress | None) -> None:

@@ -17,7 +17,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.ledger import Ledger
-from kvsm.replay.book import NO_CURSORS, Book, Copy, Match
+from kvsm.replay.book import NO_CURSORS, Book, BookedMatch, BookedTransfer
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
@@ -57,14 +57,14 @@ class Witness(Book):
         for id, transfer in ledger.transfers.items():
             slots, blocks = to_list(transfer.slots), to_list(transfer.device_blocks)
             store = transfer.direction is Direction.STORE
-            copy = one._copies[id] = Copy(store, slots, blocks)
+            copy = one._copies[id] = BookedTransfer(store, slots, blocks)
             copy.submitted = transfer.state is not TransferState.PLANNED
             copy.abandoned = transfer.state is TransferState.ABANDONED
             copy.failed = TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
             copy.reported, copy.since = transfer.reported, transfer.since
         for name, request in ledger.requests.items():
             if len(request.pins):
-                one._matches[name] = Match(request.pinned_at, to_list(ledger.live_pins(request)))
+                one._matches[name] = BookedMatch(request.pinned_at, to_list(ledger.live_pins(request)))
             if request.offered:
                 one._cursors[name] = request.settled, request.offered
         one._tick, one._times = ledger.tick, ledger.offers.times.copy()

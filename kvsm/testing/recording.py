@@ -15,14 +15,14 @@ from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter, MemoryLog
-from kvsm.replay import Block, Key, Request, Transfer, render, tell
+from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, render, tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fold import walk
 
 MOST_THINGS, MOST_LINES = 3, 12
 """A story is told of so many things at most, and of each of them so many lines: the last ones."""
 
-Thing = Block | Key | Request | Transfer
+Thing = BlockLife | KeyLife | RequestLife | TransferLife
 
 
 class Recorder(MemoryLog):
@@ -130,13 +130,13 @@ def _named(message: str) -> list[Thing]:
     for noun, name, key in _NAMED.findall(message):
         thing: Thing
         if key:
-            thing = Key(key)
+            thing = KeyLife(key)
         elif noun == "request":
-            thing = Request(name)
+            thing = RequestLife(name)
         elif not name.isdecimal():
             continue
         else:
-            thing = Block(int(name)) if noun in ("slot", "block") else Transfer(int(name))
+            thing = BlockLife(int(name)) if noun in ("slot", "block") else TransferLife(int(name))
         things.setdefault(_option(thing), thing)
     return list(things.values())
 
@@ -149,9 +149,9 @@ def _last_concerned(log: Path) -> list[Thing]:
         ledger.apply(event)
         if any(found):
             things = [
-                *map(Transfer, found.transfers),
-                *map(Request, found.requests),
-                *map(Block, found.slots),
+                *map(TransferLife, found.transfers),
+                *map(RequestLife, found.requests),
+                *map(BlockLife, found.slots),
             ]
     return things
 
