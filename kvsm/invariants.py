@@ -42,8 +42,7 @@ from numpy.typing import NDArray
 
 from kvsm.events import Direction
 from kvsm.ids import IdArray, to_list
-from kvsm.ledger import Ledger
-from kvsm.records import Transfer
+from kvsm.ledger import Ledger, TransferRecord
 from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
@@ -254,7 +253,7 @@ A transfer in another state is not live: that it is kept is for S5 to say.
 """
 
 
-def _name(transfer: Transfer) -> str:
+def _name(transfer: TransferRecord) -> str:
     return f"{transfer.direction.name.lower()} {transfer.id} ({transfer.state.name})"
 
 

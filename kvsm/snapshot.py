@@ -14,8 +14,7 @@ import numpy as np
 
 from kvsm.events import Direction, OffloadConfig, Owners
 from kvsm.ids import Ids, pack, unpack
-from kvsm.ledger import Ledger, indexed_slots
-from kvsm.records import Request, Transfer
+from kvsm.ledger import Ledger, RequestRecord, TransferRecord, indexed_slots
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 
@@ -135,7 +134,7 @@ def digest(ledger: Ledger) -> str:
     return blake2b(snapshot(ledger), digest_size=16).hexdigest()
 
 
-def _save_transfer(one: Transfer) -> _TransferState:
+def _save_transfer(one: TransferRecord) -> _TransferState:
     return _TransferState(
         one.id,
         one.direction,
@@ -151,8 +150,8 @@ def _save_transfer(one: Transfer) -> _TransferState:
     )
 
 
-def _load_transfer(saved: _TransferState) -> Transfer:
-    transfer = Transfer(
+def _load_transfer(saved: _TransferState) -> TransferRecord:
+    transfer = TransferRecord(
         saved.id,
         saved.direction,
         saved.owners,
@@ -167,7 +166,7 @@ def _load_transfer(saved: _TransferState) -> Transfer:
     return transfer
 
 
-def _save_request(one: Request) -> _RequestState:
+def _save_request(one: RequestRecord) -> _RequestState:
     return _RequestState(
         one.name,
         one.word,
@@ -181,8 +180,8 @@ def _save_request(one: Request) -> _RequestState:
     )
 
 
-def _load_request(saved: _RequestState) -> Request:
-    request = Request(saved.name)
+def _load_request(saved: _RequestState) -> RequestRecord:
+    request = RequestRecord(saved.name)
     request.word, request.pins = saved.word, unpack(saved.pins)
     request.pinned_at, request.awaits, request.patience = saved.pinned_at, saved.awaits, saved.patience
     request.load, request.settled, request.offered = saved.load, saved.settled, saved.offered

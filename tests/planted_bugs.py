@@ -1,38 +1,45 @@
-"""Bugs to plant: one piece of a function's text replaced by another, for as long as a test lasts."""
+"""Bugs to plant: a function's text with one piece replaced, until the test ends."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from inspect import getsource
 from textwrap import dedent
 from typing import Any
 
 import pytest
 
-from kvsm.ledger import Ledger
+from kvsm.ledger import cache, requests
 from kvsm.offloader import Offloader
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, old: str, new: str) -> None:
-    """Replace `old`, which stands once in the function, by `new`."""
-    owner = next(one for one in owner.__mro__ if name in vars(one))
-    function = vars(owner)[name]
-    text = dedent(getsource(function))
+def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str) -> None:
+    """Replace `old`, which is in the function's text once, by `new`.
+
+    The function gets other code: tables and modules that hold the function run it too.
+    """
+    name, text = function.__name__, dedent(getsource(function))
     assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
-    names: dict[str, Any] = {}
-    exec(
-        compile("from __future__ import annotations\n" + text.replace(old, new), name, "exec"),
-        function.__globals__,
-        names,
-    )
-    monkeypatch.setattr(owner, name, names[name])
+    made: dict[str, Any] = {}
+    text = "from __future__ import annotations\n" + text.replace(old, new)
+    exec(compile(text, name, "exec"), function.__globals__, made)
+    monkeypatch.setattr(function, "__code__", made[name].__code__)
+
+
+def forget(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
+    """Let the function do nothing."""
+    monkeypatch.setattr(function, "__code__", _nothing.__code__)
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
 
 
 def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """S5: a worker's second report is taken for that of the worker which has not reported yet."""
     plant(
         monkeypatch,
-        Offloader,
-        "_report",
+        Offloader._report,
         "reason = self._why_reject(transfer, worker, direction)",
         "reason = self._why_reject(transfer, worker, direction)\n"
         "    if reason == RejectReason.DUPLICATE:\n"
@@ -44,16 +51,15 @@ def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evict_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7: a block stays in the eviction order when a match pins it."""
-    plant(monkeypatch, Ledger, "_matched", "self.policy.busy(busy)", "pass")
+    plant(monkeypatch, requests.hit_matched, "ledger.policy.busy(busy)", "pass")
 
 
 def free_slots_under_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3: a reset frees the slots that copies still write."""
     plant(
         monkeypatch,
-        Ledger,
-        "_reset",
-        "transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_ABANDON, transfer.id, seq)",
-        "transfer.word = TRANSFER_WORDS.step(transfer.word, _TRANSFER_ABANDON, transfer.id, seq)\n"
-        "            self.free.append(transfer.slots)",
+        cache.cache_reset,
+        "transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)",
+        "transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)\n"
+        "            ledger.free.append(transfer.slots)",
     )

@@ -20,7 +20,8 @@ from contracts.tables import PAIRS
 from kvsm.copy_engines.pairs import merge_runs
 from kvsm.errors import InvalidEvent
 from kvsm.events import OffloadConfig, StorePlanned, TransfersSubmitted, WorkerReported
-from kvsm.ledger import Ledger
+from kvsm.ledger import HANDLERS, Ledger
+from kvsm.ledger.transfers import worker_reported
 from kvsm.states import MACHINES, Machine
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
@@ -287,6 +288,6 @@ def test_reports_are_counted_once_for_each_worker(workers: int) -> None:
 
 
 def test_a_report_that_counts_twice_is_seen() -> None:
-    wrong = rewritten(Ledger._reported, "or transfer.reported >> event.worker & 1", "")
-    with patch.object(Ledger, "_reported", wrong), pytest.raises(pytest.fail.Exception):
+    wrong = rewritten(worker_reported, "or transfer.reported >> event.worker & 1", "")
+    with patch.dict(HANDLERS, {WorkerReported: wrong}), pytest.raises(pytest.fail.Exception):
         test_reports_are_counted_once_for_each_worker(2)

@@ -19,10 +19,9 @@ from kvsm.checker.reduce import replay
 from kvsm.checker.walk import random_of, walk
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger
+from kvsm.ledger import Provenance, requests, transfers
 from kvsm.offloader import Offloader
 from kvsm.policies import LRUPolicy
-from kvsm.records import Provenance
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
 from kvsm.worlds.world import Action
 
@@ -207,8 +206,7 @@ def publish_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first worker's good report ends a transfer."""
     plant(
         monkeypatch,
-        Ledger,
-        "_reported",
+        transfers.worker_reported,
         "if state in _UNDER_WAY:",
         "if state in _UNDER_WAY and not event.good:",
     )
@@ -217,71 +215,66 @@ def publish_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def forget_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
-        Ledger,
-        "_leave",
-        "self._unpin(request, self.live_pins(request), seq)",
+        requests._leave,
+        "unpin(ledger, request, ledger.live_pins(request), seq)",
         "request.pins = ()",
     )
 
 
 def swap_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Offloader, "_plan_store", "blocks, hosts)", "blocks, hosts[::-1])")
+    plant(monkeypatch, Offloader._plan_store, "blocks, hosts)", "blocks, hosts[::-1])")
 
 
 def serve_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
-        Offloader,
-        "lookup",
+        Offloader.lookup,
         "LookupResult.HIT if self.ledger.readable(slot) else LookupResult.HIT_PENDING",
         "LookupResult.HIT",
     )
 
 
 def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Ledger, "_reported", "self._invalidate(transfer.slots, seq)", "pass")
+    plant(monkeypatch, transfers.worker_reported, "index.invalidate(ledger, transfer.slots, seq)", "pass")
 
 
 def store_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device block under a store is offered from the same block again: deferred, instead of passed over."""
-    plant(monkeypatch, Offloader, "_why_not", 'return "" if own and', "return None if own and")
+    plant(monkeypatch, Offloader._why_not, 'return "" if own and', "return None if own and")
 
 
 def forget_what_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Provenance, "age", "self.stale.update(self.brought)", "pass")
+    plant(monkeypatch, Provenance.age, "self.stale.update(self.brought)", "pass")
 
 
 def say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Publisher, "removed", "self._changes.append(_Removed(keys, names))", "pass")
+    plant(monkeypatch, Publisher.removed, "self._changes.append(_Removed(keys, names))", "pass")
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(
-        monkeypatch, Ledger, "_ticked", "request.patience <= event.tick", "request.patience < event.tick - 9"
-    )
+    plant(monkeypatch, requests.ticked, "one.patience <= event.tick", "one.patience < event.tick - 9")
 
 
 def lose_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Offloader, "lose_overdue", "one.since >= ticks", "one.since >= ticks - 1")
+    plant(monkeypatch, Offloader.lose_overdue, "one.since >= ticks", "one.since >= ticks - 1")
 
 
 def keep_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
-        Ledger,
-        "_leave",
+        requests._leave,
         "request.patience, request.settled, request.offered = -1, (), ()",
         "request.patience = -1",
     )
 
 
 def flush_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Offloader, "flush", "return named", "return fresh")
+    plant(monkeypatch, Offloader.flush, "return named", "return fresh")
 
 
 def evict_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that answers with a block that is in use."""
-    plant(monkeypatch, LRUPolicy, "busy", "self._queue.remove(slots)", "pass")
+    plant(monkeypatch, LRUPolicy.busy, "self._queue.remove(slots)", "pass")
 
 
 @pytest.mark.parametrize(

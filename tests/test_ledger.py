@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from enum import IntEnum
 
@@ -12,9 +13,9 @@ from hypothesis import strategies as st
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
-from kvsm.events import TRIGGERS, OffloadConfig, OffloadingEvent
+from kvsm.events import KINDS, TRIGGERS, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, pack
-from kvsm.ledger import Ledger
+from kvsm.ledger import HANDLERS, Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.snapshot import digest, restore, snapshot
@@ -247,6 +248,14 @@ def test_plan_that_did_not_leave_has_no_copy_to_hear_of(
     core.prepare_store("r", keys(1), [0])
     with pytest.raises(IllegalTransition, match=f"^event 3: transfer 2: {trigger} is illegal in PLANNED"):
         core.ledger.apply(kind(3, 0, 0, *fields))
+
+
+def test_every_kind_of_event_has_its_handler() -> None:
+    """A handler is named after its event, so that a reader finds it."""
+    assert tuple(HANDLERS) == KINDS
+    for kind, handler in HANDLERS.items():
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        assert handler.__name__ in (name, "only_recorded")
 
 
 class TestTriggerTable:

@@ -15,7 +15,7 @@ from kvsm.checker.serving import ServingScope
 from kvsm.cli import main
 from kvsm.cli.check import check
 from kvsm.errors import ConfigError
-from kvsm.ledger import Ledger
+from kvsm.ledger import transfers
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 
 
@@ -99,7 +99,7 @@ def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S4: the end of a copy gives no lease back."""
-    monkeypatch.setattr(Ledger, "_end", Ledger._close)
+    monkeypatch.setattr(transfers, "end", transfers.close)
     serving = MODELS["serving"]
     found = serving.explore(ONE_REQUEST, Limits())
     assert found.verdict is Verdict.REFUTED

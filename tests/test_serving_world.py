@@ -14,14 +14,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from planted_bugs import evict_what_is_pinned, take_doubled_reports
+from planted_bugs import evict_what_is_pinned, forget, take_doubled_reports
 
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Verdict
 from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger
+from kvsm.ledger import requests
 from kvsm.offloader import Ended, Offloader
 from kvsm.scheduler import OffloadScheduler
 from kvsm.snapshot import digest
@@ -90,7 +90,7 @@ def forget_to_hold(patch: Patch) -> None:
 
 def forget_to_wake(patch: Patch) -> None:
     """Who waits for a copy is never told of its end."""
-    patch.setattr(Ledger, "_wake", lambda *_: None)
+    forget(patch, requests.wake)
 
 
 def forget_to_flush(patch: Patch) -> None:

@@ -7,22 +7,14 @@ from pathlib import Path
 
 import pytest
 
+import kvsm.ledger
+
 PACKAGE = Path(__file__).parent.parent / "kvsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("errors", "ids", "states", "events", "plan"),
-    (
-        "copy_engines",
-        "diagrams",
-        "records",
-        "policies",
-        "ledger",
-        "snapshot",
-        "kv_events",
-        "log",
-        "invariants",
-    ),
+    ("copy_engines", "diagrams", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
@@ -88,6 +80,17 @@ def test_only_the_fold_writes_to_a_ledger(path: Path) -> None:
             assert not ast.unparse(target).startswith("ledger.") or ast.unparse(target) == "ledger.listener"
         if isinstance(node, ast.Call):
             assert not ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if room_of(path) != "ledger"], ids=str)
+def test_nobody_else_has_the_functions_that_write_to_a_ledger(path: Path) -> None:
+    """The handlers of events, and what they share, are reached by `Ledger.apply` alone."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "kvsm.ledger":
+            assert {alias.name for alias in node.names} <= set(kvsm.ledger.__all__) - {"HANDLERS"}
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            named = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+            assert not any(name.startswith("kvsm.ledger.") for name in named)
 
 
 def test_every_file_of_the_package_is_installed() -> None:

@@ -5,6 +5,7 @@ Each fault is one line that the ledger, or what it keeps, forgets.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,21 @@ import pytest
 from replay_life import Life, full_life, offered_life
 
 from kvsm import events as ev
-from kvsm.events import OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger
+from kvsm.ledger import (
+    HANDLERS,
+    Ledger,
+    OfferHistory,
+    Provenance,
+    cache,
+    index,
+    loads,
+    requests,
+    stores,
+    transfers,
+)
 from kvsm.policies.lru import LRUPolicy
-from kvsm.records import OfferHistory, Provenance
 from kvsm.replay import Auditor, verify_log
 from kvsm.states import LeaseTrigger
 
@@ -27,8 +37,16 @@ def nothing(*_: object, **__: object) -> None:
     """What a forgotten line does."""
 
 
-def forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(Ledger, name, nothing)
+def replace(patch: pytest.MonkeyPatch, function: Callable[..., Any], other: Callable[..., Any]) -> None:
+    """Put `other` where the fold finds `function`: in its module and in the table of handlers."""
+    patch.setattr(sys.modules[function.__module__], function.__name__, other)
+    for kind, handler in HANDLERS.items():
+        if handler is function:
+            patch.setitem(HANDLERS, kind, other)
+
+
+def forgets(function: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: replace(patch, function, nothing)
 
 
 def policy_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -37,60 +55,60 @@ def policy_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 def publishes_early(patch: pytest.MonkeyPatch) -> None:
     """A store is readable when it is submitted."""
-    original = Ledger._submitted
+    original = transfers.transfers_submitted
 
-    def submitted(self: Ledger, event: ev.TransfersSubmitted) -> None:
-        original(self, event)
+    def submitted(ledger: Ledger, event: ev.TransfersSubmitted) -> None:
+        original(ledger, event)
         for id in event.transfers:
-            for slot in self.transfers[id].slots:
-                self.blocks.words[slot] += 1
+            for slot in ledger.transfers[id].slots:
+                ledger.blocks.words[slot] += 1
 
-    patch.setattr(Ledger, "_submitted", submitted)
+    replace(patch, original, submitted)
 
 
 def publishes_failures(patch: pytest.MonkeyPatch) -> None:
     """A failed store ends like a good one."""
-    original = Ledger._end_copies
+    original = transfers.end_copies
 
-    def end_copies(self: Ledger, transfer: Any, good: bool, seq: int) -> None:
-        original(self, transfer, good or transfer.direction is ev.Direction.STORE, seq)
+    def end_copies(ledger: Ledger, transfer: Any, good: bool, seq: int) -> None:
+        original(ledger, transfer, good or transfer.direction is ev.Direction.STORE, seq)
 
-    patch.setattr(Ledger, "_end_copies", end_copies)
+    replace(patch, original, end_copies)
 
 
 def keeps_leases(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Ledger, "_end", lambda self, transfer, seq: self._close(transfer, seq))
+    replace(patch, transfers.end, transfers.close)
 
 
 def drops_leases(patch: pytest.MonkeyPatch) -> None:
     """A plan takes no lease."""
-    original = Ledger._store_planned
+    original = stores.store_planned
 
-    def planned(self: Ledger, event: ev.StorePlanned) -> None:
-        original(self, event)
+    def planned(ledger: Ledger, event: ev.StorePlanned) -> None:
+        original(ledger, event)
         for block in event.device_blocks:
-            self.leases.words[block] = 0
+            ledger.leases.words[block] = 0
 
-    patch.setattr(Ledger, "_store_planned", planned)
+    replace(patch, original, planned)
 
 
 def rejected_acts(patch: pytest.MonkeyPatch) -> None:
     """A rejected report counts after all."""
 
-    def rejected(self: Ledger, event: OffloadingEvent) -> None:
-        if isinstance(event, ev.ReportRejected) and event.transfer in self.transfers:
-            self.transfers[event.transfer].reported |= 1 << event.worker
+    def rejected(ledger: Ledger, event: ev.ReportRejected) -> None:
+        if event.transfer in ledger.transfers:
+            ledger.transfers[event.transfer].reported |= 1 << event.worker
 
-    patch.setattr(Ledger, "_noted", rejected)
+    patch.setitem(HANDLERS, ev.ReportRejected, rejected)
 
 
 def reset_spares(patch: pytest.MonkeyPatch) -> None:
     """A reset begins an epoch and voids nothing."""
 
-    def reset(self: Ledger, event: ev.CacheReset) -> None:
-        self.epoch = event.epoch
+    def reset(ledger: Ledger, event: ev.CacheReset) -> None:
+        ledger.epoch = event.epoch
 
-    patch.setattr(Ledger, "_reset", reset)
+    patch.setitem(HANDLERS, ev.CacheReset, reset)
 
 
 def publisher_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
@@ -110,35 +128,33 @@ def wrong_victim_leaves_the_order(patch: pytest.MonkeyPatch) -> None:
 
 def leaves_leases_of_chunks(patch: pytest.MonkeyPatch) -> None:
     """A store leases the first device block of each chunk alone."""
-    original = Ledger._store_planned
+    original = stores.store_planned
 
-    def planned(self: Ledger, event: ev.StorePlanned) -> None:
-        original(self, event)
+    def planned(ledger: Ledger, event: ev.StorePlanned) -> None:
+        original(ledger, event)
         for block in to_list(event.device_blocks)[1::2]:
-            self.leases.words[block] = 0
+            ledger.leases.words[block] = 0
 
-    patch.setattr(Ledger, "_store_planned", planned)
+    replace(patch, original, planned)
 
 
 def spares_what_a_lost_load_writes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("kvsm.ledger._LEASE_LOSE", LeaseTrigger.END_WRITE)
+    patch.setattr("kvsm.states.lease.LOSE", LeaseTrigger.END_WRITE)
 
 
-def keeps(record: str, field: str, method: str) -> Callable[[pytest.MonkeyPatch], None]:
-    """After `method`, a field of the ledger or of its requests is what it was before."""
+def keeps(record: str, field: str, function: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """`function` does not change this field of the ledger, or of its requests or transfers."""
 
     def fault(patch: pytest.MonkeyPatch) -> None:
-        original = getattr(Ledger, method)
-
-        def changed(self: Ledger, *arguments: Any) -> Any:
-            things = [self] if record == "ledger" else list(getattr(self, record).values())
+        def changed(ledger: Ledger, *arguments: Any) -> Any:
+            things = [ledger] if record == "ledger" else list(getattr(ledger, record).values())
             before = [getattr(one, field) for one in things]
-            result = original(self, *arguments)
+            result = function(ledger, *arguments)
             for one, value in zip(things, before):
                 setattr(one, field, value)
             return result
 
-        patch.setattr(Ledger, method, changed)
+        replace(patch, function, changed)
 
     return fault
 
@@ -148,12 +164,12 @@ def record_forgets(record: type, name: str) -> Callable[[pytest.MonkeyPatch], No
 
 
 def mixes_up_what_was_brought(patch: pytest.MonkeyPatch) -> None:
-    original = Ledger._keys_by_device_block
-    patch.setattr(Ledger, "_keys_by_device_block", lambda *arguments: list(original(*arguments))[::-1])
+    original = loads.keys_by_device_block
+    replace(patch, original, lambda *arguments: list(original(*arguments))[::-1])
 
 
 FAULTS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
-    ({"S4"}, forgets("_unpin")),
+    ({"S4"}, forgets(requests.unpin)),
     ({"S1"}, policy_forgets("admitted")),
     ({"S1"}, policy_forgets("busy")),
     ({"S1"}, policy_forgets("idle")),
@@ -170,12 +186,12 @@ FAULTS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
 ]
 
 FAULTS_OF_OFFERS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
-    ({"S13"}, forgets("_offered")),
-    ({"S13"}, keeps("requests", "settled", "_preempted")),
-    ({"S13"}, keeps("requests", "offered", "_reset")),
-    ({"S13"}, keeps("ledger", "ended_at", "_close")),
-    ({"S13"}, keeps("ledger", "forgotten_at", "_unindex")),
-    ({"S9"}, keeps("transfers", "since", "_submitted")),
+    ({"S13"}, forgets(stores.blocks_offered)),
+    ({"S13"}, keeps("requests", "settled", requests.request_preempted)),
+    ({"S13"}, keeps("requests", "offered", cache.cache_reset)),
+    ({"S13"}, keeps("ledger", "ended_at", transfers.close)),
+    ({"S13"}, keeps("ledger", "forgotten_at", index.remove)),
+    ({"S9"}, keeps("transfers", "since", transfers.transfers_submitted)),
     ({"S14"}, record_forgets(Provenance, "bring")),
     ({"S14"}, record_forgets(Provenance, "age")),
     ({"S14"}, record_forgets(Provenance, "rewritten")),

@@ -13,8 +13,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, IdArray
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger
-from kvsm.records import Transfer
+from kvsm.ledger import Ledger, TransferRecord
 from kvsm.states import machines_digest
 
 
@@ -51,7 +50,7 @@ class Core:
         """The step in which the log was last flushed."""
         self._emit(ev.LogOpened, config, machines_digest())
 
-    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> Transfer | None:
+    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         """Make the next event, check it, apply it and hand it to the log, in one call.
 
         Returns the transfer that it ended. A refused event leaves no trace; any other failure between

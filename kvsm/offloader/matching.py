@@ -11,8 +11,8 @@ from kvsm import events as ev
 from kvsm.errors import IllegalTransition, LimitReached
 from kvsm.events import Direction
 from kvsm.ids import listed, pack, to_list
+from kvsm.ledger import RequestRecord
 from kvsm.offloader.core import Core
-from kvsm.records import Request
 from kvsm.states.block import BlockState
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
@@ -86,7 +86,7 @@ class Matching(Core):
     def pin(self, request: str, slots: Sequence[int], missed: bytes | None) -> None:
         """Let the request hold exactly these readable slots, in place of what it held. missed: the first key
         that was not served. Raises `LimitReached` if a block has as many pins as can be counted."""
-        entry = self.ledger.requests.get(request) or Request(request)
+        entry = self.ledger.requests.get(request) or RequestRecord(request)
         state = entry.word & STATE_MASK
         if state == _MATCHED:
             pins = entry.pins
@@ -102,7 +102,7 @@ class Matching(Core):
 
     def defer(self, request: str, transfer: int) -> bool:
         """Let the request wait for this transfer, holding nothing. False if it has waited long enough."""
-        entry = self.ledger.requests.get(request) or Request(request)
+        entry = self.ledger.requests.get(request) or RequestRecord(request)
         tick, ticks = self.ledger.tick, self.config.defer_ticks
         if not ticks or 0 <= entry.patience <= tick:
             return False

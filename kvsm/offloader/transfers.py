@@ -11,9 +11,9 @@ from kvsm import events as ev
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
+from kvsm.ledger import TransferRecord
 from kvsm.offloader.core import Core
 from kvsm.plan import TransferJob
-from kvsm.records import Transfer
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
@@ -161,7 +161,7 @@ class Transfers(Core):
         ]
         return [ended for ended in map(self.lose, overdue) if ended is not None]
 
-    def _end(self, kind: type[ev.OffloadingEvent], entry: Transfer) -> Ended:
+    def _end(self, kind: type[ev.OffloadingEvent], entry: TransferRecord) -> Ended:
         self._emit(kind, entry.id)
         if self.publisher is not None:
             self.publisher.ended(entry.id)
@@ -184,7 +184,7 @@ class Transfers(Core):
         return bool(np.any(words))
 
 
-def _ended(transfer: Transfer) -> Ended:
+def _ended(transfer: TransferRecord) -> Ended:
     state = transfer.word & STATE_MASK
     load = transfer.direction is Direction.LOAD
     request = transfer.owners[0][0] if load else ""

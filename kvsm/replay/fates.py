@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from kvsm import events as ev
 from kvsm.events import Direction, Owners
-from kvsm.ledger import Ledger
-from kvsm.records import Transfer
+from kvsm.ledger import Ledger, TransferRecord
 from kvsm.replay.concern import Concern
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import render_owners
@@ -44,7 +43,7 @@ class Fates:
             for key in filter(self._wanted, event.keys):
                 self._skipped.pop(key, None)
 
-    def after(self, moment: Moment, ended: Transfer | None) -> None:
+    def after(self, moment: Moment, ended: TransferRecord | None) -> None:
         """Tell those that are gone why."""
         for key in self._held:
             if key not in moment.ledger.index:
@@ -70,7 +69,7 @@ class Fates:
         return self._wanted(key) and ledger.index.get(key) == slot
 
 
-def _cause(moment: Moment, ended: Transfer | None) -> str:
+def _cause(moment: Moment, ended: TransferRecord | None) -> str:
     event = moment.event
     if isinstance(event, ev.BlocksEvicted):
         return f"evicted at event {event.seq} to make room for {made_room_for(moment)}"
@@ -102,7 +101,7 @@ def made_room_for(moment: Moment) -> str:
     return f"store {event.transfer} of {render_owners(makers)}"
 
 
-def kind_of(transfer: Transfer) -> str:
+def kind_of(transfer: TransferRecord) -> str:
     return "store" if transfer.direction is Direction.STORE else "load"
 
 
@@ -112,5 +111,5 @@ def describe_transfer(ledger: Ledger, id: int) -> str:
     return f"transfer {id}" if transfer is None else _name(transfer)
 
 
-def _name(transfer: Transfer) -> str:
+def _name(transfer: TransferRecord) -> str:
     return f"{kind_of(transfer)} {transfer.id} of {render_owners(transfer.owners)}"

@@ -22,9 +22,8 @@ from kvsm import events as ev
 from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent, Owners
 from kvsm.ids import to_list
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
-from kvsm.records import Transfer as LiveTransfer
 from kvsm.replay.concern import Concern, concern, names_of
 from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for, makers_of
 from kvsm.replay.fold import Moment, walk
@@ -233,7 +232,7 @@ class _Narrator:
             return teller(moment, moment.event, slots)
         return _PLAIN.get(type(moment.event), render)(moment.event)
 
-    def _state_after(self, ledger: Ledger, ended: LiveTransfer | None, before: str) -> str:
+    def _state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
         """A transfer that ended and a request that was released are in the ledger no more."""
         target = self._target
         if isinstance(target, TransferLife) and ended is not None and ended.id == target.id:
@@ -244,7 +243,7 @@ class _Narrator:
             return RequestState.RELEASED.name
         return target.state(ledger)
 
-    def _outcome(self, event: OffloadingEvent, ended: LiveTransfer | None) -> str:
+    def _outcome(self, event: OffloadingEvent, ended: TransferRecord | None) -> str:
         """What the last worker's report came to."""
         if ended is None or not isinstance(event, ev.WorkerReported):
             return ""

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kvsm.events import Offer, Owners, SkipReason
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, RequestRecord
 from kvsm.offloader import Offloader, PreparedStore
 from kvsm.plan import TransferJob
-from kvsm.records import Request as LedgerRequest
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 from kvsm.scheduler.protocols import DevicePool
 from kvsm.scheduler.tracked import TrackedRequest
@@ -202,7 +201,7 @@ def room(ledger: Ledger) -> tuple[int, int]:
     return ledger.ended_at, len(ledger.free) + len(ledger.policy)
 
 
-def _cursors(entry: LedgerRequest, full: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _cursors(entry: RequestRecord, full: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(settled, offered) of a request; nothing yet, before its first offer."""
     nothing = (0,) * len(full)
     return entry.settled or nothing, entry.offered or nothing

@@ -52,56 +52,61 @@ class BlockTrigger(IntEnum):
     TOUCH = 11
 
 
-_S, _T = BlockState, BlockTrigger
+# Also names of this module: `block.PIN` takes 2 ns to look up, `BlockTrigger.PIN` 50.
+FREE, ALLOCATED, STORING, STORED, LOADING, EVICTED, QUARANTINED, RETIRED = BlockState
+(
+    ALLOCATE,
+    SUBMIT_STORE,
+    CANCEL,
+    PIN,
+    UNPIN,
+    BEGIN_LOAD,
+    END_COPY_GOOD,
+    END_COPY_BAD,
+    EVICT,
+    INVALIDATE,
+    LOSE,
+    TOUCH,
+) = BlockTrigger
 _MANY = (1 << 12) - 1
 _LAST = {"copies": (1, 1)}
 _NOT_LAST = {"copies": (2, _MANY)}
-_READABLE = (_S.STORED, _S.LOADING)
-_GONE = (_S.FREE, _S.EVICTED, _S.QUARANTINED, _S.RETIRED)
-_ENDS = (_T.END_COPY_GOOD, _T.END_COPY_BAD)
+_READABLE = (STORED, LOADING)
+_GONE = (FREE, EVICTED, QUARANTINED, RETIRED)
+_ENDS = (END_COPY_GOOD, END_COPY_BAD)
 
 
 def _rows() -> tuple[Row, ...]:
     rows = [
-        Row((_S.FREE, _S.EVICTED), _T.ALLOCATE, _S.ALLOCATED, "a store is planned"),
+        Row((FREE, EVICTED), ALLOCATE, ALLOCATED, "a store is planned"),
+        Row((ALLOCATED,), SUBMIT_STORE, STORING, "the plan left for the workers", then={"copies": 1}),
+        Row((ALLOCATED,), CANCEL, EVICTED, "the plan never left the scheduler"),
+        Row((STORING,), END_COPY_GOOD, STORED, "every worker stored its shard", _LAST, {"copies": -1}),
+        Row((STORING,), END_COPY_BAD, EVICTED, "some worker failed", _LAST, {"copies": -1}),
+        Row(_READABLE, PIN, None, "a match counts on it", then={"pins": 1}),
+        Row(_READABLE, UNPIN, None, "the match was released", then={"pins": -1}),
+        Row(_READABLE, TOUCH, None, "used without a load: the device had it too"),
+        Row(_READABLE, BEGIN_LOAD, LOADING, "the pin becomes a reader", then={"copies": 1, "pins": -1}),
+        Row((STORED,), EVICT, EVICTED, "its slot is wanted", {"pins": (0, 0)}),
+        Row(_GONE, INVALIDATE, None, "nothing readable to void"),
+        Row((ALLOCATED, STORED), INVALIDATE, EVICTED, "no copy touches it", then={"pins": VOID}),
+        Row((STORING, LOADING), INVALIDATE, QUARANTINED, "a copy still touches it", then={"pins": VOID}),
         Row(
-            (_S.ALLOCATED,), _T.SUBMIT_STORE, _S.STORING, "the plan left for the workers", then={"copies": 1}
-        ),
-        Row((_S.ALLOCATED,), _T.CANCEL, _S.EVICTED, "the plan never left the scheduler"),
-        Row(
-            (_S.STORING,), _T.END_COPY_GOOD, _S.STORED, "every worker stored its shard", _LAST, {"copies": -1}
-        ),
-        Row((_S.STORING,), _T.END_COPY_BAD, _S.EVICTED, "some worker failed", _LAST, {"copies": -1}),
-        Row(_READABLE, _T.PIN, None, "a match counts on it", then={"pins": 1}),
-        Row(_READABLE, _T.UNPIN, None, "the match was released", then={"pins": -1}),
-        Row(_READABLE, _T.TOUCH, None, "used without a load: the device had it too"),
-        Row(_READABLE, _T.BEGIN_LOAD, _S.LOADING, "the pin becomes a reader", then={"copies": 1, "pins": -1}),
-        Row((_S.STORED,), _T.EVICT, _S.EVICTED, "its slot is wanted", {"pins": (0, 0)}),
-        Row(_GONE, _T.INVALIDATE, None, "nothing readable to void"),
-        Row((_S.ALLOCATED, _S.STORED), _T.INVALIDATE, _S.EVICTED, "no copy touches it", then={"pins": VOID}),
-        Row(
-            (_S.STORING, _S.LOADING),
-            _T.INVALIDATE,
-            _S.QUARANTINED,
-            "a copy still touches it",
-            then={"pins": VOID},
-        ),
-        Row(
-            (_S.STORING, _S.LOADING, _S.QUARANTINED),
-            _T.LOSE,
-            _S.RETIRED,
+            (STORING, LOADING, QUARANTINED),
+            LOSE,
+            RETIRED,
             "a worker will never report",
             then={"copies": VOID, "pins": VOID},
         ),
-        Row((_S.RETIRED,), _T.LOSE, None, "already given up"),
+        Row((RETIRED,), LOSE, None, "already given up"),
     ]
     for end in _ENDS:
         rows += [
-            Row((_S.LOADING,), end, _S.LOADING, "other loads still read it", _NOT_LAST, {"copies": -1}),
-            Row((_S.LOADING,), end, _S.STORED, "the last reader left", _LAST, {"copies": -1}),
-            Row((_S.QUARANTINED,), end, _S.QUARANTINED, "other copies go on", _NOT_LAST, {"copies": -1}),
-            Row((_S.QUARANTINED,), end, _S.EVICTED, "the last copy ended", _LAST, {"copies": -1}),
-            Row((_S.RETIRED,), end, None, "another copy of a lost slot ended"),
+            Row((LOADING,), end, LOADING, "other loads still read it", _NOT_LAST, {"copies": -1}),
+            Row((LOADING,), end, STORED, "the last reader left", _LAST, {"copies": -1}),
+            Row((QUARANTINED,), end, QUARANTINED, "other copies go on", _NOT_LAST, {"copies": -1}),
+            Row((QUARANTINED,), end, EVICTED, "the last copy ended", _LAST, {"copies": -1}),
+            Row((RETIRED,), end, None, "another copy of a lost slot ended"),
         ]
     return tuple(rows)
 
@@ -116,3 +121,10 @@ IDLE = BLOCK_WORDS.encode(BlockState.STORED)
 
 PINNED_ONCE = BLOCK_WORDS.step(IDLE, BlockTrigger.PIN, "", 0)
 """The word of a block that was idle until a match pinned it."""
+
+EVICTED_WORD = BLOCK_WORDS.encode(BlockState.EVICTED)
+"""The word of an EVICTED block: it has neither pin nor copy."""
+
+# Ranges of states, as plain ints: numpy is slow to compare with a member.
+FIRST_INDEXED, LAST_INDEXED = int(ALLOCATED), int(LOADING)
+FIRST_READABLE, LAST_READABLE = int(STORED), int(LOADING)

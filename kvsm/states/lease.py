@@ -32,7 +32,9 @@ class LeaseTrigger(IntEnum):
     LOSE = 4
 
 
-_S, _T = LeaseState, LeaseTrigger
+# Also names of this module: `lease.BEGIN_READ` takes 2 ns to look up, `LeaseTrigger.BEGIN_READ` 50.
+NONE, READING, WRITING, RETIRED = LeaseState
+BEGIN_READ, END_READ, BEGIN_WRITE, END_WRITE, LOSE = LeaseTrigger
 _LAST = {"readers": (1, 1)}
 _NOT_LAST = {"readers": (2, (1 << 12) - 1)}
 
@@ -42,12 +44,12 @@ LEASE = Machine(
     LeaseTrigger,
     (Counter("readers", bits=12),),
     (
-        Row((_S.NONE, _S.READING), _T.BEGIN_READ, _S.READING, "a store is planned", then={"readers": 1}),
-        Row((_S.READING,), _T.END_READ, _S.READING, "other stores still read it", _NOT_LAST, {"readers": -1}),
-        Row((_S.READING,), _T.END_READ, _S.NONE, "the last store ended", _LAST, {"readers": -1}),
-        Row((_S.NONE,), _T.BEGIN_WRITE, _S.WRITING, "a load is planned"),
-        Row((_S.WRITING,), _T.END_WRITE, _S.NONE, "the load ended"),
-        Row((_S.WRITING,), _T.LOSE, _S.RETIRED, "a worker will never report: it may still write"),
+        Row((NONE, READING), BEGIN_READ, READING, "a store is planned", then={"readers": 1}),
+        Row((READING,), END_READ, READING, "other stores still read it", _NOT_LAST, {"readers": -1}),
+        Row((READING,), END_READ, NONE, "the last store ended", _LAST, {"readers": -1}),
+        Row((NONE,), BEGIN_WRITE, WRITING, "a load is planned"),
+        Row((WRITING,), END_WRITE, NONE, "the load ended"),
+        Row((WRITING,), LOSE, RETIRED, "a worker will never report: it may still write"),
     ),
 )
 LEASE_WORDS = Codec(LEASE)

@@ -21,9 +21,9 @@ from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
 from kvsm.ids import Ids, listed, pack
 from kvsm.invariants import Violation
+from kvsm.ledger import TransferRecord
 from kvsm.log import LogWriter
 from kvsm.offloader import LookupResult, Offloader
-from kvsm.records import Transfer
 from kvsm.replay.witness import Witness
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -232,7 +232,7 @@ class ManagerRecorder(Offloader):
 
     # What that comes to.
 
-    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> Transfer | None:
+    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         try:
             return super()._emit(kind, *fields)
         except (IllegalTransition, InvalidEvent) as refusal:
@@ -281,7 +281,7 @@ class ManagerRecorder(Offloader):
             slots = pack([self.ledger.index[key] for key in known])
             self._emit(ev.BlocksEvicted, slots, (), self.ledger.seq + 2)
 
-    def _in_flight(self, transfer: int) -> Transfer | None:
+    def _in_flight(self, transfer: int) -> TransferRecord | None:
         """This transfer, if its end is still to be told; None for one that a reset has made void."""
         found = self.ledger.transfers.get(transfer)
         return found if found is not None and found.state is TransferState.SUBMITTED else None
@@ -296,7 +296,7 @@ class ManagerRecorder(Offloader):
             self.report(0, 0, good)
             self.sync()
 
-    def _end_copy(self, transfer: Transfer, good: bool) -> None:
+    def _end_copy(self, transfer: TransferRecord, good: bool) -> None:
         self.report(transfer.id, 0, good)
         self._loads.pop(transfer.id, None)
         self._unused[transfer.direction].extend(listed(transfer.device_blocks))

@@ -34,10 +34,8 @@ import msgspec
 
 from kvsm.events import Direction
 from kvsm.ids import listed, to_list
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, RequestRecord, TransferRecord
 from kvsm.policies.lru import LRUPolicy
-from kvsm.records import Request as LedgerRequest
-from kvsm.records import Transfer
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.block import BlockState
 from kvsm.states.request import RequestState
@@ -188,7 +186,7 @@ def _blocks(world: ServingWorld, names: _Names) -> list[Any]:
     return [[names.blocks[block] for block in pool.queue], seen]
 
 
-def _transfer(one: Transfer, ledger: Ledger, names: _Names) -> Any:
+def _transfer(one: TransferRecord, ledger: Ledger, names: _Names) -> Any:
     slots, blocks = names.slots, names.blocks
     ticks = ledger.config.transfer_ticks
     load = one.direction is _LOAD
@@ -219,7 +217,7 @@ def _request(request: SmallRequest, world: ServingWorld, names: _Names) -> Any:
     )
 
 
-def _entry(entry: LedgerRequest, ledger: Ledger, names: _Names) -> Any:
+def _entry(entry: RequestRecord, ledger: Ledger, names: _Names) -> Any:
     pins: list[int] = []
     if len(entry.pins):
         live = set(listed(ledger.live_pins(entry)))

@@ -13,16 +13,13 @@ from __future__ import annotations
 import io
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
-from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import ref
 
 import numpy as np
 
 from kvsm.errors import ConfigError
-from kvsm.ledger import Ledger
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
@@ -102,7 +99,7 @@ PARTS = (
             *("blocks", "leases", "generation", "key_of", "index", "free", "policy"),
             *("transfers", "requests", "deferred", "provenance", "offers"),
         ),
-        ("config", "listener", "generation_view", "_planned_word", "_handlers"),
+        ("config", "listener", "generation_view", "planned_word"),
     ),
 )
 WALK = Part(
@@ -124,10 +121,7 @@ def _parts_of(world: ServingWorld) -> tuple[Part, ...]:
 
 
 class Saver:
-    """Saves and loads worlds of the same options. blank: one of them; it is not changed.
-
-    The fold's functions are taken from it: whoever plants a bug in them makes a saver afterwards.
-    """
+    """Saves and loads worlds of the same options. blank: one of them; it is not changed."""
 
     def __init__(self, blank: ServingWorld) -> None:
         check_covered(blank)
@@ -136,8 +130,6 @@ class Saver:
         paths = [f"{part.path}.{name}".lstrip(".") for part in self._parts for name in part.saved]
         self._values = attrgetter(*paths)
         self._originals = [attrgetter(part.path)(blank) if part.path else blank for part in self._parts]
-        handlers: Mapping[type, Any] = blank.engine.core.ledger._handlers
-        self._functions = {kind: handler.__func__ for kind, handler in handlers.items()}
 
     def save(self, world: ServingWorld) -> bytes:
         """What changes of it, in one pickle: what is one object in the world is one object in the copy."""
@@ -171,22 +163,8 @@ class Saver:
         vars(ledger).update(
             listener=publisher,
             generation_view=np.frombuffer(ledger.generation, dtype=np.int64),
-            _handlers=_Handlers(ledger, self._functions),
         )
         return world
-
-
-class _Handlers(dict[type, Callable[[Any], Any]]):
-    """What folds each kind of event into a ledger, which is named weakly: so a loaded world is in no circle,
-    and its memory is free again as soon as nobody has it."""
-
-    __slots__ = ("_functions", "_ledger")
-
-    def __init__(self, ledger: Ledger, functions: Mapping[type, Callable[..., Any]]) -> None:
-        self._ledger, self._functions = ref(ledger), functions
-
-    def __missing__(self, kind: type) -> Callable[[Any], Any]:
-        return MethodType(self._functions[kind], self._ledger())
 
 
 def _copied(original: Any, names: Iterable[str], values: Iterator[Any]) -> Any:

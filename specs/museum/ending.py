@@ -14,11 +14,11 @@ ENDING = (
         property_id="S8",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._close",
+                "kvsm.ledger.transfers:close",
                 "if transfer.direction is Direction.LOAD:",
                 """
                 for name, _ in transfer.owners:
-                    self._request(seq, name)
+                    requests.named(ledger, seq, name)
                 if transfer.direction is Direction.LOAD:
                 """,
             ),
@@ -130,11 +130,11 @@ ENDING = (
         property_id="S2",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._submitted",
-                "self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)",
+                "kvsm.ledger.transfers:transfers_submitted",
+                "ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)",
                 """
-                self.blocks.advance(transfer.slots, _BLOCK_SUBMIT_STORE, seq)
-                self._end_copies(transfer, good=True, seq=seq)
+                ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)
+                end_copies(ledger, transfer, good=True, seq=seq)
                 """,
             ),
         ),

@@ -31,8 +31,8 @@ BLOCK_ROWS = "kvsm.states.block:_rows"
 class Edit(msgspec.Struct, frozen=True):
     """Lines of a function, and those that stand there instead.
 
-    target: "kvsm.ledger:Ledger._matched". old: whole lines that follow each other and stand so once in it,
-    indented as you like; new: what replaces them, indented against those.
+    target: "kvsm.ledger.requests:hit_matched". old: whole lines that follow each other and stand so once in
+    it, indented as you like; new: what replaces them, indented against those.
     """
 
     target: str
@@ -103,7 +103,7 @@ class Change(msgspec.Struct, frozen=True):
         exec(compile(text, f"<{self.target}, edited>", "exec"), function.__globals__, made)
         if self.target == BLOCK_ROWS:
             return rows_replaced(block.BLOCK, made[name]())
-        return patch.object(owner, name, made[name])
+        return code_replaced(function, made[name])
 
     def diff(self) -> str:
         owner, name = self._place()
@@ -137,6 +137,16 @@ def changes(edits: tuple[Edit, ...]) -> list[Change]:
     """The edits by function, in the order in which the functions are named first."""
     targets = dict.fromkeys(edit.target for edit in edits)
     return [Change(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
+
+
+@contextmanager
+def code_replaced(function: Any, other: Any) -> Iterator[None]:
+    """The code of `other` in `function`: tables and modules that hold the function run it too."""
+    before, function.__code__ = function.__code__, other.__code__
+    try:
+        yield
+    finally:
+        function.__code__ = before
 
 
 @contextmanager

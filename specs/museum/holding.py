@@ -67,10 +67,10 @@ HOLDING = (
         property_id="S3",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._matched",
+                "kvsm.ledger.requests:hit_matched",
                 """
                 if len(busy):
-                    self.policy.busy(busy)
+                    ledger.policy.busy(busy)
                 """,
             ),
         ),
@@ -78,9 +78,8 @@ HOLDING = (
         without_stop=(
             Edit(
                 BLOCK_ROWS,
-                'Row((_S.STORED,), _T.EVICT, _S.EVICTED, "its slot is wanted", {"pins": (0, 0)}),',
-                'Row(_READABLE, _T.EVICT, _S.EVICTED, "its slot is wanted", {},'
-                ' {"pins": VOID, "copies": VOID}),',
+                'Row((STORED,), EVICT, EVICTED, "its slot is wanted", {"pins": (0, 0)}),',
+                'Row(_READABLE, EVICT, EVICTED, "its slot is wanted", {}, {"pins": VOID, "copies": VOID}),',
             ),
         ),
     ),
@@ -102,8 +101,8 @@ HOLDING = (
         without_stop=(
             Edit(
                 BLOCK_ROWS,
-                'Row((_S.FREE, _S.EVICTED), _T.ALLOCATE, _S.ALLOCATED, "a store is planned"),',
-                'Row(tuple(_S), _T.ALLOCATE, _S.ALLOCATED, "a store is planned",'
+                'Row((FREE, EVICTED), ALLOCATE, ALLOCATED, "a store is planned"),',
+                'Row(tuple(BlockState), ALLOCATE, ALLOCATED, "a store is planned",'
                 ' {}, {"pins": VOID, "copies": VOID}),',
             ),
         ),
@@ -118,27 +117,27 @@ HOLDING = (
         property_id="S1",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._load_planned",
+                "kvsm.ledger.loads:load_planned",
                 """
-                leased = self.leases.check(device_blocks, _LEASE_BEGIN_WRITE, seq)
-                self.blocks.commit(slots, new)
+                leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_WRITE, seq)
+                ledger.blocks.commit(slots, new)
                 """,
                 """
-                self.blocks.commit(slots, new)
-                leased = self.leases.check(device_blocks, _LEASE_BEGIN_WRITE, seq)
+                ledger.blocks.commit(slots, new)
+                leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_WRITE, seq)
                 """,
             ),
             Edit(
-                "kvsm.ledger:Ledger._store_planned",
+                "kvsm.ledger.stores:store_planned",
                 """
-                leased = self.leases.check(device_blocks, _LEASE_BEGIN_READ, seq)
-                self._enter(seq, keys, slots)
-                self.blocks.commit(slots, new)
+                leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_READ, seq)
+                index.enter(ledger, seq, keys, slots)
+                ledger.blocks.commit(slots, new)
                 """,
                 """
-                self.blocks.commit(slots, new)
-                leased = self.leases.check(device_blocks, _LEASE_BEGIN_READ, seq)
-                self._enter(seq, keys, slots)
+                ledger.blocks.commit(slots, new)
+                leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_READ, seq)
+                index.enter(ledger, seq, keys, slots)
                 """,
             ),
         ),

@@ -18,9 +18,9 @@ MATCHING = (
         property_id="S7",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._matched",
-                "new = self.blocks.check(slots, _BLOCK_PIN, event.seq)",
-                "new = self.blocks.check(slots, _BLOCK_TOUCH, event.seq)",
+                "kvsm.ledger.requests:hit_matched",
+                "new = ledger.blocks.check(slots, block_machine.PIN, event.seq)",
+                "new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)",
             ),
         ),
         stop="BEGIN_LOAD is illegal in",
@@ -139,11 +139,11 @@ MATCHING = (
         property_id="S4",
         edits=(
             Edit(
-                "kvsm.ledger:Ledger._unpin",
-                "new = self.blocks.advance(slots, _BLOCK_UNPIN, seq)",
+                "kvsm.ledger.requests:unpin",
+                "new = ledger.blocks.advance(slots, block_machine.UNPIN, seq)",
                 """
-                self.blocks.advance(slots, _BLOCK_UNPIN, seq)
-                new = self.blocks.advance(slots, _BLOCK_UNPIN, seq)
+                ledger.blocks.advance(slots, block_machine.UNPIN, seq)
+                new = ledger.blocks.advance(slots, block_machine.UNPIN, seq)
                 """,
             ),
         ),

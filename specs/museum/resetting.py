@@ -40,16 +40,10 @@ RESETTING = (
         edits=(
             Edit(
                 BLOCK_ROWS,
-                """
-                _S.QUARANTINED,
-                "a copy still touches it",
-                then={"pins": VOID},
-                """,
-                """
-                _S.EVICTED,
-                "a copy still touches it",
-                then={"pins": VOID, "copies": VOID},
-                """,
+                'Row((STORING, LOADING), INVALIDATE, QUARANTINED, "a copy still touches it",'
+                ' then={"pins": VOID}),',
+                'Row((STORING, LOADING), INVALIDATE, EVICTED, "a copy still touches it",'
+                ' then={"pins": VOID, "copies": VOID}),',
             ),
         ),
     ),

@@ -5,18 +5,18 @@ from __future__ import annotations
 from museum.exhibit import Edit, Exhibit
 
 _CONFIRMED = "kvsm.scheduler.tracked:TrackedRequest.confirmed_tokens"
-_ENTER = "kvsm.ledger:Ledger._enter"
+_ENTER = "kvsm.ledger.index:enter"
 _CHECK = "kvsm.states.words:StateWords.check"
 
 EVERY_PLANNED_KEY_ENTERS = Edit(
     _ENTER,
     """
     if len(index) != size:
-        self.index = {key_of[slot]: slot for slot in indexed_slots(self)}
-        raise InvalidEvent(seq, "a planned key has a block already, or stands twice in the plan")
+        ledger.index = {key_of[slot]: slot for slot in indexed_slots(ledger)}
+        raise InvalidEvent(seq, "a planned key has a block already, or is twice in the plan")
     """,
 )
-DOUBLED_KEY = "a planned key has a block already, or stands twice in the plan"
+DOUBLED_KEY = "a planned key has a block already, or is twice in the plan"
 
 STORING = (
     Exhibit(

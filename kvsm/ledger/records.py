@@ -14,7 +14,7 @@ from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
 
 
-class Transfer(msgspec.Struct, gc=False, eq=False):
+class TransferRecord(msgspec.Struct, gc=False, eq=False):
     """A live transfer. What it binds (direction, slots, device blocks, keys) never changes."""
 
     id: int
@@ -38,7 +38,7 @@ class Transfer(msgspec.Struct, gc=False, eq=False):
         return TransferState(self.word & STATE_MASK)
 
 
-class Request(msgspec.Struct, gc=False, eq=False):
+class RequestRecord(msgspec.Struct, gc=False, eq=False):
     """What the ledger knows of a request until it is over and its load has ended."""
 
     name: str

@@ -1,0 +1,42 @@
+"""The ledger: all state of the offload core, and the one function that changes it.
+
+`Ledger.apply(event)` is a fold. It checks the whole event first, and raises with nothing changed if the
+event is illegal; then it changes everything that the event means. No other code writes to a ledger, no
+decision is made here, and no clock is read. So `fold(log) == live state` by construction (S10).
+
+Each kind of event has one handler, named after it; `ledger.HANDLERS` lists them. The life of one block,
+from allocate to evict:
+
+1. `store_planned` (stores.py)          a free slot is ALLOCATED, its key enters the index but cannot be
+                                        read yet, and the device block is leased for reading;
+2. `transfers_submitted` (transfers.py) STORING: from now on a copy may touch the slot;
+3. `worker_reported` (transfers.py)     the last worker's report ends the transfer: the block is STORED and
+                                        readable, it joins the eviction order, and the lease ends;
+4. `hit_matched` (requests.py)          a match pins the block, and it leaves the eviction order;
+5. `load_planned` (loads.py)            the pin becomes a reader: LOADING, and the target device block is
+                                        leased for writing;
+6. `worker_reported` (transfers.py)     the last reader leaves: STORED again, youngest in the eviction order;
+7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
+                                        its slot is free again.
+
+Resets and touches are in cache.py, the records that a ledger keeps in records.py.
+
+The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
+can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
+EVICTED, in the policy's order if it is STORED without a pin or a copy.
+"""
+
+from kvsm.ledger.index import indexed_slots
+from kvsm.ledger.ledger import HANDLERS, CacheListener, Ledger
+from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
+
+__all__ = [
+    "HANDLERS",
+    "CacheListener",
+    "Ledger",
+    "OfferHistory",
+    "Provenance",
+    "RequestRecord",
+    "TransferRecord",
+    "indexed_slots",
+]

@@ -1,0 +1,75 @@
+"""How keys enter the index, and how they leave it: evicted, cancelled, failed or invalidated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.errors import InvalidEvent
+from kvsm.ids import IdArray, listed
+from kvsm.states import block as block_machine
+from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, FIRST_READABLE, LAST_INDEXED, LAST_READABLE
+from kvsm.states.words import STATE_MASK
+
+if TYPE_CHECKING:
+    from kvsm.ledger.ledger import Ledger
+
+
+def indexed_slots(ledger: Ledger) -> list[int]:
+    """Slots whose key the index names, ascending: ALLOCATED to LOADING."""
+    states = ledger.blocks.view & STATE_MASK
+    return np.flatnonzero((states >= FIRST_INDEXED) & (states <= LAST_INDEXED)).tolist()
+
+
+def enter(ledger: Ledger, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
+    """Let the index name these slots by these keys. Refuses a key that is in the index, or twice in `keys`.
+
+    The index grows by one for each key exactly if all keys are new. That is cheaper to see afterwards; a
+    refusal, which takes a wrong event, makes the index again.
+    """
+    numbers, index, key_of = listed(slots), ledger.index, ledger.key_of
+    size = len(index) + len(keys)
+    index.update(zip(keys, numbers))
+    if len(index) != size:
+        ledger.index = {key_of[slot]: slot for slot in indexed_slots(ledger)}
+        raise InvalidEvent(seq, "a planned key has a block already, or is twice in the plan")
+    for slot, key in zip(numbers, keys):
+        key_of[slot] = key
+
+
+def remove(ledger: Ledger, slots: IdArray) -> Sequence[bytes]:
+    """Remove the keys of these slots from the index. Returns them."""
+    keys = ledger.keys_of(slots)
+    index = ledger.index
+    for key in keys:
+        del index[key]
+    ledger.forgotten_at = ledger.seq + 1
+    return keys
+
+
+def invalidate(ledger: Ledger, slots: IdArray, seq: int) -> None:
+    """Void these blocks, whatever their states. It cannot be refused, so it may end any event."""
+    new = ledger.blocks.check(slots, block_machine.INVALIDATE, seq)
+    removed = withdraw(ledger, slots)
+    ledger.blocks.commit(slots, new)
+    ledger.voided_at = seq
+    freed = removed[ledger.blocks.view[removed] == EVICTED_WORD]
+    if len(freed):
+        ledger.free.append(freed)
+
+
+def withdraw(ledger: Ledger, slots: IdArray) -> NDArray[np.int64]:
+    """Remove the indexed blocks from the index, and the readable ones from the policy. Returns the former."""
+    states = np.asarray(ledger.blocks.look(slots)) & STATE_MASK
+    numbers = np.asarray(slots, dtype=np.int64)
+    indexed = numbers[(states >= FIRST_INDEXED) & (states <= LAST_INDEXED)]
+    readable = numbers[(states >= FIRST_READABLE) & (states <= LAST_READABLE)]
+    remove(ledger, indexed)
+    if len(readable):
+        ledger.policy.removed(readable)
+        if ledger.listener is not None:
+            ledger.listener.removed([ledger.key_of[slot] for slot in readable.tolist()])
+    return indexed
