@@ -1,97 +1,110 @@
-"""What people see of the machines: that it says what the tables say, and is drawn to be read."""
+"""The pictures and tables of the machines say what the rows say: no more, no less."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from kvsm.cli.diagram import diagram
-from kvsm.diagrams import mermaid, svg, table
-from kvsm.diagrams.diagram import edges, finals, graph, guard_text
-from kvsm.diagrams.drawing import TONES
-from kvsm.diagrams.layouts import LAYOUTS
-from kvsm.diagrams.pages import embedded, write_docs
-from kvsm.diagrams.routing import Rect, Route, routes
+from kvsm.diagrams import GROUPS, embedded, guard_text, label, mermaid, svg, table, write_pages
 from kvsm.errors import ConfigError
 from kvsm.states import BLOCK, MACHINES, TRANSFER, BlockState, BlockTrigger
 from kvsm.states.machine import Machine, Row
 
-DOCS = Path(__file__).parent.parent / "docs"
-MEND = "not current: run `python -m kvsm.diagrams docs`"
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "docs" / "machines.md", ROOT / "README.md")
 EVERY_MACHINE = pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
+GRAPHVIZ = pytest.mark.skipif(
+    not (shutil.which("dot") and find_spec("graphviz")),
+    reason="apt-get install graphviz; pip install 'kvsm[diagrams]'",
+)
+
+Step = tuple[str, str, str]
+"""Source, label, target."""
 
 
-@cache
-def picture(name: str) -> str:
-    return svg(MACHINES[name])
-
-
-@cache
-def ways(name: str) -> list[Route]:
-    return routes(graph(MACHINES[name]))
-
-
-def overlap(one: Rect, other: Rect) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
-
-
-def steps_of(machine: Machine) -> set[tuple[str, str, str]]:
-    """(source, trigger, target) of everything that the dense table can do."""
+def steps_of(machine: Machine) -> set[Step]:
+    """What the rows say, one source at a time."""
     return {
-        (state.name, trigger.name, machine.states(arc.target).name)
-        for trigger in machine.triggers
-        for state in machine.states
-        for arc in machine.dense[trigger][state]
+        (state.name, label(machine, row), (state if row.target is None else row.target).name)
+        for row in machine.rows
+        for state in row.sources
     }
+
+
+def drawn_steps(machine: Machine) -> set[Step]:
+    """What a reader of the Mermaid text takes from it: arrows, and the lines inside the boxes."""
+    text = mermaid(machine)
+    groups = GROUPS.get(machine.name, {})
+    prefix = re.compile(f"^({'|'.join(groups) or 'none'})_")
+    steps = set()
+    for source, target, labels in re.findall(r"^ +(\w+) --> (\w+): (.+)$", text, re.MULTILINE):
+        members = [state.name for state in groups.get(source, ())] or [prefix.sub("", source)]
+        steps |= {(one, said, prefix.sub("", target)) for one in members for said in labels.split("<br/>")}
+    for box in re.findall(r'^ +state "(.+)" as \w+$', text, re.MULTILINE):
+        name, *kept = box.split("<br/>")
+        steps |= {(name, line.removeprefix("↻ "), name) for line in kept}
+    return steps
 
 
 class TestDocs:
     """The pages show the tables as they are."""
 
-    @EVERY_MACHINE
-    def test_the_pictures_are_current(self, machine: Machine) -> None:
-        path = DOCS / "images" / f"{machine.name}.svg"
-        assert path.read_text(encoding="utf-8") == picture(machine.name), f"{path} is {MEND}"
+    @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+    def test_page_is_current(self, path: Path) -> None:
+        page = path.read_text(encoding="utf-8")
+        assert page == embedded(page), f"run `python -m kvsm.diagrams {path}`"
 
-    def test_the_page_is_current(self) -> None:
-        page = (DOCS / "machines.md").read_text(encoding="utf-8")
-        assert page == embedded(page), f"docs/machines.md is {MEND}"
+    def test_machines_page_shows_all(self) -> None:
+        marks = re.findall(r"<!-- (\w+): (\w+) -->", PAGES[0].read_text(encoding="utf-8"))
+        assert set(marks) == {(name, part) for name in MACHINES for part in ("picture", "table")}
 
-    def test_a_page_without_its_marks_is_refused(self, tmp_path: Path) -> None:
-        """And left as it was."""
-        (tmp_path / "machines.md").write_text("# Machines\n")
-        with pytest.raises(ConfigError, match=r"machines\.md has no lines '<!-- block: from the table -->'"):
-            write_docs(tmp_path)
-        assert (tmp_path / "machines.md").read_text() == "# Machines\n"
-        assert not (tmp_path / "images").exists()
+    @pytest.mark.parametrize(
+        ("page", "message"),
+        [
+            ("# Machines\n", "there is no mark"),
+            ("<!-- block: picture -->\n", "no '<!-- end -->' follows"),
+            ("<!-- blok: picture -->\n<!-- end -->", "names no part of a machine"),
+        ],
+    )
+    def test_page_that_cannot_be_written_is_left_as_it_was(
+        self, page: str, message: str, tmp_path: Path
+    ) -> None:
+        """The pages beside it too: all are written, or none."""
+        good, bad = tmp_path / "good.md", tmp_path / "bad.md"
+        good.write_text("<!-- block: picture -->\n<!-- end -->\n")
+        bad.write_text(page)
+        with pytest.raises(ConfigError, match=f"bad.md: .*{message}"):
+            write_pages(good, bad)
+        assert bad.read_text() == page
+        assert "mermaid" not in good.read_text()
 
-    def test_a_stale_page_is_written_anew(self, tmp_path: Path) -> None:
-        page = (DOCS / "machines.md").read_text(encoding="utf-8")
-        (tmp_path / "machines.md").write_text(
-            page.replace("[*] --> FREE", "[*] --> STORED"), encoding="utf-8"
-        )
+    def test_command_brings_a_stale_page_up_to_date(self, tmp_path: Path) -> None:
+        page = PAGES[0].read_text(encoding="utf-8")
+        stale = tmp_path / "machines.md"
+        stale.write_text(page.replace("[*] --> FREE", "[*] --> STORED"), encoding="utf-8")
         done = subprocess.run(
-            [sys.executable, "-m", "kvsm.diagrams", str(tmp_path)], check=False, capture_output=True
+            [sys.executable, "-m", "kvsm.diagrams", str(stale)], check=False, capture_output=True
         )
         assert (done.returncode, done.stderr) == (0, b"")
-        assert (tmp_path / "machines.md").read_text(encoding="utf-8") == page
-        assert (tmp_path / "images" / "lease.svg").read_text(encoding="utf-8") == picture("lease")
+        assert stale.read_text(encoding="utf-8") == page
 
-    def test_no_folder_is_told_how(self) -> None:
+    def test_command_without_a_page_says_how_to_call_it(self) -> None:
         done = subprocess.run([sys.executable, "-m", "kvsm.diagrams"], check=False, capture_output=True)
         assert done.returncode == 1
-        assert b"usage: python -m kvsm.diagrams DOCS" in done.stderr
+        assert b"usage: python -m kvsm.diagrams PAGE" in done.stderr
 
     @EVERY_MACHINE
-    def test_a_table_has_a_line_for_each_row(self, machine: Machine) -> None:
+    def test_table_has_a_line_for_each_row(self, machine: Machine) -> None:
         lines = table(machine).splitlines()
         assert len(lines) == 2 + len(machine.rows)
         for row, line in zip(machine.rows, lines[2:], strict=True):
@@ -101,53 +114,47 @@ class TestDocs:
             assert (cells[1], cells[5]) == (row.trigger.name, row.why)
 
 
-class TestText:
+class TestMermaid:
     @EVERY_MACHINE
-    def test_edges_say_all_that_the_table_can_do(self, machine: Machine) -> None:
-        """No more and no less; and a frame says the same as its members would one by one."""
-        frames = LAYOUTS[machine.name].frames
-        flat = {(edge.source, trigger, edge.target) for edge in edges(machine) for trigger in edge.triggers}
-        assert flat == steps_of(machine)
-        spread = {
-            (member, trigger, member if edge.source == edge.target else edge.target)
-            for edge in edges(machine, frames)
-            for member in frames.get(edge.source, (edge.source,))
-            for trigger in edge.triggers
-        }
-        assert spread == steps_of(machine)
+    def test_says_all_that_the_rows_say_and_nothing_else(self, machine: Machine) -> None:
+        """With guards and effects; an arrow that leaves a group counts for each of its states."""
+        assert drawn_steps(machine) == steps_of(machine)
 
     @EVERY_MACHINE
-    def test_mermaid_has_one_arrow_for_each_pair(self, machine: Machine) -> None:
-        text = mermaid(machine)
-        arrows = re.findall(r"^    (\w+) --> (\w+): (.+)$", text, re.MULTILINE)
-        pairs = [(source, target) for source, target, _ in arrows]
+    def test_has_one_arrow_for_each_pair(self, machine: Machine) -> None:
+        pairs = re.findall(r"^ +(\w+) --> (\w+): ", mermaid(machine), re.MULTILINE)
         assert len(pairs) == len(set(pairs))
-        assert set(pairs) == {(source, target) for source, _, target in steps_of(machine)}
-        for source, target, label in arrows:
-            named = set(re.findall(r"[A-Z][A-Z_]+", label))
-            assert named == {step[1] for step in steps_of(machine) if (step[0], step[2]) == (source, target)}
-            # A second colon or a semicolon would end the label for Mermaid.
-            assert not set(label) & set(":;#")
+        assert all(source != target for source, target in pairs), "what keeps the state stands in its box"
+
+    def test_group_saves_arrows(self) -> None:
+        """Every state in which a request is alive can FINISH: two arrows say it, not twelve."""
+        assert mermaid(MACHINES["request"]).count("FINISH ") == 2
 
     @EVERY_MACHINE
-    def test_mermaid_marks_where_a_life_begins_and_ends(self, machine: Machine) -> None:
-        text = mermaid(machine)
-        assert text.startswith("stateDiagram-v2\n")
-        assert re.findall(r"\[\*\] --> (\w+)", text) == [machine.initial.name]
-        assert set(re.findall(r"(\w+) --> \[\*\]", text)) == finals(machine)
+    def test_labels_do_not_end_early(self, machine: Machine) -> None:
+        """A second colon or a semicolon would end the label for Mermaid."""
+        labels = re.findall(r" --> \w+: (.+)$", mermaid(machine), re.MULTILINE)
+        assert not set("".join(labels)) & set(":;#")
 
-    def test_the_ends_are_these(self) -> None:
-        assert {name: finals(machine) for name, machine in MACHINES.items()} == {
-            "block": {"RETIRED"},
-            "transfer": {"COMPLETED", "FAILED", "CANCELLED", "DRAINED", "LOST"},
-            "lease": {"RETIRED"},
-            "request": {"RELEASED"},
-        }
+    @pytest.mark.parametrize(
+        ("name", "first", "last"),
+        [
+            ("block", "FREE", {"RETIRED"}),
+            ("transfer", "PLANNED", {"COMPLETED", "FAILED", "CANCELLED", "DRAINED", "LOST"}),
+            ("lease", "NONE", {"RETIRED"}),
+            ("request", "alive_NEW", {"RELEASED"}),
+        ],
+    )
+    def test_marks_where_a_life_begins_and_ends(self, name: str, first: str, last: set[str]) -> None:
+        text = mermaid(MACHINES[name])
+        assert re.findall(r"\[\*\] --> (\w+)", text) == [first]
+        assert set(re.findall(r"(\w+) --> \[\*\]", text)) == last
 
-    def test_a_label_has_guard_and_effect(self) -> None:
-        assert "    STORING --> STORED: END_COPY_GOOD [copies = 1] / copies - 1\n" in mermaid(BLOCK)
-        assert "    STORED --> EVICTED: EVICT [pins = 0]<br/>INVALIDATE / pins = 0\n" in mermaid(BLOCK)
-        assert "    PLANNED --> SUBMITTED: SUBMIT\n" in mermaid(TRANSFER)
+    def test_label_has_guard_and_effect(self) -> None:
+        text = mermaid(BLOCK).replace("\u00a0", " ")
+        assert "  STORING --> STORED: END_COPY_GOOD [copies = 1] / copies - 1\n" in text
+        assert "  STORED --> EVICTED: EVICT [pins = 0]<br/>INVALIDATE / pins = 0\n" in text
+        assert "  PLANNED --> SUBMITTED: SUBMIT\n" in mermaid(TRANSFER)
 
     @pytest.mark.parametrize(
         ("when", "text"),
@@ -159,78 +166,59 @@ class TestText:
             ({"copies": (2, 3), "pins": (1, 1)}, "2 ≤ copies ≤ 3, pins = 1"),
         ],
     )
-    def test_a_guard_reads_as_a_person_writes_it(self, when: dict[str, tuple[int, int]], text: str) -> None:
+    def test_guard_reads_as_a_person_writes_it(self, when: dict[str, tuple[int, int]], text: str) -> None:
         row = Row((BlockState.STORED,), BlockTrigger.PIN, None, "", when)
         assert guard_text(BLOCK, row) == text
 
 
-class TestPicture:
+@cache
+def picture(name: str) -> str:
+    return svg(MACHINES[name])
+
+
+class TestSvg:
+    @GRAPHVIZ
     @EVERY_MACHINE
-    def test_it_stands_alone(self, machine: Machine) -> None:
-        """Well-formed, and nothing that a browser would fetch or run."""
+    def test_names_every_state_guard_and_effect(self, machine: Machine) -> None:
+        """And is well-formed."""
         root = ElementTree.fromstring(picture(machine.name))
-        tags = {element.tag.split("}")[1] for element in root.iter()}
-        assert not tags & {"script", "image", "foreignObject", "use"}
-        assert set(re.findall(r"(?:https?:)?//[^\"' ]+", picture(machine.name))) == {
-            "http://www.w3.org/2000/svg"
-        }
+        lines = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
+        said = {line.removeprefix("↻ ") for line in lines}
+        expected = {state.name for state in machine.states} | {step[1] for step in steps_of(machine)}
+        assert said == expected | GROUPS.get(machine.name, {}).keys() | {f"The {machine.name} machine"}
 
+    @GRAPHVIZ
     @EVERY_MACHINE
-    def test_it_names_every_state_and_every_trigger(self, machine: Machine) -> None:
-        written = ElementTree.fromstring(picture(machine.name)).iter("{http://www.w3.org/2000/svg}text")
-        text = " ".join(element.text or "" for element in written)
-        words = set(re.findall(r"[A-Z][A-Z_]+", text))
-        assert words == {state.name for state in machine.states} | {
-            trigger.name for trigger in machine.triggers
-        }
+    def test_has_the_arrows_of_the_mermaid_text(self, machine: Machine) -> None:
+        root = ElementTree.fromstring(picture(machine.name))
+        groups = [one.get("class") for one in root.iter("{http://www.w3.org/2000/svg}g")]
+        assert groups.count("edge") == len(re.findall(r" --> \w+: ", mermaid(machine)))
 
-    @EVERY_MACHINE
-    def test_nothing_lies_over_a_box(self, machine: Machine) -> None:
-        """No box on another, no label on a box or on another label, no link through a box."""
-        drawn = graph(machine)
-        boxes = {node.name: node.rect for node in drawn.nodes}
-        names = list(boxes)
-        for number, one in enumerate(names):
-            assert not any(overlap(boxes[one], boxes[other]) for other in names[number + 1 :]), one
-        for link, way in zip(drawn.links, ways(machine.name), strict=True):
-            told = f"{link.source} to {link.target}"
-            for name, (left, top, right, bottom) in boxes.items():
-                assert not overlap(way.rect, boxes[name]), f"the label of {told} covers {name}"
-                x, y = way.points[1:-1, 0], way.points[1:-1, 1]
-                inside = (x > left) & (x < right) & (y > top) & (y < bottom)
-                assert not np.any(inside), f"the link {told} runs through {name}"
-        labels = [way.rect for way in ways(machine.name)]
-        for number, label in enumerate(labels):
-            assert not any(overlap(label, other) for other in labels[number + 1 :]), drawn.links[number]
+    def test_without_the_package_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "graphviz", None)
+        with pytest.raises(ConfigError, match=r"pip install 'kvsm\[diagrams\]'"):
+            svg(BLOCK)
 
-    @EVERY_MACHINE
-    def test_no_link_runs_under_a_label_of_another(self, machine: Machine) -> None:
-        drawn, drawn_ways = graph(machine).links, ways(machine.name)
-        for link, way in zip(drawn, drawn_ways, strict=True):
-            for other, other_way in zip(drawn, drawn_ways, strict=True):
-                left, top, right, bottom = other_way.rect
-                x, y = way.points[:, 0], way.points[:, 1]
-                under = (x > left) & (x < right) & (y > top) & (y < bottom)
-                assert link is other or not np.any(under), f"{link} runs under the label of {other}"
-
-    @EVERY_MACHINE
-    def test_it_reads_on_light_and_on_dark(self, machine: Machine) -> None:
-        """Every tone in use is explained, and has its colours in both schemes."""
-        layout = LAYOUTS[machine.name]
-        assert set(layout.tones.values()) == set(layout.meanings)
-        light, dark = picture(machine.name).split("@media(prefers-color-scheme:dark)")
-        for tone in layout.meanings:
-            (fill, _), (dark_fill, _) = TONES[tone]
-            assert f".{tone}{{fill:{fill}" in light
-            assert f".{tone}{{fill:{dark_fill}" in dark
+    @pytest.mark.skipif(not find_spec("graphviz"), reason="pip install 'kvsm[diagrams]'")
+    def test_without_the_program_says_what_to_install(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ConfigError, match="apt-get install graphviz"):
+            svg(BLOCK)
 
 
 class TestCommand:
     @pytest.mark.parametrize("name", MACHINES)
-    def test_prints_mermaid_when_not_told_otherwise(self, name: str) -> None:
+    def test_prints_mermaid_by_default(self, name: str) -> None:
         result = CliRunner().invoke(diagram, [name])
         assert (result.exit_code, result.output) == (0, mermaid(MACHINES[name]))
 
+    def test_prints_a_table(self) -> None:
+        result = CliRunner().invoke(diagram, ["lease", "--format", "table"])
+        assert (result.exit_code, result.output) == (0, table(MACHINES["lease"]))
+
+    @GRAPHVIZ
     def test_writes_a_picture_to_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "lease.svg"
         result = CliRunner().invoke(diagram, ["lease", "--format", "svg", "--output", str(path)])
@@ -238,12 +226,12 @@ class TestCommand:
         assert path.read_text(encoding="utf-8") == picture("lease")
 
     @pytest.mark.parametrize("arguments", [["blok"], [], ["block", "--format", "png"]])
-    def test_a_wrong_name_is_told_the_right_ones(self, arguments: list[str]) -> None:
+    def test_wrong_name_is_answered_with_the_right_ones(self, arguments: list[str]) -> None:
         result = CliRunner().invoke(diagram, arguments)
         assert result.exit_code == 2
-        assert "block" in result.output or "'mermaid', 'svg'" in result.output
+        assert "block" in result.output or "'mermaid', 'svg', 'table'" in result.output
 
-    def test_an_output_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
+    def test_output_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
         path = tmp_path / "absent" / "block.svg"
         result = CliRunner().invoke(diagram, ["block", "--output", str(path)])
         assert result.exit_code == 2

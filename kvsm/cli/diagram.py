@@ -1,4 +1,4 @@
-"""`kvsm diagram`: a machine as a picture."""
+"""`kvsm diagram`: a machine as a picture or a table."""
 
 from __future__ import annotations
 
@@ -14,20 +14,19 @@ from kvsm.states import MACHINES
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["mermaid", "svg"]),
+    type=click.Choice(["mermaid", "svg", "table"]),
     default="mermaid",
     show_default=True,
-    help="Text for a Markdown page, or a picture.",
+    help="Mermaid text, an SVG picture (needs Graphviz), or the decision table as Markdown.",
 )
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.  [default: print]"
 )
 def diagram(machine: str, form: str, output: Path | None) -> None:
     """Draw MACHINE as its table declares it."""
-    # The layout of a picture is of no use to the other commands, so that they do not load it.
-    from kvsm.diagrams import mermaid, svg
+    from kvsm import diagrams  # `transitions` takes long to load, and no other command needs it
 
-    text = (mermaid if form == "mermaid" else svg)(MACHINES[machine])
+    text = getattr(diagrams, form)(MACHINES[machine])
     if output is None:
         click.echo(text, nl=False)
         return

@@ -4,7 +4,7 @@ A machine has states, triggers, counters with limits, and rows. A row says: in o
 `trigger`, when the counters are within `when`, go to `target` and change the counters by `then`.
 Everything else in this package is derived from the rows: the words and memos that the hot path runs
 (`words.py`), the `transitions` machine that says the same in another voice (`reference.py`), and the
-pictures (`kvsm/diagrams/`).
+pictures (`kvsm/diagrams.py`).
 
 Two things hold for every machine, checked when it is declared:
 

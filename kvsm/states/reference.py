@@ -1,15 +1,16 @@
-"""The same machine in another voice: each table as the library `transitions` runs it.
+"""The same machines, as the library `transitions` understands them: to check the tables, and to draw them.
 
-`words.py` runs a table fast, through ranges resolved beforehand, packed words and memos. This module
-reads the same rows by a second route that shares none of that: counters are attributes of a model,
-guards are conditions, effects are callbacks. The two are driven side by side by a property test, so
-that an error in the fast path has to be made twice, in two different ways, to pass.
+`words.py` runs a table fast, through ranges resolved beforehand, packed words and memos. A `ReferenceModel`
+reads the same rows and shares none of that: counters are attributes of a model, guards are conditions,
+effects are callbacks. A property test drives the two side by side, so an error in the fast path passes only
+if it is made twice, in two different ways. A step costs microseconds here, and nanoseconds there.
 
-A step costs microseconds here, and nanoseconds there: this is for checking and for exploring by hand.
+`kvsm/diagrams.py` lets `transitions` draw what `library_machine` builds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
 from typing import Any
@@ -17,6 +18,58 @@ from typing import Any
 import transitions
 
 from kvsm.states.machine import Machine, Row, UndefinedStep
+
+Groups = Mapping[str, tuple[IntEnum, ...]]
+"""States that rows leave together, by the group's name. No state is in two groups."""
+
+
+def library_machine(
+    kind: type[transitions.Machine],
+    machine: Machine,
+    options: Callable[[Row], dict[str, Any]],
+    *,
+    initial: IntEnum | None = None,
+    groups: Groups | None = None,
+    **named: Any,
+) -> transitions.Machine:
+    """A machine of `transitions` with a transition for each row.
+
+    kind: the class to build, of those that `transitions` has.
+    options: what a row's transition has besides trigger, source and target.
+    initial: the state to start in; None means the machine's own.
+    groups: states to nest, if `kind` can. A row that leaves all states of a group leaves the group.
+    named: other arguments of `kind`.
+    """
+    groups = groups or {}
+    first = machine.initial if initial is None else initial
+    group_of = {state: name for name, members in groups.items() for state in members}
+    states: list[Any] = [{"name": name, "children": list(members)} for name, members in groups.items()]
+    states += [state for state in machine.states if state not in group_of]
+    rows = [
+        {
+            "trigger": row.trigger.name,
+            "source": _sources(row, groups),
+            "dest": "=" if row.target is None else row.target,
+            **options(row),
+        }
+        for row in machine.rows
+    ]
+    return kind(
+        states=states,
+        transitions=rows,
+        initial=f"{group_of[first]}_{first.name}" if first in group_of else first,
+        auto_transitions=False,
+        **named,
+    )
+
+
+def _sources(row: Row, groups: Groups) -> list[IntEnum | str]:
+    """The row's states; a whole group that the row leaves is named instead of its states."""
+    sources: Sequence[IntEnum | str] = row.sources
+    for name, members in groups.items():
+        if row.target is not None and row.target not in members and set(members) <= set(sources):
+            sources = [name, *(state for state in sources if state not in members)]
+    return list(sources)
 
 
 class ReferenceModel:
@@ -33,13 +86,14 @@ class ReferenceModel:
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """The counters' values, in the machine's order."""
         return tuple(getattr(self, counter.name) for counter in self.machine.counters)
 
     def step(self, trigger: IntEnum) -> None:
         """Take the trigger, or raise `UndefinedStep` and stay as it was.
 
-        `transitions` has two ways to refuse: it raises when no row leaves the state, and answers False
-        when every condition failed. Here the two are one.
+        `transitions` refuses in two ways: it raises if no row leaves the state, and answers False if every
+        condition failed. Both raise here.
         """
         try:
             taken = self.trigger(trigger.name)  # type: ignore[attr-defined]
@@ -64,30 +118,22 @@ class ReferenceModel:
 
 
 def reference_model(machine: Machine, state: IntEnum | None = None, **counts: int) -> ReferenceModel:
-    """A model of `machine` in `state` (None: the initial one), with these counts (absent: 0).
+    """A model of `machine`.
 
-    Each trigger is also a method of the model by its own name, as `transitions` makes them, and
-    `model.get_triggers` of the library's machine tells which ones a state knows.
+    state: the state to start in; None means the initial one.
+    counts: the counters to start with; a counter that is absent starts at 0.
+
+    `transitions` also gives the model a method for each trigger.
     """
     model = ReferenceModel(machine, counts)
-    transitions.Machine(
-        model,
-        states=machine.states,
-        initial=machine.initial if state is None else state,
-        transitions=[_transition(model, row) for row in machine.rows],
-        auto_transitions=False,
+    library_machine(
+        transitions.Machine,
+        machine,
+        lambda row: {"conditions": partial(model.admits, row), "after": partial(model.change, row)},
+        model=model,
+        initial=state,
     )
     return model
-
-
-def _transition(model: ReferenceModel, row: Row) -> dict[str, Any]:
-    return {
-        "trigger": row.trigger.name,
-        "source": list(row.sources),
-        "dest": "=" if row.target is None else row.target,
-        "conditions": partial(model.admits, row),
-        "after": partial(model.change, row),
-    }
 
 
 def _after(count: int, row: Row, counter: str) -> int:
