@@ -21,7 +21,7 @@ from kvsm.events import KINDS, OffloadingEvent
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Provenance, requests, transfers
 from kvsm.offloader import Offloader
-from kvsm.policies import LRUPolicy
+from kvsm.policies.lru import LRUPolicy
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
 from kvsm.worlds.world import Action
 

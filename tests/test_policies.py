@@ -240,7 +240,62 @@ class S3FIFOModel(LRUModel):
         self.returning = [*self.returning, key][-self.capacity :]
 
 
-MODELS = {"lru": LRUModel, "slru": SLRUModel, "arc": ARCModel, "s3fifo": S3FIFOModel}
+class SIEVEModel(LRUModel):
+    """`order` is the queue, oldest first; `hand` is the block to look at next, None for the oldest."""
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self.used: set[int] = set()
+        self.in_use: set[int] = set()
+        self.hand: int | None = None
+
+    def busy(self, slot: int) -> None:
+        self.in_use.add(slot)
+
+    def idle(self, slot: int) -> None:
+        self.in_use.discard(slot)
+        self.used.add(slot)
+
+    def removed(self, slot: int) -> None:
+        if slot == self.hand:
+            newer = self.order[self.order.index(slot) + 1 :]
+            self.hand = newer[0] if newer else None
+        self.order.remove(slot)
+        self.used.discard(slot)
+        self.in_use.discard(slot)
+
+    def choose(self, count: int, protected: frozenset[int]) -> list[int]:
+        return self.search(count, protected)[0]
+
+    def search(self, count: int, protected: frozenset[int]) -> tuple[list[int], int | None, set[int]]:
+        """Victims, the hand as it will be, and the used blocks as they will be."""
+        held = self.in_use | protected
+        queue, used, victims = list(self.order), set(self.used), list[int]()
+        place = 0 if self.hand is None else queue.index(self.hand)
+        while len(victims) < count and not held.issuperset(queue):
+            slot = queue[place]
+            if slot in held or slot in used:
+                used.discard(slot)
+                place += 1
+            else:
+                victims.append(queue.pop(place))
+            if place == len(queue):
+                place = 0
+        return victims, queue[place] if queue else None, used
+
+    def evicted(self, victims: list[int], keys: list[bytes], protected: frozenset[int]) -> None:
+        _, hand, used = self.search(len(victims), protected)
+        self.order = [slot for slot in self.order if slot not in victims]
+        self.hand, self.used = hand, used
+
+
+MODELS = {
+    "lru": LRUModel,
+    "slru": SLRUModel,
+    "arc": ARCModel,
+    "s3fifo": S3FIFOModel,
+    "sieve": SIEVEModel,
+}
 
 
 def canonical(batch: list[int]) -> IdArray:
@@ -466,7 +521,9 @@ class Pool:
         return sum(self.read(f"{prefix} {number}".encode()) for number in range(count))
 
 
-@pytest.mark.parametrize(("name", "survivors"), [("lru", 0), ("slru", 40), ("arc", 40), ("s3fifo", 40)])
+@pytest.mark.parametrize(
+    ("name", "survivors"), [("lru", 0), ("slru", 40), ("arc", 40), ("s3fifo", 40), ("sieve", 40)]
+)
 def test_scan_resistance(name: str, survivors: int) -> None:
     """Blocks used again and again outlive a scan of ten times the pool, except under LRU."""
     pool = Pool(name, 100)
@@ -643,8 +700,58 @@ def test_s3fifo_restored_knows_how_many_may_go() -> None:
     assert sorted(victims(restored, 2)) == [0, 2]
 
 
+def sieve_of(*slots: int) -> EvictionPolicy:
+    """These blocks were stored one after the other."""
+    policy = make_policy("sieve", 10)
+    for slot in slots:
+        policy.admitted((slot,), [b"key %d" % slot])
+    return policy
+
+
+def evict(policy: EvictionPolicy, count: int) -> Choice:
+    """Carry out what the policy chooses."""
+    choice = policy.choose(count, ())
+    assert choice is not None
+    policy.evicted(choice, [b"gone"] * count)
+    return choice
+
+
+def test_sieve_goes_on_where_its_hand_rests() -> None:
+    """A used block stays in its place, and is not met again before the hand has been everywhere."""
+    policy = sieve_of(0, 1, 2, 3, 4)
+    use(policy, 0, 2)
+    assert evict(policy, 1) == Choice((1,), (0,))
+    assert evict(policy, 1) == Choice((3,), (2,))
+    assert victims(policy, 3) == [4, 0, 2]
+
+
+def test_sieve_begins_at_the_oldest_after_the_newest() -> None:
+    """A block that is stored after the hand has passed the newest one waits for its turn."""
+    policy = sieve_of(0, 1)
+    use(policy, 0)
+    assert evict(policy, 1) == Choice((1,), (0,))
+    policy.admitted((2,), [b"new"])
+    assert victims(policy, 2) == [0, 2]
+
+
+def test_sieve_takes_used_blocks_when_all_were_used() -> None:
+    """The first lap only clears the marks; blocks in use are passed over in every lap."""
+    policy = sieve_of(0, 1, 2, 3)
+    use(policy, 0, 1, 2, 3)
+    policy.busy((1,))
+    assert evict(policy, 1) == Choice((0,), ())
+    assert evict(policy, 1) == Choice((2,), (1,))
+    policy.idle((1,))
+    assert victims(policy, 2) == [3, 1]
+
+
 OUT_OF_TREE = """
-from kvsm.policies import Choice, LRUPolicy
+from kvsm.policies import Choice, EvictionPolicy
+from kvsm.policies.lru import LRUPolicy
+
+class Unfinished(EvictionPolicy):
+    def __init__(self, capacity):
+        pass
 
 class MostRecentlyUsed(LRUPolicy):
     def choose(self, count, protected):
@@ -662,10 +769,19 @@ def test_a_policy_plugs_in_by_import_path(tmp_path: Path, monkeypatch: pytest.Mo
     assert policy.choose(1, ()) == Choice((0,), ())
 
 
+def test_a_policy_that_lacks_methods_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subclass of `EvictionPolicy` cannot leave out what has no default, and is told what that is."""
+    (tmp_path / "my_policy.py").write_text(OUT_OF_TREE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_policy", raising=False)
+    with pytest.raises(ConfigError, match=r"abstract class Unfinished .*admitted.*snapshot"):
+        make_policy("my_policy:Unfinished", 4)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lfu", "choose one of lru, arc, s3fifo, slru, or package.module:Class"),
+        ("lfu", f"choose one of {', '.join(POLICIES)}, or package.module:Class"),
         ("", "choose one of"),
         ("no_such_module:Policy", "cannot be made: No module named 'no_such_module'"),
         (":Policy", "cannot be made: Empty module name"),

@@ -24,7 +24,7 @@ from kvsm.copy_engines import CopyEngine, HostCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import WorkerReported
 from kvsm.plan import TransferJob
-from kvsm.policies import LRUPolicy
+from kvsm.policies.lru import LRUPolicy
 from kvsm.scheduler import LastStep, OffloadScheduler, StoreMode
 from kvsm.testing import (
     Arrival,

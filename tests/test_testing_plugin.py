@@ -17,7 +17,7 @@ TESTS = """
 import pytest
 from hypothesis import settings
 from kvsm import OffloadConfig, Offloader
-from kvsm.policies import LRUPolicy
+from kvsm.policies.lru import LRUPolicy
 from kvsm.testing import OffloadMachine, Recorder
 
 KEYS = [b"first" + bytes(4), b"second" + bytes(4)]

@@ -1,33 +1,33 @@
-"""Eviction policies. `make_policy` turns a name, or an import path, into one."""
+"""Eviction policies. `make_policy` turns a name, or an import path, into one.
+
+docs/policies.md helps to choose one; docs/extending.md says how to add one.
+"""
 
 from __future__ import annotations
 
 from importlib import import_module
 
 from kvsm.errors import ConfigError
-from kvsm.policies.arc import ARCPolicy
 from kvsm.policies.base import Choice, EvictionPolicy
-from kvsm.policies.lru import LRUPolicy
-from kvsm.policies.s3fifo import S3FIFOPolicy
-from kvsm.policies.slot_queue import SlotQueue
-from kvsm.policies.slru import SLRUPolicy
 
-POLICIES: dict[str, type[EvictionPolicy]] = {
-    "lru": LRUPolicy,
-    "arc": ARCPolicy,
-    "s3fifo": S3FIFOPolicy,
-    "slru": SLRUPolicy,
+POLICIES = {
+    "lru": "kvsm.policies.lru:LRUPolicy",
+    "arc": "kvsm.policies.arc:ARCPolicy",
+    "s3fifo": "kvsm.policies.s3fifo:S3FIFOPolicy",
+    "slru": "kvsm.policies.slru:SLRUPolicy",
+    "sieve": "kvsm.policies.sieve:SIEVEPolicy",
 }
+"""The built-in policies: name -> import path. Everything that offers or tries policies reads this."""
 
 
 def make_policy(name: str, capacity: int) -> EvictionPolicy:
-    """A new policy of `capacity` slots: a built-in one by name, another as `package.module:Class`.
+    """A new policy over `capacity` slots.
 
-    Raises `ConfigError` if there is none of that name, or if what the path names is not a policy.
+    name: a key of `POLICIES`, or the import path of any other policy, `package.module:Class`.
+
+    Raises `ConfigError` if there is no such policy, or if the path names something else.
     """
-    if name in POLICIES:
-        return POLICIES[name](capacity)
-    module_name, _, class_name = name.partition(":")
+    module_name, _, class_name = POLICIES.get(name, name).partition(":")
     if not class_name:
         raise ConfigError(f"policy {name!r}: choose one of {', '.join(POLICIES)}, or package.module:Class")
     try:
@@ -42,14 +42,4 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
 
 _METHODS = ["__len__", "__contains__", *(name for name in vars(EvictionPolicy) if not name.startswith("_"))]
 
-__all__ = [
-    "POLICIES",
-    "ARCPolicy",
-    "Choice",
-    "EvictionPolicy",
-    "LRUPolicy",
-    "S3FIFOPolicy",
-    "SLRUPolicy",
-    "SlotQueue",
-    "make_policy",
-]
+__all__ = ["POLICIES", "Choice", "EvictionPolicy", "make_policy"]

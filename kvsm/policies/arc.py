@@ -1,24 +1,23 @@
 """Adaptive replacement cache (Megiddo and Modha, FAST 2003), for batches and for blocks in use.
 
-`T1` orders the blocks that were not used since they were stored, `T2` those that were; both are LRU.
-`B1` and `B2` remember the keys of blocks evicted from them, the ghosts. A ghost that is stored again
-tells which queue was too short, and moves the target size of T1, `p`, by as much as the other ghost
-queue outweighs its own.
+`T1` orders the blocks that were not used since they were stored, `T2` those that were; both are LRU. `B1` and
+`B2` remember the keys of blocks evicted from them, the ghosts. A ghost that is stored again tells which queue
+was too short, and moves the target size of T1, `p`.
 
 The same as in the paper, with c the capacity:
 
 - a use moves a block to the tail of T2; a stored block enters T1, or T2 if its key is a ghost;
-- a victim comes from T1 if |T1| > p, else from T2; from the other one if that one is empty;
+- a victim comes from T1 if |T1| > p, else from T2; from the other queue if that one is empty;
 - p rises by max(1, |B2| / |B1|) at a ghost of B1, falls by max(1, |B1| / |B2|) at one of B2, in 0..c;
 - |T1| + |B1| <= c, and all four together hold at most 2c; the oldest ghosts are forgotten.
 
 What differs:
 
-- A block in use stands in no queue and returns to T2. It may not be evicted, and |T1| does not need it.
-- All victims of a batch are chosen before any of its blocks is stored. The choice is made as if each
-  victim were followed at once by a new block in T1, as in the paper, so that p is held within a batch too.
-- p adapts when the store is planned (`recalled`), not when it is done. Until then the key is
-  *returning*: a store that fails costs nothing, and asked for again it still enters T2.
+- A block in use stands in no queue and returns to T2. It may not be evicted, and |T1| does not count it.
+- All victims of a batch are chosen before any of its blocks is stored. The choice is made as if each victim
+  were followed at once by a new block in T1, so that p is held within a batch too.
+- p adapts when the store is planned (`recalled`), not when it is done. Until then the key is *returning*: a
+  store that fails costs nothing, and a key that is offered again still enters T2.
 - The steps of p are whole numbers, rounded down. The tie (|T1| = p at a ghost of B2) always takes from T2.
 - The bound of 2c is kept as |B1| + |B2| <= c, which is the same when the pool is full.
 """
@@ -31,12 +30,12 @@ from itertools import compress
 import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
-from kvsm.policies.base import Choice
+from kvsm.policies.base import Choice, EvictionPolicy
 from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.slot_queue import SlotQueue, join
 
 
-class _State(msgspec.Struct, array_like=True):
+class ARCState(msgspec.Struct, array_like=True):
     """What `snapshot` saves."""
 
     target: int
@@ -47,8 +46,8 @@ class _State(msgspec.Struct, array_like=True):
     returning: list[bytes]
 
 
-class ARCPolicy:
-    """Balances recency (T1) and frequency (T2) by what its evictions turn out to have cost."""
+class ARCPolicy(EvictionPolicy):
+    """Balances recency (T1) and frequency (T2) by what its past evictions cost."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -122,7 +121,7 @@ class ARCPolicy:
         self._returning.trim(self._capacity)
 
     def snapshot(self) -> bytes:
-        state = _State(
+        state = ARCState(
             self._target,
             self._t1.snapshot(),
             self._t2.snapshot(),
@@ -133,7 +132,7 @@ class ARCPolicy:
         return msgspec.msgpack.encode(state)
 
     def restore(self, state: bytes) -> None:
-        saved = msgspec.msgpack.decode(state, type=_State)
+        saved = msgspec.msgpack.decode(state, type=ARCState)
         self._target = saved.target
         self._t1.restore(saved.t1)
         self._t2.restore(saved.t2)

@@ -1,19 +1,24 @@
 """What an eviction policy is to the ledger.
 
-A policy orders the *idle* blocks (stored, no pin, no copy) by how soon they may go. It learns of them
-through the calls below, which the ledger makes while it folds an event, and it answers one question,
-`choose`, without changing. So a policy's state is a function of the log like everything else, and an
-out-of-tree policy replays as exactly as a built-in one. `policy="package.module:Class"` plugs one in.
+A policy orders the *idle* blocks (stored, no pin, no copy) by how soon they may be evicted. The ledger calls
+it while it folds an event. It asks one question, `choose`; the answer becomes an event (`BlocksEvicted`), and
+only the fold of that event (`evicted`) changes the policy. So the state of a policy follows from the log, and
+a policy of another package replays as exactly as a built-in one.
 
-A block's way through a policy: `admitted` when its store is published; `busy` when a match pins it,
-`idle` when the last pin or copy of it has gone (that is its use: order matters); `evicted` or `removed`.
-Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. Prefix order is kept:
-slots[0] holds the block nearest to the start of a prompt. A policy should let the *last* one go first,
-since a prefix without its beginning serves nobody.
+A block's way through a policy:
+
+- `admitted`: its store is published;
+- `busy`: a match pins it; `idle`: its last pin or copy has gone. The two together are one use of it;
+- `evicted` or `removed`: it is gone.
+
+Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. They are in prefix order:
+slots[0] holds the block nearest to the start of a prompt. A policy should evict the *last* one first, because
+a prefix without its beginning is of no use.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
@@ -21,55 +26,80 @@ from kvsm.ids import IdArray
 
 
 class Choice(NamedTuple):
-    """`victims` are evicted; `moved` are blocks that the search passed over and that change place."""
+    """What `choose` answers, and `evicted` carries out.
+
+    victims: the slots to evict, in the order in which the search met them.
+    moved: other slots that the search passed over and whose place in the order changes; may be in use.
+
+    An event records both, and nothing else. All that a choice changes must follow from them and the state.
+    A policy with a hand says with `moved` how far its hand went (`kvsm.policies.sieve`).
+    """
 
     victims: IdArray
     moved: IdArray
 
 
 class EvictionPolicy(Protocol):
-    """Eviction order over `capacity` slots. All methods but `choose`, `recall` and `snapshot` are part
-    of the fold: they must be deterministic, and read nothing but their arguments and own state."""
+    """Eviction order over `capacity` slots.
 
+    `choose`, `recall` and `snapshot` must not change the policy. All others are part of the fold: they must
+    be deterministic, and read nothing but their arguments and the policy's own state. A policy may subclass
+    this class, or just have its methods. `kvsm.testing.OffloadMachine` checks one.
+    """
+
+    @abstractmethod
     def __init__(self, capacity: int) -> None: ...
 
+    @abstractmethod
     def __len__(self) -> int:
         """How many idle blocks it orders."""
 
-    def __contains__(self, slot: int) -> bool: ...
+    @abstractmethod
+    def __contains__(self, slot: int) -> bool:
+        """Whether the slot holds an idle block."""
 
+    @abstractmethod
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        """Newly stored blocks enter the order."""
+        """Newly stored blocks enter the order; keys[i] is in slots[i]."""
 
+    @abstractmethod
     def busy(self, slots: IdArray) -> None:
         """Idle blocks leave the order; they are in use."""
 
+    @abstractmethod
     def idle(self, slots: IdArray) -> None:
         """Used blocks come back to the order."""
 
+    @abstractmethod
     def touched(self, slots: IdArray) -> None:
         """Idle blocks were used in passing, without leaving the order."""
 
+    @abstractmethod
     def removed(self, slots: IdArray) -> None:
-        """Blocks, idle or busy, were invalidated."""
+        """Blocks, idle or in use, were invalidated."""
 
+    @abstractmethod
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         """Carry out a choice; keys[i] was in choice.victims[i]."""
 
+    @abstractmethod
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
-        """`count` idle blocks to evict, none of them `protected`; None if there are not so many.
+        """`count` idle blocks to evict, none of them `protected`; None if there are fewer.
 
         All or nothing, and pure: asked again, it answers the same.
         """
 
-    def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        """Those of `keys` that it remembers evicting (ghosts); pure."""
+    def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:  # noqa: ARG002
+        """Which of `keys` it remembers evicting (ghosts). A policy without ghosts inherits this."""
+        return ()
 
     def recalled(self, keys: Sequence[bytes]) -> None:
-        """Ghosts that are about to be stored again: what `recall` answered, as an event."""
+        """These ghosts are about to be stored again. `recall` found them; an event says so."""
 
+    @abstractmethod
     def snapshot(self) -> bytes:
-        """Its whole state, equal for equal states."""
+        """The whole state; equal bytes for equal states. Whatever is not in it is lost in a restart."""
 
+    @abstractmethod
     def restore(self, state: bytes) -> None:
-        """Become what `snapshot` saved; called on a new policy of the same capacity."""
+        """Become what `snapshot` saved. Called once, on a new policy of the same capacity."""

@@ -11,10 +11,10 @@ from kvsm.policies.slot_queue import split
 
 
 class KeyQueue(OrderedDict[bytes, None]):
-    """Distinct keys, oldest first; its owner says how many it may hold.
+    """Distinct keys, oldest first. Its owner limits how many it holds.
 
-    An `OrderedDict` because the oldest key leaves at constant cost. In a plain dict that has lost its
-    oldest keys, finding the first one left means walking over their holes.
+    An `OrderedDict`, because there the oldest key leaves at constant cost. A plain dict walks over the holes
+    that removed keys left at its head.
     """
 
     def add(self, keys: Iterable[bytes], limit: int) -> None:
@@ -29,10 +29,15 @@ class KeyQueue(OrderedDict[bytes, None]):
             self.popitem(last=False)
 
     def holds_any(self, keys: Sequence[bytes]) -> bool:
+        """Whether at least one of `keys` is here."""
         return bool(self) and not self.keys().isdisjoint(keys)
 
     def part(self, slots: IdArray, keys: Sequence[bytes]) -> tuple[IdArray, IdArray]:
-        """The slots whose keys (keys[i] for slots[i]) are in the queue, and the others. Those keys leave."""
+        """Split slots: first those whose key is in the queue, then the others. The keys that were found
+        leave.
+
+        keys: keys[i] is in slots[i].
+        """
         if not self.holds_any(keys):
             return NO_IDS, slots
         found = [key in self for key in keys]

@@ -1,17 +1,17 @@
-"""Least recently used: one queue, and nothing else."""
+"""Least recently used: one queue."""
 
-# ruff: noqa: ARG002 (the protocol names arguments that this policy has no use for)
+# ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
 from kvsm.ids import NO_IDS, IdArray
-from kvsm.policies.base import Choice
+from kvsm.policies.base import Choice, EvictionPolicy
 from kvsm.policies.slot_queue import SlotQueue
 
 
-class LRUPolicy:
+class LRUPolicy(EvictionPolicy):
     """Evicts the block whose last use is longest ago; of one prefix, its last block first."""
 
     def __init__(self, capacity: int) -> None:
@@ -44,12 +44,6 @@ class LRUPolicy:
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         victims = self._queue.first(count, protected)
         return Choice(victims, NO_IDS) if len(victims) == count else None
-
-    def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        return ()
-
-    def recalled(self, keys: Sequence[bytes]) -> None:
-        """LRU keeps no ghosts."""
 
     def snapshot(self) -> bytes:
         return self._queue.snapshot()

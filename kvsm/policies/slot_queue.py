@@ -1,11 +1,11 @@
-"""A first-in-first-out queue of slots: batched, with removal and re-entry anywhere at constant cost.
+"""A first-in-first-out queue of slots, for batches. Removal and re-entry anywhere have constant cost.
 
-The queue is a log of entries, and `place[slot]` is the position of the one entry that counts. Moving a
-slot to the tail writes a new entry and lets the old one die; removing it only forgets its place. Dead
-entries are skipped at the head and swept out when the log is full, so each costs a constant share.
+The queue is a log of entries, and `place[slot]` is the position of the one entry that counts. To move a slot
+to the tail is to write a new entry; to remove it is to forget its place. Dead entries are skipped at the head
+and swept out when the log is full, so each costs a constant share.
 
-A linked list would do the same for single slots, but not for eight thousand at once: here every batch
-operation is a few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
+A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
+few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ABSENT = -1
 
 
 def join(first: IdArray, second: IdArray) -> IdArray:
-    """Two batches as one, in the form that its length asks for (see `kvsm.ids`)."""
+    """Two batches as one, in the form for its length (`kvsm.ids`)."""
     if type(first) is tuple and type(second) is tuple and len(first) + len(second) <= SMALL:
         return first + second
     both = np.concatenate((np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)))
@@ -31,7 +31,7 @@ def join(first: IdArray, second: IdArray) -> IdArray:
 
 
 def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
-    """The slots for which `inside` holds, and the others; both in the order given."""
+    """Split slots: those for which `inside` holds, and the others; both keep their order."""
     if type(slots) is tuple:
         outside = [not one for one in inside]
         return tuple(compress(slots, inside)), tuple(compress(slots, outside))
@@ -74,7 +74,7 @@ class SlotQueue:
         return inside
 
     def append(self, slots: IdArray) -> None:
-        """Put distinct slots at the tail, in the order given; those that are in the queue move there."""
+        """Put distinct slots at the tail, in the order given. A slot that is in the queue moves there."""
         tail = self._tail
         if tail + len(slots) > len(self._ring):
             self._sweep()
@@ -95,7 +95,7 @@ class SlotQueue:
             self._place_view[slots] = np.arange(tail, self._tail)
 
     def remove(self, slots: IdArray) -> None:
-        """Take out those of `slots` that are in the queue."""
+        """Take out all of `slots` that are in the queue."""
         before = self._size
         if type(slots) is tuple:
             place = self._place
@@ -127,8 +127,10 @@ class SlotQueue:
         return self._live(self._head, self._tail)
 
     def windows(self, size: int) -> Iterator[NDArray[np.int64]]:
-        """Slots, oldest first, in arrays: the first from `size` entries, each other from twice as many as
-        the one before it. The queue must not change meanwhile."""
+        """Slots, oldest first, in arrays. The queue must not change meanwhile.
+
+        size: entries that the first array is read from; each further one reads twice as many.
+        """
         start = self._head
         while start < self._tail:
             stop = min(self._tail, start + size)
@@ -140,7 +142,7 @@ class SlotQueue:
         return self.order().astype("<u4").tobytes()
 
     def restore(self, state: bytes) -> None:
-        """Fill an empty queue with what `snapshot` saved."""
+        """Fill an empty queue from a snapshot."""
         self.append(np.frombuffer(state, "<u4").astype(np.int64))
 
     def _live(self, start: int, stop: int) -> NDArray[np.int64]:

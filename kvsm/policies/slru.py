@@ -1,14 +1,14 @@
 """Segmented LRU (Karedla, Love and Wherry, 1994): a block must be used again to be protected.
 
-Two LRU queues. A stored block enters `probation`; a use moves it to the tail of `protected`. Idle
-blocks in `protected` beyond its share of the pool, 80 %, are demoted to the tail of `probation`, oldest
-first: one more round, then they go. Victims come from `probation`, and from `protected` only when that
-is used up. So blocks that are stored once and never read push out only each other.
+Two LRU queues. A stored block enters `probation`; a use moves it to the tail of `protected`. Idle blocks in
+`protected` beyond 80 % of the pool are demoted to the tail of `probation`, oldest first. Victims come from
+`probation`, and from `protected` only when `probation` is used up. So blocks that are stored once and never
+read push out only each other.
 
 As published, except that a block in use stands in neither segment: it returns to `protected`.
 """
 
-# ruff: noqa: ARG002 (the protocol names arguments that this policy has no use for)
+# ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
-from kvsm.policies.base import Choice
+from kvsm.policies.base import Choice, EvictionPolicy
 from kvsm.policies.slot_queue import SlotQueue, join
 
 PROTECTED_PERCENT = 80
 """Largest share of the pool that `protected` holds."""
 
 
-class SLRUPolicy:
-    """Evicts blocks that were never used since they were stored, or longest ago, before the others."""
+class SLRUPolicy(EvictionPolicy):
+    """Evicts blocks that were not used since they were stored or demoted before those that were."""
 
     def __init__(self, capacity: int) -> None:
         self._probation = SlotQueue(capacity)
@@ -64,12 +64,6 @@ class SLRUPolicy:
         if len(victims) < count:
             victims = join(victims, self._protected.first(count - len(victims), protected))
         return Choice(victims, NO_IDS) if len(victims) == count else None
-
-    def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        return ()
-
-    def recalled(self, keys: Sequence[bytes]) -> None:
-        """SLRU keeps no ghosts."""
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode((self._probation.snapshot(), self._protected.snapshot()))

@@ -1,0 +1,120 @@
+"""SIEVE (Zhang, Yang, Yue, Vigfusson and Rashmi, NSDI 2024), for batches and for blocks in use.
+
+One FIFO queue, a bit for each block that says whether it was used, and a hand. A stored block enters at the
+newest end, unused. A use sets the bit; nothing moves. The search for a victim starts at the hand and goes
+towards the newest block: a used block loses its bit and stays where it is; the first unused one is evicted,
+and the hand rests behind it. Beyond the newest block the hand goes on at the oldest.
+
+Here the queue is cut at the hand: `behind` it are the blocks that it has passed, `ahead` of it the others,
+each part oldest first. To pass a block is to move it from the head of `ahead` to the tail of `behind`. When
+`ahead` is used up, a lap is over: all blocks are ahead again. So the hand needs no pointer that a removed
+block could leave dangling, and `Choice.moved` says how far it went.
+
+What differs from the paper:
+
+- A block in use keeps its place. The hand passes over it, and over protected blocks.
+- A batch is chosen by the same hand, one victim after the other, before any of its blocks is stored.
+
+One choice may take up to two further laps. Full laps need no names: lap 0 takes unused blocks ahead, lap 1
+unused ones behind and used ones ahead, lap 2 used ones behind. So the last victim tells the lap, and `moved`
+only says what the last lap passed over.
+"""
+
+# ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import msgspec
+
+from kvsm.ids import NO_IDS, IdArray
+from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.slot_queue import SlotQueue, join
+from kvsm.policies.use_counts import UseCounts
+
+_UNUSED, _USED = range(1), range(1, 2)
+
+
+class SIEVEPolicy(EvictionPolicy):
+    """Evicts the first block from the hand on that was not used since the hand passed it."""
+
+    def __init__(self, capacity: int) -> None:
+        self._behind = SlotQueue(capacity)
+        self._ahead = SlotQueue(capacity)
+        self._uses = UseCounts(capacity, most=1)
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._uses
+
+    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+        self._ahead.append(slots[::-1])
+        self._uses.admit(slots)
+
+    def busy(self, slots: IdArray) -> None:
+        self._uses.begin_use(slots)
+
+    def idle(self, slots: IdArray) -> None:
+        self._uses.end_use(slots)
+
+    def touched(self, slots: IdArray) -> None:
+        self._uses.end_use(slots)
+
+    def removed(self, slots: IdArray) -> None:
+        self._drop(slots)
+        self._end_lap()
+
+    def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
+        victims, moved = choice
+        laps = self._lap_of(int(victims[-1])) if len(victims) else 0
+        self._drop(victims)
+        for _ in range(laps):
+            self._pass_over(self._ahead.order())
+            self._end_lap()
+        self._pass_over(moved)
+        self._end_lap()
+
+    def choose(self, count: int, protected: Collection[int]) -> Choice | None:
+        ahead, behind = self._ahead, self._behind
+        victims: IdArray = NO_IDS
+        for lap in (((ahead, _UNUSED),), ((behind, _UNUSED), (ahead, _USED)), ((behind, _USED),)):
+            moved: IdArray = NO_IDS
+            for queue, uses in lap:
+                found, passed = self._uses.search(queue, count - len(victims), uses, protected)
+                victims, moved = join(victims, found), join(moved, passed)
+            if len(victims) == count:
+                return Choice(victims, moved)
+        return None
+
+    def snapshot(self) -> bytes:
+        uses = self._uses.snapshot(self._behind, self._ahead)
+        return msgspec.msgpack.encode((self._behind.snapshot(), self._ahead.snapshot(), uses))
+
+    def restore(self, state: bytes) -> None:
+        behind, ahead, uses = msgspec.msgpack.decode(state, type=tuple[bytes, bytes, bytes])
+        self._behind.restore(behind)
+        self._ahead.restore(ahead)
+        self._uses.restore(uses, self._behind, self._ahead)
+
+    def _drop(self, slots: IdArray) -> None:
+        self._behind.remove(slots)
+        self._ahead.remove(slots)
+        self._uses.forget(slots)
+
+    def _lap_of(self, victim: int) -> int:
+        """How often the hand had passed the newest block when it took this one."""
+        return (victim in self._behind) + self._uses.highest((victim,))
+
+    def _pass_over(self, slots: IdArray) -> None:
+        """The hand passes these blocks, which are the first ones ahead."""
+        self._uses.clear(slots)
+        self._ahead.remove(slots)
+        self._behind.append(slots)
+
+    def _end_lap(self) -> None:
+        """Beyond the newest block the hand goes on at the oldest, before a newer one is stored."""
+        if not len(self._ahead):
+            self._ahead, self._behind = self._behind, self._ahead
