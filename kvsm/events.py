@@ -36,9 +36,10 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     host_blocks: slots of the host pool. device_blocks: blocks of the device pool, so that a lease has a
     place. block_bytes: bytes of one block on one worker (for accounting). workers: ranks that must report
-    each transfer. blocks_per_chunk: device blocks that one slot holds. policy: `lru`, `arc`, `s3fifo`,
-    `slru`, or `package.module:Class`. max_live_transfers: planned or in flight at once. defer_ticks: how
-    long a match may wait for a block in flight; 0 never waits, and the block is computed again.
+    each transfer. blocks_per_chunk: device blocks that one slot holds. policy: a name in
+    `kvsm.policies.POLICIES`, or `package.module:Class`. max_live_transfers: planned or in flight at once.
+    defer_ticks: how long a match may wait for a block in flight; 0 never waits, and the block is computed
+    again.
     transfer_ticks: how long a transfer may be in flight until it counts as lost; 0 waits for ever.
     store_threshold: a key is stored when it is offered for the n-th time. offer_history: keys whose offers
     are remembered for that.

@@ -18,6 +18,7 @@ from kvsm.ids import to_list
 from kvsm.log import LogWriter, MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
+from kvsm.policies import POLICIES
 from kvsm.snapshot import snapshot
 from kvsm.states.block import BlockState
 from kvsm.states.request import RequestState
@@ -245,10 +246,10 @@ SELDOM = (
     "rewrite",
 )
 Operations = list[tuple[str, int, int]]
-POLICIES = st.sampled_from(("lru", "arc", "s3fifo", "slru"))
+POLICY_NAMES = st.sampled_from(sorted(POLICIES))
 CONFIGS = st.fixed_dictionaries(
     {
-        "policy": POLICIES,
+        "policy": POLICY_NAMES,
         "workers": st.integers(1, 3),
         "blocks_per_chunk": st.integers(1, 3),
         "store_threshold": st.integers(1, 2),

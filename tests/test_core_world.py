@@ -61,7 +61,7 @@ def test_a_walk_meets_every_event_and_nearly_every_edge() -> None:
     """What it cannot bring about is named here: so nothing else is missing unseen."""
     forget()
     kinds = set()
-    for run in range(100):
+    for run in range(400):
         world, _ = walked(draw_options(random_of(3, run)), run, 600)
         kinds |= {type(event) for event in world.events}
     assert kinds == set(KINDS)

@@ -14,6 +14,7 @@ from kvsm.events import SkipReason, StorePlanned, StoreSkipped
 from kvsm.ids import SMALL, to_list
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader, PreparedStore
+from kvsm.policies import POLICIES
 from kvsm.snapshot import digest
 
 
@@ -226,7 +227,7 @@ class TestRoom:
         pinned=st.integers(0, 3),
         offered=st.integers(1, 3 * SMALL),
         resident=st.integers(0, 4),
-        policy=st.sampled_from(["lru", "arc", "s3fifo", "slru"]),
+        policy=st.sampled_from(sorted(POLICIES)),
     )
     def test_as_many_as_there_is_room_for_under_every_policy(
         self, free: int, idle: int, pinned: int, offered: int, resident: int, policy: str

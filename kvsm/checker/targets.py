@@ -10,6 +10,7 @@ import msgspec
 
 from kvsm.checker.describing import describe_ledger
 from kvsm.errors import ConfigError
+from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
@@ -106,7 +107,7 @@ def _draw_serving(random: Random) -> ServingOptions:
         asynchronous=random.random() < 0.3,
         chunk_tokens=random.choice((3, HASH_TOKENS, 64)),
         lazy_target_blocks=random.randint(1, 4),
-        policy=random.choice(("lru", "arc", "s3fifo", "slru")),
+        policy=random.choice(tuple(POLICIES)),
         blocks_per_chunk=1 if lazy else random.choice((1, 1, 2)),
         store_threshold=1 if lazy else random.choice((1, 1, 2)),
         max_live_transfers=random.randint(2, 8),

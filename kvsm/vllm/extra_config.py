@@ -17,8 +17,8 @@ Store = Literal["eager", "lazy"]
 class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Of every part of kvsm that vLLM can be told to use.
 
-    cpu_bytes_to_use: host memory for KV cache, of all ranks of one engine together. policy: what is evicted:
-    `lru`, `arc`, `s3fifo`, `slru`, or `package.module:Class`. store_threshold: a block is stored when it is
+    cpu_bytes_to_use: host memory for KV cache, of all ranks of one engine together. policy: of eviction: a
+    name in `kvsm.policies.POLICIES`, or `package.module:Class`. store_threshold: a block is stored when it is
     offered for the n-th time. verify_copies: a checksum for each block stored, compared when it is loaded; a
     load that brings other bytes fails. event_log: a directory for event logs, made if absent; every start of
     an engine makes one in it. log_on_failure: what a log that cannot be written does: `continue` without it,

@@ -7,6 +7,7 @@ from random import Random
 import msgspec
 
 from kvsm.events import OffloadConfig
+from kvsm.policies import POLICIES
 
 LIVE, OVER, LOST = -1, -2, -3
 """Ranges of an action's numbers that are as long as there are such copies."""
@@ -66,7 +67,7 @@ def draw_options(random: Random) -> CoreOptions:
         chunks=random.randint(2 * length, 3 * length) if long else random.randint(3, 8),
         workers=random.choice((1, 2, 2, 3)),
         blocks_per_chunk=random.choice((1, 1, 2)),
-        policy=random.choice(("lru", "arc", "s3fifo", "slru")),
+        policy=random.choice(tuple(POLICIES)),
         max_live_transfers=random.randint(2, 6),
         defer_ticks=random.choice((0, 1, 3)),
         transfer_ticks=random.choice((0, 2, 6)),

@@ -31,6 +31,7 @@ from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
+from kvsm.policies import POLICIES
 from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies
@@ -384,7 +385,7 @@ def test_all_of_an_offer_or_nothing() -> None:
     assert (output.keys_to_store, output.evicted_keys) == (keys(3, 4), keys(2))
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "s3fifo", "slru"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_an_offer_does_not_evict_what_it_finds_there(policy: str) -> None:
     rig = Rig(2, policy=policy)
     rig.store(keys(1))
