@@ -12,27 +12,27 @@ from kvsm.checker.coverage import never_taken
 from kvsm.checker.model import Exploration, Kind, Verdict
 from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
 from kvsm.checker.protocol.explore import explore, explore_protocol
-from kvsm.checker.protocol.layout import Layout
-from kvsm.checker.protocol.nodes import Batch, Nodes
-from kvsm.checker.protocol.parts import SCOPES, Scope
+from kvsm.checker.protocol.layout import CellLayout
+from kvsm.checker.protocol.nodes import NodeFactory, StateBatch
+from kvsm.checker.protocol.offload import Variant, offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel, State
-from kvsm.checker.protocol.protocol import Variant, protocol
-from kvsm.checker.protocol.terms import FALSE, InState, Param, Protocol
+from kvsm.checker.protocol.scope import SCOPES, ProtocolScope
+from kvsm.checker.protocol.terms import FALSE, Declaration, InState, Param
 from kvsm.states import BLOCK, LEASE, MACHINES, TRANSFER, BlockState, BlockTrigger, Machine
 from kvsm.states.lease import LeaseState, LeaseTrigger
 from kvsm.states.machine import Row
 from kvsm.states.transfer import TransferState, TransferTrigger
 
-TINY = Scope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
-NARROW = Scope(keys=2, device_blocks=2, slots=1, live_transfers=1, queued=1)
+TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
+NARROW = ProtocolScope(keys=2, device_blocks=2, slots=1, live_transfers=1, queued=1)
 SMALL = SCOPES["small"]
-TWO_WORKERS = Scope(keys=1, device_blocks=2, slots=1, workers=2, queued=1, losses=False)
+TWO_WORKERS = ProtocolScope(keys=1, device_blocks=2, slots=1, workers=2, queued=1, losses=False)
 
 BYTES = ("S2", "S12", "S15")
 """The claims that look at memory, not at books."""
 
 
-def of_bytes_alone(declared: Protocol) -> Protocol:
+def of_bytes_alone(declared: Declaration) -> Declaration:
     """Deaf to its books: refuted only when wrong bytes can be read."""
     return replace(declared, always=tuple(claim for claim in declared.always if claim.id in BYTES))
 
@@ -56,7 +56,7 @@ def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
         (SMALL, False, (98405, 675125, 38)),
     ],
 )
-def test_protocol_is_proved(scope: Scope, symmetry: bool, expected: tuple[int, int, int]) -> None:
+def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tuple[int, int, int]) -> None:
     """Every property of the protocol, S9 among them; the counts change only with the protocol."""
     found = explore_protocol(scope, symmetry=symmetry)
     assert facts(found) == (Verdict.PROVED, *expected)
@@ -66,21 +66,21 @@ def test_protocol_is_proved(scope: Scope, symmetry: bool, expected: tuple[int, i
 
 @pytest.mark.slow
 def test_two_workers_are_proved() -> None:
-    found = explore_protocol(Scope(workers=2), jobs=2)
+    found = explore_protocol(ProtocolScope(workers=2), jobs=2)
     assert facts(found) == (Verdict.PROVED, 584094, 5313119, 62)
 
 
 def test_plain_python_reaches_the_same_states() -> None:
     """The explorer of models, on the plain evaluation: nothing is shared but the declaration."""
-    declared = protocol(TINY)
+    declared = offload_protocol(TINY)
     plain = explorer.explore(ProtocolModel(declared))
     assert facts(plain)[:3] == facts(explore(declared, symmetry=False))[:3]
     assert set(all_states(declared)) == _plainly_reached(ProtocolModel(declared))
 
 
-def all_states(declared: Protocol) -> list[State]:
+def all_states(declared: Declaration) -> list[State]:
     """By numpy, without symmetry."""
-    transitions = Transitions(Layout(declared))
+    transitions = Transitions(CellLayout(declared))
     level = [transitions.layout.initial]
     seen = dict.fromkeys(level)
     while level:
@@ -106,23 +106,23 @@ def _plainly_reached(model: ProtocolModel) -> set[State]:
 def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> None:
     """Without the forgetting of bytes and names there are more states; told apart no further than with it,
     they are the same ones. So no bug hides behind what is forgotten."""
-    declared = protocol(Scope(keys, device_blocks, slots=1, live_transfers=1, queued=1))
+    declared = offload_protocol(ProtocolScope(keys, device_blocks, slots=1, live_transfers=1, queued=1))
     structure = ("transfer", "transfer_slot", "instant", "block")
     forgets = tuple(one for one in declared.forgets if one.cell.variable.name in structure)
     remembering = replace(declared, forgets=forgets)
     assert explore(remembering, symmetry=False).verdict is Verdict.PROVED
     remembered, expected = columns_of(all_states(remembering)), columns_of(all_states(declared))
     assert remembered.shape[1] > 4 * expected.shape[1]
-    layout = Layout(declared)
-    nodes = Nodes(layout)
+    layout = CellLayout(declared)
+    nodes = NodeFactory(layout)
     for forget, binding in layout.forgets:
-        forgotten = nodes.of(forget.when, binding).of(Batch(remembered))
+        forgotten = nodes.of(forget.when, binding).of(StateBatch(remembered))
         remembered[layout.place_of(forget.cell, binding)][forgotten] = forget.cell.variable.domain.initial
     # A slot's bytes of an earlier life are forgotten for good: only what was read since can tell them.
     block, content = declared.variable("block"), declared.variable("slot_content")
     being_stored = InState(block[Param("s", block.indices[0])], (BlockState.ALLOCATED, BlockState.STORING))
     for columns in (remembered, expected):
-        unread = nodes.of(being_stored, {Param("s", block.indices[0]): 0}).of(Batch(columns))
+        unread = nodes.of(being_stored, {Param("s", block.indices[0]): 0}).of(StateBatch(columns))
         columns[layout.place(content, (0, 0))][unread] = content.domain.initial
     assert set(rows_of(remembered)) == set(rows_of(expected))
 
@@ -136,7 +136,7 @@ def test_threads_change_nothing() -> None:
 
 def test_rows_that_the_protocol_never_takes_are_named() -> None:
     """Each with its reason: a row that is not among these, and is not taken, is one that nothing checks."""
-    found = explore_protocol(Scope(keys=1, slots=1, workers=2, queued=1))
+    found = explore_protocol(ProtocolScope(keys=1, slots=1, workers=2, queued=1))
     rows = {str(edge).partition(" (")[0] for edge in never_taken(found.edges, ("block", "transfer", "lease"))}
     assert rows == {
         # A slot that was used is not told apart from one that never was.
@@ -168,7 +168,7 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
 )
 def test_broken_variant_is_refuted(variant: Variant, property_id: str, length: int, states: int) -> None:
     """By the shortest way: no exploration of fewer actions can find it."""
-    declared = protocol(SMALL, variant)
+    declared = offload_protocol(SMALL, variant)
     found = explore(declared)
     assert found.verdict is Verdict.REFUTED
     assert found.refutation is not None
@@ -188,14 +188,14 @@ def test_broken_variant_is_refuted(variant: Variant, property_id: str, length: i
 )
 def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property_id: str, length: int) -> None:
     """S15: what the books' own claims forbid (S3) is not a matter of taste."""
-    declared = of_bytes_alone(protocol(SMALL, variant))
+    declared = of_bytes_alone(offload_protocol(SMALL, variant))
     found = explore(declared)
     assert found.refutation is not None
     assert (found.refutation.finding.property_id, len(found.refutation.path)) == (property_id, length)
     assert_path_breaks(declared, found)
 
 
-def assert_path_breaks(declared: Protocol, found: Exploration) -> None:
+def assert_path_breaks(declared: Declaration, found: Exploration) -> None:
     """Plain Python walks the same way; only at its end a property is broken, and as the finding says."""
     assert found.refutation is not None
     model = ProtocolModel(declared)
@@ -265,8 +265,8 @@ def test_broken_table_is_refuted(
     machine: Machine, change: Callable[[Row], Row], workers: int, property_id: str
 ) -> None:
     """The protocol has no rows of its own: a table that is wrong makes it wrong."""
-    scope = Scope(keys=1, device_blocks=1, workers=workers)
-    found = explore(protocol(scope, machines=with_rows(machine, change)))
+    scope = ProtocolScope(keys=1, device_blocks=1, workers=workers)
+    found = explore(offload_protocol(scope, machines=with_rows(machine, change)))
     assert found.refutation is not None
     assert found.refutation.finding.property_id == property_id
 
@@ -274,7 +274,7 @@ def test_broken_table_is_refuted(
 # Sometimes, eventually, limits.
 
 
-def without(declared: Protocol, name: str) -> Protocol:
+def without(declared: Declaration, name: str) -> Declaration:
     return replace(
         declared,
         actions=tuple(replace(one, guard=FALSE) if one.name == name else one for one in declared.actions),
@@ -283,14 +283,14 @@ def without(declared: Protocol, name: str) -> Protocol:
 
 def test_what_is_never_met_refutes() -> None:
     """Proved would mean little if no hit was ever loaded."""
-    found = explore(without(protocol(TINY), "match"))
+    found = explore(without(offload_protocol(TINY), "match"))
     assert found.verdict is Verdict.REFUTED
     assert "a hit is loaded" in found.unreached
 
 
 def test_copy_that_never_starts_is_no_progress() -> None:
     """S9: a transfer that was submitted must come to an end."""
-    found = explore(without(protocol(TINY), "start"))
+    found = explore(without(offload_protocol(TINY), "start"))
     assert found.refutation is not None
     assert found.refutation.finding.property_id == "S9"
     assert found.refutation.finding.message == "not all is at rest, and nothing winds it down"
@@ -298,7 +298,7 @@ def test_copy_that_never_starts_is_no_progress() -> None:
 
 def test_draining_that_goes_round_is_no_progress() -> None:
     """S9: an action that brings nothing nearer to its end may not count as one that does."""
-    declared = protocol(TINY)
+    declared = offload_protocol(TINY)
     actions = tuple(replace(one, drains=True) if one.name == "match" else one for one in declared.actions)
     found = explore(replace(declared, actions=actions))
     assert found.refutation is not None

@@ -11,35 +11,34 @@ from hypothesis import strategies as st
 
 from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
 from kvsm.checker.protocol.explore import explore_protocol
-from kvsm.checker.protocol.layout import Layout
-from kvsm.checker.protocol.nodes import Batch, Columns
-from kvsm.checker.protocol.packing import Packing
-from kvsm.checker.protocol.parts import Scope
+from kvsm.checker.protocol.layout import CellLayout
+from kvsm.checker.protocol.nodes import Columns, StateBatch
+from kvsm.checker.protocol.offload import offload_protocol
+from kvsm.checker.protocol.packed import Packing, Visited, distinct
 from kvsm.checker.protocol.plain import ProtocolModel, State, evaluate
-from kvsm.checker.protocol.protocol import protocol
+from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.symmetry import Symmetry
 from kvsm.checker.protocol.terms import (
     TRUE,
     Action,
     Assign,
+    Declaration,
     Forget,
     IndexSet,
     OneOf,
     Param,
-    Protocol,
     Read,
     UpTo,
     Variable,
     Words,
     number,
 )
-from kvsm.checker.protocol.visited import Visited, distinct
 from kvsm.errors import ConfigError
 from kvsm.states import BLOCK, LEASE, TRANSFER, Machine
 from kvsm.states.machine import UndefinedStep
 
-DECLARED = protocol(Scope(keys=2, device_blocks=2, slots=2, workers=2))
-LAYOUT = Layout(DECLARED)
+DECLARED = offload_protocol(ProtocolScope(keys=2, device_blocks=2, slots=2, workers=2))
+LAYOUT = CellLayout(DECLARED)
 MODEL = ProtocolModel(DECLARED)
 TRANSITIONS = Transitions(LAYOUT)
 SIZES = [cell.variable.domain.size for cell in LAYOUT.cells]
@@ -95,19 +94,19 @@ def test_which_cell_is_read_must_not_depend_on_the_state() -> None:
 
 def test_scope_without_a_slot_is_refused() -> None:
     with pytest.raises(ConfigError, match="slots is 0"):
-        Scope(slots=0)
+        ProtocolScope(slots=0)
 
 
 @pytest.mark.parametrize(
     "scope",
     [
-        Scope(keys=1, device_blocks=8, workers=8),
-        Scope(keys=1, device_blocks=1, workers=64),
-        Scope(keys=1, slots=2, matches=200),
+        ProtocolScope(keys=1, device_blocks=8, workers=8),
+        ProtocolScope(keys=1, device_blocks=1, workers=64),
+        ProtocolScope(keys=1, slots=2, matches=200),
     ],
     ids=("what is left to do", "words of a transfer", "matches of all slots"),
 )
-def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: Scope) -> None:
+def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: ProtocolScope) -> None:
     """They would come round to 0 in silence, and a guard or a claim would mean something else."""
     with pytest.raises(ConfigError, match="choose smaller bounds"):
         explore_protocol(scope, max_states=1)
@@ -120,7 +119,7 @@ def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: Scope) -> Non
 @settings(max_examples=4)
 def test_numpy_and_plain_python_agree_on_every_guard_and_claim(seed: int) -> None:
     columns = any_states(seed, 40)
-    batch, states = Batch(columns), rows_of(columns)
+    batch, states = StateBatch(columns), rows_of(columns)
     terms = [(one.action.guard, one.binding) for one in LAYOUT.instances]
     terms += [(claim.term, {}) for claim in (*DECLARED.always, *DECLARED.sometimes)]
     terms += [(DECLARED.rest, {}), (DECLARED.rank, {})]
@@ -148,7 +147,7 @@ def test_effects_read_the_state_before_and_forgets_the_one_before_them() -> None
     x, i = Param("x", ones), UpTo(3)
     a, b = Variable("a", "One.", (ones,), i), Variable("b", "Another.", (ones,), i)
     two = b[x].equals(number(2))
-    declared = Protocol(
+    declared = Declaration(
         name="exchange",
         bounds="",
         index_sets=(ones,),
@@ -165,7 +164,7 @@ def test_effects_read_the_state_before_and_forgets_the_one_before_them() -> None
     model, states = ProtocolModel(declared), [(3, 1), (2, 3)]
     expected = [(1, 3), (3, 0)]
     assert [model.next(state, ("exchange", 0)) for state in states] == expected
-    assert rows_of(Transitions(Layout(declared)).after(columns_of(states)).columns) == expected
+    assert rows_of(Transitions(CellLayout(declared)).after(columns_of(states)).columns) == expected
 
 
 # Packing and the set of states.
@@ -181,7 +180,7 @@ def test_packing_loses_nothing(sizes: list[int], seed: int) -> None:
 
 
 def test_full_scope_fits_in_two_words() -> None:
-    layout = Layout(protocol(Scope(keys=3, device_blocks=3, slots=3, workers=2)))
+    layout = CellLayout(offload_protocol(ProtocolScope(keys=3, device_blocks=3, slots=3, workers=2)))
     assert Packing([cell.variable.domain.size for cell in layout.cells]).width == 2
 
 

@@ -29,7 +29,7 @@ from protocol.texts import texts
 from protocol.tla import MODULE, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
-from kvsm.checker.protocol.protocol import protocol
+from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.terms import FALSE, TRUE, Action, Assign, Words, number
 from kvsm.states import BLOCK, MACHINES, BlockTrigger, Machine
 from kvsm.states.machine import VOID
@@ -101,7 +101,7 @@ def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
         for row in BLOCK.rows
     ]
     evicts_held = Machine(BLOCK.name, BLOCK.states, BLOCK.triggers, BLOCK.counters, tuple(rows))
-    declared = protocol(TINY, machines={**MACHINES, "block": evicts_held})
+    declared = offload_protocol(TINY, machines={**MACHINES, "block": evicts_held})
     ours = of_kvsm(declared)
     assert ours.trace[-1] == "evict"
     assert differences(ours, ask(declared)) == []
@@ -111,7 +111,7 @@ def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
 @pytest.mark.parametrize("ask", TOOLS)
 def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion]) -> None:
     """S9: a rank that does not fall is seen by the first draining action."""
-    found = ask(dataclasses.replace(protocol(TINY), rank=number(1)))
+    found = ask(dataclasses.replace(offload_protocol(TINY), rank=number(1)))
     assert (found.broken, len(found.trace)) == ("S9", 2)
 
 
@@ -119,7 +119,7 @@ def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion])
 @pytest.mark.parametrize("ask", TOOLS)
 def test_rest_that_is_not_reached_is_refuted(ask: Callable[..., Opinion]) -> None:
     """S9: from every state, things come to rest."""
-    never = dataclasses.replace(protocol(TINY), rest=FALSE)
+    never = dataclasses.replace(offload_protocol(TINY), rest=FALSE)
     assert ask(never).broken == "S9"
 
 
@@ -131,7 +131,7 @@ def test_text_that_rumur_cannot_read_is_no_verdict() -> None:
 
 @NO_TLC
 def test_text_that_tlc_cannot_read_is_no_verdict() -> None:
-    declared = protocol(TINY)
+    declared = offload_protocol(TINY)
     with pytest.raises(ToolFailed, match="no verdict"):
         ask_tlc(MODULE, tla_module(declared).replace("Init ==", "Init"), tla_configuration(declared))
 
@@ -139,7 +139,9 @@ def test_text_that_tlc_cannot_read_is_no_verdict() -> None:
 # What needs no tool.
 
 
-@pytest.mark.parametrize("words", words_in(protocol(GOOD[1].scope)), ids=lambda words: words.machine.name)
+@pytest.mark.parametrize(
+    "words", words_in(offload_protocol(GOOD[1].scope)), ids=lambda words: words.machine.name
+)
 def test_exported_rows_are_the_machine(words: Words) -> None:
     """Each word and trigger: the rows that the texts are made of lead where the explorations' table leads."""
     names = [counter.name for counter in words.machine.counters]
@@ -173,7 +175,7 @@ def by_rows(
 
 def test_tla_module_says_what_everything_means() -> None:
     """Whoever has the text alone finds a sentence on each variable, action and property."""
-    declared = protocol(TINY)
+    declared = offload_protocol(TINY)
     said = " ".join(tla_module(declared).replace("\\*", "").split())
     for one in (*declared.variables, *declared.actions, *declared.always, *declared.sometimes):
         assert one.says in said
@@ -183,7 +185,7 @@ def test_tla_module_says_what_everything_means() -> None:
 
 def test_murphi_refuses_effects_that_overwrite_what_each_other_reads() -> None:
     """Its statements happen one after the other, so that a swap would be another action."""
-    declared = protocol(TINY)
+    declared = offload_protocol(TINY)
     one, other = declared.variable("key"), declared.variable("kernel_key")
     d = declared.actions[0].params[0]
     swap = Action(

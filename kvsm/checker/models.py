@@ -16,10 +16,10 @@ from kvsm.checker.describing import describe_ledger
 from kvsm.checker.explorer import Progress, explore
 from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore_protocol
-from kvsm.checker.protocol.parts import SCOPES as PROTOCOL_SCOPES
-from kvsm.checker.protocol.parts import Scope as ProtocolScope
+from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel
-from kvsm.checker.protocol.protocol import protocol
+from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
+from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
@@ -98,7 +98,7 @@ class _Protocol:
         return explore_protocol(scope, **given)
 
     def retell(self, scope: ProtocolScope, refutation: Refutation) -> Counterexample:
-        return retell(ProtocolModel(protocol(scope)), refutation)
+        return retell(ProtocolModel(offload_protocol(scope)), refutation)
 
     def events(self, _scope: ProtocolScope, _refutation: Refutation) -> Sequence[OffloadingEvent]:
         return ()

@@ -14,10 +14,12 @@ from typing import Any
 
 from kvsm.checker.protocol.terms import (
     Add,
+    After,
     And,
     Assign,
     Const,
     CounterOf,
+    Declaration,
     Effect,
     Equal,
     If,
@@ -27,9 +29,7 @@ from kvsm.checker.protocol.terms import (
     OneOf,
     Or,
     Param,
-    Protocol,
     Read,
-    Step,
     Term,
     Total,
     Truth,
@@ -56,7 +56,7 @@ def sort_of(term: Term) -> Sort:
         return Sort.COUNT
     if isinstance(term, Param):
         return Sort.MEMBER
-    if isinstance(term, Step):
+    if isinstance(term, After):
         return Sort.WORD
     if isinstance(term, If):
         return sort_of(term.then)
@@ -119,9 +119,9 @@ def assigns_of(
             yield from assigns_of(effect.effects, (*bound, effect.param))
 
 
-def words_in(protocol: Protocol) -> list[Words]:
+def words_in(declared: Declaration) -> list[Words]:
     """The machines whose words its variables hold, each once."""
-    domains = [variable.domain for variable in protocol.variables]
+    domains = [variable.domain for variable in declared.variables]
     return list(dict.fromkeys(domain for domain in domains if isinstance(domain, Words)))
 
 

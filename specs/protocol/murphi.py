@@ -10,18 +10,18 @@ from textwrap import wrap
 
 from kvsm.checker.protocol.terms import (
     Action,
+    After,
     Assign,
     Claim,
     Const,
+    Declaration,
     Domain,
     If,
     Labels,
     Not,
     OneOf,
     Param,
-    Protocol,
     Read,
-    Step,
     Term,
     Total,
     Truth,
@@ -55,47 +55,47 @@ from protocol.murphi_terms import (
 )
 
 
-def murphi_text(protocol: Protocol) -> str:
+def murphi_text(declared: Declaration) -> str:
     """The whole text. Invariants are named by the ids of the properties; S9 is a liveness property."""
     speaker = MurphiSpeaker()
     uses = [
-        _forgetting(protocol, speaker),
-        *(_rule(action, speaker) for action in protocol.actions),
-        *(_property("invariant", claim, speaker) for claim in protocol.always),
-        *(_property("cover", claim, speaker) for claim in protocol.sometimes),
-        _rest(protocol, speaker),
+        _forgetting(declared, speaker),
+        *(_rule(action, speaker) for action in declared.actions),
+        *(_property("invariant", claim, speaker) for claim in declared.always),
+        *(_property("cover", claim, speaker) for claim in declared.sometimes),
+        _rest(declared, speaker),
     ]
-    rank = ["function rank(): Count;", "begin", f"  return {speaker.flat(protocol.rank)};", "end;"]
+    rank = ["function rank(): Count;", "begin", f"  return {speaker.flat(declared.rank)};", "end;"]
     sections = [
-        _header(protocol),
-        _types(protocol),
-        _variables(protocol),
-        *(_machine(words) for words in words_in(protocol)),
+        _header(declared),
+        _types(declared),
+        _variables(declared),
+        *(_machine(words) for words in words_in(declared)),
         *_totals(speaker),
         [*comment("--", "How many draining actions are left to take, at most."), *rank],
         *uses[:1],
-        _start(protocol, speaker),
+        _start(declared, speaker),
         *uses[1:],
     ]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def _header(protocol: Protocol) -> list[str]:
+def _header(declared: Declaration) -> list[str]:
     text = (
-        f"The {protocol.name}. Within these bounds: {protocol.bounds}.\n"
+        f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
         "The same as Offload.tla beside it, which is the one to be read. None, of a set, is the undefined "
-        "value here. Not modelled:\n" + "\n".join(f"- {note}" for note in protocol.notes) + "\n"
+        "value here. Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n"
         "\n"
         "Written by kvsm from its own declaration and its own tables; not to be edited."
     )
     return comment("--", text)
 
 
-def _types(protocol: Protocol) -> list[str]:
+def _types(declared: Declaration) -> list[str]:
     lines = ["type", "  Count: 0..255;"]
-    lines += [f"  {set_name(members)}: scalarset({members.size});" for members in protocol.index_sets]
-    domains = dict.fromkeys(variable.domain for variable in protocol.variables)
+    lines += [f"  {set_name(members)}: scalarset({members.size});" for members in declared.index_sets]
+    domains = dict.fromkeys(variable.domain for variable in declared.variables)
     for domain in domains:
         if isinstance(domain, Labels):
             names = [label_name(domain, value) for value in range(domain.size)]
@@ -125,9 +125,9 @@ def _word_types(words: Words) -> list[str]:
     ]
 
 
-def _variables(protocol: Protocol) -> list[str]:
+def _variables(declared: Declaration) -> list[str]:
     lines = ["var"]
-    for variable in protocol.variables:
+    for variable in declared.variables:
         arrays = "".join(f"array [{set_name(members)}] of " for members in variable.indices)
         lines += [*comment("  --", variable.says), f"  {variable.name}: {arrays}{_type_of(variable.domain)};"]
     return lines
@@ -253,7 +253,7 @@ def _assign(cell: Read, value: Term, speaker: MurphiSpeaker) -> list[str]:
             if not branches[0]:
                 condition, branches = Not(condition), branches[::-1]
             return _if(speaker.lines(condition, 80), *branches)
-        case Step(trigger, word):
+        case After(trigger, word):
             words = words_of(word)
             step = f"{words.machine.name}_step({trigger_name(words, trigger.name)}, {target});"
             return [*_assign(cell, word, speaker), step]
@@ -325,9 +325,9 @@ def _rule(action: Action, speaker: MurphiSpeaker) -> list[str]:
     return [*comment("--", action.says), *rule]
 
 
-def _forgetting(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
+def _forgetting(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:
     lines = ["procedure forget();", "begin"]
-    for one in protocol.forgets:
+    for one in declared.forgets:
         domain = one.cell.variable.domain
         reset = _assign(one.cell, Const(domain, domain.initial), speaker)
         body = _for_all(one.params, _if(speaker.lines(one.when), reset, []))
@@ -335,9 +335,9 @@ def _forgetting(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
     return [*lines, "end;"]
 
 
-def _start(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
+def _start(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:
     lines = ['startstate "empty"', "begin"]
-    for variable in protocol.variables:
+    for variable in declared.variables:
         params = tuple(Param(f"i{number}", members) for number, members in enumerate(variable.indices))
         domain = variable.domain
         body = _assign(variable[params], Const(domain, domain.initial), speaker)
@@ -349,6 +349,6 @@ def _property(kind: str, claim: Claim, speaker: MurphiSpeaker) -> list[str]:
     return [*comment("--", claim.says), f'{kind} "{claim.id}"', *indented(speaker.lines(claim.term)), ";"]
 
 
-def _rest(protocol: Protocol, speaker: MurphiSpeaker) -> list[str]:
+def _rest(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:
     says = "From every state, things can come to rest."
-    return [*comment("--", says), 'liveness "S9"', *indented(speaker.lines(protocol.rest)), ";"]
+    return [*comment("--", says), 'liveness "S9"', *indented(speaker.lines(declared.rest)), ";"]

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from kvsm.checker.protocol.terms import (
     Add,
+    After,
     And,
     Const,
     CounterOf,
@@ -28,7 +29,6 @@ from kvsm.checker.protocol.terms import (
     Or,
     Param,
     Read,
-    Step,
     Term,
     Total,
     Truth,
@@ -197,7 +197,7 @@ class MurphiSpeaker:
         match word:
             case Read():
                 return f"{self.flat(word)}.state"
-            case Step(trigger, Read() as before):
+            case After(trigger, Read() as before):
                 words = words_of(word)
                 return f"{words.machine.name}_after({trigger_name(words, trigger.name)}, {self.flat(before)})"
         raise TypeError(f"no Murphi for the state of {word}")

@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from kvsm.checker.protocol.explore import explore
-from kvsm.checker.protocol.parts import Scope
-from kvsm.checker.protocol.protocol import Variant, protocol
-from kvsm.checker.protocol.terms import Protocol
+from kvsm.checker.protocol.offload import Variant, offload_protocol
+from kvsm.checker.protocol.scope import ProtocolScope
+from kvsm.checker.protocol.terms import Declaration
 from protocol.murphi import murphi_text
 from protocol.tla import MODULE, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
@@ -25,19 +25,19 @@ from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missin
 class Case(msgspec.Struct, frozen=True):
     """symmetry: states that differ by a renaming of keys, blocks, slots and workers are one."""
 
-    scope: Scope
+    scope: ProtocolScope
     variant: Variant | None = None
     symmetry: bool = False
 
-    def declared(self) -> Protocol:
-        return protocol(self.scope, self.variant)
+    def declared(self) -> Declaration:
+        return offload_protocol(self.scope, self.variant)
 
     def __str__(self) -> str:
         merged = "symmetric states merged" if self.symmetry else "every state"
         return f"{self.variant.value if self.variant else 'the protocol'}; {self.scope}; {merged}"
 
 
-TINY = Scope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
+TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
 """One of each: enough to see most bugs."""
 
 GOOD = (
@@ -52,15 +52,15 @@ BROKEN = (
     Case(TINY, Variant.RESET_FREES),
 )
 LARGER = (
-    Case(Scope(queued=1, live_transfers=1)),
-    Case(Scope(queued=1)),
-    Case(Scope(queued=1), symmetry=True),
-    Case(Scope(queued=1, keys=1, workers=2, live_transfers=1), symmetry=True),
+    Case(ProtocolScope(queued=1, live_transfers=1)),
+    Case(ProtocolScope(queued=1)),
+    Case(ProtocolScope(queued=1), symmetry=True),
+    Case(ProtocolScope(queued=1, keys=1, workers=2, live_transfers=1), symmetry=True),
 )
 """For the table alone: minutes, most of them TLC's."""
 
 
-def of_kvsm(declared: Protocol, *, symmetry: bool = False) -> Opinion:
+def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
     found = explore(declared, symmetry=symmetry)
     if found.limit:
         raise ToolFailed(f"kvsm came to no verdict: {found.limit}")
@@ -75,11 +75,11 @@ def of_kvsm(declared: Protocol, *, symmetry: bool = False) -> Opinion:
     )
 
 
-def of_rumur(declared: Protocol, *, symmetry: bool = False) -> Opinion:
+def of_rumur(declared: Declaration, *, symmetry: bool = False) -> Opinion:
     return ask_rumur(murphi_text(declared), symmetry=symmetry)
 
 
-def of_tlc(declared: Protocol, *, symmetry: bool = False) -> Opinion:
+def of_tlc(declared: Declaration, *, symmetry: bool = False) -> Opinion:
     return ask_tlc(MODULE, tla_module(declared), tla_configuration(declared, symmetry=symmetry))
 
 

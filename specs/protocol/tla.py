@@ -13,12 +13,12 @@ from kvsm.checker.protocol.terms import (
     And,
     Assign,
     Claim,
+    Declaration,
     Domain,
     Forget,
     Labels,
     OneOf,
     Param,
-    Protocol,
     Truth,
     UpTo,
     Variable,
@@ -42,42 +42,42 @@ MODULE = "Offload"
 RULE = "-" * 77
 
 
-def tla_module(protocol: Protocol) -> str:
+def tla_module(declared: Declaration) -> str:
     """The whole text of the module. What it is checked with stands in `tla_configuration`."""
     sections = [
-        _header(protocol),
-        _constants(protocol),
-        *(_machine(words) for words in words_in(protocol)),
-        _state(protocol),
-        _forgetting(protocol.forgets),
-        *(_action(action) for action in protocol.actions),
-        _behaviour(protocol),
-        *(_claim(claim) for claim in protocol.always),
-        _winding_down(protocol),
-        *(_sometimes(claim) for claim in protocol.sometimes),
+        _header(declared),
+        _constants(declared),
+        *(_machine(words) for words in words_in(declared)),
+        _state(declared),
+        _forgetting(declared.forgets),
+        *(_action(action) for action in declared.actions),
+        _behaviour(declared),
+        *(_claim(claim) for claim in declared.always),
+        _winding_down(declared),
+        *(_sometimes(claim) for claim in declared.sometimes),
         ["=" * 77],
     ]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
 
-def tla_configuration(protocol: Protocol, *, symmetry: bool = False) -> str:
+def tla_configuration(declared: Declaration, *, symmetry: bool = False) -> str:
     """What TLC is told beside the module: the members of the sets, and what to check.
 
     symmetry: states that differ by a renaming of members are one. TLC must not look at steps then, so that
     it leaves out that winding down gets nearer to rest.
     """
     lines = ["SPECIFICATION Spec", "CONSTANTS", "    None = None"]
-    for members in protocol.index_sets:
+    for members in declared.index_sets:
         names = (f"{members.name[0]}{number}" for number in range(1, members.size + 1))
         lines.append(f"    {set_name(members)} = {{{', '.join(names)}}}")
-    lines += ["INVARIANTS", "    TypeOK", *[f"    {claim.id}" for claim in protocol.always], "    S9"]
+    lines += ["INVARIANTS", "    TypeOK", *[f"    {claim.id}" for claim in declared.always], "    S9"]
     lines += ["SYMMETRY Symmetry"] if symmetry else ["PROPERTY S9_NearerToRest"]
     return "\n".join(lines) + "\n"
 
 
-def _header(protocol: Protocol) -> list[str]:
+def _header(declared: Declaration) -> list[str]:
     text = (
-        f"The {protocol.name}. Within these bounds: {protocol.bounds}.\n"
+        f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
         "Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of "
         "them. Kernels and copies run on each worker at its own pace, after they were queued: a copy starts, "
@@ -88,7 +88,7 @@ def _header(protocol: Protocol) -> list[str]:
         "An action happens at once. What nobody can read any more is forgotten after it (Forgetting), so "
         "that states do not differ by it.\n"
         "\n"
-        "Not modelled:\n" + "\n".join(f"- {note}" for note in protocol.notes) + "\n\n"
+        "Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n\n"
         "Written by kvsm from its own declaration and its own tables; not to be edited."
     )
     return [
@@ -99,8 +99,8 @@ def _header(protocol: Protocol) -> list[str]:
     ]
 
 
-def _constants(protocol: Protocol) -> list[str]:
-    names = [set_name(members) for members in protocol.index_sets]
+def _constants(declared: Declaration) -> list[str]:
+    names = [set_name(members) for members in declared.index_sets]
     first, *others = (f"Permutations({name})" for name in names)
     return [
         f"CONSTANTS {', '.join(names)}  \\* Members are interchangeable.",
@@ -154,13 +154,13 @@ def _case(row: TableRow) -> list[str]:
     return [f"\\* {row.why}", condition, f"    -> {after}"]
 
 
-def _state(protocol: Protocol) -> list[str]:
+def _state(declared: Declaration) -> list[str]:
     """The variable, its type and its value at first."""
     types = [
         [*comment("\\*", variable.says), f"{variable.name} : {_type_of(variable)}"]
-        for variable in protocol.variables
+        for variable in declared.variables
     ]
-    values = [[f"{variable.name} |-> {_initial_of(variable)}"] for variable in protocol.variables]
+    values = [[f"{variable.name} |-> {_initial_of(variable)}"] for variable in declared.variables]
     return [
         RULE,
         "VARIABLE now  \\* The state.",
@@ -264,13 +264,13 @@ def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
     )
 
 
-def _behaviour(protocol: Protocol) -> list[str]:
+def _behaviour(declared: Declaration) -> list[str]:
     return [
         RULE,
-        *_any_of("Next", "Everything that may happen.", protocol.actions),
+        *_any_of("Next", "Everything that may happen.", declared.actions),
         "",
         *_any_of(
-            "Drain", "What brings things to their end.", [one for one in protocol.actions if one.drains]
+            "Drain", "What brings things to their end.", [one for one in declared.actions if one.drains]
         ),
         "",
         "Spec == Init /\\ [][Next]_now",
@@ -302,16 +302,16 @@ def _sometimes(claim: Claim) -> list[str]:
     ]
 
 
-def _winding_down(protocol: Protocol) -> list[str]:
+def _winding_down(declared: Declaration) -> list[str]:
     speaker = TlaSpeaker("now")
     return [
         *comment("\\*", "All is wound down."),
         "Rest ==",
-        *indented(speaker.lines(protocol.rest), 4),
+        *indented(speaker.lines(declared.rest), 4),
         "",
         *comment("\\*", "How many draining actions are left to take, at most."),
         "Rank ==",
-        *indented(speaker.lines(protocol.rank), 4),
+        *indented(speaker.lines(declared.rank), 4),
         "",
         *comment(
             "\\*",

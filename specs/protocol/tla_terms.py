@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from kvsm.checker.protocol.terms import (
     Add,
+    After,
     And,
     Const,
     CounterOf,
@@ -26,7 +27,6 @@ from kvsm.checker.protocol.terms import (
     Or,
     Param,
     Read,
-    Step,
     Term,
     Total,
     Truth,
@@ -109,7 +109,7 @@ class TlaSpeaker:
                 return [*first, *bulleted("+", others)]
             case Total(param, body):
                 return self._total_lines(param, body, width)
-            case Step(trigger, word):
+            case After(trigger, word):
                 begin = f'{machine_name(words_of(word))}Step("{trigger.name}",'
                 lines = self.lines(word, width - 2)
                 return [begin, *indented([*lines[:-1], f"{lines[-1]})"])]
@@ -155,7 +155,7 @@ class TlaSpeaker:
             case Total(param, body):
                 begin, end = self._total(param, body)
                 return f"{begin} {self.flat(body)}{end}"
-            case Step(trigger, word):
+            case After(trigger, word):
                 return f'{machine_name(words_of(word))}Step("{trigger.name}", {self.flat(word)})'
             case CounterOf(word, counter):
                 return f"{self.operand(word)}.{counter}"
@@ -167,7 +167,7 @@ class TlaSpeaker:
     def operand(self, term: Term) -> str:
         """In parentheses unless it is one thing."""
         said = self.flat(term)
-        closed = isinstance(term, Const | Param | Read | Step | Total | CounterOf)
+        closed = isinstance(term, Const | Param | Read | After | Total | CounterOf)
         return said if closed else f"({said})"
 
     def _joined(self, term: Term) -> str:

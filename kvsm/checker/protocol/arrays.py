@@ -9,33 +9,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.checker.protocol.layout import Binding, Instance, Layout, assignments
-from kvsm.checker.protocol.nodes import Batch, Columns, Fixed, Node, Nodes, Values
-from kvsm.checker.protocol.terms import TRUE, If, Not, Step, Term, Words, words_of
+from kvsm.checker.protocol.layout import ActionInstance, Binding, CellLayout, assignments
+from kvsm.checker.protocol.nodes import ArrayNode, Columns, FixedNode, NodeFactory, StateBatch, Values
+from kvsm.checker.protocol.terms import TRUE, After, If, Not, Term, Words, words_of
 
 Taken = dict[tuple[Words, int], NDArray[np.bool_]]
 """By words and trigger: the words from which the step was taken."""
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _StepTaken:
     """A step that an effect takes where `when` holds."""
 
     words: Words
     trigger: int
-    word: Node
-    when: Node
+    word: ArrayNode
+    when: ArrayNode
 
 
 @dataclass(frozen=True)
-class _Move:
+class _CompiledAction:
     """An action instance, compiled. forgets: those that its effects may give reason to, in order."""
 
-    instance: Instance
-    guard: Node
-    assigns: tuple[tuple[int, Node], ...]
-    steps: tuple[_Taken, ...]
-    forgets: tuple[tuple[int, Node, int], ...]
+    instance: ActionInstance
+    guard: ArrayNode
+    assigns: tuple[tuple[int, ArrayNode], ...]
+    steps: tuple[_StepTaken, ...]
+    forgets: tuple[tuple[int, ArrayNode, int], ...]
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Successors:
 class Transitions:
     """All actions of a protocol on columns."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CellLayout) -> None:
         self.layout = layout
-        self.nodes = Nodes(layout)
+        self.nodes = NodeFactory(layout)
         self._forgets = [
             (layout.place_of(forget.cell, binding), self.nodes.of(forget.when, binding), forget)
             for forget, binding in layout.forgets
@@ -70,7 +70,7 @@ class Transitions:
 
     def after(self, columns: Columns) -> Successors:
         """Every state that follows on one of these, by instance."""
-        batch, taken = Batch(columns), Taken()
+        batch, taken = StateBatch(columns), Taken()
         chosen = [np.flatnonzero(move.guard.of(batch)) for move in self.moves]
         bounds = [0, *np.cumsum([len(one) for one in chosen]).tolist()]
         sources = np.concatenate(chosen)
@@ -82,26 +82,26 @@ class Transitions:
             np.minimum(after[place], illegal, out=after[place])
         return Successors(after, sources, bounds, taken)
 
-    def _apply(self, move: _Move, columns: Columns, taken: Taken) -> None:
+    def _apply(self, move: _CompiledAction, columns: Columns, taken: Taken) -> None:
         """Let an action happen in all these states."""
-        batch = Batch(columns)
+        batch = StateBatch(columns)
         for step in move.steps:
             words, key = step.word.of(batch), (step.words, step.trigger)
-            if not isinstance(step.when, Fixed):
+            if not isinstance(step.when, FixedNode):
                 words = words[step.when.of(batch)]
             met = np.bincount(words, minlength=len(step.words.words)) > 0
             taken[key] = met | taken[key] if key in taken else met
         written: list[tuple[int, Values]] = [(place, node.of(batch).copy()) for place, node in move.assigns]
         for place, values in written:
             columns[place] = values
-        batch = Batch(columns)
+        batch = StateBatch(columns)
         for place, when, initial in move.forgets:
             forgotten = when.of(batch)
             if forgotten.any():
                 columns[place][forgotten.astype(np.bool_)] = initial
-                batch = Batch(columns)
+                batch = StateBatch(columns)
 
-    def _compiled(self, instance: Instance) -> _Move:
+    def _compiled(self, instance: ActionInstance) -> _CompiledAction:
         layout, nodes = self.layout, self.nodes
         assigned = assignments(instance.action.effects, instance.binding)
         assigns = tuple(
@@ -115,30 +115,30 @@ class Transitions:
             if not _never(nodes.of(when, binding))
         )
         touched = {place for place, _ in assigns}
-        forgets: list[tuple[int, Node, int]] = []
+        forgets: list[tuple[int, ArrayNode, int]] = []
         for place, when, forget in self._forgets:
             # Else neither the condition nor the cell has changed since it was applied last.
             if place in touched or not touched.isdisjoint(when.columns):
                 touched.add(place)
                 forgets.append((place, when, forget.cell.variable.domain.initial))
         guard = nodes.of(instance.action.guard, instance.binding)
-        return _Move(instance, guard, assigns, steps, tuple(forgets))
+        return _CompiledAction(instance, guard, assigns, steps, tuple(forgets))
 
-    def _taken(self, step: Step, when: Term, binding: Binding) -> _Taken:
+    def _taken(self, step: After, when: Term, binding: Binding) -> _StepTaken:
         nodes = self.nodes
-        return _Taken(
+        return _StepTaken(
             words_of(step.word), step.trigger, nodes.of(step.word, binding), nodes.of(when, binding)
         )
 
 
-def _never(when: Node) -> bool:
-    return isinstance(when, Fixed) and not when.value
+def _never(when: ArrayNode) -> bool:
+    return isinstance(when, FixedNode) and not when.value
 
 
-def _steps(term: Term, when: Term) -> Iterator[tuple[Step, Term]]:
+def _steps(term: Term, when: Term) -> Iterator[tuple[After, Term]]:
     """The steps that a value takes, and when it takes them."""
     match term:
-        case Step(_, word):
+        case After(_, word):
             yield term, when
             yield from _steps(word, when)
         case If(condition, then, otherwise):

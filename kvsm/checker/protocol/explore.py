@@ -25,15 +25,14 @@ from kvsm.checker.coverage import Edge, edge_of
 from kvsm.checker.explorer import Progress
 from kvsm.checker.model import Exploration, Refutation, Verdict
 from kvsm.checker.protocol.arrays import Successors, Taken, Transitions, columns_of, rows_of
-from kvsm.checker.protocol.layout import Layout
-from kvsm.checker.protocol.nodes import Batch, Columns, Node
-from kvsm.checker.protocol.packing import Packed, Packing
-from kvsm.checker.protocol.parts import Scope
+from kvsm.checker.protocol.layout import CellLayout
+from kvsm.checker.protocol.nodes import ArrayNode, Columns, StateBatch
+from kvsm.checker.protocol.offload import Variant, offload_protocol
+from kvsm.checker.protocol.packed import Packed, Packing, Visited, distinct
 from kvsm.checker.protocol.plain import Move, ProtocolModel, State
-from kvsm.checker.protocol.protocol import Variant, protocol
+from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.symmetry import Symmetry
-from kvsm.checker.protocol.terms import Claim, Protocol
-from kvsm.checker.protocol.visited import Visited, distinct
+from kvsm.checker.protocol.terms import Claim, Declaration
 from kvsm.worlds.world import Finding
 
 CHUNK = 1 << 15
@@ -51,12 +50,12 @@ class _Expanded(NamedTuple):
     broken: tuple[Claim | Finding, int] | None = None
 
 
-class _LimitReached(Exception):
+class _SearchEnds(Exception):
     """Ends a search that is not over."""
 
 
 def explore_protocol(
-    scope: Scope,
+    scope: ProtocolScope,
     *,
     variant: Variant | None = None,
     symmetry: bool = True,
@@ -67,7 +66,7 @@ def explore_protocol(
 ) -> Exploration:
     """Explore the offload protocol, or a broken variant of it, within a scope; see `explore`."""
     return explore(
-        protocol(scope, variant),
+        offload_protocol(scope, variant),
         symmetry=symmetry,
         jobs=jobs,
         max_states=max_states,
@@ -77,7 +76,7 @@ def explore_protocol(
 
 
 def explore(
-    declared: Protocol,
+    declared: Declaration,
     *,
     symmetry: bool = True,
     jobs: int = 1,
@@ -91,25 +90,25 @@ def explore(
     other. A limit that is reached, or Ctrl-C, leaves the verdict undetermined. progress: called after
     each chunk of states.
     """
-    search = _Search(declared, symmetry, max_states, max_seconds, progress)
+    search = _ProtocolSearch(declared, symmetry, max_states, max_seconds, progress)
     with ThreadPoolExecutor(jobs) as threads:
         search.run(threads.map if jobs > 1 else map)
     return search.exploration()
 
 
-class _Search:
+class _ProtocolSearch:
     """All that is known so far: the levels, and what was met in them."""
 
     def __init__(
         self,
-        declared: Protocol,
+        declared: Declaration,
         symmetry: bool,
         max_states: int | None,
         max_seconds: float | None,
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self._model, self._declared = ProtocolModel(declared), declared
-        self._layout = Layout(declared)
+        self._layout = CellLayout(declared)
         self._transitions = Transitions(self._layout)
         self._packing = Packing([cell.variable.domain.size for cell in self._layout.cells])
         self._symmetry = Symmetry(self._layout) if symmetry else None
@@ -133,7 +132,7 @@ class _Search:
         try:
             while self._refutation is None and self._levels[-1].shape[1]:
                 self._next_level(over)
-        except _LimitReached as limit:
+        except _SearchEnds as limit:
             self._limit = str(limit)
         except KeyboardInterrupt:
             self._limit = "an interrupt"
@@ -195,13 +194,13 @@ class _Search:
             depth = len(self._levels) - 1
             self._report(Progress(states, self._actions.total(), depth, queue, seconds))
         if self._max_states is not None and states >= self._max_states:
-            raise _LimitReached(f"{self._max_states:,} states")
+            raise _SearchEnds(f"{self._max_states:,} states")
         if self._max_seconds is not None and seconds >= self._max_seconds:
-            raise _LimitReached(f"{self._max_seconds:,g} seconds")
+            raise _SearchEnds(f"{self._max_seconds:,g} seconds")
 
     def _expand(self, chunk: Packed) -> _Expanded:
         columns = self._packing.unpack(chunk)
-        batch = Batch(columns)
+        batch = StateBatch(columns)
         for claim, node in self._always:
             place = _first_without(node, batch)
             if place >= 0:
@@ -227,13 +226,13 @@ class _Search:
             self._symmetry.rename(columns)
         return self._packing.pack(columns)
 
-    def _stuck(self, batch: Batch, successors: Successors) -> tuple[Finding, int] | None:
+    def _stuck(self, batch: StateBatch, successors: Successors) -> tuple[Finding, int] | None:
         """The first state that cannot be wound down, with what is in the way."""
         moves, bounds, sources = self._transitions.moves, successors.bounds, successors.sources
         draining = np.zeros(len(sources), dtype=np.bool_)
         for number, move in enumerate(moves):
             draining[bounds[number] : bounds[number + 1]] = move.instance.action.drains
-        before, after = self._rank.of(batch)[sources], self._rank.of(Batch(successors.columns))
+        before, after = self._rank.of(batch)[sources], self._rank.of(StateBatch(successors.columns))
         useless = np.flatnonzero(draining & (after >= before))
         if len(useless):
             move = moves[int(np.searchsorted(bounds, useless[0], side="right")) - 1]
@@ -278,7 +277,7 @@ def _equal(states: Packed, wanted: Packed) -> NDArray[np.bool_]:
     return same
 
 
-def _first_without(node: Node, batch: Batch) -> int:
+def _first_without(node: ArrayNode, batch: StateBatch) -> int:
     """The first state in which a truth does not hold; -1 if it holds in all."""
     holds = node.of(batch)
     return -1 if holds.all() else int(np.argmin(holds))

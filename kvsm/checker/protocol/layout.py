@@ -12,11 +12,11 @@ from itertools import product
 from kvsm.checker.protocol.terms import (
     Action,
     Assign,
+    Declaration,
     Each,
     Effect,
     Forget,
     Param,
-    Protocol,
     Read,
     Term,
     Variable,
@@ -41,7 +41,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Instance:
+class ActionInstance:
     """An action with its parameters given."""
 
     action: Action
@@ -57,26 +57,26 @@ class Instance:
         return (self.action.name, *self.values)
 
 
-class Layout:
+class CellLayout:
     """The cells of a protocol, its actions' instances, and its forgets' ones."""
 
-    def __init__(self, protocol: Protocol) -> None:
-        self.protocol = protocol
+    def __init__(self, declared: Declaration) -> None:
+        self.declared = declared
         self.cells = tuple(
             Cell(variable, indices)
-            for variable in protocol.variables
+            for variable in declared.variables
             for indices in product(*(range(one.size) for one in variable.indices))
         )
         self._places = {(cell.variable.name, cell.indices): place for place, cell in enumerate(self.cells)}
         self.initial = tuple(cell.variable.domain.initial for cell in self.cells)
         self.instances = tuple(
-            Instance(action, values)
-            for action in protocol.actions
+            ActionInstance(action, values)
+            for action in declared.actions
             for values in product(*(range(param.members.size) for param in action.params))
         )
         self.forgets: tuple[tuple[Forget, Binding], ...] = tuple(
             (forget, dict(zip(forget.params, values)))
-            for forget in protocol.forgets
+            for forget in declared.forgets
             for values in product(*(range(param.members.size) for param in forget.params))
         )
 

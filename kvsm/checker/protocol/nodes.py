@@ -1,8 +1,8 @@
 """Terms made ready for numpy: quantifiers written out, parameters given, tables folded, equal parts shared.
 
-What is left of a term is a node that works on columns: arrays with one entry for each of many states. All
-that depends on one column alone, however long the chain of steps, states and comparisons, has become one
-table of its values (`Lookup`); where that table says only yes and no, it is evaluated as a few comparisons.
+What is left of a term is a node that works on columns: arrays with one entry for each of many states. A chain
+of steps and comparisons that depends on one column becomes one table of that column's values (`TableNode`). A
+table of truth values is evaluated as a few comparisons.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.checker.protocol.layout import Binding, Layout
+from kvsm.checker.protocol.layout import Binding, CellLayout
 from kvsm.checker.protocol.terms import (
     Add,
+    After,
     And,
     Const,
     CounterOf,
@@ -30,7 +31,6 @@ from kvsm.checker.protocol.terms import (
     Or,
     Param,
     Read,
-    Step,
     Term,
     Total,
     Words,
@@ -47,18 +47,18 @@ Values = NDArray[Any]
 """One entry for each state: bool of a truth value, else uint8."""
 
 
-class Batch:
+class StateBatch:
     """Columns of some states, and what was computed of them so far."""
 
     __slots__ = ("columns", "known")
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self.known: dict[Node, Values] = {}
+        self.known: dict[ArrayNode, Values] = {}
 
 
-class Node:
-    """A term with its parameters given. Equal nodes of one `Nodes` are one object."""
+class ArrayNode:
+    """A term with its parameters given. Equal nodes of one `NodeFactory` are one object."""
 
     __slots__ = ("columns", "limit", "truth")
 
@@ -71,17 +71,17 @@ class Node:
                 "smaller bounds"
             )
 
-    def of(self, batch: Batch) -> Values:
+    def of(self, batch: StateBatch) -> Values:
         known = batch.known.get(self)
         if known is None:
             known = batch.known[self] = self._compute(batch)
         return known
 
-    def _compute(self, batch: Batch) -> Values:
+    def _compute(self, batch: StateBatch) -> Values:
         raise NotImplementedError
 
 
-class Fixed(Node):
+class FixedNode(ArrayNode):
     """A constant."""
 
     __slots__ = ("value",)
@@ -90,11 +90,11 @@ class Fixed(Node):
         super().__init__(frozenset(), value, False)
         self.value = value
 
-    def _compute(self, batch: Batch) -> Values:
+    def _compute(self, batch: StateBatch) -> Values:
         return np.broadcast_to(np.uint8(self.value), batch.columns.shape[1])
 
 
-class Lookup(Node):
+class TableNode(ArrayNode):
     """What a table says of one column."""
 
     __slots__ = ("_runs", "_table", "column", "same", "table")
@@ -106,7 +106,7 @@ class Lookup(Node):
         self._table = np.array(table, dtype=np.uint8)
         self._runs = runs_of(table)
 
-    def _compute(self, batch: Batch) -> Values:
+    def _compute(self, batch: StateBatch) -> Values:
         column: Columns = batch.columns[self.column]
         if self.same:
             return column
@@ -140,18 +140,23 @@ def runs_of(table: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-class Operation(Node):
+class OperationNode(ArrayNode):
     """Something computed of other nodes, by a numpy function of as many arrays."""
 
     __slots__ = ("function", "name", "parts")
 
     def __init__(
-        self, name: str, function: Callable[..., Values], parts: tuple[Node, ...], limit: int, truth: bool
+        self,
+        name: str,
+        function: Callable[..., Values],
+        parts: tuple[ArrayNode, ...],
+        limit: int,
+        truth: bool,
     ) -> None:
         super().__init__(frozenset().union(*(part.columns for part in parts)), limit, truth)
         self.name, self.function, self.parts = name, function, parts
 
-    def _compute(self, batch: Batch) -> Values:
+    def _compute(self, batch: StateBatch) -> Values:
         return self.function(*(part.of(batch) for part in self.parts))
 
 
@@ -180,19 +185,19 @@ def _chosen(condition: Values, then: Values, otherwise: Values) -> Values:
     return np.where(condition, then, otherwise)
 
 
-class Nodes:
+class NodeFactory:
     """Makes nodes of terms, each one once."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CellLayout) -> None:
         self._layout = layout
-        self._made: dict[tuple[Any, ...], Node] = {}
+        self._made: dict[tuple[Any, ...], ArrayNode] = {}
 
-    def of(self, term: Term, binding: Binding) -> Node:
+    def of(self, term: Term, binding: Binding) -> ArrayNode:
         match term:
             case Const(_, value):
-                return Fixed(value)
+                return FixedNode(value)
             case Param():
-                return Fixed(binding[term])
+                return FixedNode(binding[term])
             case Read():
                 domain = domain_of(term)
                 room = len(domain.words) if isinstance(domain, Words) else domain.size
@@ -213,7 +218,7 @@ class Nodes:
                 return self._sum(self.of(one, binding) for one in terms)
         return self._of_several(term, binding)
 
-    def _of_several(self, term: Term, binding: Binding) -> Node:
+    def _of_several(self, term: Term, binding: Binding) -> ArrayNode:
         match term:
             case If(condition, then, otherwise):
                 return self._if(*(self.of(one, binding) for one in (condition, then, otherwise)))
@@ -223,14 +228,14 @@ class Nodes:
                 return self._compared("less", np.less, self.of(left, binding), self.of(right, binding))
             case Minus(left, right):
                 less = self.of(right, binding)
-                if not isinstance(less, Fixed):
+                if not isinstance(less, FixedNode):
                     raise TypeError(f"{right} is no constant: what is taken away must be one")
                 return self._mapped(self.of(left, binding), lambda value: max(value - less.value, 0))
         return self._of_word(term, binding)
 
-    def _of_word(self, term: Term, binding: Binding) -> Node:
+    def _of_word(self, term: Term, binding: Binding) -> ArrayNode:
         match term:
-            case Step(trigger, word):
+            case After(trigger, word):
                 following = words_of(word).next[trigger]
                 return self._mapped(self.of(word, binding), lambda value: following[value])
             case InState(word, states):
@@ -244,80 +249,80 @@ class Nodes:
                 return self._mapped(self.of(word, binding), lambda value: counts[value])
         raise TypeError(f"{term} is no term")
 
-    def _over(self, param: Param, body: Term, binding: Binding) -> list[Node]:
+    def _over(self, param: Param, body: Term, binding: Binding) -> list[ArrayNode]:
         return [self.of(body, {**binding, param: member}) for member in range(param.members.size)]
 
-    def _lookup(self, column: int, table: Iterable[int], truth: bool) -> Node:
+    def _lookup(self, column: int, table: Iterable[int], truth: bool) -> ArrayNode:
         values = tuple(map(int, table))
         if len(set(values)) == 1:
-            return Fixed(values[0])
-        return self._once(("lookup", column, values, truth), lambda: Lookup(column, values, truth))
+            return FixedNode(values[0])
+        return self._once(("lookup", column, values, truth), lambda: TableNode(column, values, truth))
 
-    def _once(self, key: tuple[Any, ...], make: Callable[[], Node]) -> Node:
+    def _once(self, key: tuple[Any, ...], make: Callable[[], ArrayNode]) -> ArrayNode:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def _operation(
-        self, name: str, function: Callable[..., Values], parts: Sequence[Node], limit: int, truth: bool
-    ) -> Node:
-        key = (name, *(part.value if isinstance(part, Fixed) else part for part in parts))
-        return self._once(key, lambda: Operation(name, function, tuple(parts), limit, truth))
+        self, name: str, function: Callable[..., Values], parts: Sequence[ArrayNode], limit: int, truth: bool
+    ) -> ArrayNode:
+        key = (name, *(part.value if isinstance(part, FixedNode) else part for part in parts))
+        return self._once(key, lambda: OperationNode(name, function, tuple(parts), limit, truth))
 
-    def _mapped(self, node: Node, function: Callable[[int], int], truth: bool = False) -> Node:
+    def _mapped(self, node: ArrayNode, function: Callable[[int], int], truth: bool = False) -> ArrayNode:
         """A function of one node's value."""
-        if isinstance(node, Fixed):
-            return Fixed(int(function(node.value)))
-        if isinstance(node, Lookup):
+        if isinstance(node, FixedNode):
+            return FixedNode(int(function(node.value)))
+        if isinstance(node, TableNode):
             return self._lookup(node.column, map(function, node.table), truth)
         table = tuple(int(function(value)) for value in range(node.limit + 1))
         array = np.array(table, dtype=np.bool_ if truth else np.uint8)
         key = f"table {table} {truth}"
         return self._operation(key, lambda values: array[values.view(np.uint8)], (node,), max(table), truth)
 
-    def _truth(self, node: Node) -> Node:
-        return node if node.truth or isinstance(node, Fixed) else self._mapped(node, bool, truth=True)
+    def _truth(self, node: ArrayNode) -> ArrayNode:
+        return node if node.truth or isinstance(node, FixedNode) else self._mapped(node, bool, truth=True)
 
-    def _not(self, node: Node) -> Node:
-        if isinstance(node, Fixed | Lookup):
+    def _not(self, node: ArrayNode) -> ArrayNode:
+        if isinstance(node, FixedNode | TableNode):
             return self._mapped(node, lambda value: not value, truth=True)
         return self._operation("not", np.logical_not, (self._truth(node),), 1, truth=True)
 
-    def _joined(self, name: str, nodes: Iterable[Node], ends_it: bool) -> Node:
+    def _joined(self, name: str, nodes: Iterable[ArrayNode], ends_it: bool) -> ArrayNode:
         """And, where a no ends it; or, where a yes does."""
-        parts: dict[Node, None] = {}
+        parts: dict[ArrayNode, None] = {}
         for node in map(self._truth, nodes):
-            if isinstance(node, Operation) and node.name == name:
+            if isinstance(node, OperationNode) and node.name == name:
                 parts.update(dict.fromkeys(node.parts))
-            elif not isinstance(node, Fixed):
+            elif not isinstance(node, FixedNode):
                 parts[node] = None
             elif bool(node.value) == ends_it:
-                return Fixed(int(ends_it))
+                return FixedNode(int(ends_it))
         if not parts:
-            return Fixed(int(not ends_it))
+            return FixedNode(int(not ends_it))
         if len(parts) == 1:
             return next(iter(parts))
         return self._operation(name, _some if ends_it else _every, tuple(parts), 1, truth=True)
 
-    def _every(self, nodes: Iterable[Node]) -> Node:
+    def _every(self, nodes: Iterable[ArrayNode]) -> ArrayNode:
         return self._joined("every", nodes, False)
 
-    def _some(self, nodes: Iterable[Node]) -> Node:
+    def _some(self, nodes: Iterable[ArrayNode]) -> ArrayNode:
         return self._joined("some", nodes, True)
 
-    def _sum(self, nodes: Iterable[Node]) -> Node:
+    def _sum(self, nodes: Iterable[ArrayNode]) -> ArrayNode:
         parts = list(nodes)
-        constant = sum(node.value for node in parts if isinstance(node, Fixed))
-        parts = [node for node in parts if not isinstance(node, Fixed)]
+        constant = sum(node.value for node in parts if isinstance(node, FixedNode))
+        parts = [node for node in parts if not isinstance(node, FixedNode)]
         if not parts:
-            return Fixed(constant)
+            return FixedNode(constant)
         total = parts[0]
         if len(parts) > 1:
             total = self._operation("sum", _sum, parts, sum(node.limit for node in parts), truth=False)
         return self._mapped(total, lambda value: value + constant) if constant or total.truth else total
 
-    def _if(self, condition: Node, then: Node, otherwise: Node) -> Node:
-        if isinstance(condition, Fixed):
+    def _if(self, condition: ArrayNode, then: ArrayNode, otherwise: ArrayNode) -> ArrayNode:
+        if isinstance(condition, FixedNode):
             return then if condition.value else otherwise
         if then.truth or otherwise.truth:
             both = self._every((condition, then)), self._every((self._not(condition), otherwise))
@@ -327,11 +332,13 @@ class Nodes:
         limit = max(then.limit, otherwise.limit)
         return self._operation("if", _chosen, (self._truth(condition), then, otherwise), limit, truth=False)
 
-    def _compared(self, name: str, function: Callable[..., Values], left: Node, right: Node) -> Node:
-        if isinstance(right, Fixed):
+    def _compared(
+        self, name: str, function: Callable[..., Values], left: ArrayNode, right: ArrayNode
+    ) -> ArrayNode:
+        if isinstance(right, FixedNode):
             value = right.value
             return self._mapped(left, lambda one: bool(function(one, value)), truth=True)
-        if isinstance(left, Fixed):
+        if isinstance(left, FixedNode):
             value = left.value
             return self._mapped(right, lambda one: bool(function(value, one)), truth=True)
         return self._operation(name, function, (left, right), 1, truth=True)

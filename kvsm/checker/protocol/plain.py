@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvsm.checker.model import Kind, Property
-from kvsm.checker.protocol.layout import Binding, Cell, Instance, Layout, assignments
+from kvsm.checker.protocol.layout import ActionInstance, Binding, Cell, CellLayout, assignments
 from kvsm.checker.protocol.terms import (
     Add,
+    After,
     And,
     Claim,
     Const,
     CounterOf,
+    Declaration,
     Equal,
     Exists,
     ForAll,
@@ -26,9 +28,7 @@ from kvsm.checker.protocol.terms import (
     Not,
     Or,
     Param,
-    Protocol,
     Read,
-    Step,
     Term,
     Total,
     Words,
@@ -40,7 +40,7 @@ State = tuple[int, ...]
 Move = tuple[str | int, ...]
 
 
-def evaluate(term: Term, layout: Layout, state: Sequence[int], binding: Binding) -> int:
+def evaluate(term: Term, layout: CellLayout, state: Sequence[int], binding: Binding) -> int:
     """The value of a term in a state."""
 
     def value(one: Term) -> int:
@@ -84,7 +84,7 @@ def evaluate(term: Term, layout: Layout, state: Sequence[int], binding: Binding)
 
 def _of_word(term: Term, value: Callable[[Term], int]) -> int:
     match term:
-        case Step(trigger, word):
+        case After(trigger, word):
             return words_of(word).next[trigger][value(word)]
         case InState(word, states):
             found = words_of(word).words[value(word)]
@@ -97,7 +97,7 @@ def _of_word(term: Term, value: Callable[[Term], int]) -> int:
     raise TypeError(f"{term} is no term")
 
 
-def _seen_in(term: Term, layout: Layout, state: Sequence[int], binding: Binding) -> list[int]:
+def _seen_in(term: Term, layout: CellLayout, state: Sequence[int], binding: Binding) -> list[int]:
     """Where a term that does not hold reads: in the first of its parts that does not."""
     match term:
         case And(terms):
@@ -110,7 +110,7 @@ def _seen_in(term: Term, layout: Layout, state: Sequence[int], binding: Binding)
     return list(dict.fromkeys(_read_by(term, layout, binding)))
 
 
-def _read_by(term: Term, layout: Layout, binding: Binding) -> Iterator[int]:
+def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
     match term:
         case Read():
             yield layout.place_of(term, binding)
@@ -126,7 +126,7 @@ def _read_by(term: Term, layout: Layout, binding: Binding) -> Iterator[int]:
         case If(condition, then, otherwise):
             for one in (condition, then, otherwise):
                 yield from _read_by(one, layout, binding)
-        case Not(inner) | Step(_, inner) | InState(inner, _) | CounterOf(inner, _):
+        case Not(inner) | After(_, inner) | InState(inner, _) | CounterOf(inner, _):
             yield from _read_by(inner, layout, binding)
 
 
@@ -139,14 +139,14 @@ def _kept(cell: Cell, value: int) -> int:
 class ProtocolModel:
     """A protocol as a `Model`: states are tuples, one value for each cell."""
 
-    def __init__(self, protocol: Protocol) -> None:
-        self.protocol = protocol
-        self.layout = Layout(protocol)
-        self.name, self.bounds = protocol.name, protocol.bounds
+    def __init__(self, declared: Declaration) -> None:
+        self.declared = declared
+        self.layout = CellLayout(declared)
+        self.name, self.bounds = declared.name, declared.bounds
         self.properties: tuple[Property[State], ...] = (
-            *(self._property(Kind.ALWAYS, claim) for claim in protocol.always),
-            *(self._property(Kind.SOMETIMES, claim) for claim in protocol.sometimes),
-            self._property(Kind.EVENTUALLY, Claim("S9", "Winding down leads to rest.", protocol.rest)),
+            *(self._property(Kind.ALWAYS, claim) for claim in declared.always),
+            *(self._property(Kind.SOMETIMES, claim) for claim in declared.sometimes),
+            self._property(Kind.EVENTUALLY, Claim("S9", "Winding down leads to rest.", declared.rest)),
         )
         self._instances = {instance.move: instance for instance in self.layout.instances}
 
@@ -194,7 +194,7 @@ class ProtocolModel:
         seen = ", ".join(f"{cell} is {value}" for cell, value in zip(cells, values))
         return Finding(claim.id, f"{claim.says} But {seen}")
 
-    def _may(self, instance: Instance, state: State) -> bool:
+    def _may(self, instance: ActionInstance, state: State) -> bool:
         return bool(evaluate(instance.action.guard, self.layout, state, instance.binding))
 
     def _property(self, kind: Kind, claim: Claim) -> Property[State]:

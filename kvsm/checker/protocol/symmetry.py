@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.checker.protocol.layout import Layout
+from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import Columns
 from kvsm.checker.protocol.terms import IndexSet, OneOf
 
@@ -45,9 +45,9 @@ def _stirred(colour: Colour, salt: int = 0) -> Colour:
 class Symmetry:
     """The renaming of one layout's states."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CellLayout) -> None:
         self._cells = layout.cells
-        variables, sets = layout.protocol.variables, layout.protocol.index_sets
+        variables, sets = layout.declared.variables, layout.declared.index_sets
         leading = {variable.indices[0] for variable in variables}
         following = {one for variable in variables for one in variable.indices[1:]}
         self._outer = [one for one in sets if one in leading]

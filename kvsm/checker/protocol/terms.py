@@ -8,7 +8,7 @@ An action happens at once: its effects read the state before it, all of them. Th
 `Forget`s are applied, one after the other: what nobody can read any more is put back to its initial value,
 so that states do not differ by it.
 
-Steps of blocks, transfers and leases are not said here. `Step` takes them from the machine's own table
+Steps of blocks, transfers and leases are not said here. `After` takes them from the machine's own table
 (`kvsm.states`), and a step that the table refuses gives the word ILLEGAL, which a property forbids.
 """
 
@@ -334,7 +334,7 @@ class Total(Term):
 
 
 @dataclass(frozen=True)
-class Step(Term):
+class After(Term):
     """The word that follows on a trigger, by the machine's table; ILLEGAL if it has none."""
 
     trigger: IntEnum
@@ -375,7 +375,7 @@ def domain_of(term: Term) -> Domain:
     """What a term that is not a parameter may be."""
     if isinstance(term, Read):
         return term.variable.domain
-    if isinstance(term, Step):
+    if isinstance(term, After):
         return domain_of(term.word)
     if isinstance(term, If):
         return domain_of(term.then)
@@ -453,7 +453,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Declaration:
     """A whole declaration.
 
     rest: when all is wound down. rank: a count that every draining action makes smaller; and where not all

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-from msgspec.structs import asdict
-
+from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import (
     ForAll,
     IndexSet,
@@ -23,56 +21,8 @@ from kvsm.checker.protocol.terms import (
     Words,
     number,
 )
-from kvsm.errors import ConfigError
 from kvsm.states import BlockState, LeaseState, Machine
 from kvsm.states.transfer import LIVE, TransferState
-
-
-class Scope(msgspec.Struct, frozen=True):
-    """The bounds of an exploration: what it says holds for these.
-
-    live_transfers: planned or under way at one time. matches: that hold slots at one time. queued: device
-    blocks that have kernels queued at one time. failures, resets, losses: whether they happen, then any
-    number of times.
-    """
-
-    keys: int = 2
-    device_blocks: int = 2
-    slots: int = 2
-    workers: int = 1
-    live_transfers: int = 2
-    matches: int = 1
-    queued: int = 2
-    failures: bool = True
-    resets: bool = True
-    losses: bool = True
-
-    def __post_init__(self) -> None:
-        for name, bound in asdict(self).items():
-            if type(bound) is int and bound < 1:
-                raise ConfigError(f"{name} is {bound}; it must be at least 1")
-
-    def __str__(self) -> str:
-        happens = [
-            name if whether else f"no {name}"
-            for name, whether in (
-                ("failures", self.failures),
-                ("resets", self.resets),
-                ("losses", self.losses),
-            )
-        ]
-        return (
-            f"{self.keys} keys, {self.device_blocks} device blocks, {self.slots} slots, "
-            f"{self.workers} workers; at most {self.live_transfers} live transfers, {self.matches} matches, "
-            f"{self.queued} device blocks with queued kernels; {', '.join(happens)}"
-        )
-
-
-SCOPES = {
-    "small": Scope(),
-    "full": Scope(keys=3, device_blocks=3, slots=3, workers=2, queued=1),
-}
-"""Seconds, and minutes."""
 
 UNDER_WAY = (TransferState.SUBMITTED, TransferState.ABANDONED)
 READABLE = (BlockState.STORED, BlockState.LOADING)
@@ -85,10 +35,10 @@ DIRECTION = Labels("direction", ("NONE", "STORE", "LOAD"))
 INSTANT = Labels("instant", ("QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED"))
 
 
-class Parts:
+class ProtocolState:
     """Index sets, variables and the terms that actions and properties share."""
 
-    def __init__(self, scope: Scope, machines: Mapping[str, Machine]) -> None:
+    def __init__(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
         self.device_set = IndexSet("device block", scope.device_blocks)
         self.slot_set = IndexSet("slot", scope.slots)
         self.worker_set = IndexSet("worker", scope.workers)
@@ -100,7 +50,7 @@ class Parts:
         self._device_variables(scope, machines)
         self._slot_variables(scope, machines)
 
-    def _device_variables(self, scope: Scope, machines: Mapping[str, Machine]) -> None:
+    def _device_variables(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
         device, worker = (self.device_set,), (self.device_set, self.worker_set)
         lease = Words(machines["lease"], (0,), (1,), frozenset(LeaseState))
         workers = scope.workers
@@ -146,7 +96,7 @@ class Parts:
             "stray_device", "Whether a lost copy may still write the device block.", device, Truth()
         )
 
-    def _slot_variables(self, scope: Scope, machines: Mapping[str, Machine]) -> None:
+    def _slot_variables(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
         slot, worker = (self.slot_set,), (self.slot_set, self.worker_set)
         kept = frozenset(BlockState) - {BlockState.EVICTED}
         block = Words(machines["block"], (0, 0), (scope.live_transfers, scope.matches), kept)
@@ -212,13 +162,13 @@ class Parts:
         """The live transfer of d is one with s."""
         return self.transfer_slot[self.d].equals(self.s)
 
-    def room_for_transfer(self, scope: Scope) -> Term:
+    def room_for_transfer(self, scope: ProtocolScope) -> Term:
         return Less(Total(self.d2, self.is_live(self.d2)), number(scope.live_transfers))
 
-    def room_for_match(self, scope: Scope) -> Term:
+    def room_for_match(self, scope: ProtocolScope) -> Term:
         return Less(Total(self.s2, self.matches[self.s2]), number(scope.matches))
 
-    def room_for_kernels(self, scope: Scope) -> Term:
+    def room_for_kernels(self, scope: ProtocolScope) -> Term:
         return Less(Total(self.d2, ~self.idle_compute(self.d2)), number(scope.queued))
 
     def unleased(self) -> Term:

@@ -25,7 +25,8 @@ from collections.abc import Mapping
 from enum import Enum
 
 from kvsm.checker.protocol.claims import always, rank, rest, sometimes
-from kvsm.checker.protocol.parts import (
+from kvsm.checker.protocol.scope import ProtocolScope
+from kvsm.checker.protocol.state import (
     DIRECTION,
     INDEXED,
     INSTANT,
@@ -33,14 +34,15 @@ from kvsm.checker.protocol.parts import (
     READABLE,
     UNDER_WAY,
     UNUSED,
-    Parts,
-    Scope,
+    ProtocolState,
 )
 from kvsm.checker.protocol.terms import (
     FALSE,
     TRUE,
     Action,
+    After,
     Assign,
+    Declaration,
     Each,
     Exists,
     ForAll,
@@ -48,8 +50,6 @@ from kvsm.checker.protocol.terms import (
     If,
     InState,
     Minus,
-    Protocol,
-    Step,
     Term,
     all_of,
     any_of,
@@ -72,25 +72,25 @@ class Variant(Enum):
 _B, _T, _L = BlockTrigger, TransferTrigger, LeaseTrigger
 
 
-def protocol(
-    scope: Scope, variant: Variant | None = None, machines: Mapping[str, Machine] = MACHINES
-) -> Protocol:
+def offload_protocol(
+    scope: ProtocolScope, variant: Variant | None = None, machines: Mapping[str, Machine] = MACHINES
+) -> Declaration:
     """The declaration. machines: other tables than kvsm's, to see a broken one refuted."""
-    parts = Parts(scope, machines)
-    actions = [*_engine_actions(parts, scope), *_core_actions(parts, scope), *_plan_actions(parts, scope)]
-    actions += [_submit(parts, variant), *_worker_actions(parts, variant)]
-    actions += _end_actions(parts, scope, variant)
-    return Protocol(
+    state = ProtocolState(scope, machines)
+    actions = [*_engine_actions(state, scope), *_core_actions(state, scope), *_plan_actions(state, scope)]
+    actions += [_submit(state, variant), *_worker_actions(state, variant)]
+    actions += _end_actions(state, scope, variant)
+    return Declaration(
         name="offload protocol" if variant is None else f"offload protocol in which {variant.value}",
         bounds=str(scope),
-        index_sets=(parts.device_set, parts.slot_set, parts.worker_set, parts.key_set),
-        variables=parts.variables(),
+        index_sets=(state.device_set, state.slot_set, state.worker_set, state.key_set),
+        variables=state.variables(),
         actions=tuple(actions),
-        forgets=_forgets(parts),
-        always=always(parts),
-        sometimes=sometimes(parts, scope),
-        rest=rest(parts),
-        rank=rank(parts),
+        forgets=_forgets(state),
+        always=always(state),
+        sometimes=sometimes(state, scope),
+        rest=rest(state),
+        rank=rank(state),
         notes=NOT_MODELLED,
     )
 
@@ -104,26 +104,26 @@ NOT_MODELLED = (
 )
 
 
-def _engine_actions(parts: Parts, scope: Scope) -> list[Action]:
+def _engine_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     """What the engine does with its device blocks, and the kernels that it queued."""
-    d, w, k = parts.d, parts.w, parts.k
-    held = parts.key[d].differs(parts.a_key.none) & ~parts.loads(d)
-    can_queue = parts.idle_compute(d) & parts.room_for_kernels(scope)
-    kernel, kernel_key = parts.kernel[d, w], parts.kernel_key[d]
+    d, w, k = state.d, state.w, state.k
+    held = state.key[d].differs(state.a_key.none) & ~state.loads(d)
+    can_queue = state.idle_compute(d) & state.room_for_kernels(scope)
+    kernel, kernel_key = state.kernel[d, w], state.kernel_key[d]
     return [
         Action(
             "compute",
             "The engine takes a free device block, and queues kernels that will write key k into it.",
             (d, k),
-            all_of(parts.key[d].equals(parts.a_key.none), parts.unleased(), can_queue),
-            (Assign(parts.key[d], k), Assign(kernel_key, k), Each(w, (Assign(kernel, KERNEL["WRITES"]),))),
+            all_of(state.key[d].equals(state.a_key.none), state.unleased(), can_queue),
+            (Assign(state.key[d], k), Assign(kernel_key, k), Each(w, (Assign(kernel, KERNEL["WRITES"]),))),
         ),
         Action(
             "attend",
             "The engine queues kernels that read a device block.",
             (d,),
             held & can_queue,
-            (Assign(kernel_key, parts.key[d]), Each(w, (Assign(kernel, KERNEL["READS"]),))),
+            (Assign(kernel_key, state.key[d]), Each(w, (Assign(kernel, KERNEL["READS"]),))),
         ),
         Action(
             "run",
@@ -132,8 +132,8 @@ def _engine_actions(parts: Parts, scope: Scope) -> list[Action]:
             kernel.differs(KERNEL["NONE"]),
             (
                 Assign(
-                    parts.content[d, w],
-                    If(kernel.equals(KERNEL["WRITES"]), kernel_key, parts.content[d, w]),
+                    state.content[d, w],
+                    If(kernel.equals(KERNEL["WRITES"]), kernel_key, state.content[d, w]),
                 ),
                 Assign(kernel, KERNEL["NONE"]),
             ),
@@ -144,49 +144,49 @@ def _engine_actions(parts: Parts, scope: Scope) -> list[Action]:
             "The engine frees a device block; kernels may still be queued, and a store may still read it.",
             (d,),
             held,
-            (Assign(parts.key[d], parts.a_key.none),),
+            (Assign(state.key[d], state.a_key.none),),
             drains=True,
         ),
     ]
 
 
-def _core_actions(parts: Parts, scope: Scope) -> list[Action]:
+def _core_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     """What the core decides of slots: matches and evictions."""
-    s = parts.s
-    block, matches = parts.block[s], parts.matches[s]
+    s = state.s
+    block, matches = state.block[s], state.matches[s]
     return [
         Action(
             "match",
             "A request counts on the block in a slot, and pins it.",
             (s,),
-            InState(block, READABLE) & parts.room_for_match(scope),
-            (Assign(block, Step(_B.PIN, block)), Assign(matches, matches + number(1))),
+            InState(block, READABLE) & state.room_for_match(scope),
+            (Assign(block, After(_B.PIN, block)), Assign(matches, matches + number(1))),
         ),
         Action(
             "release",
             "A match ends without a load.",
             (s,),
             matches.differs(number(0)),
-            (Assign(block, Step(_B.UNPIN, block)), Assign(matches, Minus(matches, number(1)))),
+            (Assign(block, After(_B.UNPIN, block)), Assign(matches, Minus(matches, number(1)))),
             drains=True,
         ),
         Action(
             "evict",
             "Room is wanted: an idle block leaves its slot.",
             (s,),
-            is_legal(Step(_B.EVICT, block)),
-            (Assign(block, Step(_B.EVICT, block)),),
+            is_legal(After(_B.EVICT, block)),
+            (Assign(block, After(_B.EVICT, block)),),
         ),
     ]
 
 
-def _plan_actions(parts: Parts, scope: Scope) -> list[Action]:
+def _plan_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     """What the core decides to copy."""
-    d, s = parts.d, parts.s
-    block, matches = parts.block[s], parts.matches[s]
+    d, s = state.d, state.s
+    block, matches = state.block[s], state.matches[s]
     stored = Exists(
-        parts.s2,
-        InState(parts.block[parts.s2], INDEXED) & parts.slot_key[parts.s2].equals(parts.key[d]),
+        state.s2,
+        InState(state.block[state.s2], INDEXED) & state.slot_key[state.s2].equals(state.key[d]),
     )
     return [
         Action(
@@ -194,19 +194,19 @@ def _plan_actions(parts: Parts, scope: Scope) -> list[Action]:
             "A computed device block whose key is not on the host is given a slot, and leased for reading.",
             (d, s),
             all_of(
-                parts.key[d].differs(parts.a_key.none),
-                parts.unleased(),
+                state.key[d].differs(state.a_key.none),
+                state.unleased(),
                 ~stored,
                 InState(block, UNUSED),
-                parts.room_for_transfer(scope),
+                state.room_for_transfer(scope),
             ),
             (
-                Assign(block, Step(_B.ALLOCATE, block)),
-                Assign(parts.slot_key[s], parts.key[d]),
-                Assign(parts.old[s], FALSE),
-                Assign(parts.lease[d], Step(_L.BEGIN_READ, parts.lease[d])),
-                Assign(parts.direction[d], DIRECTION["STORE"]),
-                Assign(parts.transfer_slot[d], s),
+                Assign(block, After(_B.ALLOCATE, block)),
+                Assign(state.slot_key[s], state.key[d]),
+                Assign(state.old[s], FALSE),
+                Assign(state.lease[d], After(_L.BEGIN_READ, state.lease[d])),
+                Assign(state.direction[d], DIRECTION["STORE"]),
+                Assign(state.transfer_slot[d], s),
             ),
         ),
         Action(
@@ -215,44 +215,44 @@ def _plan_actions(parts: Parts, scope: Scope) -> list[Action]:
             (d, s),
             all_of(
                 matches.differs(number(0)),
-                parts.key[d].equals(parts.a_key.none),
-                parts.unleased(),
-                parts.room_for_transfer(scope),
+                state.key[d].equals(state.a_key.none),
+                state.unleased(),
+                state.room_for_transfer(scope),
             ),
             (
-                Assign(block, Step(_B.BEGIN_LOAD, block)),
+                Assign(block, After(_B.BEGIN_LOAD, block)),
                 Assign(matches, Minus(matches, number(1))),
-                Assign(parts.key[d], parts.slot_key[s]),
-                Assign(parts.lease[d], Step(_L.BEGIN_WRITE, parts.lease[d])),
-                Assign(parts.direction[d], DIRECTION["LOAD"]),
-                Assign(parts.transfer_slot[d], s),
+                Assign(state.key[d], state.slot_key[s]),
+                Assign(state.lease[d], After(_L.BEGIN_WRITE, state.lease[d])),
+                Assign(state.direction[d], DIRECTION["LOAD"]),
+                Assign(state.transfer_slot[d], s),
             ),
         ),
     ]
 
 
-def _submit(parts: Parts, variant: Variant | None) -> Action:
-    d, s = parts.d, parts.s
-    loading: Term = parts.block[s]
+def _submit(state: ProtocolState, variant: Variant | None) -> Action:
+    d, s = state.d, state.s
+    loading: Term = state.block[s]
     if variant is Variant.LOAD_UNHELD:
-        loading = Step(_B.END_COPY_GOOD, loading)
+        loading = After(_B.END_COPY_GOOD, loading)
     return Action(
         "submit",
         "A planned transfer leaves for the workers, who queue its copies.",
         (d, s),
-        parts.is_planned(d) & parts.named(),
+        state.is_planned(d) & state.named(),
         (
-            Assign(parts.transfer[d], Step(_T.SUBMIT, parts.transfer[d])),
-            Assign(parts.block[s], If(parts.stores(d), Step(_B.SUBMIT_STORE, parts.block[s]), loading)),
+            Assign(state.transfer[d], After(_T.SUBMIT, state.transfer[d])),
+            Assign(state.block[s], If(state.stores(d), After(_B.SUBMIT_STORE, state.block[s]), loading)),
         ),
         drains=True,
     )
 
 
-def _worker_actions(parts: Parts, variant: Variant | None) -> list[Action]:
+def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Action]:
     """What a worker's copy does. The copies of an abandoned transfer go on as any others."""
-    d, s, w = parts.d, parts.s, parts.w
-    kernel, instant, in_flight = parts.kernel[d, w], parts.instant[d, w], parts.in_flight[d, w]
+    d, s, w = state.d, state.s, state.w
+    kernel, instant, in_flight = state.kernel[d, w], state.instant[d, w], state.in_flight[d, w]
     store_may_start, load_may_start = kernel.differs(KERNEL["WRITES"]), kernel.equals(KERNEL["NONE"])
     if variant is Variant.STORE_BEFORE_COMPUTE:
         store_may_start = TRUE
@@ -265,9 +265,9 @@ def _worker_actions(parts: Parts, variant: Variant | None) -> list[Action]:
             "A copy starts: a store after the kernels that write its block, a load after all that use it.",
             (d, w),
             all_of(
-                parts.is_under_way(d),
-                parts.at("QUEUED"),
-                If(parts.stores(d), store_may_start, load_may_start),
+                state.is_under_way(d),
+                state.at("QUEUED"),
+                If(state.stores(d), store_may_start, load_may_start),
             ),
             (Assign(instant, INSTANT["STARTED"]),),
             drains=True,
@@ -276,77 +276,77 @@ def _worker_actions(parts: Parts, variant: Variant | None) -> list[Action]:
             "read_device",
             "A store's copy reads the device block.",
             (d, w),
-            parts.stores(d) & parts.at("STARTED"),
-            (Assign(in_flight, parts.content[d, w]), reads),
+            state.stores(d) & state.at("STARTED"),
+            (Assign(in_flight, state.content[d, w]), reads),
             drains=True,
         ),
         Action(
             "read_slot",
             "A load's copy reads the slot.",
             (d, s, w),
-            all_of(parts.loads(d), parts.named(), parts.at("STARTED")),
-            (Assign(in_flight, parts.slot_content[s, w]), reads),
+            all_of(state.loads(d), state.named(), state.at("STARTED")),
+            (Assign(in_flight, state.slot_content[s, w]), reads),
             drains=True,
         ),
         Action(
             "write_slot",
             "A store's copy writes the slot.",
             (d, s, w),
-            all_of(parts.stores(d), parts.named(), parts.at("READ")),
-            (Assign(parts.slot_content[s, w], in_flight), writes),
+            all_of(state.stores(d), state.named(), state.at("READ")),
+            (Assign(state.slot_content[s, w], in_flight), writes),
             drains=True,
         ),
         Action(
             "write_device",
             "A load's copy writes the device block.",
             (d, w),
-            parts.loads(d) & parts.at("READ"),
-            (Assign(parts.content[d, w], in_flight), writes),
+            state.loads(d) & state.at("READ"),
+            (Assign(state.content[d, w], in_flight), writes),
             drains=True,
         ),
     ]
 
 
-def _end_actions(parts: Parts, scope: Scope, variant: Variant | None) -> list[Action]:
+def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) -> list[Action]:
     """Reports and their consequences, and how else a transfer ends."""
-    actions = [*_reports(parts, variant, _T.REPORT_GOOD, "good", parts.at("WRITTEN"))]
+    actions = [*_reports(state, variant, _T.REPORT_GOOD, "good", state.at("WRITTEN"))]
     if scope.failures:
-        broken = parts.at("STARTED") | parts.at("WRITTEN")
-        actions += _reports(parts, variant, _T.REPORT_BAD, "bad", broken)
-    actions.append(_cancel(parts))
+        broken = state.at("STARTED") | state.at("WRITTEN")
+        actions += _reports(state, variant, _T.REPORT_BAD, "bad", broken)
+    actions.append(_cancel(state))
     if scope.resets:
-        actions.append(_reset(parts, variant))
+        actions.append(_reset(state, variant))
     if scope.losses:
-        actions += _losses(parts)
+        actions += _losses(state)
     return actions
 
 
-def _over(parts: Parts, bad_load: Term) -> tuple[Assign, ...]:
+def _over(state: ProtocolState, bad_load: Term) -> tuple[Assign, ...]:
     """The transfer of d is no more: its lease is returned, and what a load did not bring is not held."""
-    d = parts.d
-    lease = parts.lease[d]
+    d = state.d
+    lease = state.lease[d]
     return (
-        Assign(lease, If(parts.stores(d), Step(_L.END_READ, lease), Step(_L.END_WRITE, lease))),
-        Assign(parts.key[d], If(bad_load, parts.a_key.none, parts.key[d])),
-        Assign(parts.direction[d], DIRECTION["NONE"]),
+        Assign(lease, If(state.stores(d), After(_L.END_READ, lease), After(_L.END_WRITE, lease))),
+        Assign(state.key[d], If(bad_load, state.a_key.none, state.key[d])),
+        Assign(state.direction[d], DIRECTION["NONE"]),
     )
 
 
 def _reports(
-    parts: Parts, variant: Variant | None, trigger: TransferTrigger, name: str, when: Term
+    state: ProtocolState, variant: Variant | None, trigger: TransferTrigger, name: str, when: Term
 ) -> list[Action]:
-    d, s, w = parts.d, parts.s, parts.w
-    after = Step(trigger, parts.transfer[d])
-    reported = (Assign(parts.instant[d, w], INSTANT["REPORTED"]), Assign(parts.transfer[d], after))
+    d, s, w = state.d, state.s, state.w
+    after = After(trigger, state.transfer[d])
+    reported = (Assign(state.instant[d, w], INSTANT["REPORTED"]), Assign(state.transfer[d], after))
     completed, failed = InState(after, (TransferState.COMPLETED,)), InState(after, (TransferState.FAILED,))
-    block = parts.block[s]
-    ended: Term = If(completed, Step(_B.END_COPY_GOOD, block), Step(_B.END_COPY_BAD, block))
+    block = state.block[s]
+    ended: Term = If(completed, After(_B.END_COPY_GOOD, block), After(_B.END_COPY_BAD, block))
     if variant is Variant.LOAD_UNHELD:
-        ended = If(parts.loads(d), block, ended)
+        ended = If(state.loads(d), block, ended)
     if variant is Variant.RESET_FREES:
-        ended = If(parts.stores(d) & InState(after, (TransferState.DRAINED,)), block, ended)
-    bad_load = parts.loads(d) & failed
-    under_way = parts.is_under_way(d) & when
+        ended = If(state.stores(d) & InState(after, (TransferState.DRAINED,)), block, ended)
+    bad_load = state.loads(d) & failed
+    under_way = state.is_under_way(d) & when
     return [
         Action(
             f"report_{name}",
@@ -361,134 +361,134 @@ def _reports(
             f"The last worker reports its copy as {name}: the transfer is over. A store's slot can be read if"
             " all were good; a failed load's key is forgotten at once.",
             (d, s, w),
-            all_of(under_way, parts.named(), ~InState(after, UNDER_WAY)),
+            all_of(under_way, state.named(), ~InState(after, UNDER_WAY)),
             (
                 *reported,
-                Assign(block, If(bad_load, Step(_B.INVALIDATE, ended), ended)),
-                Assign(parts.matches[s], If(bad_load, number(0), parts.matches[s])),
-                *_over(parts, parts.loads(d) & ~completed),
+                Assign(block, If(bad_load, After(_B.INVALIDATE, ended), ended)),
+                Assign(state.matches[s], If(bad_load, number(0), state.matches[s])),
+                *_over(state, state.loads(d) & ~completed),
             ),
             drains=True,
         ),
     ]
 
 
-def _cancel(parts: Parts) -> Action:
-    d, s = parts.d, parts.s
-    block = parts.block[s]
+def _cancel(state: ProtocolState) -> Action:
+    d, s = state.d, state.s
+    block = state.block[s]
     return Action(
         "cancel",
         "A plan is taken back before it left: no byte was touched.",
         (d, s),
-        parts.is_planned(d) & parts.named(),
+        state.is_planned(d) & state.named(),
         (
-            Assign(parts.transfer[d], Step(_T.CANCEL, parts.transfer[d])),
-            Assign(block, If(parts.stores(d), Step(_B.CANCEL, block), Step(_B.END_COPY_BAD, block))),
-            *_over(parts, parts.loads(d)),
+            Assign(state.transfer[d], After(_T.CANCEL, state.transfer[d])),
+            Assign(block, If(state.stores(d), After(_B.CANCEL, block), After(_B.END_COPY_BAD, block))),
+            *_over(state, state.loads(d)),
         ),
         drains=True,
     )
 
 
-def _reset(parts: Parts, variant: Variant | None) -> Action:
-    d, s = parts.d, parts.s
-    block, transfer = parts.block[s], parts.transfer[d]
-    voided: Term = Step(_B.INVALIDATE, block)
+def _reset(state: ProtocolState, variant: Variant | None) -> Action:
+    d, s = state.d, state.s
+    block, transfer = state.block[s], state.transfer[d]
+    voided: Term = After(_B.INVALIDATE, block)
     if variant is Variant.RESET_FREES:
-        voided = If(InState(block, (BlockState.STORING,)), Step(_B.END_COPY_BAD, block), voided)
+        voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
     return Action(
         "reset",
         "All blocks are voided, and what is under way is abandoned. Plans were cancelled before.",
         (),
-        ForAll(d, ~parts.is_planned(d)),
+        ForAll(d, ~state.is_planned(d)),
         (
-            Each(d, (Assign(transfer, If(parts.is_live(d), Step(_T.ABANDON, transfer), transfer)),)),
-            Each(s, (Assign(block, voided), Assign(parts.matches[s], number(0)), Assign(parts.old[s], TRUE))),
+            Each(d, (Assign(transfer, If(state.is_live(d), After(_T.ABANDON, transfer), transfer)),)),
+            Each(s, (Assign(block, voided), Assign(state.matches[s], number(0)), Assign(state.old[s], TRUE))),
         ),
     )
 
 
-def _losses(parts: Parts) -> list[Action]:
-    d, s, w = parts.d, parts.s, parts.w
-    lease, store = parts.lease[d], parts.stores(d)
+def _losses(state: ProtocolState) -> list[Action]:
+    d, s, w = state.d, state.s, state.w
+    lease, store = state.lease[d], state.stores(d)
     return [
         Action(
             "lose",
             "A worker will never report: the transfer is given up, and what it may still write is retired.",
             (d, s),
-            parts.is_under_way(d) & parts.named(),
+            state.is_under_way(d) & state.named(),
             (
-                Assign(parts.transfer[d], Step(_T.LOSE, parts.transfer[d])),
-                Assign(parts.block[s], Step(_B.LOSE, parts.block[s])),
-                Assign(parts.matches[s], number(0)),
-                Assign(lease, If(store, Step(_L.END_READ, lease), Step(_L.LOSE, lease))),
-                Assign(parts.key[d], If(store, parts.key[d], parts.a_key.none)),
-                Assign(parts.stray_slot[s], If(store, TRUE, parts.stray_slot[s])),
-                Assign(parts.stray_device[d], If(store, parts.stray_device[d], TRUE)),
-                Assign(parts.direction[d], DIRECTION["NONE"]),
+                Assign(state.transfer[d], After(_T.LOSE, state.transfer[d])),
+                Assign(state.block[s], After(_B.LOSE, state.block[s])),
+                Assign(state.matches[s], number(0)),
+                Assign(lease, If(store, After(_L.END_READ, lease), After(_L.LOSE, lease))),
+                Assign(state.key[d], If(store, state.key[d], state.a_key.none)),
+                Assign(state.stray_slot[s], If(store, TRUE, state.stray_slot[s])),
+                Assign(state.stray_device[d], If(store, state.stray_device[d], TRUE)),
+                Assign(state.direction[d], DIRECTION["NONE"]),
             ),
         ),
         Action(
             "stray_slot_write",
             "A copy that was given up writes its slot after all.",
             (s, w),
-            parts.stray_slot[s].equals(TRUE),
-            (Assign(parts.slot_content[s, w], parts.a_key.none),),
+            state.stray_slot[s].equals(TRUE),
+            (Assign(state.slot_content[s, w], state.a_key.none),),
         ),
         Action(
             "stray_device_write",
             "A copy that was given up writes its device block after all, after the kernels before it.",
             (d, w),
-            parts.stray_device[d].equals(TRUE) & parts.kernel[d, w].equals(KERNEL["NONE"]),
-            (Assign(parts.content[d, w], parts.a_key.none),),
+            state.stray_device[d].equals(TRUE) & state.kernel[d, w].equals(KERNEL["NONE"]),
+            (Assign(state.content[d, w], state.a_key.none),),
         ),
     ]
 
 
-def _forgets(parts: Parts) -> tuple[Forget, ...]:
-    d, s, w = parts.d, parts.s, parts.w
-    no_transfer = ~parts.is_live(d)
+def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
+    d, s, w = state.d, state.s, state.w
+    no_transfer = ~state.is_live(d)
     ended = "A transfer that is over is nobody's to ask about."
-    kernel = parts.kernel[d, w]
-    yet_to_read = parts.at("QUEUED") | parts.at("STARTED")
+    kernel = state.kernel[d, w]
+    yet_to_read = state.at("QUEUED") | state.at("STARTED")
     unread_device = any_of(
         kernel.equals(KERNEL["WRITES"]),
-        parts.key[d].equals(parts.a_key.none) & ~(parts.stores(d) & yet_to_read),
-        parts.loads(d) & (yet_to_read | parts.at("READ")),
+        state.key[d].equals(state.a_key.none) & ~(state.stores(d) & yet_to_read),
+        state.loads(d) & (yet_to_read | state.at("READ")),
     )
-    reading = Exists(d, all_of(parts.loads(d), parts.named(), yet_to_read))
-    unindexed = ~InState(parts.block[s], INDEXED)
+    reading = Exists(d, all_of(state.loads(d), state.named(), yet_to_read))
+    unindexed = ~InState(state.block[s], INDEXED)
     return (
-        Forget((d,), parts.transfer_slot[d], no_transfer, ended),
-        Forget((d,), parts.transfer[d], no_transfer & is_legal(parts.transfer[d]), ended),
-        Forget((d, w), parts.instant[d, w], no_transfer, ended),
-        Forget((d, w), parts.in_flight[d, w], ~parts.at("READ"), "What was written is no more in flight."),
+        Forget((d,), state.transfer_slot[d], no_transfer, ended),
+        Forget((d,), state.transfer[d], no_transfer & is_legal(state.transfer[d]), ended),
+        Forget((d, w), state.instant[d, w], no_transfer, ended),
+        Forget((d, w), state.in_flight[d, w], ~state.at("READ"), "What was written is no more in flight."),
         Forget(
-            (d,), parts.kernel_key[d], parts.idle_compute(d), "No kernel is queued that could ask for it."
+            (d,), state.kernel_key[d], state.idle_compute(d), "No kernel is queued that could ask for it."
         ),
         Forget(
             (d, w),
-            parts.content[d, w],
+            state.content[d, w],
             kernel.differs(KERNEL["READS"]) & unread_device,
             "No kernel and no copy reads these bytes before others are written over them.",
         ),
         Forget(
             (s,),
-            parts.block[s],
-            InState(parts.block[s], UNUSED),
+            state.block[s],
+            InState(state.block[s], UNUSED),
             "A slot that was never used and one that was can both be allocated, and nothing else.",
         ),
-        Forget((s,), parts.slot_key[s], unindexed, "The index does not name the slot."),
+        Forget((s,), state.slot_key[s], unindexed, "The index does not name the slot."),
         Forget(
             (s, w),
-            parts.slot_content[s, w],
+            state.slot_content[s, w],
             unindexed & ~reading,
             "No match finds the slot, and no copy reads it: its bytes are written before they are read.",
         ),
         Forget(
             (s,),
-            parts.old[s],
-            InState(parts.block[s], (*UNUSED, BlockState.RETIRED)),
+            state.old[s],
+            InState(state.block[s], (*UNUSED, BlockState.RETIRED)),
             "No block is in the slot that could be of an epoch.",
         ),
     )

@@ -1,0 +1,55 @@
+"""The bounds within which the protocol is explored."""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import asdict
+
+from kvsm.errors import ConfigError
+
+
+class ProtocolScope(msgspec.Struct, frozen=True):
+    """The bounds of an exploration: what it says holds for these.
+
+    live_transfers: planned or under way at one time. matches: that hold slots at one time. queued: device
+    blocks that have kernels queued at one time. failures, resets, losses: whether they happen, then any
+    number of times.
+    """
+
+    keys: int = 2
+    device_blocks: int = 2
+    slots: int = 2
+    workers: int = 1
+    live_transfers: int = 2
+    matches: int = 1
+    queued: int = 2
+    failures: bool = True
+    resets: bool = True
+    losses: bool = True
+
+    def __post_init__(self) -> None:
+        for name, bound in asdict(self).items():
+            if type(bound) is int and bound < 1:
+                raise ConfigError(f"{name} is {bound}; it must be at least 1")
+
+    def __str__(self) -> str:
+        happens = [
+            name if whether else f"no {name}"
+            for name, whether in (
+                ("failures", self.failures),
+                ("resets", self.resets),
+                ("losses", self.losses),
+            )
+        ]
+        return (
+            f"{self.keys} keys, {self.device_blocks} device blocks, {self.slots} slots, "
+            f"{self.workers} workers; at most {self.live_transfers} live transfers, {self.matches} matches, "
+            f"{self.queued} device blocks with queued kernels; {', '.join(happens)}"
+        )
+
+
+SCOPES = {
+    "small": ProtocolScope(),
+    "full": ProtocolScope(keys=3, device_blocks=3, slots=3, workers=2, queued=1),
+}
+"""Seconds, and minutes."""
