@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsm.properties import Property
+
 
 class KvsmError(Exception):
     """Base of all errors of this package. All can be pickled: they cross from one process to another."""
@@ -92,11 +94,11 @@ class TraceError(KvsmError):
 
 
 class PropertyBroken(KvsmError):
-    """A property of the design does not hold in a running engine. Attributes: `property_id` (`S3`)."""
+    """A property does not hold in running code. Attributes: `property`, and `message` without its name."""
 
-    def __init__(self, property_id: str, message: str) -> None:
-        self.property_id = property_id
-        super().__init__(f"{property_id}: {message}")
+    def __init__(self, property: Property, message: str) -> None:
+        self.property, self.message = property, message
+        super().__init__(f"{property}: {message}")
 
 
 def described(error: BaseException) -> str:

@@ -43,26 +43,27 @@ from numpy.typing import NDArray
 from kvsm.events import Direction
 from kvsm.ids import IdArray, to_list
 from kvsm.ledger import Ledger, TransferRecord
+from kvsm.properties import Property
 from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import LIVE, TRANSFER_WORDS, TransferState
 from kvsm.states.words import STATE_MASK
 
-PROPERTIES: dict[str, str] = {
-    "S1": "Every slot is in exactly one state and in exactly one list, and counts add up to the capacity.",
-    "S2": "A key matches only when every worker has reported its store as good.",
-    "S3": "A slot or device block that a live copy touches is not evicted, reallocated or released.",
-    "S4": "Pins, readers and leases equal their live holders, and all are zero at rest.",
-    "S5": "A report acts only on the transfer that it names; any other changes nothing.",
-    "S6": "A failed copy never makes a block readable, and what it read is not matched again.",
-    "S7": "What a match counts, it holds: a pin until the load begins, a reader until it ends, or released.",
-    "S9": "When all copies have ended and all requests finished, no job, hold, lease or request is left.",
-    "S10": "Folding the log gives the live state; folding the published events gives the matchable keys.",
-    "S13": "Nothing stored or being stored is stored again, and no offered block is passed over.",
-    "S14": "After a reset nothing matches that was stored before it, and what it loaded is not stored again.",
-}
-"""What each checked property says, in one sentence."""
+PROPERTIES = (
+    Property.CONSERVATION,
+    Property.PUBLISH_AFTER_COMMIT,
+    Property.NO_REUSE_IN_FLIGHT,
+    Property.ONE_RELEASE_PER_HOLD,
+    Property.STALE_REPORTS,
+    Property.FAILURE_IS_NOT_SUCCESS,
+    Property.MATCH_HOLDS,
+    Property.PROGRESS,
+    Property.EVENTS_ARE_STATE,
+    Property.STORED_ONCE,
+    Property.NO_STALE_DATA,
+)
+"""What is checked of a ledger and its log, as the table above says."""
 
 MOST_NAMED = 8
 """A violation names at most this many things of a sort: the first ones."""
@@ -72,10 +73,10 @@ _COPIES_LIMIT = BLOCK_WORDS.limits[0]
 _READERS_SHIFT = LEASE_WORDS.shifts[0]
 
 
-class Violation(msgspec.Struct, frozen=True):
-    """A broken property: its id, what was found, and the first of the things concerned."""
+class Violation(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
+    """A broken property: which one, what was found, and the first of the things concerned."""
 
-    property_id: str
+    property: Property
     message: str
     slots: tuple[int, ...] = ()
     device_blocks: tuple[int, ...] = ()
@@ -105,7 +106,11 @@ def check_rest(ledger: Ledger) -> list[Violation]:
     if not left:
         return []
     message = f"at rest, still there: {', '.join(left)}"
-    return [Violation("S9", message, _first(held), _first(leased), tuple(ledger.transfers)[:MOST_NAMED])]
+    return [
+        Violation(
+            Property.PROGRESS, message, _first(held), _first(leased), tuple(ledger.transfers)[:MOST_NAMED]
+        )
+    ]
 
 
 # What the checks share.
@@ -192,13 +197,15 @@ def slots_stand_in_one_list(holds: _Holds) -> Iterator[Violation]:
     ):
         slots = _first(mask)
         if slots:
-            yield Violation("S1", f"{_slot_words(ledger, slots)}: {message}", slots)
+            yield Violation(Property.CONSERVATION, f"{_slot_words(ledger, slots)}: {message}", slots)
     for name, length, count in (
         ("free queue", len(ledger.free), np.count_nonzero(unused)),
         ("eviction order", len(ledger.policy), np.count_nonzero(idle)),
     ):
         if length != count:
-            yield Violation("S1", f"the {name} counts {length} slots, and {count} have its state")
+            yield Violation(
+                Property.CONSERVATION, f"the {name} counts {length} slots, and {count} have its state"
+            )
 
 
 def index_names_live_blocks(holds: _Holds) -> Iterator[Violation]:
@@ -210,16 +217,20 @@ def index_names_live_blocks(holds: _Holds) -> Iterator[Violation]:
         for key, times in Counter(keys).items():
             if times > 1:
                 slots = tuple(slot for slot, own in zip(named, keys) if own == key)[:MOST_NAMED]
-                yield Violation("S13", f"key {key.hex()} has {times} live blocks", slots)
+                yield Violation(Property.STORED_ONCE, f"key {key.hex()} has {times} live blocks", slots)
         return
     wrong = [slot for slot, key in zip(named, keys) if ledger.index.get(key) != slot]
     if wrong:
         slots = tuple(wrong[:MOST_NAMED])
-        yield Violation("S1", f"{_slot_words(ledger, slots)}: the index does not name it by its key", slots)
+        yield Violation(
+            Property.CONSERVATION,
+            f"{_slot_words(ledger, slots)}: the index does not name it by its key",
+            slots,
+        )
     elif len(ledger.index) != len(named):
         gone = set(ledger.index.values()) - set(named)
         message = f"the index names {len(ledger.index)} blocks, and {len(named)} are live"
-        yield Violation("S1", message, tuple(sorted(gone)[:MOST_NAMED]))
+        yield Violation(Property.CONSERVATION, message, tuple(sorted(gone)[:MOST_NAMED]))
 
 
 def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
@@ -235,7 +246,12 @@ def live_copies_keep_their_slots(holds: _Holds) -> Iterator[Violation]:
             store = transfer.direction is Direction.STORE
             readable = store and any(ledger.readable(slot) for slot in wrong)
             message = f"{_slot_words(ledger, wrong)}, while {_name(transfer)} touches it"
-            yield Violation("S2" if readable else "S3", message, tuple(wrong), transfers=(transfer.id,))
+            yield Violation(
+                Property.PUBLISH_AFTER_COMMIT if readable else Property.NO_REUSE_IN_FLIGHT,
+                message,
+                tuple(wrong),
+                transfers=(transfer.id,),
+            )
 
 
 _VOIDED = (BlockState.QUARANTINED, BlockState.RETIRED)
@@ -266,17 +282,21 @@ def leases_equal_live_copies(holds: _Holds) -> Iterator[Violation]:
     touched, kept = read | written, states != _RETIRED_LEASE
     is_right = states == np.where(written, _WRITING, np.where(read, _READING, _NOT_LEASED))
     miscounted = is_right & ~written & (readers != holds.readers)
-    for property_id, mask, message in (
-        ("S3", kept & touched & ~is_right, "a live copy touches it, and its lease does not say so"),
-        ("S4", kept & ~touched & ~is_right, "leased, and no live copy touches it"),
-        ("S4", kept & miscounted, "its readers are not its live stores"),
-        ("S3", (holds.writers > 1) | (written & read), "a load shares it"),
-        ("S13", holds.readers > 1, "two stores of it are in flight"),
+    for property, mask, message in (
+        (
+            Property.NO_REUSE_IN_FLIGHT,
+            kept & touched & ~is_right,
+            "a live copy touches it, and its lease does not say so",
+        ),
+        (Property.ONE_RELEASE_PER_HOLD, kept & ~touched & ~is_right, "leased, and no live copy touches it"),
+        (Property.ONE_RELEASE_PER_HOLD, kept & miscounted, "its readers are not its live stores"),
+        (Property.NO_REUSE_IN_FLIGHT, (holds.writers > 1) | (written & read), "a load shares it"),
+        (Property.STORED_ONCE, holds.readers > 1, "two stores of it are in flight"),
     ):
         blocks = _first(mask)
         if blocks:
             named = ", ".join(f"device block {one} {LEASE_WORDS.describe(int(words[one]))}" for one in blocks)
-            yield Violation(property_id, f"{named}: {message}", device_blocks=blocks)
+            yield Violation(property, f"{named}: {message}", device_blocks=blocks)
 
 
 def copies_and_pins_equal_holders(holds: _Holds) -> Iterator[Violation]:
@@ -294,7 +314,11 @@ def copies_and_pins_equal_holders(holds: _Holds) -> Iterator[Violation]:
             held = ", ".join(
                 f"{holds.copies[slot]} transfers and {holds.pins[slot]} matches" for slot in slots
             )
-            yield Violation("S4", f"{_slot_words(ledger, slots)}: {message} (hold it: {held})", slots)
+            yield Violation(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"{_slot_words(ledger, slots)}: {message} (hold it: {held})",
+                slots,
+            )
 
 
 def requests_name_their_loads(holds: _Holds) -> Iterator[Violation]:
@@ -309,10 +333,14 @@ def requests_name_their_loads(holds: _Holds) -> Iterator[Violation]:
         loads = live.pop(name, [])
         if loads != ([request.load] if request.load else []) or count != len(loads):
             message = f"request {name} counts {count} loads and names {request.load}; live are {loads}"
-            yield Violation("S4", message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,))
+            yield Violation(
+                Property.ONE_RELEASE_PER_HOLD, message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,)
+            )
     for name, loads in live.items():
         message = f"{_name(ledger.transfers[loads[0]])} is of request {name}, which was released"
-        yield Violation("S4", message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,))
+        yield Violation(
+            Property.ONE_RELEASE_PER_HOLD, message, transfers=tuple(loads[:MOST_NAMED]), requests=(name,)
+        )
 
 
 def reports_add_up(holds: _Holds) -> Iterator[Violation]:
@@ -323,10 +351,12 @@ def reports_add_up(holds: _Holds) -> Iterator[Violation]:
         state, (pending, failed) = TRANSFER_WORDS.decode(transfer.word)
         reported = bin(transfer.reported).count("1")
         if id != transfer.id or state not in LIVE:
-            yield Violation("S5", f"{_name(transfer)} is kept as live transfer {id}", transfers=(id,))
+            yield Violation(
+                Property.STALE_REPORTS, f"{_name(transfer)} is kept as live transfer {id}", transfers=(id,)
+            )
         elif pending + reported != ledger.config.workers or failed > reported:
             message = f"{_name(transfer)}: {reported} workers reported, {pending} pending, {failed} failed"
-            yield Violation("S5", message, transfers=(id,))
+            yield Violation(Property.STALE_REPORTS, message, transfers=(id,))
         slots = np.asarray(transfer.slots, dtype=np.int64)
         born = generation[slots]
         wrong = slots[born != id if transfer.direction is Direction.STORE else born > id][
@@ -334,7 +364,7 @@ def reports_add_up(holds: _Holds) -> Iterator[Violation]:
         ].tolist()
         if wrong:
             message = f"slots {wrong} of {_name(transfer)} hold blocks of another generation"
-            yield Violation("S5", message, tuple(wrong), transfers=(id,))
+            yield Violation(Property.STALE_REPORTS, message, tuple(wrong), transfers=(id,))
 
 
 def matches_hold_pins(holds: _Holds) -> Iterator[Violation]:
@@ -344,7 +374,7 @@ def matches_hold_pins(holds: _Holds) -> Iterator[Violation]:
         if (request.state is RequestState.MATCHED) != (len(request.pins) > 0):
             slots = tuple(to_list(request.pins)[:MOST_NAMED])
             message = f"request {name} is {request.state.name} with {len(request.pins)} pins"
-            yield Violation("S7", message, slots, requests=(name,))
+            yield Violation(Property.MATCH_HOLDS, message, slots, requests=(name,))
 
 
 def waits_have_owners(holds: _Holds) -> Iterator[Violation]:
@@ -354,13 +384,13 @@ def waits_have_owners(holds: _Holds) -> Iterator[Violation]:
         state, (loads,) = REQUEST_WORDS.decode(request.word)
         if (state == RequestState.DEFERRED) != (ledger.deferred.get(name) is request):
             message = f"request {name} is {request.state.name}, and the list of deferred ones says otherwise"
-            yield Violation("S9", message, requests=(name,))
+            yield Violation(Property.PROGRESS, message, requests=(name,))
         elif state == RequestState.DEFERRED and request.awaits not in ledger.transfers:
             message = f"request {name} waits for transfer {request.awaits}, which is not live"
-            yield Violation("S9", message, transfers=(request.awaits,), requests=(name,))
+            yield Violation(Property.PROGRESS, message, transfers=(request.awaits,), requests=(name,))
         elif state == RequestState.RELEASED or (state == RequestState.FINISHED and not loads):
             message = f"request {name} is {request.state.name} without a load, and still kept"
-            yield Violation("S9", message, requests=(name,))
+            yield Violation(Property.PROGRESS, message, requests=(name,))
 
 
 def epochs_are_current(holds: _Holds) -> Iterator[Violation]:
@@ -369,7 +399,7 @@ def epochs_are_current(holds: _Holds) -> Iterator[Violation]:
     for transfer in ledger.transfers.values():
         if (transfer.state is TransferState.ABANDONED) == (transfer.epoch == ledger.epoch):
             message = f"{_name(transfer)} is of epoch {transfer.epoch}, and now it is epoch {ledger.epoch}"
-            yield Violation("S14", message, transfers=(transfer.id,))
+            yield Violation(Property.NO_STALE_DATA, message, transfers=(transfer.id,))
 
 
 def cursors_are_in_order(holds: _Holds) -> Iterator[Violation]:
@@ -378,7 +408,7 @@ def cursors_are_in_order(holds: _Holds) -> Iterator[Violation]:
         settled, offered = request.settled, request.offered
         if len(settled) != len(offered) or any(map(gt, settled, offered)):
             message = f"request {name} settled {settled} of its blocks, and offered {offered}"
-            yield Violation("S13", message, requests=(name,))
+            yield Violation(Property.STORED_ONCE, message, requests=(name,))
 
 
 def provenance_is_of_one_epoch(holds: _Holds) -> Iterator[Violation]:
@@ -392,7 +422,9 @@ def provenance_is_of_one_epoch(holds: _Holds) -> Iterator[Violation]:
     ):
         if blocks:
             named = tuple(blocks[:MOST_NAMED])
-            yield Violation("S14", f"device blocks {list(named)}: {message}", device_blocks=named)
+            yield Violation(
+                Property.NO_STALE_DATA, f"device blocks {list(named)}: {message}", device_blocks=named
+            )
 
 
 def history_is_bounded(holds: _Holds) -> Iterator[Violation]:
@@ -400,10 +432,15 @@ def history_is_bounded(holds: _Holds) -> Iterator[Violation]:
     offers = holds.ledger.offers
     if len(offers.times) > holds.ledger.config.offer_history:
         limit = holds.ledger.config.offer_history
-        yield Violation("S1", f"{len(offers.times)} keys are in the history of offers, and {limit} may be")
+        yield Violation(
+            Property.CONSERVATION,
+            f"{len(offers.times)} keys are in the history of offers, and {limit} may be",
+        )
     never = [key for key, times in offers.times.items() if times < 1]
     if never:
-        yield Violation("S1", f"key {never[0].hex()} is in the history of offers, offered 0 times")
+        yield Violation(
+            Property.CONSERVATION, f"key {never[0].hex()} is in the history of offers, offered 0 times"
+        )
 
 
 CHECKS: tuple[Callable[[_Holds], Iterator[Violation]], ...] = (

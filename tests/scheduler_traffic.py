@@ -13,6 +13,7 @@ from kvsm.invariants import check_ledger, check_rest
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
@@ -76,7 +77,9 @@ def come_to_rest(engine: SmallEngine) -> None:
     ledger = engine.core.ledger
     assert check_ledger(ledger) == []
     assert check_rest(ledger) == []
-    assert sum(engine.pool.references) == sum(word != 0 for word in ledger.leases.words), "S4"
+    assert sum(engine.pool.references) == sum(word != 0 for word in ledger.leases.words), (
+        Property.ONE_RELEASE_PER_HOLD
+    )
     assert not engine.sending
 
 

@@ -26,7 +26,7 @@ from replay_life import (
 )
 
 from kvsm.cli import main
-from kvsm.invariants import PROPERTIES
+from kvsm.properties import Property
 from kvsm.snapshot import digest
 
 
@@ -96,14 +96,15 @@ def test_verify_names_the_first_false_event_and_what_led_there(tmp_path: Path) -
     assert result.exit_code == 1
     last = len(life.events) + 2
     assert f"first broken by event {last}, step 0: HitMatched request r3 slot 0" in result.stdout
-    assert "S14: request r3 matches slot 0, and it is of before the reset" in result.stdout
-    assert PROPERTIES["S14"] in result.stdout
+    assert "no stale data (S14): request r3 matches slot 0, and it is of before the reset" in result.stdout
+    assert Property.NO_STALE_DATA.sentence in result.stdout
     told = result.stdout.split("what led there:\n")[1].splitlines()
     assert told[-1] == f"  event {last} step 0: HitMatched request r3 slot 0"
     assert told[-2] == f"  event {last - 1} step 0: CacheReset epoch 1"
     found = parsed(kvsm("verify", log, "--json"))
     assert found["good"] is False
     assert [one["property_id"] for one in found["violations"]] == ["S14"]
+    assert [one["property"] for one in found["violations"]] == ["no stale data"]
     assert (found["breakage"]["event"], found["breakage"]["kind"]) == (last, "HitMatched")
 
 

@@ -185,7 +185,7 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
     result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
     assert result.exit_code == 1
     assert "digest equal" in result.stdout
-    assert "  S15: request " in result.stdout
+    assert "  correct bytes (S15): request " in result.stdout
     assert " more" in result.stdout.splitlines()[-1]
 
 
@@ -209,7 +209,7 @@ def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("kvsm.worker.Worker.poll", lambda _: [])
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 1
-    assert result.stderr.startswith("kvsm: S9: no report for 0 s of transfers ")
+    assert result.stderr.startswith("kvsm: progress (S9): no report for 0 s of transfers ")
     assert result.stderr.count("\n") == 1
 
 

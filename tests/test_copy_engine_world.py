@@ -153,17 +153,42 @@ TWO_COPIES = CopyEngineWorldOptions(copies=2, kernels=0, holds=0, host_blocks=2)
 @pytest.mark.parametrize(
     ("broken", "options", "told", "steps"),
     [
-        ({"make_engine": StoresDoNotWait}, TINY, "S12: device block 0: kernel 'write of block 0'", 3),
-        ({"make_engine": LoadsDoNotWait}, TINY, "S12: device block 0: kernel 'write of block 0'", 3),
-        ({"make_engine": DropsItsTable}, TINY, "S12: id table of transfer 4", 2),
-        ({"make_device": ReusesItsTable}, TWO_COPIES, "S12: id table 0", 3),
-        ({"make_engine": HoldsNothing}, WITH_HOLD, "S12: device block 0", 4),
-        ({"make_engine": EndsAtOnce}, TINY, "S12: id table of transfer 4", 6),
-        ({"make_engine": Forgives}, WITH_BAD, "S6: the end of transfer 4 is good; it is not", 2),
-        ({"make_engine": EndsTwice}, TINY, "S9: transfer 4 has ended twice", 3),
-        ({"make_engine": NeverEnds}, TINY, "S9: transfer 4 was waited for, and has not ended", 2),
-        ({"make_engine": DoesNotWait}, TINY, "S9: transfer 4 was waited for, and has not ended", 2),
-        ({"make_device": CopiesToTheWrongBlock}, TINY, "S15: host block 0 holds 1, where 0 must be", 2),
+        (
+            {"make_engine": StoresDoNotWait},
+            TINY,
+            "order of copies (S12): device block 0: kernel 'write of block 0'",
+            3,
+        ),
+        (
+            {"make_engine": LoadsDoNotWait},
+            TINY,
+            "order of copies (S12): device block 0: kernel 'write of block 0'",
+            3,
+        ),
+        ({"make_engine": DropsItsTable}, TINY, "order of copies (S12): id table of transfer 4", 2),
+        ({"make_device": ReusesItsTable}, TWO_COPIES, "order of copies (S12): id table 0", 3),
+        ({"make_engine": HoldsNothing}, WITH_HOLD, "order of copies (S12): device block 0", 4),
+        ({"make_engine": EndsAtOnce}, TINY, "order of copies (S12): id table of transfer 4", 6),
+        (
+            {"make_engine": Forgives},
+            WITH_BAD,
+            "failure is not success (S6): the end of transfer 4 is good; it is not",
+            2,
+        ),
+        ({"make_engine": EndsTwice}, TINY, "progress (S9): transfer 4 has ended twice", 3),
+        ({"make_engine": NeverEnds}, TINY, "progress (S9): transfer 4 was waited for, and has not ended", 2),
+        (
+            {"make_engine": DoesNotWait},
+            TINY,
+            "progress (S9): transfer 4 was waited for, and has not ended",
+            2,
+        ),
+        (
+            {"make_device": CopiesToTheWrongBlock},
+            TINY,
+            "correct bytes (S15): host block 0 holds 1, where 0 must be",
+            2,
+        ),
     ],
     ids=lambda one: next(iter(one.values())).__name__ if isinstance(one, dict) else "",
 )
@@ -247,7 +272,9 @@ def test_bytes_are_held_against_the_reference_at_rest() -> None:
     """S15."""
     world = CopyEngineWorld(CopyEngineWorldOptions())
     world._pools["host"][0] = 99
-    with pytest.raises(PropertyBroken, match="S15: host block 0 holds 99, where 2 must be"):
+    with pytest.raises(
+        PropertyBroken, match=r"correct bytes \(S15\): host block 0 holds 99, where 2 must be"
+    ):
         world.check()
 
 

@@ -302,4 +302,4 @@ def test_a_walk_finds(bug: Plant, properties: str, monkeypatch: pytest.MonkeyPat
     bug(monkeypatch)
     failure = walk(drawn_world, seed=2, operations=60_000).failure
     assert failure is not None
-    assert failure.finding.property_id in properties.split(), failure.finding
+    assert failure.finding.property.id in properties.split(), failure.finding

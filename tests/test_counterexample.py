@@ -20,6 +20,7 @@ from kvsm.errors import LogError, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, WorkerReported
 from kvsm.log import LogReader, MemoryLog
 from kvsm.offloader import Offloader
+from kvsm.properties import Property
 from kvsm.worlds.world import Action
 
 
@@ -31,7 +32,7 @@ def told(model: Graph | TwoPhaseCommit) -> Counterexample:
 
 def test_a_story_says_of_each_step_only_what_it_changed() -> None:
     model = TwoPhaseCommit(2, hasty=True)
-    model.properties = (always(lambda state: state[0] != (ABORTED, COMMITTED), "consistent"),)
+    model.requirements = (always(lambda state: state[0] != (ABORTED, COMMITTED), "consistent"),)
     assert (
         render(told(model))
         == """\
@@ -54,7 +55,7 @@ because: step 5 (obey 1) led there"""
 def test_because_names_the_last_step_that_changed_what_the_check_names() -> None:
     def check(state: int) -> bool:
         if state == 3:
-            raise PropertyBroken("S3", "block 10 is wrong, block 1 is not")
+            raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "block 10 is wrong, block 1 is not")
         return True
 
     class Blocks(Graph):
@@ -72,7 +73,7 @@ def test_a_step_that_raises_is_told_with_what_it_changed_before() -> None:
         def next(self, state: list[int], action: str) -> list[int]:
             state.append(1)
             if action == "fall":
-                raise PropertyBroken("S1", "it fell")
+                raise PropertyBroken(Property.CONSERVATION, "it fell")
             return state
 
         def actions(self, state: list[int]) -> list[str]:
@@ -108,9 +109,9 @@ def test_a_way_that_goes_round_says_from_where_on() -> None:
 
 def test_what_is_broken_from_the_start_has_no_steps() -> None:
     assert render(told(Graph({0: {}}, [always(lambda _state: False)]))).splitlines() == [
-        "toy: S1 is broken, in 0 steps",
+        "toy: conservation (S1) is broken, in 0 steps",
         "within all of it",
-        "broken: S1: does not hold: it holds",
+        "broken: conservation (S1): does not hold: it holds",
         "because: it is so from the start",
     ]
 
@@ -144,7 +145,7 @@ class OneStore:
             case "report":
                 self.core.report(self.transfer, 0, good=True)
             case "break":
-                raise PropertyBroken("S2", "slot 0 is readable too early")
+                raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, "slot 0 is readable too early")
         return True
 
     def check(self) -> None: ...
@@ -185,7 +186,7 @@ def test_the_real_core_is_told_by_what_its_ledger_holds() -> None:
         "     transfer 2: SUBMITTED(pending=1, failed=0) -> gone",
         "  4. report",
         "  5. break",
-        "broken: S2: slot 0 is readable too early",
+        "broken: publish after commit (S2): slot 0 is readable too early",
         "because: step 3 (report) was the last to change slot 0: STORING(copies=1, pins=0) -> "
         "STORED(copies=0, pins=0)",
     ]

@@ -10,6 +10,7 @@ import pytest
 from kvsm import errors
 from kvsm.cuda_io.driver import CudaError
 from kvsm.log.reader import LogGap
+from kvsm.properties import Property
 from kvsm.vllm.trial import TrialFailed
 
 EXAMPLES = [
@@ -22,7 +23,7 @@ EXAMPLES = [
     errors.TraceError("trace.jsonl", 3, "it is no JSON"),
     CudaError("cuMemcpyBatchAsync", "CUDA_ERROR_INVALID_VALUE", "invalid argument"),
     TrialFailed("vLLM ended with exit code 1:", "its last lines"),
-    errors.PropertyBroken("S3", "a block is free under a copy"),
+    errors.PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "a block is free under a copy"),
 ]
 
 

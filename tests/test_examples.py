@@ -92,10 +92,10 @@ def test_good_example_passes_long(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 CAUGHT = {
-    "test_block_pool": ("S1: after touch", 4),
-    "test_connector": ("S9: after 100 steps", 3),
-    "test_copy_engine": ("S15: ", 2),
-    "test_policy": ("S1: after event", 4),
+    "test_block_pool": ("conservation (S1): after touch", 4),
+    "test_connector": ("progress (S9): after 100 steps", 3),
+    "test_copy_engine": ("correct bytes (S15): ", 2),
+    "test_policy": ("conservation (S1): after event", 4),
 }
 """How the broken examples are caught: the property, and most steps of the program that shows it."""
 

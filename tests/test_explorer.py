@@ -23,6 +23,7 @@ from kvsm.checker.explorer import Progress, explore
 from kvsm.checker.model import Exploration, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.properties import Property
 from kvsm.states import MACHINES
 from kvsm.states.block import BLOCK, BLOCK_WORDS, BlockTrigger
 from kvsm.states.words import STATE_MASK
@@ -105,9 +106,12 @@ class Raising(Graph):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (PropertyBroken("S3", "slot 4 is gone"), "S3: slot 4 is gone"),
-        (ConfigError("no"), "S8: a legal call failed: no"),
-        (KeyError("slot"), "S8: a legal call raised KeyError: 'slot'"),
+        (
+            PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "slot 4 is gone"),
+            "no reuse in flight (S3): slot 4 is gone",
+        ),
+        (ConfigError("no"), "every call is legal (S8): a legal call failed: no"),
+        (KeyError("slot"), "every call is legal (S8): a legal call raised KeyError: 'slot'"),
     ],
 )
 def test_an_action_that_raises_is_a_finding(jobs: int, error: Exception, told: str) -> None:
@@ -121,12 +125,12 @@ def test_an_action_that_raises_is_a_finding(jobs: int, error: Exception, told: s
 def test_a_check_that_raises_says_itself_what_is_wrong() -> None:
     def check(state: int) -> bool:
         if state == 1:
-            raise PropertyBroken("S15", "the bytes are wrong")
+            raise PropertyBroken(Property.CORRECT_BYTES, "the bytes are wrong")
         return True
 
     found = explore(Graph({0: {"go": 1}}, [always(check)]))
     assert found.refutation is not None
-    assert str(found.refutation.finding) == "S15: the bytes are wrong"
+    assert str(found.refutation.finding) == "correct bytes (S15): the bytes are wrong"
 
 
 @each_number_of_jobs
@@ -149,7 +153,7 @@ def test_what_is_not_required_is_told_and_refutes_nothing(jobs: int) -> None:
     found = explore(Graph(graph, [*noted, sometimes(lambda state: state == 3, "3")]), jobs=jobs)
     assert (found.verdict, found.unreached) == (Verdict.REFUTED, ("2", "3"))
     assert found.refutation is not None
-    assert found.refutation.finding.property_id == "3"
+    assert found.refutation.finding.property == "3"
 
 
 class Living(Graph):
@@ -199,7 +203,10 @@ def test_winding_down_in_a_circle_is_refuted(jobs: int) -> None:
     edges = {0: {"go": 1}, 1: {"go": 2, "down": 0}, 2: {"down": 3}, 3: {"down": 2}}
     found = explore(Graph(edges, [eventually(lambda state: state == 0)]), jobs=jobs)
     assert found.refutation is not None
-    assert str(found.refutation.finding) == "S9: winding down goes round in a circle: it comes to rest"
+    assert (
+        str(found.refutation.finding)
+        == "progress (S9): winding down goes round in a circle: it comes to rest"
+    )
     assert path_of(found) == ("go", "go", "down", "down")
     assert found.refutation.circle == 2
 
@@ -209,7 +216,10 @@ def test_winding_down_that_stops_too_early_is_refuted() -> None:
     edges: dict[Any, dict[Any, Any]] = {0: {"go": 1}, 1: {"down": 2}, 2: {"down": 3}, 3: {}}
     found = explore(Graph(edges, [eventually(lambda state: state == 0)]))
     assert found.refutation is not None
-    assert str(found.refutation.finding) == "S9: winding down stops where it does not hold: it comes to rest"
+    assert (
+        str(found.refutation.finding)
+        == "progress (S9): winding down stops where it does not hold: it comes to rest"
+    )
     assert (path_of(found), found.refutation.circle) == (("go", "down", "down"), -1)
 
 
@@ -416,7 +426,7 @@ def test_a_broken_state_without_a_fingerprint_is_a_finding(jobs: int) -> None:
         raise KeyError("no fingerprint")
 
     model = Failing(fail)
-    model.properties = (always(lambda state: state != 3),)
+    model.requirements = (always(lambda state: state != 3),)
     found = explore(model, jobs=jobs)
     assert (found.verdict, path_of(found)) == (Verdict.REFUTED, ("go",) * 3)
 

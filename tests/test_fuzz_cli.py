@@ -112,10 +112,13 @@ def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
     result, directory = found
     assert result.exit_code == 1
     told = result.stdout
-    assert "core: S1 is broken: 3 steps, reduced from " in told
+    assert "core: conservation (S1) is broken: 3 steps, reduced from " in told
     assert "\n  1. store 0 0 0 0 0 0 1\n     slot 0: nothing -> ALLOCATED(copies=0, pins=0)" in told
     assert "\n  3. reset\n" in told
-    assert "broken: S1: slot 0 QUARANTINED(copies=1, pins=0): in the free queue although in use\n" in told
+    assert (
+        "broken: conservation (S1): slot 0 QUARANTINED(copies=1, pins=0): in the free queue although in use\n"
+        in told
+    )
     assert "because: step 3 (reset) was the last to change slot 0: " in told
     assert f"to do it again: kvsm fuzz --replay {directory}\n" in told
     assert (directory / "steps.txt").read_text() in told
@@ -136,8 +139,10 @@ def test_the_written_test_fails_while_the_bug_is_there_and_passes_without(
     found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, directory = found
-    test: Callable[[], None] = runpy.run_path(str(directory / "test_core_1_0.py"))["test_core_keeps_s1"]
-    with pytest.raises(AssertionError, match="S1: slot 0 QUARANTINED"):
+    test: Callable[[], None] = runpy.run_path(str(directory / "test_core_1_0.py"))[
+        "test_core_keeps_conservation"
+    ]
+    with pytest.raises(AssertionError, match=r"conservation \(S1\): slot 0 QUARANTINED"):
         test()
     monkeypatch.undo()
     test()

@@ -13,6 +13,7 @@ from kvsm.errors import KvsmError
 from kvsm.events import Direction
 from kvsm.invariants import CHECKS, PROPERTIES, check_ledger, check_rest
 from kvsm.ledger import Ledger
+from kvsm.properties import Property
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
@@ -236,56 +237,54 @@ def loaded_into_while_stored(ledger: Ledger) -> None:
 
 
 DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
-    ("S1", free_list_forgets),
-    ("S1", free_list_takes),
-    ("S1", policy_takes),
-    ("S1", index_forgets),
-    ("S1", index_mistakes),
-    ("S1", index_invents),
-    ("S1", history_overflows),
-    ("S1", history_invents),
-    ("S2", published_early),
-    ("S3", slot_freed_under_copy),
-    ("S3", set_lease(3, LeaseState.NONE)),
-    ("S3", set_lease(10, LeaseState.NONE)),
-    ("S3", loaded_into_while_stored),
-    ("S4", set_lease(20, LeaseState.READING, 1)),
-    ("S4", set_lease(3, LeaseState.READING, 2)),
-    ("S4", set_word(0, BlockState.LOADING, copies=2)),
-    ("S4", set_word(0, BlockState.LOADING, copies=1, pins=1)),
-    ("S4", set_word(2, BlockState.STORED, pins=2)),
-    ("S4", loads_miscounted),
-    ("S4", load_unnamed),
-    ("S4", load_mistaken),
-    ("S4", load_of_another),
-    ("S4", loading_request_forgotten),
-    ("S5", report_forgotten),
-    ("S5", transfer_renamed),
-    ("S5", transfer_over_but_kept),
-    ("S5", generation_moved),
-    ("S7", pins_dropped),
-    ("S9", request_waits_for_nothing),
-    ("S9", request_not_among_deferred),
-    ("S9", finished_but_kept),
-    ("S13", keys_collide),
-    ("S13", stored_twice),
-    ("S13", settled_unseen),
-    ("S13", cursor_of_a_group_lost),
-    ("S14", epoch_left_behind),
-    ("S14", brought_in_two_epochs),
-    ("S14", brought_nowhere),
+    (Property.CONSERVATION, free_list_forgets),
+    (Property.CONSERVATION, free_list_takes),
+    (Property.CONSERVATION, policy_takes),
+    (Property.CONSERVATION, index_forgets),
+    (Property.CONSERVATION, index_mistakes),
+    (Property.CONSERVATION, index_invents),
+    (Property.CONSERVATION, history_overflows),
+    (Property.CONSERVATION, history_invents),
+    (Property.PUBLISH_AFTER_COMMIT, published_early),
+    (Property.NO_REUSE_IN_FLIGHT, slot_freed_under_copy),
+    (Property.NO_REUSE_IN_FLIGHT, set_lease(3, LeaseState.NONE)),
+    (Property.NO_REUSE_IN_FLIGHT, set_lease(10, LeaseState.NONE)),
+    (Property.NO_REUSE_IN_FLIGHT, loaded_into_while_stored),
+    (Property.ONE_RELEASE_PER_HOLD, set_lease(20, LeaseState.READING, 1)),
+    (Property.ONE_RELEASE_PER_HOLD, set_lease(3, LeaseState.READING, 2)),
+    (Property.ONE_RELEASE_PER_HOLD, set_word(0, BlockState.LOADING, copies=2)),
+    (Property.ONE_RELEASE_PER_HOLD, set_word(0, BlockState.LOADING, copies=1, pins=1)),
+    (Property.ONE_RELEASE_PER_HOLD, set_word(2, BlockState.STORED, pins=2)),
+    (Property.ONE_RELEASE_PER_HOLD, loads_miscounted),
+    (Property.ONE_RELEASE_PER_HOLD, load_unnamed),
+    (Property.ONE_RELEASE_PER_HOLD, load_mistaken),
+    (Property.ONE_RELEASE_PER_HOLD, load_of_another),
+    (Property.ONE_RELEASE_PER_HOLD, loading_request_forgotten),
+    (Property.STALE_REPORTS, report_forgotten),
+    (Property.STALE_REPORTS, transfer_renamed),
+    (Property.STALE_REPORTS, transfer_over_but_kept),
+    (Property.STALE_REPORTS, generation_moved),
+    (Property.MATCH_HOLDS, pins_dropped),
+    (Property.PROGRESS, request_waits_for_nothing),
+    (Property.PROGRESS, request_not_among_deferred),
+    (Property.PROGRESS, finished_but_kept),
+    (Property.STORED_ONCE, keys_collide),
+    (Property.STORED_ONCE, stored_twice),
+    (Property.STORED_ONCE, settled_unseen),
+    (Property.STORED_ONCE, cursor_of_a_group_lost),
+    (Property.NO_STALE_DATA, epoch_left_behind),
+    (Property.NO_STALE_DATA, brought_in_two_epochs),
+    (Property.NO_STALE_DATA, brought_nowhere),
 ]
 
 
-@pytest.mark.parametrize(
-    ("property_id", "damage"), DAMAGES, ids=lambda one: getattr(one, "__qualname__", one)
-)
-def test_damage_breaks_exactly_its_property(property_id: str, damage: Callable[[Ledger], None]) -> None:
+@pytest.mark.parametrize(("property", "damage"), DAMAGES, ids=lambda one: getattr(one, "__qualname__", one))
+def test_damage_breaks_exactly_its_property(property: Property, damage: Callable[[Ledger], None]) -> None:
     """No check is blind, and none cries under another's name."""
     ledger = busy_life().core.ledger
     assert check_ledger(ledger) == []
     damage(ledger)
-    assert {violation.property_id for violation in check_ledger(ledger)} == {property_id}
+    assert {violation.property for violation in check_ledger(ledger)} == {property}
 
 
 def test_every_check_is_broken_by_some_damage() -> None:
@@ -319,20 +318,20 @@ def test_what_is_left_at_rest_is_named(leave: Callable[[Ledger], None]) -> None:
     ledger = busy_life().drain().core.ledger
     assert check_rest(ledger) == []
     leave(ledger)
-    assert [violation.property_id for violation in check_rest(ledger)] == ["S9"]
+    assert [violation.property for violation in check_rest(ledger)] == [Property.PROGRESS]
 
 
 def test_violations_name_known_properties_and_what_they_concern() -> None:
     """A report can always say what a property means, and where to look."""
-    for property_id, damage in DAMAGES:
+    for property, damage in DAMAGES:
         ledger = busy_life().core.ledger
         damage(ledger)
         for violation in check_ledger(ledger):
-            assert violation.property_id in PROPERTIES
+            assert violation.property in PROPERTIES
             assert violation.message
             assert (
                 violation.slots or violation.device_blocks or violation.transfers or violation.requests
-            ) or property_id == "S1", violation
+            ) or property == Property.CONSERVATION, violation
 
 
 def test_refused_calls_leave_all_properties() -> None:

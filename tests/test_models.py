@@ -105,11 +105,11 @@ def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
     assert found.verdict is Verdict.REFUTED
     assert found.refutation is not None
     told = render(serving.retell(ONE_REQUEST, found.refutation)).splitlines()
-    assert told[0].startswith("serving: S4 is broken, in ")
+    assert told[0].startswith("serving: one release per hold (S4) is broken, in ")
     assert told[-1].startswith("because: step ")
     save_log(serving.events(ONE_REQUEST, found.refutation), tmp_path / "log")
     verified = CliRunner().invoke(main, ["verify", str(tmp_path / "log")])
     assert verified.exit_code == 1
-    assert "broken: S4" in verified.output
+    assert "broken: one release per hold (S4)" in verified.output
     shown = CliRunner().invoke(main, ["show", str(tmp_path / "log"), "--block", "0"])
     assert (shown.exit_code, os.linesep in shown.output) == (0, True)

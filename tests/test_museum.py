@@ -27,6 +27,7 @@ from museum.search import CLEAN, SCENARIO, search, search_all
 import kvsm.cli.museum as command
 from kvsm.cli import main
 from kvsm.ledger import Ledger
+from kvsm.properties import Property
 from kvsm.states import machines_digest
 from kvsm.states.block import BLOCK_WORDS, BlockState, BlockTrigger
 from kvsm.worlds.world import Finding
@@ -34,46 +35,46 @@ from kvsm.worlds.world import Finding
 DISTURBED, BARE, CHUNKS, LAZY, EVENTS, COPIES, CORE, SERVING, MACHINE = (one.name for one in CHECKERS)
 
 FOUND = {
-    "B01": (BARE, "S8", 6),
-    "B02": (COPIES, "S12", 3),
-    "B03": (COPIES, "S12", 3),
-    "B04": (BARE, "S15", 7),
-    "B05": (CHUNKS, "S3", 13),
-    "B06": (DISTURBED, "S8", 7),
-    "B07": (CORE, "S13", 5),
-    "B08": (CORE, "S9", 2),
-    "B09": (CORE, "S9", 8),
-    "B10": (CORE, "S8", 1),
-    "B11": (CORE, "S8", 1),
-    "B12": (CORE, "S5", 7),
-    "B13": (DISTURBED, "S3", 4),
-    "B14": (DISTURBED, "S3", 6),
-    "B15": (DISTURBED, "S9", 7),
-    "B16": (DISTURBED, "S8", 5),
-    "B17": (DISTURBED, "S15", 5),
-    "B18": (BARE, "S8", 8),
-    "B19": (DISTURBED, "S8", 2),
-    "B20": (DISTURBED, "S8", 3),
-    "B21": (DISTURBED, "S17", 3),
-    "B22": (CORE, "S8", 7),
-    "B23": (LAZY, "S13", 11),
-    "B24": (DISTURBED, "S9", 4),
-    "B25": (COPIES, "S8", 2),
-    "B26": (EVENTS, "S10", 16),
-    "B27": (DISTURBED, "S15", 10),
-    "B28": (DISTURBED, "S15", 5),
-    "B29": (DISTURBED, "S4", 4),
-    "B30": (CORE, "S8", 1),
-    "B31": (CORE, "S4", 6),
-    "B32": (BARE, "S8", 9),
-    "B33": (BARE, "S15", 10),
-    "B34": (CORE, "S9", 4),
-    "B35": (DISTURBED, "S1", 7),
-    "B36": (DISTURBED, "S8", 10),
-    "B37": (COPIES, "S12", 2),
-    "B38": (DISTURBED, "S2", 3),
-    "B39": (CORE, "S5", 23),
-    "B40": (CORE, "S8", 7),
+    "B01": (BARE, Property.LEGAL_CALLS, 6),
+    "B02": (COPIES, Property.COPY_ORDER, 3),
+    "B03": (COPIES, Property.COPY_ORDER, 3),
+    "B04": (BARE, Property.CORRECT_BYTES, 7),
+    "B05": (CHUNKS, Property.NO_REUSE_IN_FLIGHT, 13),
+    "B06": (DISTURBED, Property.LEGAL_CALLS, 7),
+    "B07": (CORE, Property.STORED_ONCE, 5),
+    "B08": (CORE, Property.PROGRESS, 2),
+    "B09": (CORE, Property.PROGRESS, 8),
+    "B10": (CORE, Property.LEGAL_CALLS, 1),
+    "B11": (CORE, Property.LEGAL_CALLS, 1),
+    "B12": (CORE, Property.STALE_REPORTS, 7),
+    "B13": (DISTURBED, Property.NO_REUSE_IN_FLIGHT, 4),
+    "B14": (DISTURBED, Property.NO_REUSE_IN_FLIGHT, 6),
+    "B15": (DISTURBED, Property.PROGRESS, 7),
+    "B16": (DISTURBED, Property.LEGAL_CALLS, 5),
+    "B17": (DISTURBED, Property.CORRECT_BYTES, 5),
+    "B18": (BARE, Property.LEGAL_CALLS, 8),
+    "B19": (DISTURBED, Property.LEGAL_CALLS, 2),
+    "B20": (DISTURBED, Property.LEGAL_CALLS, 3),
+    "B21": (DISTURBED, Property.LAST_STEP, 3),
+    "B22": (CORE, Property.LEGAL_CALLS, 7),
+    "B23": (LAZY, Property.STORED_ONCE, 11),
+    "B24": (DISTURBED, Property.PROGRESS, 4),
+    "B25": (COPIES, Property.LEGAL_CALLS, 2),
+    "B26": (EVENTS, Property.EVENTS_ARE_STATE, 16),
+    "B27": (DISTURBED, Property.CORRECT_BYTES, 10),
+    "B28": (DISTURBED, Property.CORRECT_BYTES, 5),
+    "B29": (DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
+    "B30": (CORE, Property.LEGAL_CALLS, 1),
+    "B31": (CORE, Property.ONE_RELEASE_PER_HOLD, 6),
+    "B32": (BARE, Property.LEGAL_CALLS, 9),
+    "B33": (BARE, Property.CORRECT_BYTES, 10),
+    "B34": (CORE, Property.PROGRESS, 4),
+    "B35": (DISTURBED, Property.CONSERVATION, 7),
+    "B36": (DISTURBED, Property.LEGAL_CALLS, 10),
+    "B37": (COPIES, Property.COPY_ORDER, 2),
+    "B38": (DISTURBED, Property.PUBLISH_AFTER_COMMIT, 3),
+    "B39": (CORE, Property.STALE_REPORTS, 23),
+    "B40": (CORE, Property.LEGAL_CALLS, 7),
 }
 """Exhibit -> the checker that sees it first, the property that it names, and the steps of its trace."""
 
@@ -92,7 +93,6 @@ def test_there_are_forty_exhibits_each_with_its_story() -> None:
     assert [*EXHIBITS] == [f"B{number:02}" for number in range(1, 41)]
     for one in EXHIBITS.values():
         assert one.source, one.id
-        assert re.fullmatch("S([1-9]|1[0-8])", one.property_id), one.id
         assert 2 <= len(re.findall(r"\.(?: |$)", one.story)) <= 4, (
             f"{one.id} is told in two to four sentences"
         )
@@ -151,7 +151,7 @@ def test_an_edit_that_fits_nowhere_says_so_and_changes_nothing() -> None:
         source="",
         title="",
         story="",
-        property_id="S1",
+        breaks=Property.CONSERVATION,
         edits=(
             Edit("kvsm.ledger.ledger:Ledger.apply", "self.seq = event.seq", "pass"),
             Edit("kvsm.ledger.transfers:close", "no such line"),
@@ -169,7 +169,7 @@ def test_an_edit_that_fits_nowhere_says_so_and_changes_nothing() -> None:
 def test_a_bug_is_found_by_what_knows_nothing_of_it(id: str) -> None:
     result = search(id)
     assert result.finding is not None
-    assert (result.checker, result.finding.property_id, len(result.trace)) == FOUND[id]
+    assert (result.checker, result.finding.property, len(result.trace)) == FOUND[id]
 
 
 def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> None:
@@ -177,7 +177,7 @@ def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> No
     with EXHIBITS["B21"].put_back():
         sighting = machine.look()
     assert sighting is not None
-    assert sighting.finding.property_id == "S17"
+    assert sighting.finding.property == Property.LAST_STEP
     steps = [line for (line,) in sighting.trace]
     assert steps[0].startswith("(requests_0,) = state.open(configuration=")
     assert all("state." in line and "teardown" not in line for line in steps)
@@ -201,7 +201,7 @@ def test_every_bug_is_found_and_nothing_in_the_code_as_it_is() -> None:
     for result in search_all([*EXHIBITS, CLEAN], jobs=2):
         assert result.is_as_expected, result
         if result.finding is not None:
-            found[result.id] = result.checker, result.finding.property_id, len(result.trace)
+            found[result.id] = result.checker, result.finding.property, len(result.trace)
     assert found == FOUND
     assert sum(checker != SCENARIO for checker, _, _ in found.values()) >= 35
 
@@ -230,6 +230,8 @@ def test_json_has_what_the_table_has() -> None:
     found, clean = json.loads(result.stdout)
     assert (found["id"], found["checker"], found["steps"]) == ("B13", *FOUND["B13"][::2])
     assert found["finding"]["property_id"] == "S3"
+    assert found["finding"]["property"] == "no reuse in flight"
+    assert found["finding"]["property"] == "no reuse in flight"
     assert (clean["id"], clean["finding"]) == (CLEAN, None)
 
 
@@ -250,11 +252,11 @@ def test_a_search_that_was_cut_has_found_nothing_and_missed_nothing() -> None:
 
 
 def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Checker("oracle", lambda: Sighting(Finding("S1", "something"), (("step",),)))
+    seen = Checker("oracle", lambda: Sighting(Finding(Property.CONSERVATION, "something"), (("step",),)))
     monkeypatch.setattr("museum.search.CHECKERS", (seen,))
     result = museum("B19", "--jobs", "1")
     assert result.exit_code == 1
-    assert "in the code as it is, oracle found S1: something" in result.output
+    assert "in the code as it is, oracle found conservation (S1): something" in result.output
 
 
 class Killed:
@@ -301,7 +303,9 @@ def test_results_come_in_the_order_asked_for_and_an_exhibit_may_be_asked_for_twi
 
 
 def oracle(name: str, knows: bool = True) -> Checker:
-    return Checker(name, lambda: Sighting(Finding("S1", f"seen by {name}"), ()) if knows else None)
+    return Checker(
+        name, lambda: Sighting(Finding(Property.CONSERVATION, f"seen by {name}"), ()) if knows else None
+    )
 
 
 def test_all_checkers_are_asked_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +315,7 @@ def test_all_checkers_are_asked_if_that_is_wanted(monkeypatch: pytest.MonkeyPatc
     alone, together = search("B19"), search("B19", all_look=True)
     assert (alone.checker, alone.also) == ("first", ())
     assert (together.checker, together.also) == ("first", ("second", SCENARIO))
-    assert together.finding == alone.finding == Finding("S1", "seen by first")
+    assert together.finding == alone.finding == Finding(Property.CONSERVATION, "seen by first")
     lines = museum("B19", "--all", "--jobs", "1").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:4]] == ["second", SCENARIO]
 
@@ -331,7 +335,7 @@ def test_what_was_seen_before_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_an_exhibit_is_shown_with_its_story_its_diff_and_what_stops_it() -> None:
     text = museum("--show", "B35").stdout
-    assert "sglang PR 28468; breaks S3" in text
+    assert "sglang PR 28468; breaks no reuse in flight (S3)" in text
     assert "-        if len(busy):" in text
     assert "kvsm does not let it happen: 'EVICT is illegal in'" in text
     assert "+        Row(_READABLE, EVICT" in text

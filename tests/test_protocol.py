@@ -18,6 +18,7 @@ from kvsm.checker.protocol.offload import Variant, offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel, State
 from kvsm.checker.protocol.scope import SCOPES, ProtocolScope
 from kvsm.checker.protocol.terms import FALSE, Declaration, InState, Param
+from kvsm.properties import Property
 from kvsm.states import BLOCK, LEASE, MACHINES, TRANSFER, BlockState, BlockTrigger, Machine
 from kvsm.states.lease import LeaseState, LeaseTrigger
 from kvsm.states.machine import Row
@@ -28,13 +29,13 @@ NARROW = ProtocolScope(keys=2, device_blocks=2, slots=1, live_transfers=1, queue
 SMALL = SCOPES["small"]
 TWO_WORKERS = ProtocolScope(keys=1, device_blocks=2, slots=1, workers=2, queued=1, losses=False)
 
-BYTES = ("S2", "S12", "S15")
+BYTES = (Property.PUBLISH_AFTER_COMMIT, Property.COPY_ORDER, Property.CORRECT_BYTES)
 """The claims that look at memory, not at books."""
 
 
 def of_bytes_alone(declared: Declaration) -> Declaration:
     """Deaf to its books: refuted only when wrong bytes can be read."""
-    return replace(declared, always=tuple(claim for claim in declared.always if claim.id in BYTES))
+    return replace(declared, always=tuple(claim for claim in declared.always if claim.name in BYTES))
 
 
 def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
@@ -158,22 +159,22 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variant", "property_id", "length", "states"),
+    ("variant", "property", "length", "states"),
     [
-        (Variant.STORE_BEFORE_COMPUTE, "S2", 7, 341),
-        (Variant.LOAD_BEFORE_READER, "S12", 18, 5313),
-        (Variant.LOAD_UNHELD, "S3", 11, 1310),
-        (Variant.RESET_FREES, "S3", 4, 43),
+        (Variant.STORE_BEFORE_COMPUTE, Property.PUBLISH_AFTER_COMMIT, 7, 341),
+        (Variant.LOAD_BEFORE_READER, Property.COPY_ORDER, 18, 5313),
+        (Variant.LOAD_UNHELD, Property.NO_REUSE_IN_FLIGHT, 11, 1310),
+        (Variant.RESET_FREES, Property.NO_REUSE_IN_FLIGHT, 4, 43),
     ],
 )
-def test_broken_variant_is_refuted(variant: Variant, property_id: str, length: int, states: int) -> None:
+def test_broken_variant_is_refuted(variant: Variant, property: Property, length: int, states: int) -> None:
     """By the shortest way: no exploration of fewer actions can find it."""
     declared = offload_protocol(SMALL, variant)
     found = explore(declared)
     assert found.verdict is Verdict.REFUTED
     assert found.refutation is not None
-    assert (found.refutation.finding.property_id, len(found.refutation.path), found.states) == (
-        property_id,
+    assert (found.refutation.finding.property, len(found.refutation.path), found.states) == (
+        property,
         length,
         states,
     )
@@ -184,14 +185,18 @@ def test_broken_variant_is_refuted(variant: Variant, property_id: str, length: i
 
 
 @pytest.mark.parametrize(
-    ("variant", "property_id", "length"), [(Variant.LOAD_UNHELD, "S15", 20), (Variant.RESET_FREES, "S2", 16)]
+    ("variant", "property", "length"),
+    [
+        (Variant.LOAD_UNHELD, Property.CORRECT_BYTES, 20),
+        (Variant.RESET_FREES, Property.PUBLISH_AFTER_COMMIT, 16),
+    ],
 )
-def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property_id: str, length: int) -> None:
+def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property: Property, length: int) -> None:
     """S15: what the books' own claims forbid (S3) is not a matter of taste."""
     declared = of_bytes_alone(offload_protocol(SMALL, variant))
     found = explore(declared)
     assert found.refutation is not None
-    assert (found.refutation.finding.property_id, len(found.refutation.path)) == (property_id, length)
+    assert (found.refutation.finding.property, len(found.refutation.path)) == (property, length)
     assert_path_breaks(declared, found)
 
 
@@ -199,7 +204,7 @@ def assert_path_breaks(declared: Declaration, found: Exploration) -> None:
     """Plain Python walks the same way; only at its end a property is broken, and as the finding says."""
     assert found.refutation is not None
     model = ProtocolModel(declared)
-    always = [one for one in model.properties if one.kind is Kind.ALWAYS]
+    always = [one for one in model.requirements if one.kind is Kind.ALWAYS]
     (state,) = model.initial()
     for move in found.refutation.path:
         assert all(one.holds(state) for one in always)
@@ -252,23 +257,23 @@ def pins_outlive_a_reset(row: Row) -> Row:
 
 
 @pytest.mark.parametrize(
-    ("machine", "change", "workers", "property_id"),
+    ("machine", "change", "workers", "property"),
     [
-        (BLOCK, pinned_can_be_evicted, 1, "S4"),
-        (TRANSFER, failure_is_success, 2, "S2"),
-        (BLOCK, lost_slot_is_free, 1, "S2"),
-        (LEASE, lost_device_block_is_free, 1, "S15"),
-        (BLOCK, pins_outlive_a_reset, 1, "S4"),
+        (BLOCK, pinned_can_be_evicted, 1, Property.ONE_RELEASE_PER_HOLD),
+        (TRANSFER, failure_is_success, 2, Property.PUBLISH_AFTER_COMMIT),
+        (BLOCK, lost_slot_is_free, 1, Property.PUBLISH_AFTER_COMMIT),
+        (LEASE, lost_device_block_is_free, 1, Property.CORRECT_BYTES),
+        (BLOCK, pins_outlive_a_reset, 1, Property.ONE_RELEASE_PER_HOLD),
     ],
 )
 def test_broken_table_is_refuted(
-    machine: Machine, change: Callable[[Row], Row], workers: int, property_id: str
+    machine: Machine, change: Callable[[Row], Row], workers: int, property: Property
 ) -> None:
     """The protocol has no rows of its own: a table that is wrong makes it wrong."""
     scope = ProtocolScope(keys=1, device_blocks=1, workers=workers)
     found = explore(offload_protocol(scope, machines=with_rows(machine, change)))
     assert found.refutation is not None
-    assert found.refutation.finding.property_id == property_id
+    assert found.refutation.finding.property == property
 
 
 # Sometimes, eventually, limits.
@@ -292,7 +297,7 @@ def test_copy_that_never_starts_is_no_progress() -> None:
     """S9: a transfer that was submitted must come to an end."""
     found = explore(without(offload_protocol(TINY), "start"))
     assert found.refutation is not None
-    assert found.refutation.finding.property_id == "S9"
+    assert found.refutation.finding.property == Property.PROGRESS
     assert found.refutation.finding.message == "not all is at rest, and nothing winds it down"
 
 
@@ -302,7 +307,7 @@ def test_draining_that_goes_round_is_no_progress() -> None:
     actions = tuple(replace(one, drains=True) if one.name == "match" else one for one in declared.actions)
     found = explore(replace(declared, actions=actions))
     assert found.refutation is not None
-    assert found.refutation.finding.property_id == "S9"
+    assert found.refutation.finding.property == Property.PROGRESS
     assert "match winds down" in found.refutation.finding.message
 
 

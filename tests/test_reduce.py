@@ -12,9 +12,10 @@ from kvsm.checker.failures import reduced
 from kvsm.checker.reduce import NotRepeated, reduce, replay
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
+from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
 
-ABOVE = Finding("S1", "above")
+ABOVE = Finding(Property.CONSERVATION, "above")
 
 
 def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Action, ...]]:
@@ -23,7 +24,7 @@ def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Actio
     assert failure is not None
     saved = reduced(target, seed, failure)
     replayed = replay(saved.case().make, saved.actions)
-    assert replayed.finding == saved.finding
+    assert replayed.finding == saved.finding()
     assert replayed.actions == saved.actions
     return len(failure.actions), saved.actions
 
@@ -69,7 +70,7 @@ def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> No
     for place in range(len(saved.actions)):
         fewer = saved.actions[:place] + saved.actions[place + 1 :]
         outcome = replay(saved.case().make, fewer)
-        assert outcome.finding is None or outcome.finding.property_id != saved.finding.property_id
+        assert outcome.finding is None or outcome.finding.property != saved.property
 
 
 # On a world that fits in the head.
@@ -80,7 +81,7 @@ def test_noise_and_numbers_are_gone() -> None:
     noisy: list[Action] = [("look", 3), ("up", 2), ("down",), ("look", 1), ("up", 0)] * 20
     reduction = reduce(lambda: Counting(most=4), noisy, ABOVE)
     assert reduction.actions == (("up", 1), ("up", 2))
-    assert reduction.finding == Finding("S1", "it is 5, above 4")
+    assert reduction.finding == Finding(Property.CONSERVATION, "it is 5, above 4")
 
 
 def test_what_is_behind_the_failure_is_gone() -> None:
@@ -124,7 +125,7 @@ def test_a_long_list_takes_few_replays() -> None:
 
 def test_what_does_not_come_again_is_said_so() -> None:
     """S11: then something outside decides, too."""
-    with pytest.raises(NotRepeated, match="1 actions broke S1, and done again they do not"):
+    with pytest.raises(NotRepeated, match=r"1 actions broke conservation \(S1\), and done again they do not"):
         reduce(lambda: Counting(most=9), [("up", 0)], ABOVE)
 
 
@@ -139,9 +140,9 @@ def test_what_never_comes_to_rest_comes_down_to_what_led_there() -> None:
     """S9: the way to rest is gone again for each candidate, and is none of the actions."""
     failure = walk(lambda _: Stuck(most=10**6), 1, runs=1).failure
     assert failure is not None
-    assert failure.finding.property_id == "S9"
+    assert failure.finding.property == Property.PROGRESS
     reduction = reduce(lambda: Stuck(most=10**6), failure.actions, failure.finding)
-    assert reduction.finding.property_id == "S9"
+    assert reduction.finding.property == Property.PROGRESS
     assert reduction.actions == (("up", 0),) * 5
     assert replay(lambda: Stuck(most=10**6), reduction.actions).finding is None
     assert replay(lambda: Stuck(most=10**6), reduction.actions, to_rest=True).finding == reduction.finding

@@ -12,15 +12,22 @@ import pytest
 from museum import EXHIBITS, Exhibit
 from museum.search import scenario_of
 
+from kvsm.properties import Property
 from kvsm.worlds.world import Finding, finding_of
 
-REFUSED = "S8"
+REFUSED = Property.LEGAL_CALLS
 """What a refusal is reported as: a legal call that failed."""
 
-SEEN_AS = {"B27": "S15", "B28": "S15"}
+SEEN_AS = {"B27": Property.CORRECT_BYTES, "B28": Property.CORRECT_BYTES}
 """A failure that is taken for a success is seen by what is read then."""
 
-SEEN_WITHOUT_STOP = {"B01": "S13", "B10": "S4", "B11": "S13", "B35": "S3", "B36": "S1"}
+SEEN_WITHOUT_STOP = {
+    "B01": Property.STORED_ONCE,
+    "B10": Property.ONE_RELEASE_PER_HOLD,
+    "B11": Property.STORED_ONCE,
+    "B35": Property.NO_REUSE_IN_FLIGHT,
+    "B36": Property.CONSERVATION,
+}
 """With the guard taken away, too. One key in two slots breaks S13 before it loses a slot (B11), and two
 blocks in one slot are one too few for the index (B36)."""
 
@@ -36,14 +43,14 @@ def test_scenario_passes_without_its_bug(id: str) -> None:
     scenario_of(id)()
 
 
-@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda one: f"{one.id}-{one.property_id}")
+@pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=lambda one: f"{one.id}-{one.breaks}")
 def test_bug_that_is_put_back_is_found(exhibit: Exhibit) -> None:
     found = finding_in(exhibit)
-    expected = REFUSED if exhibit.stop else SEEN_AS.get(exhibit.id, exhibit.property_id)
-    assert found.property_id == expected
+    expected = REFUSED if exhibit.stop else SEEN_AS.get(exhibit.id, exhibit.breaks)
+    assert found.property == expected
     assert exhibit.stop in found.message
 
 
 @pytest.mark.parametrize("id", [one.id for one in EXHIBITS.values() if one.without_stop])
 def test_without_the_guard_that_stops_it_a_bug_breaks_its_property(id: str) -> None:
-    assert finding_in(EXHIBITS[id], without_stop=True).property_id == SEEN_WITHOUT_STOP[id]
+    assert finding_in(EXHIBITS[id], without_stop=True).property == SEEN_WITHOUT_STOP[id]

@@ -17,6 +17,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import Direction, RejectReason
 from kvsm.offloader import LookupResult
 from kvsm.plan import WorkerReport
+from kvsm.properties import Property
 from kvsm.scheduler import KVCacheGroup, LoadEnded
 from kvsm.worker import smallest_host_pool
 from kvsm.worlds.small_engine import SmallEngine
@@ -150,6 +151,6 @@ def test_tensor_parallel_under_any_traffic(
         for key, slot in ledger.index.items():
             if ledger.readable(slot):
                 for rank in range(workers):
-                    assert engine.host[slot][rank][-1] == key[:-4], "S2"
+                    assert engine.host[slot][rank][-1] == key[:-4], Property.PUBLISH_AFTER_COMMIT
 
     drive(engine, acts, check=check)

@@ -34,6 +34,7 @@ from kvsm.events import Direction, SkipReason
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.properties import Property
 from kvsm.scheduler import KVCacheGroup, LastStep, LoadEnded, StepOutput, StepResults, StoreMode
 from kvsm.states.transfer import TransferState
 from kvsm.worker import Worker, smallest_host_pool
@@ -510,7 +511,9 @@ def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
         ledger = engine.core.ledger
         for key, slot in ledger.index.items():
             if ledger.readable(slot):
-                assert all(cells[-1] == key[:-4] for cells in engine.host[slot]), "S2"
+                assert all(cells[-1] == key[:-4] for cells in engine.host[slot]), (
+                    Property.PUBLISH_AFTER_COMMIT
+                )
 
     drive(engine, acts, check=check)
     ended = [event.transfer for event in of_kind(engine, ev.WorkerReported)]

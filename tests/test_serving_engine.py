@@ -22,6 +22,7 @@ from kvsm.ids import to_list
 from kvsm.log import LogReader
 from kvsm.plan import TransferPlan
 from kvsm.policies import POLICIES
+from kvsm.properties import Property
 from kvsm.scheduler.groups import group_suffix
 from kvsm.serving import (
     RunOptions,
@@ -210,7 +211,7 @@ def test_a_block_of_remote_decode_that_is_not_offered_is_seen(
     monkeypatch.setattr(run.offloader, "store", careless)
     run.serve()
     [violation] = run.engine.violations
-    assert (violation.property_id, violation.requests) == ("S16", ("r1",))
+    assert (violation.property, violation.requests) == (Property.FULL_OFFLOAD, ("r1",))
     assert keys_of(run, [1, 2, 3])[2].hex() in violation.message
     assert run.engine.scheduler.checks.fully_offloaded == 0
 
@@ -262,7 +263,7 @@ def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., WorkloadRu
     run.connector.build_connector_meta = forgetful  # type: ignore[method-assign]
     run.serve()
     violation = run.engine.violations[0]
-    assert violation.property_id == "S17"
+    assert violation.property == Property.LAST_STEP
     assert len(violation.transfers) == 1
 
 
@@ -453,7 +454,7 @@ def test_a_match_of_the_whole_prompt_is_seen(start: Callable[..., WorkloadRun]) 
     run.connector.get_num_new_matched_tokens = lambda one, hit: (one.num_tokens - hit, False)  # type: ignore[method-assign]
     run.engine.step()
     violation = run.engine.violations[0]
-    assert violation.property_id == "S18"
+    assert violation.property == Property.ONE_TOKEN_LEFT
     assert "request r1 has 1536 tokens, and 1536 of them are matched" in violation.message
 
 
@@ -564,7 +565,7 @@ def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., WorkloadRun]) -
     run.serve()
     result = run.prove()
     violation = result.violations[0]
-    assert {one.property_id for one in result.violations} == {"S15"}
+    assert {one.property for one in result.violations} == {Property.CORRECT_BYTES}
     assert "request r3: on worker 1" in violation.message
     assert key.hex() in violation.message
     assert not result.good
@@ -594,7 +595,10 @@ def test_a_copy_that_does_not_wait_for_compute_is_seen(
     monkeypatch.setattr(
         SimulatedStream, "wait", lambda self, event: None if stream in self.name else wait(self, event)
     )
-    with pytest.raises(PropertyBroken, match=rf"S12: device block \d+: .*compute.* {copy} .*nothing orders"):
+    with pytest.raises(
+        PropertyBroken,
+        match=rf"order of copies \(S12\): device block \d+: .*compute.* {copy} .*nothing orders",
+    ):
         run_workload(RunOptions(**{**PRESSURE, "host_blocks": 400}))
 
 
@@ -607,7 +611,9 @@ def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., WorkloadRun])
     assert block is not None
     run.ranks[0].device[block, 5] ^= 1
     run.serve()
-    assert [(one.property_id, one.device_blocks) for one in run.engine.violations] == [("S15", (block,))]
+    assert [(one.property, one.device_blocks) for one in run.engine.violations] == [
+        (Property.CORRECT_BYTES, (block,))
+    ]
 
 
 def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(

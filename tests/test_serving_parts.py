@@ -44,7 +44,10 @@ def test_a_block_under_a_copy_is_not_handed_out() -> None:
     """S3: the reference count may say free; if the ledger knows of a copy, the pool refuses."""
     pool, leases = pool_of(2)
     leases.words[0] = LEASE_WORDS.step(leases.words[0], LeaseTrigger.BEGIN_READ, 0, 1)
-    with pytest.raises(PropertyBroken, match=r"S3: device block 0 is free, but a copy holds it: READING"):
+    with pytest.raises(
+        PropertyBroken,
+        match=r"no reuse in flight \(S3\): device block 0 is free, but a copy holds it: READING",
+    ):
         pool.get_new_blocks(1)
 
 
@@ -53,7 +56,7 @@ def test_a_block_is_not_given_back_twice() -> None:
     pool, _ = pool_of(2)
     blocks = pool.get_new_blocks(2)
     pool.free_blocks(blocks)
-    with pytest.raises(PropertyBroken, match="S4"):
+    with pytest.raises(PropertyBroken, match=r"one release per hold \(S4\)"):
         pool.free_blocks(blocks[:1])
 
 
@@ -99,7 +102,10 @@ def test_a_retired_block_is_never_handed_out() -> None:
     assert pool.held_blocks() == [1 - lost]
     assert pool.num_free_blocks == 0
     pool.free_blocks([lost])
-    with pytest.raises(PropertyBroken, match=r"S3: device block \d is free, but a copy holds it: RETIRED"):
+    with pytest.raises(
+        PropertyBroken,
+        match=r"no reuse in flight \(S3\): device block \d is free, but a copy holds it: RETIRED",
+    ):
         pool.get_new_blocks(1)
 
 
@@ -328,7 +334,7 @@ def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_flight_module, "OVERDUE_SECONDS", 0.0)
     copies = TransfersInFlight([ScriptedWorker()])  # type: ignore[list-item]
     copies.start(plan(7), step=0)
-    with pytest.raises(PropertyBroken, match="S9: no report for 0 s of transfers 7"):
+    with pytest.raises(PropertyBroken, match=r"progress \(S9\): no report for 0 s of transfers 7"):
         copies.collect(1)
 
 

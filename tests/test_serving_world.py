@@ -23,6 +23,7 @@ from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
 from kvsm.ledger import requests
 from kvsm.offloader import Ended, Offloader
+from kvsm.properties import Property
 from kvsm.scheduler import OffloadScheduler
 from kvsm.snapshot import digest
 from kvsm.worlds.fingerprint import canonical
@@ -116,13 +117,13 @@ def forget_the_failure(patch: Patch) -> None:
 @pytest.mark.parametrize(
     ("bug", "scope", "breaks", "steps"),
     [
-        (forget_to_hold, "small", "S4", 8),
-        (forget_to_wake, "aborts", "S9", 9),
-        (forget_to_flush, "no-references", "S17", 5),
-        (forget_the_failure, "small", "S15", 7),
-        (take_doubled_reports, "aborts", "S15", 6),
-        (evict_what_is_pinned, "evictions", "S1", 9),
-        (forget_to_tell, "router", "S10", 8),
+        (forget_to_hold, "small", Property.ONE_RELEASE_PER_HOLD, 8),
+        (forget_to_wake, "aborts", Property.PROGRESS, 9),
+        (forget_to_flush, "no-references", Property.LAST_STEP, 5),
+        (forget_the_failure, "small", Property.CORRECT_BYTES, 7),
+        (take_doubled_reports, "aborts", Property.CORRECT_BYTES, 6),
+        (evict_what_is_pinned, "evictions", Property.CONSERVATION, 9),
+        (forget_to_tell, "router", Property.EVENTS_ARE_STATE, 8),
     ],
 )
 def test_planted_bug_is_refuted(
@@ -131,7 +132,7 @@ def test_planted_bug_is_refuted(
     bug(monkeypatch)
     refutation = explore(ServingModel(SCOPES[scope])).refutation
     assert refutation is not None
-    assert (refutation.finding.property_id, len(refutation.path)) == (breaks, steps)
+    assert (refutation.finding.property, len(refutation.path)) == (breaks, steps)
     assert fails_again(SCOPES[scope], refutation.path)
 
 
@@ -323,5 +324,5 @@ def test_check_looks_at_rest_too() -> None:
     world = ServingWorld(ServingOptions())
     world.check()
     world.engine.pool.references[0] = 1
-    with pytest.raises(PropertyBroken, match="S4: device blocks \\[0\\] are held"):
+    with pytest.raises(PropertyBroken, match=r"one release per hold \(S4\): device blocks \[0\] are held"):
         world.check()

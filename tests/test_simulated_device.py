@@ -180,7 +180,8 @@ def test_an_event_that_cannot_come_says_what_waits_for_what() -> None:
     with pytest.raises(PropertyBroken) as broken:
         device.synchronize()
     assert str(broken.value) == (
-        "S9: event 0 of stream 'compute' never comes: stream 'compute' waits for event 0 of stream 'compute'"
+        "progress (S9): event 0 of stream 'compute' never comes: "
+        "stream 'compute' waits for event 0 of stream 'compute'"
     )
 
 
@@ -198,7 +199,7 @@ def test_closing_under_a_copy_is_an_error() -> None:
     """S3: memory that is given back while something still touches it."""
     device = new_device()
     kept = device.copy(device.compute, 0, STORE, (0,), (0,))
-    with pytest.raises(PropertyBroken, match=r"^S3: .*: store 0 on stream 'compute'"):
+    with pytest.raises(PropertyBroken, match=r"^no reuse in flight \(S3\): .*: store 0 on stream 'compute'"):
         device.close()
     device.synchronize()
     device.close()
@@ -447,11 +448,12 @@ def test_a_race_does_not_pass_silently(call: str) -> None:
             engine.simulated.synchronize()
 
     with pytest.raises(
-        PropertyBroken, match=r"^S12: host block 2: (store|load) . .*, and nothing orders the two"
+        PropertyBroken,
+        match=r"^order of copies \(S12\): host block 2: (store|load) . .*, and nothing orders the two",
     ):
         go_on()
     assert [race.location for race in engine.races] == [("host block", 2)]
-    with pytest.raises(PropertyBroken, match="S12"):
+    with pytest.raises(PropertyBroken, match=r"order of copies \(S12\)"):
         engine.poll()
 
 

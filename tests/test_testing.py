@@ -100,7 +100,9 @@ def test_at_rest_names_what_is_left() -> None:
     core, _ = new_core()
     store(core)
     core.arrive("r1")
-    with pytest.raises(PropertyBroken, match=r"^S9: after event 4: .*1 requests.*1 transfers.*2 held slots"):
+    with pytest.raises(
+        PropertyBroken, match=r"^progress \(S9\): after event 4: .*1 requests.*1 transfers.*2 held slots"
+    ):
         assert_at_rest(core.ledger)
 
 
@@ -112,7 +114,7 @@ def test_replay_names_what_differs() -> None:
         msgspec.structs.replace(event, good=False) if isinstance(event, WorkerReported) else event
         for event in log
     ]
-    said = r"^S10: the log gives another state .*slot 0 EVICTED.* live STORED.*keys \[\], live \[b'first"
+    said = r"^events are state \(S10\): the log gives .*slot 0 EV.* live STORED.*keys \[\], live \[b'first"
     with pytest.raises(PropertyBroken, match=said):
         assert_replays(forged, core.ledger)
 
@@ -120,7 +122,7 @@ def test_replay_names_what_differs() -> None:
 def test_replay_names_the_event_that_does_not_fold() -> None:
     core, log = new_core()
     core.report(store(core).transfer, 0, True)
-    with pytest.raises(PropertyBroken, match="S10: the log does not fold: event 4"):
+    with pytest.raises(PropertyBroken, match=r"events are state \(S10\): the log does not fold: event 4"):
         assert_replays([*log[:2], *log[3:]], core.ledger)
 
 
@@ -159,9 +161,12 @@ class ChangesWhenItIsAsked(LRUPolicy):
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (ChoosesTooFew, "S1: .*was asked for 1 of its 2 idle blocks, slots .0, 1., and chose slots .."),
-        (ChoosesWhatIsNotIdle, "S3: .*not all of them are idle"),
-        (ChangesWhenItIsAsked, "S10: .*and changed: `choose` is pure"),
+        (
+            ChoosesTooFew,
+            r"conservation \(S1\): .*was asked for 1 of its 2 idle blocks, slots .0, 1., and chose slots ..",
+        ),
+        (ChoosesWhatIsNotIdle, r"no reuse in flight \(S3\): .*not all of them are idle"),
+        (ChangesWhenItIsAsked, r"events are state \(S10\): .*and changed: `choose` is pure"),
     ],
 )
 def test_policy_that_breaks_its_word_is_not_sound(policy: type[LRUPolicy], said: str) -> None:
@@ -221,11 +226,23 @@ def cache_first(pool: WatchedPool) -> None:
 @pytest.mark.parametrize(
     ("pool", "use", "said"),
     [
-        (TakesHeld, take_twice, "S3: device block 0 is handed out, and 1 hold it"),
-        (GivesTooMany, take_twice, "S3: get_new_blocks.2. gave .0, 0, 1.: not 2 different blocks"),
-        (LosesBlocks, release_twice, "S1: after free_blocks.* the free queue has device blocks"),
-        (TakesHeld, release_twice, "S4: device block 0 is released, and nobody holds it"),
-        (FindsOtherContent, cache_first, "S15: .* device block 1 is said to cache key"),
+        (TakesHeld, take_twice, r"no reuse in flight \(S3\): device block 0 is handed out, and 1 hold it"),
+        (
+            GivesTooMany,
+            take_twice,
+            r"no reuse in flight \(S3\): get_new_blocks.2. gave .0, 0, 1.: not 2 different blocks",
+        ),
+        (
+            LosesBlocks,
+            release_twice,
+            r"conservation \(S1\): after free_blocks.* the free queue has device blocks",
+        ),
+        (
+            TakesHeld,
+            release_twice,
+            r"one release per hold \(S4\): device block 0 is released, and nobody holds it",
+        ),
+        (FindsOtherContent, cache_first, r"correct bytes \(S15\): .* device block 1 is said to cache key"),
     ],
 )
 def test_watched_pool_refuses(pool: type[TakesHeld], use: Callable[[WatchedPool], None], said: str) -> None:
@@ -265,7 +282,8 @@ class TooFewMachine(OffloadMachine):
 def test_policy_that_chooses_too_few_is_caught() -> None:
     machine = opened(TooFewMachine())
     with pytest.raises(
-        PropertyBroken, match=r"S1: .*policy test_testing:ChoosesTooFew was asked for 1 of its 2"
+        PropertyBroken,
+        match=r"conservation \(S1\): .*policy test_testing:ChoosesTooFew was asked for 1 of its 2",
     ):
         machine.let_all_end()
 
@@ -282,7 +300,9 @@ class ForgetsToHoldMachine(OffloadMachine):
 
 def test_connector_that_holds_no_blocks_under_copies_is_caught() -> None:
     machine = opened(ForgetsToHoldMachine())
-    with pytest.raises(PropertyBroken, match=r"S4: device block . is released, and nobody holds it"):
+    with pytest.raises(
+        PropertyBroken, match=r"one release per hold \(S4\): device block . is released, and nobody holds it"
+    ):
         machine.let_all_end()
 
 
@@ -297,7 +317,8 @@ def test_late_report_that_changes_something_is_caught(monkeypatch: pytest.Monkey
     machine = opened(OffloadMachine())
     monkeypatch.setattr(Offloader, "report", careless)
     with pytest.raises(
-        PropertyBroken, match=r"S5: a report from nowhere changed the state: was requests .*'r1'"
+        PropertyBroken,
+        match=r"stale reports change nothing \(S5\): a report from nowhere changed .*: was requests .*'r1'",
     ):
         machine.call_wrongly(-1)
 
@@ -306,7 +327,7 @@ def test_engine_that_is_not_told_of_pending_work_is_caught(monkeypatch: pytest.M
     monkeypatch.setattr(OffloadScheduler, "has_pending_work", lambda _: False)
     machine = opened(OffloadMachine())
     machine.finish(next(iter(machine.engine.requests.values())), True)
-    with pytest.raises(PropertyBroken, match=r"S17: transfers .* are under way"):
+    with pytest.raises(PropertyBroken, match=r"flush at last step \(S17\): transfers .* are under way"):
         machine.check()
 
 
@@ -315,21 +336,26 @@ def test_other_bytes_on_the_host_are_caught() -> None:
     machine.engine.carry_out_all()
     machine.hand_on()
     machine.engine.host[0][1] = [b"other"]
-    with pytest.raises(PropertyBroken, match="S2: slot 0 can be read, and holds other bytes on worker 1"):
+    with pytest.raises(
+        PropertyBroken,
+        match=r"publish after commit \(S2\): slot 0 can be read, and holds other bytes on worker 1",
+    ):
         machine.check()
 
 
 def test_reset_that_leaves_a_key_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = opened(OffloadMachine())
     monkeypatch.setattr(OffloadScheduler, "reset_cache", lambda _: True)
-    with pytest.raises(PropertyBroken, match="S14: 2 keys match after a reset"):
+    with pytest.raises(PropertyBroken, match=r"no stale data \(S14\): 2 keys match after a reset"):
         machine.reset(True)
 
 
 def test_core_that_stores_what_is_not_there_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = opened(OffloadMachine())
     monkeypatch.setattr(Offloader, "prepare_store", lambda *_: None)
-    with pytest.raises(PropertyBroken, match="S8: device block -1 is not there, and was stored"):
+    with pytest.raises(
+        PropertyBroken, match=r"every call is legal \(S8\): device block -1 is not there, and was stored"
+    ):
         machine.call_wrongly(-1)
 
 
@@ -337,7 +363,9 @@ def test_block_that_is_held_at_rest_is_caught() -> None:
     machine = opened(OffloadMachine())
     machine.let_all_end()
     [block] = machine.engine.pool.take(1)
-    with pytest.raises(PropertyBroken, match=rf"S4: at rest device blocks \[{block}\] are held"):
+    with pytest.raises(
+        PropertyBroken, match=rf"one release per hold \(S4\): at rest device blocks \[{block}\] are held"
+    ):
         machine.wind_down()
 
 
@@ -387,12 +415,16 @@ class KeepsResults(HostCopyEngine):
 @pytest.mark.parametrize(
     ("engine", "said", "most"),
     [
-        (AcceptsLive, "S8: transfer 1 was accepted", 2),
-        (EndsTwice, "S9: transfer 1 ended, and no such transfer was live", 2),
-        (HidesErrors, "S6: transfer 1 is good, and names no block of its pool", 2),
-        (FailsForNothing, "S6: transfer 1 could be carried out, and failed: why not", 2),
-        (WritesTheFirstBlockOnly, "S15: ", 1),
-        (KeepsResults, "S9: transfers [1] have no result after", 2),
+        (AcceptsLive, "every call is legal (S8): transfer 1 was accepted", 2),
+        (EndsTwice, "progress (S9): transfer 1 ended, and no such transfer was live", 2),
+        (HidesErrors, "failure is not success (S6): transfer 1 is good, and names no block of its pool", 2),
+        (
+            FailsForNothing,
+            "failure is not success (S6): transfer 1 could be carried out, and failed: why not",
+            2,
+        ),
+        (WritesTheFirstBlockOnly, "correct bytes (S15): ", 1),
+        (KeepsResults, "progress (S9): transfers [1] have no result after", 2),
     ],
 )
 def test_copy_engine_that_breaks_a_promise_is_caught(
@@ -415,7 +447,7 @@ def test_engine_that_does_not_hold_compute_is_caught() -> None:
             return PlainCopyEngine(device, host)
 
     found, steps = caught(Machine)
-    assert found.startswith("S15: ")
+    assert found.startswith("correct bytes (S15): ")
     assert len(steps) <= 3
 
 

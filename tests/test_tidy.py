@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "kvsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("errors", "ids", "states", "events", "plan"),
+    ("properties", "errors", "ids", "states", "events", "plan"),
     ("copy_engines", "diagrams", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
@@ -80,6 +81,14 @@ def test_only_the_fold_writes_to_a_ledger(path: Path) -> None:
             assert not ast.unparse(target).startswith("ledger.") or ast.unparse(target) == "ledger.listener"
         if isinstance(node, ast.Call):
             assert not ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.name != "properties.py"], ids=str)
+def test_a_property_is_named_by_its_member(path: Path) -> None:
+    """A bare "S3" can be misspelt, and tells a reader nothing."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            assert not re.fullmatch(r"S([1-9]|1[0-8])", node.value), node.lineno
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if room_of(path) != "ledger"], ids=str)

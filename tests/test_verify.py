@@ -29,6 +29,7 @@ from kvsm.errors import LogDamaged
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ledger import Ledger
 from kvsm.log import LogGap
+from kvsm.properties import Property
 from kvsm.replay import (
     Auditor,
     entries,
@@ -105,39 +106,51 @@ def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, Callable[[Life], list[OffloadingEvent]]]] = [
-    ("S2", lambda life: [ev.HitMatched(*head(life), "r3", (2,))]),
-    ("S3", lambda life: [ev.BlocksEvicted(*head(life), (2,), (), 99)]),
-    ("S7", lambda life: [ev.BlocksEvicted(*head(life), (0,), (), 99)]),
-    ("S1", lambda life: [ev.StorePlanned(*head(life), (("r3", 1),), (key(9),), (0,), (9,))]),
-    ("S3", lambda life: [ev.StorePlanned(*head(life), (("r3", 1),), (key(9),), (3,), (9,))]),
-    ("S7", lambda life: [ev.LoadPlanned(*head(life), "r1", (1, 0), (9, 10))]),
-    ("S7", lambda life: [ev.LoadPlanned(*head(life), "r3", (0,), (9,))]),
-    ("S3", lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (2, 9))]),
-    ("S5", lambda life: [ev.WorkerReported(*head(life), 99, 0, True)]),
-    ("S5", lambda life: [ev.WorkerReported(*head(life), life.core.ledger.seq - 1, 1, True)]),
-    ("S5", lambda life: [ev.TransfersSubmitted(*head(life), (life.core.ledger.seq - 1,))]),
-    ("S5", lambda life: [ev.TransferCancelled(*head(life), 99)]),
-    ("S5", lambda life: [ev.TransferLost(*head(life), 99)]),
-    ("S7", lambda life: [ev.HitMatched(*head(life), "r1", (0,))]),
-    ("S2", lambda life: [ev.BlocksTouched(*head(life), (2,))]),
-    ("S1", lambda life: [ev.BlocksTouched(*head(life), (5,))]),
-    ("S13", lambda life: [ev.BlocksOffered(*head(life), (("r1", (3, 1), (2, 2)),))]),
-    ("S13", lambda life: [ev.BlocksOffered(*head(life), (("r1", (1,), (2, 2)),))]),
-    ("S10", lambda life: [ev.BlocksOffered(*head(life), (("nobody", (1,), (2,)),))]),
-    ("S10", lambda life: [ev.StorePlanned(*head(life), (("r3", 2),), (key(9),), (4,), (9,))]),
-    ("S10", lambda life: [ev.StorePlanned(*head(life), (), (key(9),), (4,), (9, 10))]),
-    ("S10", lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9, 10), False, (1, 0))]),
-    ("S10", lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9,), False, (0,))]),
-    ("S1", lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9, 10), False, (0, 2))]),
-    ("S10", lambda life: [ev.RequestFinished(*head(life), "nobody")]),
-    ("S10", lambda life: [ev.Ticked(*head(life), 7)]),
-    ("S10", lambda life: [ev.CacheReset(*head(life), 7)]),
+    (Property.PUBLISH_AFTER_COMMIT, lambda life: [ev.HitMatched(*head(life), "r3", (2,))]),
+    (Property.NO_REUSE_IN_FLIGHT, lambda life: [ev.BlocksEvicted(*head(life), (2,), (), 99)]),
+    (Property.MATCH_HOLDS, lambda life: [ev.BlocksEvicted(*head(life), (0,), (), 99)]),
+    (Property.CONSERVATION, lambda life: [ev.StorePlanned(*head(life), (("r3", 1),), (key(9),), (0,), (9,))]),
+    (
+        Property.NO_REUSE_IN_FLIGHT,
+        lambda life: [ev.StorePlanned(*head(life), (("r3", 1),), (key(9),), (3,), (9,))],
+    ),
+    (Property.MATCH_HOLDS, lambda life: [ev.LoadPlanned(*head(life), "r1", (1, 0), (9, 10))]),
+    (Property.MATCH_HOLDS, lambda life: [ev.LoadPlanned(*head(life), "r3", (0,), (9,))]),
+    (Property.NO_REUSE_IN_FLIGHT, lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (2, 9))]),
+    (Property.STALE_REPORTS, lambda life: [ev.WorkerReported(*head(life), 99, 0, True)]),
+    (
+        Property.STALE_REPORTS,
+        lambda life: [ev.WorkerReported(*head(life), life.core.ledger.seq - 1, 1, True)],
+    ),
+    (Property.STALE_REPORTS, lambda life: [ev.TransfersSubmitted(*head(life), (life.core.ledger.seq - 1,))]),
+    (Property.STALE_REPORTS, lambda life: [ev.TransferCancelled(*head(life), 99)]),
+    (Property.STALE_REPORTS, lambda life: [ev.TransferLost(*head(life), 99)]),
+    (Property.MATCH_HOLDS, lambda life: [ev.HitMatched(*head(life), "r1", (0,))]),
+    (Property.PUBLISH_AFTER_COMMIT, lambda life: [ev.BlocksTouched(*head(life), (2,))]),
+    (Property.CONSERVATION, lambda life: [ev.BlocksTouched(*head(life), (5,))]),
+    (Property.STORED_ONCE, lambda life: [ev.BlocksOffered(*head(life), (("r1", (3, 1), (2, 2)),))]),
+    (Property.STORED_ONCE, lambda life: [ev.BlocksOffered(*head(life), (("r1", (1,), (2, 2)),))]),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.BlocksOffered(*head(life), (("nobody", (1,), (2,)),))]),
+    (
+        Property.EVENTS_ARE_STATE,
+        lambda life: [ev.StorePlanned(*head(life), (("r3", 2),), (key(9),), (4,), (9,))],
+    ),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.StorePlanned(*head(life), (), (key(9),), (4,), (9, 10))]),
+    (
+        Property.EVENTS_ARE_STATE,
+        lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9, 10), False, (1, 0))],
+    ),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9,), False, (0,))]),
+    (Property.CONSERVATION, lambda life: [ev.LoadPlanned(*head(life), "r1", (0, 1), (9, 10), False, (0, 2))]),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.RequestFinished(*head(life), "nobody")]),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.Ticked(*head(life), 7)]),
+    (Property.EVENTS_ARE_STATE, lambda life: [ev.CacheReset(*head(life), 7)]),
 ]
 
 
-@pytest.mark.parametrize(("property_id", "lie"), WRONG)
+@pytest.mark.parametrize(("property", "lie"), WRONG)
 def test_an_event_that_cannot_be_is_found_and_named(
-    tmp_path: Path, property_id: str, lie: Callable[[Life], list[OffloadingEvent]]
+    tmp_path: Path, property: Property, lie: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
     """A log with one false event in it: the property that it breaks, and its number."""
     life = scene(host_blocks=5)
@@ -145,7 +158,7 @@ def test_an_event_that_cannot_be_is_found_and_named(
     found = verify_log(written(tmp_path / "log", life, events))
     assert not found.good
     assert found.breakage is not None
-    assert {violation.property_id for violation in found.violations} == {property_id}
+    assert {violation.property for violation in found.violations} == {property}
     assert found.breakage.event == len(life.events) + 1
     assert found.breakage.led_there[-1].startswith(f"event {found.breakage.event} ")
 
@@ -226,29 +239,29 @@ def stored_where_a_lost_store_writes(life: Life) -> list[OffloadingEvent]:
 
 
 @pytest.mark.parametrize(
-    ("property_id", "story"),
+    ("property", "story"),
     [
-        ("S13", cursors_back),
-        ("S13", offered_back),
-        ("S13", a_group_less),
-        ("S14", stored_of_an_older_epoch),
-        ("S3", stored_from_where_a_lost_load_writes),
-        ("S3", stored_where_a_lost_store_writes),
-        ("S6", after_failed_store),
-        ("S14", after_reset),
-        ("S13", stored_again),
-        ("S13", stored_from_a_busy_block),
+        (Property.STORED_ONCE, cursors_back),
+        (Property.STORED_ONCE, offered_back),
+        (Property.STORED_ONCE, a_group_less),
+        (Property.NO_STALE_DATA, stored_of_an_older_epoch),
+        (Property.NO_REUSE_IN_FLIGHT, stored_from_where_a_lost_load_writes),
+        (Property.NO_REUSE_IN_FLIGHT, stored_where_a_lost_store_writes),
+        (Property.FAILURE_IS_NOT_SUCCESS, after_failed_store),
+        (Property.NO_STALE_DATA, after_reset),
+        (Property.STORED_ONCE, stored_again),
+        (Property.STORED_ONCE, stored_from_a_busy_block),
     ],
 )
 def test_the_last_of_several_events_is_the_false_one(
-    tmp_path: Path, property_id: str, story: Callable[[Life], list[OffloadingEvent]]
+    tmp_path: Path, property: Property, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
     """S3, S6, S13, S14: what went before decides which property a match, a store or an offer breaks."""
     life = scene(host_blocks=5)
     lies = story(life)
     found = verify_log(written(tmp_path / "log", life, [*life.events, *lies]))
     assert found.breakage is not None
-    assert {violation.property_id for violation in found.violations} == {property_id}
+    assert {violation.property for violation in found.violations} == {property}
     assert found.breakage.event == len(life.events) + len(lies)
 
 
@@ -319,19 +332,23 @@ def test_a_block_that_begins_the_chunk_of_another_key_is_of_the_older_epoch_too(
     life.ended(life.core.prepare_load("r2", [4, 5]))
     life.core.reset()
     seq, step, wall = head(life)
-    for blocks, broken in (((4, 6), ["S14"]), ((6, 5), []), ((6, 4), [])):
+    for blocks, broken in (((4, 6), [Property.NO_STALE_DATA]), ((6, 5), []), ((6, 4), [])):
         auditor = Auditor(restore(snapshot(life.core.ledger)))
         found = auditor.apply(ev.StorePlanned(seq, step, wall, (), (key(5),), (3,), blocks))
-        assert [violation.property_id for violation in found] == broken, blocks
+        assert [violation.property for violation in found] == broken, blocks
     life.close()
 
 
 @pytest.mark.parametrize(
-    ("property_id", "story"),
-    [("S13", cursors_back), ("S13", a_group_less), ("S14", stored_of_an_older_epoch)],
+    ("property", "story"),
+    [
+        (Property.STORED_ONCE, cursors_back),
+        (Property.STORED_ONCE, a_group_less),
+        (Property.NO_STALE_DATA, stored_of_an_older_epoch),
+    ],
 )
 def test_a_witness_who_starts_late_knows_cursors_and_what_was_brought(
-    property_id: str, story: Callable[[Life], list[OffloadingEvent]]
+    property: Property, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
     """S13, S14: it takes them over from the snapshot, and sees the next event that contradicts them."""
     life = scene(host_blocks=5)
@@ -340,7 +357,7 @@ def test_a_witness_who_starts_late_knows_cursors_and_what_was_brought(
         life.core.ledger.apply(event)
     auditor = Auditor(restore(snapshot(life.core.ledger)))
     assert auditor.check() == []
-    assert [violation.property_id for violation in auditor.apply(false)] == [property_id]
+    assert [violation.property for violation in auditor.apply(false)] == [property]
 
 
 def test_what_led_there_are_the_last_ten_events_of_the_same_things(tmp_path: Path) -> None:
@@ -424,7 +441,7 @@ def test_a_segment_whose_snapshot_is_not_the_fold_is_found(tmp_path: Path) -> No
     life.drive([("store", n, n) for n in range(5)] * 20)
     life.close()
     found = verify_log(tmp_path / "log")
-    assert [violation.property_id for violation in found.violations] == ["S10"]
+    assert [violation.property for violation in found.violations] == [Property.EVENTS_ARE_STATE]
     assert "is not what the fold gives" in found.violations[0].message
 
 

@@ -29,6 +29,7 @@ from kvsm.ledger import (
     transfers,
 )
 from kvsm.policies.lru import LRUPolicy
+from kvsm.properties import Property
 from kvsm.replay import Auditor, verify_log
 from kvsm.states import LeaseTrigger
 
@@ -169,37 +170,37 @@ def mixes_up_what_was_brought(patch: pytest.MonkeyPatch) -> None:
 
 
 FAULTS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
-    ({"S4"}, forgets(requests.unpin)),
-    ({"S1"}, policy_forgets("admitted")),
-    ({"S1"}, policy_forgets("busy")),
-    ({"S1"}, policy_forgets("idle")),
-    ({"S1"}, policy_forgets("evicted")),
-    ({"S2"}, publishes_early),
-    ({"S6"}, publishes_failures),
-    ({"S4"}, keeps_leases),
-    ({"S3"}, drops_leases),
-    ({"S5"}, rejected_acts),
-    ({"S14"}, reset_spares),
-    ({"S10"}, publisher_forgets("stored")),
-    ({"S10"}, publisher_forgets("removed")),
-    ({"S1"}, wrong_victim_leaves_the_order),
+    ({Property.ONE_RELEASE_PER_HOLD}, forgets(requests.unpin)),
+    ({Property.CONSERVATION}, policy_forgets("admitted")),
+    ({Property.CONSERVATION}, policy_forgets("busy")),
+    ({Property.CONSERVATION}, policy_forgets("idle")),
+    ({Property.CONSERVATION}, policy_forgets("evicted")),
+    ({Property.PUBLISH_AFTER_COMMIT}, publishes_early),
+    ({Property.FAILURE_IS_NOT_SUCCESS}, publishes_failures),
+    ({Property.ONE_RELEASE_PER_HOLD}, keeps_leases),
+    ({Property.NO_REUSE_IN_FLIGHT}, drops_leases),
+    ({Property.STALE_REPORTS}, rejected_acts),
+    ({Property.NO_STALE_DATA}, reset_spares),
+    ({Property.EVENTS_ARE_STATE}, publisher_forgets("stored")),
+    ({Property.EVENTS_ARE_STATE}, publisher_forgets("removed")),
+    ({Property.CONSERVATION}, wrong_victim_leaves_the_order),
 ]
 
 FAULTS_OF_OFFERS: list[tuple[set[str], Callable[[pytest.MonkeyPatch], None]]] = [
-    ({"S13"}, forgets(stores.blocks_offered)),
-    ({"S13"}, keeps("requests", "settled", requests.request_preempted)),
-    ({"S13"}, keeps("requests", "offered", cache.cache_reset)),
-    ({"S13"}, keeps("ledger", "ended_at", transfers.close)),
-    ({"S13"}, keeps("ledger", "forgotten_at", index.remove)),
-    ({"S9"}, keeps("transfers", "since", transfers.transfers_submitted)),
-    ({"S14"}, record_forgets(Provenance, "bring")),
-    ({"S14"}, record_forgets(Provenance, "age")),
-    ({"S14"}, record_forgets(Provenance, "rewritten")),
-    ({"S14"}, mixes_up_what_was_brought),
-    ({"S10"}, record_forgets(OfferHistory, "count")),
-    ({"S10"}, record_forgets(OfferHistory, "forget")),
-    ({"S3"}, leaves_leases_of_chunks),
-    ({"S3"}, spares_what_a_lost_load_writes),
+    ({Property.STORED_ONCE}, forgets(stores.blocks_offered)),
+    ({Property.STORED_ONCE}, keeps("requests", "settled", requests.request_preempted)),
+    ({Property.STORED_ONCE}, keeps("requests", "offered", cache.cache_reset)),
+    ({Property.STORED_ONCE}, keeps("ledger", "ended_at", transfers.close)),
+    ({Property.STORED_ONCE}, keeps("ledger", "forgotten_at", index.remove)),
+    ({Property.PROGRESS}, keeps("transfers", "since", transfers.transfers_submitted)),
+    ({Property.NO_STALE_DATA}, record_forgets(Provenance, "bring")),
+    ({Property.NO_STALE_DATA}, record_forgets(Provenance, "age")),
+    ({Property.NO_STALE_DATA}, record_forgets(Provenance, "rewritten")),
+    ({Property.NO_STALE_DATA}, mixes_up_what_was_brought),
+    ({Property.EVENTS_ARE_STATE}, record_forgets(OfferHistory, "count")),
+    ({Property.EVENTS_ARE_STATE}, record_forgets(OfferHistory, "forget")),
+    ({Property.NO_REUSE_IN_FLIGHT}, leaves_leases_of_chunks),
+    ({Property.NO_REUSE_IN_FLIGHT}, spares_what_a_lost_load_writes),
 ]
 
 
@@ -245,7 +246,7 @@ def fault_is_found(
     found = verify_log(log, every=every)
     assert found.breakage is not None
     assert found.breakage.event == expected
-    assert properties <= {violation.property_id for violation in found.violations}
+    assert properties <= {violation.property for violation in found.violations}
 
 
 def first_broken_of(life: Life) -> int:

@@ -17,6 +17,7 @@ from kvsm.checker import walk as walking
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import MOST_ACTIONS, WalkResult, random_of, walk
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.properties import Property
 from kvsm.worlds.core import CoreWorld, draw_options
 from kvsm.worlds.world import Action, Finding, World
 
@@ -99,7 +100,7 @@ def test_a_failure_lists_what_happened_and_nothing_else() -> None:
     """The action that raised stands last; what could not happen was no part of it."""
     failure = walk(lambda _: Counting(most=3), 1, runs=1).failure
     assert failure is not None
-    assert failure.finding == Finding("S1", "it is 4, above 3")
+    assert failure.finding == Finding(Property.CONSERVATION, "it is 4, above 3")
     heights = list(accumulate(1 if kind == "up" else -1 for kind, *_ in failure.actions))
     assert min(heights) >= 0
     assert [height > 3 for height in heights] == [False] * (len(heights) - 1) + [True]
@@ -170,7 +171,7 @@ def test_what_does_not_come_to_rest_is_a_finding(
     monkeypatch.setattr(walking, "MOST_WINDING", 50)
     failure = walk(lambda _: _Restless(winding), 1, runs=1).failure
     assert failure is not None
-    assert failure.finding.property_id == "S9"
+    assert failure.finding.property == Property.PROGRESS
     assert message in failure.finding.message
 
 
@@ -178,7 +179,7 @@ def test_a_circle_on_the_way_to_rest_is_noticed() -> None:
     """S9: long before the most actions that the way may have; and what is told ends where the way begins."""
     failure = walk(lambda _: _Restless(("look",)), 1, runs=1).failure
     assert failure is not None
-    assert str(failure.finding) == "S9: after 502 actions towards rest it is not at rest"
+    assert str(failure.finding) == "progress (S9): after 502 actions towards rest it is not at rest"
     assert ("look",) not in failure.actions
 
 
@@ -191,7 +192,7 @@ def test_an_error_of_any_kind_is_a_finding() -> None:
 
     failure = walk(lambda _: Broken(most=10**6), 1, runs=1).failure
     assert failure is not None
-    assert failure.finding.property_id == "S8"
+    assert failure.finding.property == Property.LEGAL_CALLS
     assert "ZeroDivisionError: by zero" in failure.finding.message
 
 
@@ -233,9 +234,9 @@ def test_a_case_makes_the_same_world_each_time() -> None:
 def test_a_property_that_breaks_keeps_its_name() -> None:
     class Named(Counting):
         def check(self) -> None:
-            raise PropertyBroken("S15", "other bytes")
+            raise PropertyBroken(Property.CORRECT_BYTES, "other bytes")
 
     make: Callable[[Random], World] = lambda _: Named(most=10**6)  # noqa: E731
     failure = walk(make, 1, runs=1).failure
     assert failure is not None
-    assert str(failure.finding) == "S15: other bytes"
+    assert str(failure.finding) == "correct bytes (S15): other bytes"

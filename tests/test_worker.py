@@ -16,6 +16,7 @@ from kvsm.copy_engines import host as host_module
 from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.properties import Property
 from kvsm.worker import CopyStatistics, Worker, smallest_host_pool
 
 BLOCKS = 8
@@ -203,7 +204,7 @@ def test_a_poll_that_raises_takes_no_report_away(monkeypatch: pytest.MonkeyPatch
     worker.submit([TransferJob(666, Direction.STORE, (0,), (0,))])
 
     def raises() -> None:
-        raise PropertyBroken("S12", "a race")
+        raise PropertyBroken(Property.COPY_ORDER, "a race")
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "poll", raises)

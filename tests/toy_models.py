@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvsm.checker.model import Kind, Property
+from kvsm.checker.model import Kind, Requirement
+from kvsm.properties import Property
 
 
 class Plain:
     """The parts of a model that are the same where states are immutable values."""
 
     name, bounds = "toy", "all of it"
-    properties: Sequence[Property[Any]] = ()
+    requirements: Sequence[Requirement[Any]] = ()
 
     def fingerprint(self, state: Any) -> Any:
         return state
@@ -37,10 +38,10 @@ class Graph(Plain):
     def __init__(
         self,
         edges: dict[Any, dict[Any, Any]],
-        properties: Sequence[Property[Any]] = (),
+        requirements: Sequence[Requirement[Any]] = (),
         initial: Sequence[Any] = (0,),
     ) -> None:
-        self.edges, self.properties, self._initial = edges, properties, initial
+        self.edges, self.requirements, self._initial = edges, requirements, initial
 
     def initial(self) -> Iterable[Any]:
         return self._initial
@@ -55,16 +56,16 @@ class Graph(Plain):
         return "down" if "down" in self.edges.get(state, {}) else None
 
 
-def always(holds: Callable[[Any], bool], id: str = "S1") -> Property[Any]:
-    return Property(Kind.ALWAYS, id, "it holds", holds)
+def always(holds: Callable[[Any], bool], id: str = Property.CONSERVATION) -> Requirement[Any]:
+    return Requirement(Kind.ALWAYS, id, "it holds", holds)
 
 
-def sometimes(holds: Callable[[Any], bool], id: str, *, required: bool = True) -> Property[Any]:
-    return Property(Kind.SOMETIMES, id, "it is met", holds, required)
+def sometimes(holds: Callable[[Any], bool], id: str, *, required: bool = True) -> Requirement[Any]:
+    return Requirement(Kind.SOMETIMES, id, "it is met", holds, required)
 
 
-def eventually(holds: Callable[[Any], bool]) -> Property[Any]:
-    return Property(Kind.EVENTUALLY, "S9", "it comes to rest", holds)
+def eventually(holds: Callable[[Any], bool]) -> Requirement[Any]:
+    return Requirement(Kind.EVENTUALLY, Property.PROGRESS, "it comes to rest", holds)
 
 
 WORKING, PREPARED, COMMITTED, ABORTED = range(4)
@@ -83,7 +84,7 @@ class TwoPhaseCommit(Plain):
     def __init__(self, managers: int, hasty: bool = False) -> None:
         self.managers, self.enough = managers, managers - hasty
         self.bounds = f"{managers} resource managers"
-        self.properties = (
+        self.requirements = (
             always(lambda state: not {COMMITTED, ABORTED} <= set(state[0]), "consistent"),
             sometimes(lambda state: set(state[0]) == {COMMITTED}, "all commit"),
             sometimes(lambda state: set(state[0]) == {ABORTED}, "all abort"),

@@ -6,6 +6,7 @@ from random import Random
 
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
 from kvsm.worlds.world import Action
 
 
@@ -34,7 +35,7 @@ class Counting:
             return kind == "look"
         self.kinds.append(kind)
         if self.number > self.most:
-            raise PropertyBroken("S1", f"it is {self.number}, above {self.most}")
+            raise PropertyBroken(Property.CONSERVATION, f"it is {self.number}, above {self.most}")
         return True
 
     def check(self) -> None:

@@ -108,7 +108,7 @@ def _because(finding: Finding, steps: Sequence[Step]) -> str:
 
 def render(told: Counterexample) -> str:
     """As lines for people."""
-    lines = [f"{told.model}: {told.finding.property_id} is broken, in {len(told.steps)} steps"]
+    lines = [f"{told.model}: {told.finding.property} is broken, in {len(told.steps)} steps"]
     lines.append(f"within {told.bounds}")
     width = len(str(len(told.steps)))
     for step in told.steps:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from kvsm.checker import coverage
 from kvsm.checker.coverage import Edge
-from kvsm.checker.model import Kind, Model, Property
+from kvsm.checker.model import Kind, Model, Requirement
 from kvsm.errors import ConfigError
 from kvsm.worlds.world import Finding, finding_of
 
@@ -52,8 +52,8 @@ class Expander:
 
     def __init__(self, model: Model[Any, Any], known: Container[Hashable]) -> None:
         self._model, self._known = model, known
-        of: dict[Kind, list[Property[Any]]] = {kind: [] for kind in Kind}
-        for one in model.properties:
+        of: dict[Kind, list[Requirement[Any]]] = {kind: [] for kind in Kind}
+        for one in model.requirements:
             of[one.kind].append(one)
         self._always, self._eventually = of[Kind.ALWAYS], of[Kind.EVENTUALLY]
         self._sometimes = list(enumerate(of[Kind.SOMETIMES]))
@@ -106,7 +106,7 @@ class Expander:
             except Exception as error:
                 return finding_of(error)
             if not holds:
-                return Finding(one.id, f"does not hold: {one.says}")
+                return Finding(one.name, f"does not hold: {one.says}")
         return None
 
     def reached(self, state: Any) -> int:

@@ -178,12 +178,12 @@ class _Search:
         """What the search came to."""
         if self._refutation is None:
             self._wind_down()
-        of_kind = [one for one in self._model.properties if one.kind is Kind.SOMETIMES]
+        of_kind = [one for one in self._model.requirements if one.kind is Kind.SOMETIMES]
         reached = [one for bit, one in enumerate(of_kind) if self._reached >> bit & 1]
         unreached = [one for one in of_kind if one not in reached]
         missed = next((one for one in unreached if one.required), None)
         if self._refutation is None and not self._limit and missed is not None:
-            self._refutation = Refutation(Finding(missed.id, f"is never reached: {missed.says}"), ())
+            self._refutation = Refutation(Finding(missed.name, f"is never reached: {missed.says}"), ())
         verdict = Verdict.REFUTED if self._refutation else Verdict.PROVED
         if self._limit and verdict is Verdict.PROVED:
             verdict = Verdict.UNDETERMINED
@@ -197,8 +197,8 @@ class _Search:
             seconds=time.monotonic() - self._started,
             limit=self._limit,
             refutation=self._refutation,
-            reached=tuple(one.id for one in reached),
-            unreached=tuple(one.id for one in unreached),
+            reached=tuple(str(one.name) for one in reached),
+            unreached=tuple(str(one.name) for one in unreached),
             actions=self._counts_by_name(),
             edges=tuple(sorted(edges)),
         )
@@ -275,7 +275,7 @@ class _Search:
 
     def _wind_down(self) -> None:
         """Hold the "eventually" against what was explored."""
-        of_kind = [one for one in self._model.properties if one.kind is Kind.EVENTUALLY]
+        of_kind = [one for one in self._model.requirements if one.kind is Kind.EVENTUALLY]
         for bit, one in enumerate(of_kind):
             found = wind_down(self._winding, bytes(mask >> bit & 1 for mask in self._holds))
             if found.way:
@@ -284,7 +284,7 @@ class _Search:
                 circle = len(path) + found.circle if found.circle >= 0 else -1
                 steps = len(found.way) - (found.circle < 0)
                 self._refutation = Refutation(
-                    Finding(one.id, f"winding down {what}: {one.says}"),
+                    Finding(one.name, f"winding down {what}: {one.says}"),
                     path + self._winding_actions(start, path, steps),
                     start,
                     circle,

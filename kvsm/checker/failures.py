@@ -23,22 +23,31 @@ from kvsm.checker.rerun import RerunModel
 from kvsm.checker.targets import Case, case_of, draw_case
 from kvsm.checker.walk import Failure, random_of
 from kvsm.errors import ConfigError, LogError
+from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
 
 FILE = "actions.json"
 
 
-class SavedFailure(msgspec.Struct, frozen=True, kw_only=True):
+class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property": "property_id"}):
     """What `actions.json` holds. actions: after reduction, from `found` of them. options: as builtins."""
 
     target: str
     options: dict[str, Any]
     actions: tuple[tuple[str | int, ...], ...]
-    finding: Finding
+    property: Property
+    message: str
     seed: int
     run: int
     found: int
     replays: int
+
+    def finding(self) -> Finding:
+        return Finding(self.property, self.message)
+
+    def after(self, actions: tuple[Action, ...], finding: Finding) -> SavedFailure:
+        """The same failure, as these actions show it."""
+        return msgspec.structs.replace(self, actions=actions, **_fields(finding))
 
     def case(self) -> Case:
         """Raises `ConfigError` if this kvsm has no such world."""
@@ -46,23 +55,29 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reduced(target: str, seed: int, failure: Failure) -> SavedFailure:
-    """The failure in as few actions as reduction finds. If it does not come again, as it was found (S11)."""
+    """The failure in as few actions as reduction finds. If it does not come again, as it was found."""
     case = draw_case(target, random_of(seed, failure.run))
     try:
         case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
     except NotRepeated as error:
-        finding = Finding("S11", f"{error}; it was: {failure.finding}")
+        finding = Finding(Property.DETERMINISM, f"{error}; it was: {failure.finding}")
         reduction = Reduction(failure.actions, finding, 1)
     return SavedFailure(
         target=case.target,
         options=msgspec.to_builtins(case.options),
         actions=reduction.actions,
-        finding=reduction.finding,
+        **_fields(reduction.finding),
         seed=seed,
         run=failure.run,
         found=len(failure.actions),
         replays=reduction.replays,
     )
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    """A finding as fields of a `SavedFailure`. Worlds name no property but those of kvsm."""
+    assert isinstance(finding.property, Property)
+    return {"property": finding.property, "message": finding.message}
 
 
 def _reduced_with_requests(case: Case, reduction: Reduction) -> tuple[Case, Reduction]:
@@ -79,7 +94,7 @@ def _reduced_with_requests(case: Case, reduction: Reduction) -> tuple[Case, Redu
         fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
         outcome = replay(fewer.make, _without_arrival(actions, number), to_rest=True)
         replays += 1
-        if outcome.finding is not None and outcome.finding.property_id == finding.property_id:
+        if outcome.finding is not None and outcome.finding.property == finding.property:
             case, actions, finding = fewer, outcome.actions, outcome.finding
     again = reduce(case.make, actions, finding)
     return case, msgspec.structs.replace(again, replays=replays + again.replays)
@@ -99,11 +114,11 @@ def told(failure: SavedFailure) -> str:
     case = failure.case()
     bounds = f"seed {failure.seed}, run {failure.run}: {_options_text(case.options)}"
     model = RerunModel(f"{failure.target} world", bounds, case.make, describe=case.describe)
-    lines = render(retell(model, Refutation(failure.finding, failure.actions))).splitlines()
+    lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
     # The first line speaks of the shortest way: only a search knows that.
     steps = "step" if len(failure.actions) == 1 else "steps"
     size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.replays} replays"
-    return "\n".join([f"{failure.target}: {failure.finding.property_id} is broken: {size}", *lines[1:]])
+    return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
 
 
 def _options_text(options: msgspec.Struct) -> str:
@@ -174,16 +189,15 @@ def test_{target}_keeps_{property}() -> None:
 
 def regression_test(failure: SavedFailure) -> str:
     """A file for pytest, which needs nothing but kvsm."""
-    property_id = "".join(one if one.isalnum() else "_" for one in failure.finding.property_id)
     return _TEST.format(
-        finding=str(failure.finding).replace("\\", "\\\\").replace('"""', "'''"),
+        finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
         seed=failure.seed,
         run=failure.run,
         found=failure.found,
         options=pformat(failure.options, width=100, sort_dicts=False),
         actions=_listed(failure.actions),
-        property=property_id.lower(),
+        property=failure.property.name.lower(),
     )
 
 

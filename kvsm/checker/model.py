@@ -26,6 +26,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from kvsm.checker.coverage import Edge
+from kvsm.properties import Property
 from kvsm.worlds.world import Finding
 
 State = TypeVar("State")
@@ -48,12 +49,16 @@ class Kind(Enum):
     EVENTUALLY = "eventually"
 
 
-class Property(msgspec.Struct, Generic[State], frozen=True):
-    """holds: of a state. id: of the design's properties (`S3`), or a word of its own for a "sometimes".
-    required: of a "sometimes", whether the model is refuted if it is never met."""
+class Requirement(msgspec.Struct, Generic[State], frozen=True):
+    """What must hold.
+
+    name: a property, or a word of its own: a "sometimes" always has one.
+    holds: of a state.
+    required: of a "sometimes", whether the model is refuted if it is never met.
+    """
 
     kind: Kind
-    id: str
+    name: Property | str
     says: str
     holds: Callable[[Any], bool]
     required: bool = True
@@ -70,7 +75,7 @@ class Model(Protocol[State, Move]):
         """What is explored, for people: "2 requests, 3 device blocks, ...". A proof holds for these."""
 
     @property
-    def properties(self) -> Sequence[Property[State]]: ...
+    def requirements(self) -> Sequence[Requirement[State]]: ...
 
     def initial(self) -> Iterable[State]: ...
 

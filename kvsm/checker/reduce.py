@@ -75,7 +75,7 @@ def reduce(
     reducer = _Reducer(make_world, finding, most_replays)
     # What is wrong with the way to rest is seen there alone. All else is shorter told without that way.
     if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
-        raise NotRepeated(f"{len(actions)} actions broke {finding.property_id}, and done again they do not")
+        raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
     reducer.leave_out_kinds()
     reducer.leave_out_things()
     reducer.leave_out_pieces()
@@ -98,7 +98,7 @@ class _Reducer:
             return False
         self.replays += 1
         outcome = replay(self._make_world, candidate, to_rest=self._to_rest)
-        if outcome.finding is None or outcome.finding.property_id != self.finding.property_id:
+        if outcome.finding is None or outcome.finding.property != self.finding.property:
             return False
         self.best, self.finding = list(outcome.actions), outcome.finding
         return True

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from kvsm.checker.model import Kind, Property
+from kvsm.checker.model import Kind, Requirement
 from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
 from kvsm.worlds.world import Action, World
 
 AnyWorld = TypeVar("AnyWorld", bound=World)
@@ -39,12 +40,14 @@ class RerunModel(Generic[AnyWorld]):
         describe: Callable[[AnyWorld], dict[str, str]] = lambda _world: {},
     ) -> None:
         self.name, self.bounds, self._make_world, self._describe = name, bounds, make_world, describe
-        self.properties: list[Property[Told[AnyWorld]]] = [
-            Property(Kind.ALWAYS, "checks", "the world's own checks", _checks),
-            Property(Kind.EVENTUALLY, "S9", "all copies end, and all comes to rest", self._is_at_rest),
+        self.requirements: list[Requirement[Told[AnyWorld]]] = [
+            Requirement(Kind.ALWAYS, "checks", "the world's own checks", _checks),
+            Requirement(
+                Kind.EVENTUALLY, Property.PROGRESS, "all copies end, and all comes to rest", self._is_at_rest
+            ),
         ]
         for word, says, holds in sometimes:
-            self.properties.append(Property(Kind.SOMETIMES, word, says, _of_world(holds)))
+            self.requirements.append(Requirement(Kind.SOMETIMES, word, says, _of_world(holds)))
 
     def initial(self) -> Iterable[Told[AnyWorld]]:
         return [Told(self._make_world(), ())]

@@ -13,8 +13,9 @@ import msgspec
 from msgspec import structs
 
 from kvsm import events as ev
-from kvsm.checker.model import Kind, Property
+from kvsm.checker.model import Kind, Requirement
 from kvsm.events import Direction, SkipReason
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.states.transfer import TransferState
 from kvsm.worlds.fingerprint import fingerprint
@@ -113,12 +114,14 @@ class ServingModel:
         )
 
     @property
-    def properties(self) -> Sequence[Property[ServingWorld]]:
+    def requirements(self) -> Sequence[Requirement[ServingWorld]]:
         return (
-            Property(Kind.ALWAYS, "S1", "all that the world and its ledger check", _is_sound),
-            Property(Kind.EVENTUALLY, "S9", "nothing is left to happen", _has_wound_down),
+            Requirement(
+                Kind.ALWAYS, Property.CONSERVATION, "all that the world and its ledger check", _is_sound
+            ),
+            Requirement(Kind.EVENTUALLY, Property.PROGRESS, "nothing is left to happen", _has_wound_down),
             *(
-                Property(Kind.SOMETIMES, name, *SOMETIMES[name], self.scope.required)
+                Requirement(Kind.SOMETIMES, name, *SOMETIMES[name], self.scope.required)
                 for name in self.scope.sometimes
             ),
         )

@@ -28,6 +28,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
 MakeWorld = Callable[[Random], World]
@@ -183,7 +184,7 @@ def rest(world: World, done: list[Action]) -> None:
         happened = len(done)
         _do(world, action, done)
         if len(done) == happened:
-            raise PropertyBroken("S9", f"{action} should lead to rest, and cannot happen")
+            raise PropertyBroken(Property.PROGRESS, f"{action} should lead to rest, and cannot happen")
         if number >= FEW_WINDING:
             fingerprint = world.fingerprint()
             if fingerprint in seen:
@@ -191,7 +192,7 @@ def rest(world: World, done: list[Action]) -> None:
             seen.add(fingerprint)
     message = f"after {len(done) - began} actions towards rest it is not at rest"
     del done[began:]
-    raise PropertyBroken("S9", message)
+    raise PropertyBroken(Property.PROGRESS, message)
 
 
 def _do(world: World, action: Action, done: list[Action]) -> None:

@@ -21,6 +21,7 @@ from kvsm.checker.explorer import Progress
 from kvsm.checker.model import Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, Limits
 from kvsm.errors import ConfigError, KvsmError
+from kvsm.properties import json_with_titles
 from kvsm.states import MACHINES
 
 UNUSABLE = 1
@@ -262,13 +263,13 @@ def _json_of(model: CheckedModel, found: Exploration, told: Counterexample | Non
         "never_taken": list(map(str, never_taken(found.edges, model.machines))),
         "counterexample": told,
     }
-    return msgspec.json.encode(facts).decode()
+    return json_with_titles(facts).decode()
 
 
 def _way(found: Exploration) -> Refutation | None:
     """What there is to be told of a refutation: no way leads to what is never reached."""
     way = found.refutation
-    return None if way is None or way.finding.property_id in found.unreached else way
+    return None if way is None or str(way.finding.property) in found.unreached else way
 
 
 def _check_free(log: Path, names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from kvsm.checker.reduce import replay
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
 from kvsm.errors import ConfigError
+from kvsm.properties import json_with_titles
 from kvsm.worlds.world import World
 
 DEFAULT_SECONDS = 10.0
@@ -150,7 +151,7 @@ def _find(choices: _Choices, jobs: int, as_json: bool) -> None:
     _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
     report = _report(progress, result, choices.directory)
     if as_json:
-        click.echo(msgspec.json.encode(report))
+        click.echo(json_with_titles(report))
     else:
         _print(report, choices.resume)
     if report.failure is not None:
@@ -256,10 +257,10 @@ def _do_again(failure: SavedFailure, as_json: bool) -> None:
     """Exit code 1 if it fails, in whatever way."""
     outcome = replay(failure.case().make, failure.actions, to_rest=True)
     if outcome.finding is not None:
-        failure = msgspec.structs.replace(failure, actions=outcome.actions, finding=outcome.finding)
+        failure = failure.after(outcome.actions, outcome.finding)
     if as_json:
         found = outcome.finding
-        click.echo(msgspec.json.encode({"fails": found is not None, "finding": found}))
+        click.echo(json_with_titles({"fails": found is not None, "finding": found}))
     elif outcome.finding is None:
         click.echo(f"{len(failure.actions)} actions, and no property is broken: it does not fail any more")
     else:

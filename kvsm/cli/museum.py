@@ -16,6 +16,7 @@ import msgspec
 
 import kvsm
 from kvsm.errors import ConfigError
+from kvsm.properties import json_with_titles
 
 FAILED = 1
 ROOT = Path(kvsm.__file__).resolve().parents[1]
@@ -97,19 +98,19 @@ def _import_museum(name: str) -> Any:
 def _list(exhibits: Sequence[Any], as_json: bool) -> None:
     if as_json:
         shown = [
-            {"id": one.id, "source": one.source, "property": one.property_id, "title": one.title}
+            {"id": one.id, "source": one.source, "property_id": one.breaks, "title": one.title}
             for one in exhibits
         ]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        click.echo(msgspec.json.format(json_with_titles(shown)).decode())
         return
     for one in exhibits:
-        click.echo(f"{one.id}  {one.property_id:4} {one.title}  ({one.source})")
+        click.echo(f"{one.id}  {one.breaks!s:30} {one.title}  ({one.source})")
 
 
 def _story(exhibit: Any) -> str:
     lines = [
         f"{exhibit.id}  {exhibit.title}",
-        f"source: {exhibit.source}; breaks {exhibit.property_id}",
+        f"source: {exhibit.source}; breaks {exhibit.breaks}",
         "",
         click.wrap_text(exhibit.story, width=100),
         "",
@@ -136,7 +137,7 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
                 click.echo(f"      {result.finding}")
     if as_json:
         shown = [{**msgspec.to_builtins(one), "steps": len(one.trace)} for one in results]
-        click.echo(msgspec.json.format(msgspec.json.encode(shown)).decode())
+        click.echo(msgspec.json.format(json_with_titles(shown)).decode())
     else:
         _print_sum(search, results)
     return all(one.is_as_expected for one in results)
@@ -144,7 +145,7 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
 
 def _print_row(search: Any, result: Any) -> None:
     exhibit = search.EXHIBITS.get(result.id)
-    breaks, title = (exhibit.property_id, exhibit.title) if exhibit else ("", "the code as it is")
+    breaks, title = (exhibit.breaks.id, exhibit.title) if exhibit else ("", "the code as it is")
     seen = _seen_as(exhibit, result.finding) if result.finding else ""
     found_by = [result.checker, *result.also] if result.finding else []
     if result.cut:
@@ -165,7 +166,7 @@ def _seen_as(exhibit: Any, finding: Any) -> str:
     """The property; or that the ledger refused what the bug wants, as the exhibit says."""
     if exhibit and exhibit.stop and exhibit.stop in finding.message:
         return "stopped"
-    return str(finding.property_id)
+    return str(finding.property.id)
 
 
 def _print_sum(search: Any, results: Sequence[Any]) -> None:

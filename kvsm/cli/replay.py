@@ -16,6 +16,7 @@ from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, LogError
 from kvsm.invariants import PROPERTIES
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
+from kvsm.properties import json_with_titles
 from kvsm.replay import (
     BlockLife,
     KeyLife,
@@ -173,12 +174,12 @@ def _print_verification(found: Verification) -> None:
     whole = found.damage is None and found.condition.complete
     broken = "no violation" if whole else "no violation in what is left of a log that is not whole"
     if found.violations:
-        broken = f"broken: {', '.join(sorted({one.property_id for one in found.violations}))}"
+        broken = f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}"
     _print_rows(
         ("log", found.log),
         ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
         ("time", f"{found.seconds:.3f} s, {rate:,.0f} events/s"),
-        ("properties", " ".join(PROPERTIES)),
+        ("properties", ", ".join(map(str, PROPERTIES))),
         ("digest", found.digest),
         ("verdict", broken),
     )
@@ -186,8 +187,7 @@ def _print_verification(found: Verification) -> None:
         breakage = found.breakage
         click.echo(f"\nfirst broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
         for violation in breakage.violations:
-            meaning = PROPERTIES[violation.property_id]
-            click.echo(f"  {violation.property_id}: {violation.message}\n      {meaning}")
+            click.echo(f"  {violation.property}: {violation.message}\n      {violation.property.sentence}")
         click.echo("\nwhat led there:")
         for line in breakage.led_there:
             click.echo(f"  {line}")
@@ -262,7 +262,7 @@ def _facts(condition: LogCondition) -> dict[str, object]:
 
 
 def _print_json(facts: dict[str, object]) -> None:
-    click.echo(msgspec.json.encode(facts).decode())
+    click.echo(json_with_titles(facts).decode())
 
 
 def _leave(condition: LogCondition, good: bool = True) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import click
-import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
+from kvsm.properties import json_with_titles
 from kvsm.serving.run_options import COPIES, LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
@@ -88,7 +88,7 @@ def run(as_json: bool, **options: object) -> None:
         click.echo(f"kvsm: {broken}", err=True)
         raise SystemExit(1) from broken
     if as_json:
-        click.echo(msgspec.json.encode(result))
+        click.echo(json_with_titles(result))
     else:
         _print(result)
     if not result.good:
@@ -221,11 +221,12 @@ def _verdict(result: RunResult) -> list[str]:
         lines = [f"DIGEST DIFFERS: live {result.digest}, replayed {result.replayed_digest}"]
     if result.damage is not None:
         lines.append(f"LOG DAMAGED: {result.damage}")
+    checked = ", ".join(map(str, result.properties))
     lines.append(
-        f"properties checked: {' '.join(result.properties)}, at each of {result.log_events:,} events; "
+        f"properties checked: {checked}; at each of {result.log_events:,} events; "
         f"violations {len(result.violations)}"
     )
-    lines += [f"  {one.property_id}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN]]
+    lines += [f"  {one.property}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN]]
     hidden = len(result.violations) - _VIOLATIONS_SHOWN
     if hidden > 0:
         lines.append(f"  and {hidden} more")

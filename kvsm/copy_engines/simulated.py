@@ -43,6 +43,7 @@ from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import DeviceLost, PropertyBroken, described
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
+from kvsm.properties import Property
 
 PIECES = 3
 """A copy is cut into up to this many pieces."""
@@ -420,7 +421,10 @@ class SimulatedDevice:
         """Raises `PropertyBroken` (S3) if a copy is still to touch memory that may be given back now."""
         left = [copy for stream in self._streams for copy in stream.copies()]
         if left and not self._lost:
-            raise PropertyBroken("S3", f"the device was closed before these were over: {', '.join(left)}")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT,
+                f"the device was closed before these were over: {', '.join(left)}",
+            )
 
     def launch(
         self,
@@ -465,7 +469,7 @@ class SimulatedDevice:
             if not self.step():
                 waits = [(stream.name, stream.awaited()) for stream in self._streams]
                 told = "; ".join(f"{name} waits for {awaited}" for name, awaited in waits if awaited)
-                raise PropertyBroken("S9", f"{what} never comes: {told or 'nothing is queued'}")
+                raise PropertyBroken(Property.PROGRESS, f"{what} never comes: {told or 'nothing is queued'}")
 
     def lose(self, reason: str) -> None:
         """From now on nothing touches memory, and whatever is asked of the device raises `DeviceLost`."""
@@ -564,4 +568,4 @@ class SimulatedCopyEngine(StreamCopyEngine):
 
     def _check_order(self) -> None:
         if self.races:
-            raise PropertyBroken("S12", str(self.races[0]))
+            raise PropertyBroken(Property.COPY_ORDER, str(self.races[0]))

@@ -18,6 +18,7 @@ from kvsm import events as ev
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import Ids, to_list
 from kvsm.invariants import MOST_NAMED, Violation
+from kvsm.properties import Property
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.words import STATE_MASK
@@ -76,7 +77,7 @@ class Book:
         self._free, self._idle = config.host_blocks, 0
         self._copies: dict[int, BookedTransfer] = {}
         self._matches: dict[str, BookedMatch] = {}
-        self._spoiled: dict[int, str] = {}
+        self._spoiled: dict[int, Property] = {}
         """slot -> the property that a match would break, for blocks that failed or were reset."""
         self._voided = [0] * config.host_blocks
         """Number of the event that last voided a slot's block, and with it all pins before."""
@@ -132,7 +133,10 @@ class Book:
         try:
             handler(event)
         except IndexError:
-            self._breaks("S1", f"{event.kind} names a slot, a part or a device block that is not there")
+            self._breaks(
+                Property.CONSERVATION,
+                f"{event.kind} names a slot, a part or a device block that is not there",
+            )
         return self._broken
 
     # Matches.
@@ -150,7 +154,11 @@ class Book:
         for slot, word in zip(slots, found):
             words[slot] = word + _PIN
         if event.request in self._matches:
-            self._breaks("S7", f"request {event.request} matches again, and holds its last match", *slots)
+            self._breaks(
+                Property.MATCH_HOLDS,
+                f"request {event.request} matches again, and holds its last match",
+                *slots,
+            )
         self._matches[event.request] = BookedMatch(event.seq, slots)
 
     def _must_be_readable(self, what: str, slots: Sequence[int]) -> None:
@@ -188,7 +196,7 @@ class Book:
             before = cursors.get(name)
             if len(settled) != len(offered) or any(map(gt, settled, offered)):
                 message = f"request {name} has settled {settled} blocks by group, and offered {offered}"
-                self._broken.append(Violation("S13", message, requests=(name,)))
+                self._broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
             elif before is not None and (
                 len(before[0]) != len(settled)
                 or any(map(gt, before[0], settled))
@@ -198,7 +206,7 @@ class Book:
                     f"the cursors of request {name} go back: it had settled {before[0]} blocks by group "
                     f"and offered {before[1]}, and has settled {settled} and offered {offered}"
                 )
-                self._broken.append(Violation("S13", message, requests=(name,)))
+                self._broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
             cursors[name] = (settled, offered)
         self._names = [name for name, _, _ in event.offers]
 
@@ -238,11 +246,15 @@ class Book:
         for slot in slots:
             word = self._words[slot]
             if word & STATE_MASK in _TOUCHED:
-                self._breaks("S3", f"slot {slot} is evicted while a copy touches it", slot)
+                self._breaks(
+                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} is evicted while a copy touches it", slot
+                )
             elif word >= _PIN:
-                self._breaks("S7", f"slot {slot} is evicted while a match holds it", slot)
+                self._breaks(Property.MATCH_HOLDS, f"slot {slot} is evicted while a match holds it", slot)
             elif word != _STORED:
-                self._breaks("S1", f"slot {slot} is evicted, and holds no stored block", slot)
+                self._breaks(
+                    Property.CONSERVATION, f"slot {slot} is evicted, and holds no stored block", slot
+                )
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
         slots, blocks, held = _ids(event.slots), _ids(event.device_blocks), self._held
@@ -258,7 +270,9 @@ class Book:
         held.update(zip(event.keys, slots))
         if len(held) != expected:
             self._breaks(
-                "S13", "a key of the plan is stored already, is being stored, or stands twice", *slots
+                Property.STORED_ONCE,
+                "a key of the plan is stored already, is being stored, or stands twice",
+                *slots,
             )
         if self._spoiled:
             for slot in slots:
@@ -285,7 +299,7 @@ class Book:
                         f"device block {block} is stored to slot {slot} under key {key.hex()}, which a load "
                         f"of an older epoch brought into it"
                     )
-                    self._broken.append(Violation("S14", message, (slot,), (block,)))
+                    self._broken.append(Violation(Property.NO_STALE_DATA, message, (slot,), (block,)))
 
     def _may_allocate(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         words, leases = self._words, self._leases
@@ -293,15 +307,27 @@ class Book:
         if found.count(_FREE) + found.count(_EVICTED) < len(slots):
             for slot, word in zip(slots, found):
                 if word & STATE_MASK in _TOUCHED:
-                    self._breaks("S3", f"slot {slot} is allocated while a copy may touch it", slot)
+                    self._breaks(
+                        Property.NO_REUSE_IN_FLIGHT,
+                        f"slot {slot} is allocated while a copy may touch it",
+                        slot,
+                    )
                 elif word not in (_FREE, _EVICTED):
-                    self._breaks("S1", f"slot {slot} is allocated, and holds a stored block", slot)
+                    self._breaks(
+                        Property.CONSERVATION, f"slot {slot} is allocated, and holds a stored block", slot
+                    )
         if any(map(leases.__getitem__, blocks)):
             for block in blocks:
                 if leases[block] & STATE_MASK == _READING:
-                    self._breaks("S13", f"device block {block} is stored again while its store is in flight")
+                    self._breaks(
+                        Property.STORED_ONCE,
+                        f"device block {block} is stored again while its store is in flight",
+                    )
                 elif leases[block]:
-                    self._breaks("S3", f"device block {block} is stored while a load may write it")
+                    self._breaks(
+                        Property.NO_REUSE_IN_FLIGHT,
+                        f"device block {block} is stored while a load may write it",
+                    )
 
     # Transfers.
 
@@ -309,7 +335,11 @@ class Book:
         slots, blocks = _ids(event.slots), _ids(event.device_blocks)
         match = self._matches.pop(event.request, None)
         if match is None or list(match.slots[: len(slots)]) != list(slots):
-            self._breaks("S7", f"request {event.request} loads blocks that its match does not hold", *slots)
+            self._breaks(
+                Property.MATCH_HOLDS,
+                f"request {event.request} loads blocks that its match does not hold",
+                *slots,
+            )
             return
         self._unpin(match, match.slots[len(slots) :])
         if event.voided:
@@ -318,13 +348,18 @@ class Book:
         if self._last_void > match.seq:
             for slot in slots:
                 if self._voided[slot] > match.seq:
-                    self._breaks("S7", f"slot {slot} is loaded, and was voided since its match", slot)
+                    self._breaks(
+                        Property.MATCH_HOLDS, f"slot {slot} is loaded, and was voided since its match", slot
+                    )
         words, leases = self._words, self._leases
         for slot in slots:
             words[slot] = (words[slot] & ~STATE_MASK | _LOADING) + _COPY - _PIN
         for block in blocks:
             if leases[block]:
-                self._breaks("S3", f"device block {block} is loaded into while a copy may touch it")
+                self._breaks(
+                    Property.NO_REUSE_IN_FLIGHT,
+                    f"device block {block} is loaded into while a copy may touch it",
+                )
             leases[block] = _WRITING
         keys, chunk = self._keys, self._chunk
         places = _ids(event.parts) or range(len(slots) * chunk)
@@ -336,7 +371,11 @@ class Book:
         for id in event.transfers:
             copy = self._copies.get(id)
             if copy is None or copy.submitted:
-                self._breaks("S5", f"transfer {id} is submitted, and no plan of it waits", transfers=(id,))
+                self._breaks(
+                    Property.STALE_REPORTS,
+                    f"transfer {id} is submitted, and no plan of it waits",
+                    transfers=(id,),
+                )
                 continue
             copy.submitted, copy.since = True, self._tick
             self._transfer = id
@@ -355,7 +394,7 @@ class Book:
             or copy.reported >> event.worker & 1
         ):
             message = f"worker {event.worker} reports transfer {id}, which does not wait for it"
-            self._breaks("S5", message, transfers=(id,))
+            self._breaks(Property.STALE_REPORTS, message, transfers=(id,))
             return
         copy.reported |= 1 << event.worker
         copy.failed = copy.failed or not event.good
@@ -368,11 +407,13 @@ class Book:
         words = self._words
         if not copy.store:
             if copy.failed and not copy.abandoned:
-                self._void(copy.slots, "S6", seq)
+                self._void(copy.slots, Property.FAILURE_IS_NOT_SUCCESS, seq)
             self._end_readers(copy.slots)
         elif copy.failed or copy.abandoned:
             # A reset has voided an abandoned one before, and its keys may be stored again by now.
-            self._void(copy.slots, "S14" if copy.abandoned else "S6", seq)
+            self._void(
+                copy.slots, Property.NO_STALE_DATA if copy.abandoned else Property.FAILURE_IS_NOT_SUCCESS, seq
+            )
             for slot in copy.slots:
                 words[slot] = _EVICTED
             self._free += len(copy.slots)
@@ -414,13 +455,13 @@ class Book:
         copy = self._copies.get(event.transfer)
         if copy is None or copy.submitted:
             message = f"transfer {event.transfer} is cancelled, and no plan of it waits"
-            self._breaks("S5", message, transfers=(event.transfer,))
+            self._breaks(Property.STALE_REPORTS, message, transfers=(event.transfer,))
             return
         self._undo(event.transfer, copy, event.seq)
 
     def _undo(self, id: int, copy: BookedTransfer, seq: int) -> None:
         if copy.store:
-            self._void(copy.slots, "S2", seq)
+            self._void(copy.slots, Property.PUBLISH_AFTER_COMMIT, seq)
         else:
             self._end_readers(copy.slots)
         self._close(id, copy, seq)
@@ -430,9 +471,9 @@ class Book:
         copy = self._copies.get(event.transfer)
         if copy is None or not copy.submitted:
             message = f"transfer {event.transfer} is lost, and was not in flight"
-            self._breaks("S5", message, transfers=(event.transfer,))
+            self._breaks(Property.STALE_REPORTS, message, transfers=(event.transfer,))
             return
-        self._void(copy.slots, "S6", event.seq)
+        self._void(copy.slots, Property.FAILURE_IS_NOT_SUCCESS, event.seq)
         for slot in copy.slots:
             self._words[slot] = _RETIRED
         self._close(event.transfer, copy, event.seq)
@@ -460,7 +501,7 @@ class Book:
                 copy.abandoned = True
             else:
                 self._undo(id, copy, event.seq)
-        self._void(range(len(self._words)), "S14", event.seq)
+        self._void(range(len(self._words)), Property.NO_STALE_DATA, event.seq)
         self._older.update(self._brought)
         self._noted = list(self._brought)
         self._names = list(self._cursors)
@@ -470,7 +511,7 @@ class Book:
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
 
-    def _void(self, slots: Iterable[int], property_id: str, seq: int) -> None:
+    def _void(self, slots: Iterable[int], property: Property, seq: int) -> None:
         """What these slots hold may not be matched any more; pins on it are void."""
         words, held, keys = self._words, self._held, self._keys
         for slot in slots:
@@ -484,28 +525,28 @@ class Book:
                 words[slot] = _EVICTED
                 self._idle -= word == _STORED
                 self._free += 1
-            self._spoiled[slot] = property_id
+            self._spoiled[slot] = property
             self._voided[slot] = seq
         self._last_void = seq
 
-    def _standing(self, slot: int) -> str:
+    def _standing(self, slot: int) -> Property:
         """The property that a match of this slot would break."""
-        return self._spoiled.get(slot, "S2")
+        return self._spoiled.get(slot, Property.PUBLISH_AFTER_COMMIT)
 
     def _why(self, slot: int) -> str:
         return _WHY[self._standing(slot)]
 
-    def _breaks(self, property_id: str, message: str, *slots: int, transfers: tuple[int, ...] = ()) -> None:
-        self._broken.append(Violation(property_id, message, slots[:MOST_NAMED], transfers=transfers))
+    def _breaks(self, property: Property, message: str, *slots: int, transfers: tuple[int, ...] = ()) -> None:
+        self._broken.append(Violation(property, message, slots[:MOST_NAMED], transfers=transfers))
 
 
 _READABLE = (_STORED, _LOADING)
 _HELD = (_ALLOCATED, _STORING, _STORED, _LOADING)
 _TOUCHED = (_ALLOCATED, _STORING, _LOADING, _QUARANTINED, _RETIRED)
 _WHY = {
-    "S2": "and no store has published it",
-    "S6": "and a copy of it failed or was lost",
-    "S14": "and it is of before the reset",
+    Property.PUBLISH_AFTER_COMMIT: "and no store has published it",
+    Property.FAILURE_IS_NOT_SUCCESS: "and a copy of it failed or was lost",
+    Property.NO_STALE_DATA: "and it is of before the reset",
 }
 
 

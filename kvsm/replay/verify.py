@@ -27,6 +27,7 @@ from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
+from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import render
@@ -98,7 +99,11 @@ class Auditor:
         try:
             self.ledger.apply(event)
         except Exception as refusal:  # Whatever stops the fold, the log does not give a state: that is S10.
-            return broken or [Violation("S10", f"the fold stops here: {type(refusal).__name__}: {refusal}")]
+            return broken or [
+                Violation(
+                    Property.EVENTS_ARE_STATE, f"the fold stops here: {type(refusal).__name__}: {refusal}"
+                )
+            ]
         return broken + self.witness.compare(self.ledger)
 
     def _fold_published(self) -> None:
@@ -120,13 +125,15 @@ class Auditor:
         ):
             if keys:
                 named = ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
-                broken.append(Violation("S10", f"{len(keys)} keys {message}: {named}"))
+                broken.append(Violation(Property.EVENTS_ARE_STATE, f"{len(keys)} keys {message}: {named}"))
         # A finished request is forgotten while its stores go on: it is not all over yet.
         if not ledger.requests and not ledger.transfers:
             broken += check_rest(ledger)
         # A broken ledger need not survive a restore.
         if not broken and snapshot(restore(saved := snapshot(ledger))) != saved:
-            broken.append(Violation("S10", "a ledger restored from its snapshot is another one"))
+            broken.append(
+                Violation(Property.EVENTS_ARE_STATE, "a ledger restored from its snapshot is another one")
+            )
         return broken
 
 
@@ -203,7 +210,9 @@ class _Pass:
         if segment.head.snapshot == snapshot(self.auditor.ledger):
             return False
         message = f"the live state in the head of {segment.path.name} is not what the fold gives"
-        return self.check() or self._break(None, [Violation("S10", message)], segment.path.name)
+        return self.check() or self._break(
+            None, [Violation(Property.EVENTS_ARE_STATE, message)], segment.path.name
+        )
 
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment; true if one breaks something."""

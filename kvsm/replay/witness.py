@@ -17,6 +17,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.ledger import Ledger
+from kvsm.properties import Property
 from kvsm.replay.book import NO_CURSORS, Book, BookedMatch, BookedTransfer
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS
@@ -121,7 +122,9 @@ class Witness(Book):
         noted = sorted({*self._brought, *provenance.brought, *provenance.stale})
         broken += self._compare_provenance(ledger, noted)
         if list(ledger.offers.times.items()) != list(self._times.items()):
-            broken.append(Violation("S10", "how often keys were offered is not what the events say"))
+            broken.append(
+                Violation(Property.EVENTS_ARE_STATE, "how often keys were offered is not what the events say")
+            )
         return broken + self._compare_counts(ledger) + self._compare_ends(ledger)
 
     def _compare_slots(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
@@ -139,10 +142,12 @@ class Witness(Book):
         if states[0] in _READABLE and states[1] not in _READABLE:
             return Violation(self._standing(slot), f"{tells}: it can be matched, {self._why(slot)}", (slot,))
         if states[0] in _UNUSED and states[1] in _TOUCHED:
-            return Violation("S3", f"{tells}: a copy may touch it", (slot,))
+            return Violation(Property.NO_REUSE_IN_FLIGHT, f"{tells}: a copy may touch it", (slot,))
         if states[1] in _READABLE and states[0] not in _READABLE:
-            return Violation("S10", f"{tells}: its store ended well, and nothing took it away", (slot,))
-        return Violation("S4", f"{tells}: that is who holds it", (slot,))
+            return Violation(
+                Property.EVENTS_ARE_STATE, f"{tells}: its store ended well, and nothing took it away", (slot,)
+            )
+        return Violation(Property.ONE_RELEASE_PER_HOLD, f"{tells}: that is who holds it", (slot,))
 
     def _compare_leases(self, ledger: Ledger, blocks: Iterable[int]) -> list[Violation]:
         broken: list[Violation] = []
@@ -154,14 +159,20 @@ class Witness(Book):
                     f"and must be {LEASE_WORDS.describe(expected)}"
                 )
                 # Without a lease the block could be reused under the copy.
-                broken.append(Violation("S4" if found else "S3", tells, device_blocks=(block,)))
+                broken.append(
+                    Violation(
+                        Property.ONE_RELEASE_PER_HOLD if found else Property.NO_REUSE_IN_FLIGHT,
+                        tells,
+                        device_blocks=(block,),
+                    )
+                )
         return broken[:MOST_NAMED]
 
     def _compare_keys(self, ledger: Ledger) -> list[Violation]:
         differing = sorted(key for key, _ in self._held.items() ^ ledger.index.items())[:MOST_NAMED]
         return [
             Violation(
-                "S10",
+                Property.EVENTS_ARE_STATE,
                 f"key {key.hex()} is in slot {found}, and must be in slot {expected}",
                 _slots(found, expected),
             )
@@ -175,19 +186,19 @@ class Witness(Book):
             return []
         if copy is None or transfer is None:
             wrong = "has ended, and is still kept" if copy is None else "has not ended, and is forgotten"
-            return [Violation("S5", f"transfer {id} {wrong}", transfers=(id,))]
+            return [Violation(Property.STALE_REPORTS, f"transfer {id} {wrong}", transfers=(id,))]
         state = transfer.word & STATE_MASK
         expected = _ABANDONED if copy.abandoned else _SUBMITTED if copy.submitted else _PLANNED
         if transfer.since != copy.since:
             message = f"transfer {id} is in flight since tick {transfer.since}; it must be {copy.since}"
-            return [Violation("S9", message, transfers=(id,))]
+            return [Violation(Property.PROGRESS, message, transfers=(id,))]
         if transfer.reported == copy.reported and state == expected:
             return []
         message = (
             f"transfer {id} is {transfer.state.name}, reported by workers {transfer.reported:#b}; "
             f"it must be {TransferState(expected).name}, reported by {copy.reported:#b}"
         )
-        return [Violation("S5", message, transfers=(id,))]
+        return [Violation(Property.STALE_REPORTS, message, transfers=(id,))]
 
     def _compare_cursors(self, ledger: Ledger, names: Iterable[str]) -> list[Violation]:
         """A cursor that is too far on forgets blocks, one that is behind offers them again."""
@@ -200,7 +211,7 @@ class Witness(Book):
                     f"request {name} has settled {found[0]} blocks by group, and offered {found[1]}; "
                     f"it must be {expected[0]} and {expected[1]}"
                 )
-                broken.append(Violation("S13", message, requests=(name,)))
+                broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
         return broken[:MOST_NAMED]
 
     def _compare_provenance(self, ledger: Ledger, blocks: Sequence[int]) -> list[Violation]:
@@ -216,17 +227,22 @@ class Witness(Book):
             found = brought.get(block), stale.get(block)
             if found != expected:
                 message = f"device block {block} holds {_content(*found)}; it must hold {_content(*expected)}"
-                broken.append(Violation("S14", message, device_blocks=(block,)))
+                broken.append(Violation(Property.NO_STALE_DATA, message, device_blocks=(block,)))
         return broken[:MOST_NAMED]
 
     def _compare_counts(self, ledger: Ledger) -> list[Violation]:
         return [
-            Violation(property_id, f"{found} {what}, and {expected} must be", _some(self._slots))
-            for property_id, what, found, expected in (
-                ("S1", "slots are in the free queue", len(ledger.free), self._free),
-                ("S1", "slots are in the eviction order", len(ledger.policy), self._idle),
-                ("S1", "slots are in the index", len(ledger.index), len(self._held)),
-                ("S10", "keys are remembered as offered", len(ledger.offers.times), len(self._times)),
+            Violation(property, f"{found} {what}, and {expected} must be", _some(self._slots))
+            for property, what, found, expected in (
+                (Property.CONSERVATION, "slots are in the free queue", len(ledger.free), self._free),
+                (Property.CONSERVATION, "slots are in the eviction order", len(ledger.policy), self._idle),
+                (Property.CONSERVATION, "slots are in the index", len(ledger.index), len(self._held)),
+                (
+                    Property.EVENTS_ARE_STATE,
+                    "keys are remembered as offered",
+                    len(ledger.offers.times),
+                    len(self._times),
+                ),
             )
             if found != expected
         ]
@@ -237,12 +253,12 @@ class Witness(Book):
         broken: list[Violation] = []
         if ledger.ended_at != self._last_end:
             message = f"the last transfer ended at event {self._last_end}, not {ledger.ended_at}"
-            broken.append(Violation("S13", message))
+            broken.append(Violation(Property.STORED_ONCE, message))
         if ledger.forgotten_at < self._last_loss:
             message = (
                 f"a key was gone after event {self._last_loss}, and not last after {ledger.forgotten_at}"
             )
-            broken.append(Violation("S13", message))
+            broken.append(Violation(Property.STORED_ONCE, message))
         return broken
 
 

@@ -15,6 +15,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import count
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.properties import Property
 from kvsm.worker import Worker
 
 OVERDUE_SECONDS = 60.0
@@ -94,6 +95,8 @@ class TransfersInFlight:
                 return
             if time.monotonic() > deadline:
                 named = ", ".join(map(str, missing[:8]))
-                raise PropertyBroken("S9", f"no report for {OVERDUE_SECONDS:g} s of transfers {named}")
+                raise PropertyBroken(
+                    Property.PROGRESS, f"no report for {OVERDUE_SECONDS:g} s of transfers {named}"
+                )
             time.sleep(min(pauses * _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS))
             pauses += 1

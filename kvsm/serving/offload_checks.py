@@ -13,12 +13,13 @@ from kvsm.events import OffloadingEvent, StoreSkipped
 from kvsm.invariants import Violation
 from kvsm.offloader import EventSink
 from kvsm.plan import TransferPlan
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, LastStep, OffloadScheduler
 from kvsm.scheduler.groups import group_suffix
 from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
 
-PROPERTIES = ("S15", "S16", "S17", "S18")
+PROPERTIES = (Property.CORRECT_BYTES, Property.FULL_OFFLOAD, Property.LAST_STEP, Property.ONE_TOKEN_LEFT)
 """What the engine checks beside the log."""
 
 
@@ -68,7 +69,7 @@ class OffloadChecks:
         if end >= request.num_tokens:
             name = request.request_id
             message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
-            self.violations.append(Violation("S18", message, requests=(name,)))
+            self.violations.append(Violation(Property.ONE_TOKEN_LEFT, message, requests=(name,)))
 
     def request_finished(self, request: ServingRequest) -> None:
         """S16: what the connector was told of just now is resident, in flight, or skipped with a reason."""
@@ -85,7 +86,7 @@ class OffloadChecks:
                 f"request {name} is for remote decode, and of {len(silent)} full blocks nothing is said, "
                 f"first of key {silent[0].hex()}"
             )
-            self.violations.append(Violation("S16", message, requests=(name,)))
+            self.violations.append(Violation(Property.FULL_OFFLOAD, message, requests=(name,)))
 
     def last_step(self, plan: TransferPlan) -> None:
         """S17: no request is left, and so the plan flushes all that is under way."""
@@ -93,7 +94,9 @@ class OffloadChecks:
             transfers = self._connector.offloader.ledger.transfers.keys() - set(plan.flush)
             if transfers:
                 message = f"no request is left, and {len(transfers)} transfers are not flushed"
-                self.violations.append(Violation("S17", message, transfers=tuple(sorted(transfers)[:8])))
+                self.violations.append(
+                    Violation(Property.LAST_STEP, message, transfers=tuple(sorted(transfers)[:8]))
+                )
 
     def _full_chunks(self, request: ServingRequest) -> Iterator[bytes]:
         """Keys of the chunks that are computed, and that the request can name."""

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
 from kvsm.states import LeaseState
 from kvsm.states.words import STATE_MASK, StateWords
 
@@ -67,7 +68,9 @@ class ServingBlockPool:
         for block in blocks:
             if self._leases.words[block] != LeaseState.NONE:
                 state = self._leases.state(block).name
-                raise PropertyBroken("S3", f"device block {block} is free, but a copy holds it: {state}")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"device block {block} is free, but a copy holds it: {state}"
+                )
             self._references[block] = 1
             key = self._key_of[block]
             if key is not None:
@@ -89,7 +92,10 @@ class ServingBlockPool:
         references = self._references
         for block in blocks:
             if references[block] == 0:
-                raise PropertyBroken("S4", f"device block {block} was given back more often than taken")
+                raise PropertyBroken(
+                    Property.ONE_RELEASE_PER_HOLD,
+                    f"device block {block} was given back more often than taken",
+                )
             references[block] -= 1
             if references[block] == 0:
                 self._free[block] = None

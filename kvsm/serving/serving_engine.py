@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from kvsm.invariants import Violation, check_rest
+from kvsm.properties import Property
 from kvsm.scheduler import LastStep
 from kvsm.serving.content import DeviceContent, Mismatch
 from kvsm.serving.disturbances import Disturbances
@@ -113,9 +114,9 @@ class ServingEngine:
         held = self.scheduler.pool.held_blocks()
         if held:
             message = f"at rest, {len(held)} device blocks are still held"
-            left.append(Violation("S9", message, (), tuple(held[:8])))
+            left.append(Violation(Property.PROGRESS, message, (), tuple(held[:8])))
         if self._connector.has_pending_work():
-            left.append(Violation("S9", "at rest, the connector has work pending"))
+            left.append(Violation(Property.PROGRESS, "at rest, the connector has work pending"))
         return left
 
     def _take_arrivals(self, step: int) -> None:
@@ -174,4 +175,4 @@ class ServingEngine:
 
 def _wrong_content(one: Mismatch) -> Violation:
     found = f"request {one.reader}: on worker {one.rank}, block {one.block} does not hold key {one.key.hex()}"
-    return Violation("S15", found, (), (one.block,), (), (one.reader,))
+    return Violation(Property.CORRECT_BYTES, found, (), (one.block,), (), (one.reader,))

@@ -24,6 +24,7 @@ from kvsm.invariants import PROPERTIES, Violation
 from kvsm.log import LogWriter
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
+from kvsm.properties import Property
 from kvsm.replay import Verification, verify_log
 from kvsm.serving import offload_checks
 from kvsm.serving.disturbances import Disturbances
@@ -109,7 +110,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     verify_seconds: float
     digest: str
     replayed_digest: str
-    properties: tuple[str, ...]
+    properties: tuple[Property, ...]
     violations: tuple[Violation, ...]
     damage: str | None
     metrics: dict[str, Any]
@@ -237,11 +238,11 @@ class WorkloadRun:
             copied / seconds / 1e9 if seconds else 0.0,
         )
 
-    def _properties(self) -> tuple[str, ...]:
+    def _properties(self) -> tuple[Property, ...]:
         """S12 is watched where compute and copies overlap in a device that can tell."""
-        order = ("S12",) if self._options.copies == "simulated" else ()
+        order = (Property.COPY_ORDER,) if self._options.copies == "simulated" else ()
         checked = {*PROPERTIES, *offload_checks.PROPERTIES, *order}
-        return tuple(sorted(checked, key=lambda one: int(one[1:])))
+        return tuple(sorted(checked, key=lambda one: one.number))
 
     def _verified(self) -> VerifyingStatistics | None:
         if not self._options.verify_copies:

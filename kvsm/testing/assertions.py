@@ -5,7 +5,7 @@
     assert_replays(recorder, core.ledger)   # the log gives the state back
     assert_verifies(recorder)               # each property, at each event
 
-All of them raise `kvsm.errors.PropertyBroken`, whose `property_id` names the property (`S4`).
+All of them raise `kvsm.errors.PropertyBroken`, whose `property` names the property.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import msgspec
 
 from kvsm.errors import IllegalTransition, InvalidEvent, PropertyBroken
 from kvsm.events import OffloadingEvent
-from kvsm.invariants import PROPERTIES, Violation, check_ledger, check_rest
+from kvsm.invariants import Violation, check_ledger, check_rest
 from kvsm.ledger import Ledger
+from kvsm.properties import Property
 from kvsm.replay import Auditor, render
 from kvsm.snapshot import LedgerState, restore, snapshot
 from kvsm.states.block import BLOCK_WORDS
@@ -47,11 +48,13 @@ def assert_replays(events: Sequence[OffloadingEvent], ledger: Ledger) -> None:
     try:
         replayed = fold(events)
     except (IllegalTransition, InvalidEvent) as refusal:
-        raise PropertyBroken("S10", f"the log does not fold: {refusal}") from refusal
+        raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the log does not fold: {refusal}") from refusal
     for other, what in ((replayed, "the log"), (restore(snapshot(ledger)), "a snapshot of the ledger")):
         if differs := differences(other, ledger):
             told = "; ".join(differs[:MOST_TOLD])
-            raise PropertyBroken("S10", f"{what} gives another state than the live one: {told}")
+            raise PropertyBroken(
+                Property.EVENTS_ARE_STATE, f"{what} gives another state than the live one: {told}"
+            )
 
 
 def assert_verifies(events: Sequence[OffloadingEvent]) -> None:
@@ -70,10 +73,9 @@ def _refuse(broken: Sequence[Violation], where: str, addition: str = "") -> None
     __tracebackhide__ = True
     if broken:
         first, *others = broken
-        meaning = PROPERTIES[first.property_id]
-        more = "".join(f"\n  also {one.property_id}: {one.message}" for one in others[: MOST_TOLD - 1])
+        more = "".join(f"\n  also {one.property}: {one.message}" for one in others[: MOST_TOLD - 1])
         raise PropertyBroken(
-            first.property_id, f"{where}: {first.message}\n  because: {meaning}{more}{addition}"
+            first.property, f"{where}: {first.message}\n  because: {first.property.sentence}{more}{addition}"
         )
 
 
@@ -87,12 +89,16 @@ def _check_policy(ledger: Ledger) -> None:
         victims = [] if choice is None else [int(slot) for slot in choice.victims]
         asked = f"{where} was asked for {count} of its {many} idle blocks, slots {sorted(idle)}"
         if not set(victims) <= idle:
-            raise PropertyBroken("S3", f"{asked}, and chose slots {victims}: not all of them are idle")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT, f"{asked}, and chose slots {victims}: not all of them are idle"
+            )
         if len(set(victims)) != (count if count <= many else 0):
             told = "none" if choice is None else f"slots {victims}"
-            raise PropertyBroken("S1", f"{asked}, and chose {told}; all or nothing, and each slot once")
+            raise PropertyBroken(
+                Property.CONSERVATION, f"{asked}, and chose {told}; all or nothing, and each slot once"
+            )
         if policy.snapshot() != saved:
-            raise PropertyBroken("S10", f"{asked}, and changed: `choose` is pure")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{asked}, and changed: `choose` is pure")
 
 
 def differences(one: Ledger, live: Ledger) -> list[str]:

@@ -35,6 +35,7 @@ from kvsm.errors import PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
+from kvsm.properties import Property
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.strategies import block_pairs
 
@@ -157,15 +158,26 @@ class CopyEngineMachine(PropertyMachine):
         for result in self.engine.poll():
             transfer, error = result.transfer, result.error
             if transfer not in self._live:
-                raise PropertyBroken("S9", f"transfer {transfer} ended, and no such transfer was live")
+                raise PropertyBroken(
+                    Property.PROGRESS, f"transfer {transfer} ended, and no such transfer was live"
+                )
             job = self._live.pop(transfer)
             self._held.discard(transfer)
             if result.good == bool(error):
-                raise PropertyBroken("S6", f"transfer {transfer} is {_outcome(result.good)}, error {error!r}")
+                raise PropertyBroken(
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    f"transfer {transfer} is {_outcome(result.good)}, error {error!r}",
+                )
             if result.good and transfer in self._impossible:
-                raise PropertyBroken("S6", f"transfer {transfer} is good, and names no block of its pool")
+                raise PropertyBroken(
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    f"transfer {transfer} is good, and names no block of its pool",
+                )
             if not (result.good or self.may_fail or transfer in self._impossible):
-                raise PropertyBroken("S6", f"transfer {transfer} could be carried out, and failed: {error}")
+                raise PropertyBroken(
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    f"transfer {transfer} could be carried out, and failed: {error}",
+                )
             if not result.good and transfer not in self._impossible:
                 self._forget(job)
 
@@ -190,7 +202,7 @@ class CopyEngineMachine(PropertyMachine):
         self.poll()
         self._must_have_ended(self._live, "the close")
         if self.engine.poll():
-            raise PropertyBroken("S9", "an end was told twice")
+            raise PropertyBroken(Property.PROGRESS, "an end was told twice")
         self._must_refuse(self._submitted + 1)
         self._check_memory()
 
@@ -221,7 +233,9 @@ class CopyEngineMachine(PropertyMachine):
             self.engine.submit(TransferJob(transfer, Direction.STORE, (), ()))
         except TransferFailed:
             return
-        raise PropertyBroken("S8", f"transfer {transfer} was accepted: its id is live, or the engine closed")
+        raise PropertyBroken(
+            Property.LEGAL_CALLS, f"transfer {transfer} was accepted: its id is live, or the engine closed"
+        )
 
     def _forget(self, job: TransferJob) -> None:
         """Nothing is known of what a bad transfer wrote."""
@@ -231,7 +245,7 @@ class CopyEngineMachine(PropertyMachine):
 
     def _must_have_ended(self, left: Collection[int], after: str) -> None:
         if left:
-            raise PropertyBroken("S9", f"transfers {sorted(left)} have no result after {after}")
+            raise PropertyBroken(Property.PROGRESS, f"transfers {sorted(left)} have no result after {after}")
 
     def _check_memory(self) -> None:
         for block, found, right in self._read:
@@ -244,7 +258,9 @@ class CopyEngineMachine(PropertyMachine):
     def _must_hold(self, what: str, row: Any, right: int) -> None:
         found = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
         if (found != right).any():
-            raise PropertyBroken("S15", f"{what} holds {found.tolist()}; it must hold {right} in every byte")
+            raise PropertyBroken(
+                Property.CORRECT_BYTES, f"{what} holds {found.tolist()}; it must hold {right} in every byte"
+            )
 
 
 def _ends(direction: Direction) -> tuple[str, str]:

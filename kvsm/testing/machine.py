@@ -34,6 +34,7 @@ from kvsm.ids import to_list
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.policies import EvictionPolicy
+from kvsm.properties import Property
 from kvsm.scheduler import OffloadScheduler, SchedulerConfig
 from kvsm.scheduler.groups import group_suffix
 from kvsm.snapshot import restore, snapshot
@@ -154,7 +155,9 @@ class OffloadMachine(PropertyMachine):
             self.check()
         waiting, running = [one.request_id for one in engine.waiting], list(engine.running)
         message = f"after {STEPS_TO_REST} steps requests {waiting} wait, {running} run, and transfers"
-        raise PropertyBroken("S9", f"{message} {sorted(self.core.ledger.transfers)} are under way")
+        raise PropertyBroken(
+            Property.PROGRESS, f"{message} {sorted(self.core.ledger.transfers)} are under way"
+        )
 
     @rule(target=reports, copy=consumes(copies), good=_MOSTLY)
     def carry_out(self, copy: Share, good: bool) -> MultipleResults[WorkerReport]:
@@ -196,20 +199,22 @@ class OffloadMachine(PropertyMachine):
         if really:
             self.engine.reset()
             if self.core.ledger.index:
-                raise PropertyBroken("S14", f"{len(self.core.ledger.index)} keys match after a reset")
+                raise PropertyBroken(
+                    Property.NO_STALE_DATA, f"{len(self.core.ledger.index)} keys match after a reset"
+                )
 
     @rule(block=st.sampled_from([-1, 10_000]))
     def call_wrongly(self, block: int) -> None:
         """A report of a transfer that there never was, and an offer of a device block that is not there."""
         before, scheduler = snapshot(self.core.ledger), self.engine.scheduler
         scheduler.update_connector_output([WorkerReport(10_000, block, True)])
-        self._must_be_unchanged(before, "S5", "a report from nowhere")
+        self._must_be_unchanged(before, Property.STALE_REPORTS, "a report from nowhere")
         try:
             self.core.prepare_store("nobody", [b"nothing"], [block] * self._chunk)
         except InvalidEvent:
-            self._must_be_unchanged(before, "S8", f"an offer of device block {block}")
+            self._must_be_unchanged(before, Property.LEGAL_CALLS, f"an offer of device block {block}")
             return
-        raise PropertyBroken("S8", f"device block {block} is not there, and was stored")
+        raise PropertyBroken(Property.LEGAL_CALLS, f"device block {block} is not there, and was stored")
 
     # What must hold.
 
@@ -228,7 +233,9 @@ class OffloadMachine(PropertyMachine):
                 for worker, held in enumerate(self.engine.host[slot * self._chunk + part]):
                     if held != cells:
                         message = f"slot {slot} can be read, and holds other bytes on worker {worker}"
-                        raise PropertyBroken("S2", f"{message} than key {key.hex()[:12]} has")
+                        raise PropertyBroken(
+                            Property.PUBLISH_AFTER_COMMIT, f"{message} than key {key.hex()[:12]} has"
+                        )
 
     def _contents(self) -> dict[bytes, list[list[bytes]]]:
         """Key -> the cells of each device block of its chunk, for all requests that ever came."""
@@ -246,13 +253,13 @@ class OffloadMachine(PropertyMachine):
         live, engine = self.core.ledger.transfers, self.engine
         if live and not engine.unfinished() and not engine.scheduler.has_pending_work():
             message = f"transfers {sorted(live)} are under way, and the engine is told that none is"
-            raise PropertyBroken("S17", message)
+            raise PropertyBroken(Property.LAST_STEP, message)
 
-    def _must_be_unchanged(self, before: bytes, property_id: str, call: str) -> None:
+    def _must_be_unchanged(self, before: bytes, property: Property, call: str) -> None:
         """But for the event that records the call."""
         differs = differences(restore(before), self.core.ledger)
         if changed := [one for one in differs if not one.startswith(("seq ", "step "))]:
-            raise PropertyBroken(property_id, f"{call} changed the state: was {'; '.join(changed)}")
+            raise PropertyBroken(property, f"{call} changed the state: was {'; '.join(changed)}")
 
     # The end.
 
@@ -268,7 +275,10 @@ class OffloadMachine(PropertyMachine):
             block for block, holders in enumerate(engine.pool.references) if holders and block not in kept
         ]
         if held or engine.sending:
-            raise PropertyBroken("S4", f"at rest device blocks {held} are held, and {[*engine.sending]} wait")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"at rest device blocks {held} are held, and {[*engine.sending]} wait",
+            )
         assert_replays(engine.log, ledger)
 
     def trace(self) -> Iterable[str]:

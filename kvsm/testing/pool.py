@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
 from kvsm.scheduler import DevicePool
 from kvsm.worlds.small_pool import SmallPool
 
@@ -54,7 +55,9 @@ class WatchedPool(SmallPool):
     def free_blocks(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             if self.references[block] <= 0:
-                raise PropertyBroken("S4", f"device block {block} is released, and nobody holds it")
+                raise PropertyBroken(
+                    Property.ONE_RELEASE_PER_HOLD, f"device block {block} is released, and nobody holds it"
+                )
             self.references[block] -= 1
         self._pool.free_blocks(blocks)
         self._look(f"free_blocks({list(blocks)})")
@@ -68,11 +71,16 @@ class WatchedPool(SmallPool):
     def take(self, count: int) -> list[int]:
         taken = list(self._pool.get_new_blocks(count))
         if len(taken) != count or len(set(taken)) != count or not set(taken) <= set(range(self._size)):
-            raise PropertyBroken("S3", f"get_new_blocks({count}) gave {taken}: not {count} different blocks")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT,
+                f"get_new_blocks({count}) gave {taken}: not {count} different blocks",
+            )
         for block in taken:
             if self.references[block]:
                 holders = self.references[block]
-                raise PropertyBroken("S3", f"device block {block} is handed out, and {holders} hold it")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"device block {block} is handed out, and {holders} hold it"
+                )
             self.references[block] = 1
             self._contents.pop(block, None)
         self._look(f"get_new_blocks({count})")
@@ -97,10 +105,10 @@ class WatchedPool(SmallPool):
         free = [block for block, holders in enumerate(self.references) if not holders]
         if sorted(self.queue) != free:
             message = f"after {call} the free queue has device blocks {self.queue}; nobody holds {free}"
-            raise PropertyBroken("S1", message)
+            raise PropertyBroken(Property.CONSERVATION, message)
         found = {key: self._pool.cached_block(key) for key in self._keys}
         self.cached = {key: block for key, block in found.items() if block is not None}
         for key, block in self.cached.items():
             if key not in self._contents.get(block, ()):
                 message = f"after {call} device block {block} is said to cache key {key.hex()[:12]}"
-                raise PropertyBroken("S15", f"{message}, and holds other content")
+                raise PropertyBroken(Property.CORRECT_BYTES, f"{message}, and holds other content")

@@ -236,7 +236,7 @@ def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
         return msgspec.structs.replace(served, wrong=(f"no event log in {logs}",))
     directory = directories[-1]
     found = verify_log(directory)
-    wrong = [f"the event log breaks {one.property_id}: {one.message}" for one in found.violations]
+    wrong = [f"the event log breaks {one.property}: {one.message}" for one in found.violations]
     if found.damage is not None or not found.condition.complete:
         wrong.append(f"the event log is not whole: {found.damage or found.condition.notes()}")
     reader = LogReader(directory)

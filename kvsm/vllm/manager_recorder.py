@@ -24,6 +24,7 @@ from kvsm.invariants import Violation
 from kvsm.ledger import TransferRecord
 from kvsm.log import LogWriter
 from kvsm.offloader import LookupResult, Offloader
+from kvsm.properties import Property
 from kvsm.replay.witness import Witness
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -67,9 +68,9 @@ class ManagerRecorder(Offloader):
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.findings: list[Violation] = []
-        self.found: Counter[str] = Counter()
+        self.found: Counter[Property] = Counter()
         self.stopped: str | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[Property, str]] = set()
         self._reset_at = 0
         """Number of the last reset's event."""
         self._missed: dict[str, bytes] = {}
@@ -101,15 +102,17 @@ class ManagerRecorder(Offloader):
             return
         told = f"a lookup of request {request} answers {answer} for key {key.hex()}"
         if answer != "HIT":
-            self._find("S10", f"{told}, and what was recorded adds up to {expected.name}")
+            self._find(Property.EVENTS_ARE_STATE, f"{told}, and what was recorded adds up to {expected.name}")
         elif expected is LookupResult.HIT_PENDING:
-            self._find("S2", f"{told}, and its store is in flight")
+            self._find(Property.PUBLISH_AFTER_COMMIT, f"{told}, and its store is in flight")
         elif self._is_of_before_the_reset(key):
-            self._find("S14", f"{told}, which was stored before the last reset")
+            self._find(Property.NO_STALE_DATA, f"{told}, which was stored before the last reset")
         elif key in self._failed:
-            self._find("S6", f"{told}, and its store failed")
+            self._find(Property.FAILURE_IS_NOT_SUCCESS, f"{told}, and its store failed")
         else:
-            self._find("S2", f"{told}, and no store brought it, or it was evicted since")
+            self._find(
+                Property.PUBLISH_AFTER_COMMIT, f"{told}, and no store brought it, or it was evicted since"
+            )
 
     def load_prepared(self, request: str, keys: Sequence[bytes], slots: Sequence[int]) -> None:
         """The manager gave these slots to be read for these keys."""
@@ -119,7 +122,7 @@ class ManagerRecorder(Offloader):
             stored = self.ledger.index.get(key)
             if stored is not None and stored != slot:
                 told = f"request {request} loads key {key.hex()} from slot {slot}"
-                self._find("S15", f"{told}; it was stored in slot {stored}")
+                self._find(Property.CORRECT_BYTES, f"{told}; it was stored in slot {stored}")
         packed = pack(slots)
         self._emit(ev.HitMatched, request, packed, self._missed.pop(request, None))
         self._emit(ev.LoadPlanned, request, packed, self._numbers(Direction.LOAD, len(slots)))
@@ -200,7 +203,7 @@ class ManagerRecorder(Offloader):
             if said.get(key) is not happened.get(key):
                 told = {True: "stored", False: "removed", None: "nothing"}
                 self._find(
-                    "S10",
+                    Property.EVENTS_ARE_STATE,
                     f"KV events say of key {key.hex()}: {told[said.get(key)]}; what happened to it: "
                     f"{told[happened.get(key)]}",
                 )
@@ -218,7 +221,7 @@ class ManagerRecorder(Offloader):
             used = gauges.get(gauge)
             if used is not None and round(used * self.config.host_blocks) != slots:
                 self._find(
-                    "S4",
+                    Property.ONE_RELEASE_PER_HOLD,
                     f"{gauge} says that {round(used * self.config.host_blocks)} slots are in use; copies in "
                     f"flight hold {slots}",
                 )
@@ -243,22 +246,22 @@ class ManagerRecorder(Offloader):
     def _end_with(self, event: OffloadingEvent, refusal: KvsmError) -> None:
         """What happened is illegal: say so, let it be the log's last event, and stop."""
         broken = Witness.of(self.ledger).follow(event)
-        for one in broken or [Violation("S10", str(refusal))]:
-            self._find(one.property_id, one.message)
+        for one in broken or [Violation(Property.EVENTS_ARE_STATE, str(refusal))]:
+            self._find(one.property, one.message)
         if self._writer is not None:
             self._writer.append(event)
         self.stop(f"event {event.seq} is illegal")
         log.error("kvsm: recording ends with event %d: what happened is illegal (%s)", event.seq, refusal)
 
-    def _find(self, property_id: str, message: str) -> None:
-        if (property_id, message) in self._told:
+    def _find(self, property: Property, message: str) -> None:
+        if (property, message) in self._told:
             return
-        self.found[property_id] += 1
+        self.found[property] += 1
         if len(self.findings) < KEPT:
             # Asked again and again, a manager that is wrong is wrong again; it is told once.
-            self._told.add((property_id, message))
-            self.findings.append(Violation(property_id, message))
-            told = f"{property_id}, after event {self.ledger.seq}: {message}"
+            self._told.add((property, message))
+            self.findings.append(Violation(property, message))
+            told = f"{property}, after event {self.ledger.seq}: {message}"
             log.error("kvsm: vLLM's offload breaks %s", told)
             self._write_down(told)
 
@@ -275,7 +278,7 @@ class ManagerRecorder(Offloader):
         known = [key for key in keys if key in self.ledger.index]
         for key in keys:
             if key not in self.ledger.index:
-                self._find("S10", f"key {key.hex()} is evicted, and was in no slot")
+                self._find(Property.EVENTS_ARE_STATE, f"key {key.hex()} is evicted, and was in no slot")
         if known:
             # The store that room is made for is the event after this one.
             slots = pack([self.ledger.index[key] for key in known])
@@ -289,7 +292,7 @@ class ManagerRecorder(Offloader):
     def _completes_nothing(self, what: str, request: str, keys: Collection[bytes], good: bool) -> None:
         if keys:
             self._find(
-                "S5",
+                Property.STALE_REPORTS,
                 f"complete_{what} of request {request} names {len(keys)} keys, which no {what} in flight has "
                 f"as its own; the first is {min(keys).hex()}",
             )

@@ -32,6 +32,7 @@ from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction, OffloadingEvent
 from kvsm.plan import TransferJob
+from kvsm.properties import Property
 from kvsm.worlds.device_state import value_of
 from kvsm.worlds.world import Action
 
@@ -279,24 +280,29 @@ class CopyEngineWorld:
         for end in ends:
             one = self.live.pop(end.transfer, None)
             if one is None:
-                raise PropertyBroken("S9", f"transfer {end.transfer} has ended twice")
+                raise PropertyBroken(Property.PROGRESS, f"transfer {end.transfer} has ended twice")
             if end.good is one.is_bad:
                 says = "good" if end.good else f"bad ({end.error})"
-                raise PropertyBroken("S6", f"the end of transfer {end.transfer} is {says}; it is not")
+                raise PropertyBroken(
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    f"the end of transfer {end.transfer} is {says}; it is not",
+                )
 
     def _do_wait(self, name: str, place: int) -> None:
         transfer = list(self.live)[place]
         self.engine.wait([transfer])
         self._do_poll(name)
         if transfer in self.live:
-            raise PropertyBroken("S9", f"transfer {transfer} was waited for, and has not ended")
+            raise PropertyBroken(Property.PROGRESS, f"transfer {transfer} was waited for, and has not ended")
 
     def _do_close(self, name: str) -> None:
         self.engine.close()
         self._is_closed = True
         self._do_poll(name)
         if self.live:
-            raise PropertyBroken("S9", f"after the close transfers {list(self.live)} have not ended")
+            raise PropertyBroken(
+                Property.PROGRESS, f"after the close transfers {list(self.live)} have not ended"
+            )
 
     # What must hold.
 
@@ -306,9 +312,9 @@ class CopyEngineWorld:
 
     def _watch(self) -> None:
         if self.device.races:
-            raise PropertyBroken("S12", str(self.device.races[0]))
+            raise PropertyBroken(Property.COPY_ORDER, str(self.device.races[0]))
         if self._misread:
-            raise PropertyBroken("S15", self._misread)
+            raise PropertyBroken(Property.CORRECT_BYTES, self._misread)
 
     def check(self) -> None:
         """Memory, at rest. All else is watched after each action."""
@@ -318,7 +324,8 @@ class CopyEngineWorld:
             for block, value in enumerate(self._expected[side]):
                 if value not in (UNKNOWN, int(pool[block, 0])):
                     raise PropertyBroken(
-                        "S15", f"{side} block {block} holds {pool[block, 0]}, where {value} must be"
+                        Property.CORRECT_BYTES,
+                        f"{side} block {block} holds {pool[block, 0]}, where {value} must be",
                     )
 
     def wind_down(self) -> Action | None:

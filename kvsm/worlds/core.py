@@ -23,6 +23,7 @@ from kvsm.ids import to_list
 from kvsm.invariants import Violation, check_ledger, check_rest
 from kvsm.ledger import Ledger
 from kvsm.offloader import LookupResult
+from kvsm.properties import Property
 from kvsm.snapshot import digest
 from kvsm.worlds.core_books import Block, Content, Copy
 from kvsm.worlds.core_copies import Copies
@@ -32,11 +33,11 @@ from kvsm.worlds.world import Action
 _GRAINS = 4
 """Entries in the table to draw from, of an action whose weight is 1."""
 _COUNTS = (
-    ("S13", "keys are on the host or on their way there"),
-    ("S1", "slots are free"),
-    ("S4", "blocks can be evicted"),
-    ("S5", "transfers are live"),
-    ("S4", "requests are known"),
+    (Property.STORED_ONCE, "keys are on the host or on their way there"),
+    (Property.CONSERVATION, "slots are free"),
+    (Property.ONE_RELEASE_PER_HOLD, "blocks can be evicted"),
+    (Property.STALE_REPORTS, "transfers are live"),
+    (Property.ONE_RELEASE_PER_HOLD, "requests are known"),
 )
 
 
@@ -127,12 +128,14 @@ class CoreWorld(Copies):
         match = self.core.match(name, keys)
         hits, waits_for = self.books.match(name, keys)
         if (match.hits, match.waits_for) != (hits, waits_for):
-            readable = "S2" if match.hits > hits else "S7"
+            readable = Property.PUBLISH_AFTER_COMMIT if match.hits > hits else Property.MATCH_HOLDS
             raise PropertyBroken(readable, f"{name} was answered {match}; the books say {hits}, {waits_for}")
         events = len(self._log)
         self.operations += 1
         if self.core.match(name, keys) != match or len(self._log) != events:
-            raise PropertyBroken("S8", f"{name} asked the same again, and it was another answer, or an event")
+            raise PropertyBroken(
+                Property.LEGAL_CALLS, f"{name} asked the same again, and it was another answer, or an event"
+            )
         return True
 
     def _ask(self, number: int) -> bool:
@@ -140,10 +143,12 @@ class CoreWorld(Copies):
         book = self.books.requests.get(name)
         free = book is None or not (book.load or book.over)
         if self.core.may_match(name) != free:
-            raise PropertyBroken("S4", f"whether {name} may match, is answered {not free}")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD, f"whether {name} may match, is answered {not free}"
+            )
         answer, expected = self.core.waits_for(name), self.books.waits_for(name)
         if answer != expected:
-            raise PropertyBroken("S9", f"{name} waits for {answer}; the books say {expected}")
+            raise PropertyBroken(Property.PROGRESS, f"{name} waits for {answer}; the books say {expected}")
         return True
 
     def _release(self, number: int) -> bool:
@@ -162,7 +167,10 @@ class CoreWorld(Copies):
         name = self._name(number)
         released, expected = self.core.finish(name, aborted=bool(aborted)), self.books.finish(name)
         if released != expected:
-            raise PropertyBroken("S4", f"{name} is over, and released is {released}: only its load holds it")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"{name} is over, and released is {released}: only its load holds it",
+            )
         return True
 
     def _advance(self, number: int, settled: int, ahead: int) -> bool:
@@ -199,11 +207,13 @@ class CoreWorld(Copies):
             job = self.core.prepare_load(name, blocks, () if whole else parts)
         except LimitReached as refusal:
             if not (full and accepted and not void):
-                raise PropertyBroken("S8", f"a load of {name} was refused: {refusal}") from refusal
+                raise PropertyBroken(
+                    Property.LEGAL_CALLS, f"a load of {name} was refused: {refusal}"
+                ) from refusal
             return True
         if (job is not None) != (accepted > 0 and not void and not full):
             message = f"{name} loads {accepted} of {len(matched)} blocks, void: {void}; the job is {job}"
-            raise PropertyBroken("S7", message)
+            raise PropertyBroken(Property.MATCH_HOLDS, message)
         if job is not None:
             copy = Copy(job.transfer, name, self._pairs(job, blocks), contents, books.epoch)
             books.plan_load(copy, accepted)
@@ -221,7 +231,7 @@ class CoreWorld(Copies):
             return False
         job = self.core.prepare_load(name, [0] * self.options.blocks_per_chunk)
         if job is not None or len(self._log) != events:
-            raise PropertyBroken("S7", f"{name} matches nothing, and loads {job}")
+            raise PropertyBroken(Property.MATCH_HOLDS, f"{name} matches nothing, and loads {job}")
         return True
 
     def _wanted(self, blocks: Sequence[Block], pattern: int) -> tuple[list[Content], list[int]]:
@@ -239,7 +249,9 @@ class CoreWorld(Copies):
     def _flush(self) -> bool:
         named, expected = self.core.flush(), tuple([copy.id for copy in self._submitted()])
         if named != expected:
-            raise PropertyBroken("S17", f"workers are to wait for {named}; under way are {expected}")
+            raise PropertyBroken(
+                Property.LAST_STEP, f"workers are to wait for {named}; under way are {expected}"
+            )
         return True
 
     def _flush_one(self, place: int) -> bool:
@@ -248,7 +260,9 @@ class CoreWorld(Copies):
             return False
         named = self.core.flush([copy.id, self.core.ledger.seq + 1])
         if named != ((copy.id,) if copy.since >= 0 else ()):
-            raise PropertyBroken("S17", f"workers are to wait for {named}, when asked for {copy.id} alone")
+            raise PropertyBroken(
+                Property.LAST_STEP, f"workers are to wait for {named}, when asked for {copy.id} alone"
+            )
         return True
 
     def _lookup(self, prompt: int, place: int) -> bool:
@@ -258,7 +272,7 @@ class CoreWorld(Copies):
         if block is not None:
             expected = LookupResult.HIT if block.stored else LookupResult.HIT_PENDING
         if answer is not expected:
-            readable = "S2" if answer is LookupResult.HIT else "S7"
+            readable = Property.PUBLISH_AFTER_COMMIT if answer is LookupResult.HIT else Property.MATCH_HOLDS
             raise PropertyBroken(readable, f"key {key.hex()} is a {answer.value}; it is a {expected.value}")
         return True
 
@@ -271,13 +285,18 @@ class CoreWorld(Copies):
             loads = [copy for copy in self.books.copies.values() if not copy.store]
             expected = next((one.id for one in loads if not set(one.blocks).isdisjoint(blocks)), None)
         if answer != expected:
-            raise PropertyBroken("S9", f"in flight of {keys} is {answer}; the books say {expected}")
+            raise PropertyBroken(
+                Property.PROGRESS, f"in flight of {keys} is {answer}; the books say {expected}"
+            )
         return True
 
     def _leased(self, block: int) -> bool:
         blocks = [block, 0]
         if self.core.leased(blocks) != self.books.under_copy(blocks):
-            raise PropertyBroken("S3", f"whether a copy touches one of {blocks}, is answered the wrong way")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT,
+                f"whether a copy touches one of {blocks}, is answered the wrong way",
+            )
         return True
 
     def _touch(self, prompt: int, place: int) -> bool:
@@ -285,14 +304,18 @@ class CoreWorld(Copies):
         where, events = self.books.where, len(self._log)
         self.core.touch([*keys, *keys[:1]])
         if (len(self._log) > events) != any(key in where and where[key].stored for key in keys):
-            raise PropertyBroken("S16", f"what is resident of {keys} is touched, and nothing else is")
+            raise PropertyBroken(
+                Property.FULL_OFFLOAD, f"what is resident of {keys} is touched, and nothing else is"
+            )
         return True
 
     def _tick(self) -> bool:
         events = len(self._log)
         self.core.tick()
         if self.books.let_time_pass(self.options.transfer_ticks) != (len(self._log) > events):
-            raise PropertyBroken("S9", "time passes for those that wait for a bound, and for nobody else")
+            raise PropertyBroken(
+                Property.PROGRESS, "time passes for those that wait for a bound, and for nobody else"
+            )
         return True
 
     def _end_step(self) -> bool:
@@ -309,7 +332,7 @@ class CoreWorld(Copies):
         readable = {key for key, block in self.books.where.items() if block.stored}
         if self._announced != readable:
             wrong = sorted(self._announced ^ readable)
-            raise PropertyBroken("S10", f"the events tell another story of keys {wrong}")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the events tell another story of keys {wrong}")
         return True
 
     def _reset(self) -> bool:
@@ -320,13 +343,17 @@ class CoreWorld(Copies):
             self._over += planned
             self._forget_older()
         if (len(log) > events) != happened or at_rest != (not books.copies):
-            raise PropertyBroken("S14", f"a reset said {at_rest}, and {len(books.copies)} copies are left")
+            raise PropertyBroken(
+                Property.NO_STALE_DATA, f"a reset said {at_rest}, and {len(books.copies)} copies are left"
+            )
         if self.core.ledger.index:
-            raise PropertyBroken("S14", f"a reset left {len(self.core.ledger.index)} keys to be found")
+            raise PropertyBroken(
+                Property.NO_STALE_DATA, f"a reset left {len(self.core.ledger.index)} keys to be found"
+            )
         events = len(log)
         self.operations += 1
         if self.core.reset() != at_rest or len(log) != events:
-            raise PropertyBroken("S8", "a reset twice is as once")
+            raise PropertyBroken(Property.LEGAL_CALLS, "a reset twice is as once")
         return True
 
     def _misuse(self, which: int) -> bool:
@@ -340,9 +367,11 @@ class CoreWorld(Copies):
         except (KvsmError, ValueError):
             pass
         else:
-            raise PropertyBroken("S8", f"wrong call number {which} was accepted")
+            raise PropertyBroken(Property.LEGAL_CALLS, f"wrong call number {which} was accepted")
         if self.core.ledger.seq != seq:
-            raise PropertyBroken("S8", f"wrong call number {which} was refused, and is an event")
+            raise PropertyBroken(
+                Property.LEGAL_CALLS, f"wrong call number {which} was refused, and is an event"
+            )
         return True
 
     def _misuses(self) -> list[Callable[[], object] | None]:
@@ -389,9 +418,9 @@ class CoreWorld(Copies):
         if counted != expected:
             # The ledger may tell more exactly what is wrong with it.
             self._check_ledger()
-            for (property_id, noun), ours, theirs in zip(_COUNTS, counted, expected):
+            for (property, noun), ours, theirs in zip(_COUNTS, counted, expected):
                 if ours != theirs:
-                    raise PropertyBroken(property_id, f"{ours} {noun}, and it should be {theirs}")
+                    raise PropertyBroken(property, f"{ours} {noun}, and it should be {theirs}")
 
     def check(self) -> None:
         self._check_data()
@@ -399,12 +428,19 @@ class CoreWorld(Copies):
         self._take_events()
         ledger, books = self.core.ledger, self.books
         if set(ledger.transfers) != set(books.copies):
-            raise PropertyBroken("S5", f"transfers {[*ledger.transfers]} live, and not {[*books.copies]}")
+            raise PropertyBroken(
+                Property.STALE_REPORTS, f"transfers {[*ledger.transfers]} live, and not {[*books.copies]}"
+            )
         leased = set(to_list(ledger.leases.view.nonzero()[0]))
         if leased != books.leased.keys() | books.retired:
-            raise PropertyBroken("S4", f"device blocks {sorted(leased)} are leased, and not those of copies")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"device blocks {sorted(leased)} are leased, and not those of copies",
+            )
         if list(ledger.offers.times.items()) != list(books.offers.items()):
-            raise PropertyBroken("S13", f"counted offers are {ledger.offers.times}, and not {books.offers}")
+            raise PropertyBroken(
+                Property.STORED_ONCE, f"counted offers are {ledger.offers.times}, and not {books.offers}"
+            )
         self._check_ledger()
         if self.wind_down() is None:
             _raise_first(check_rest(ledger))
@@ -419,29 +455,40 @@ class CoreWorld(Copies):
         ledger, books, chunk = self.core.ledger, self.books, self.options.blocks_per_chunk
         for key, block in books.where.items():
             if ledger.index.get(key) != block.slot:
-                raise PropertyBroken("S13", f"key {key.hex()} is looked for in slot {ledger.index.get(key)}")
+                raise PropertyBroken(
+                    Property.STORED_ONCE, f"key {key.hex()} is looked for in slot {ledger.index.get(key)}"
+                )
             for part in range(chunk if block.stored else 0):
                 if not books.has_everywhere(block.slot * chunk + part, (key, part)):
-                    raise PropertyBroken("S2", f"key {key.hex()} can be read, and has other bytes")
+                    raise PropertyBroken(
+                        Property.PUBLISH_AFTER_COMMIT, f"key {key.hex()} can be read, and has other bytes"
+                    )
 
     def _check_requests(self) -> None:
         for name, entry in self.core.ledger.requests.items():
             book = self.books.requests.get(name)
             if book is None:
-                raise PropertyBroken("S4", f"request {name} is over, and the core has not forgotten it")
+                raise PropertyBroken(
+                    Property.ONE_RELEASE_PER_HOLD,
+                    f"request {name} is over, and the core has not forgotten it",
+                )
             if entry.load != (book.load.id if book.load else 0):
-                raise PropertyBroken("S4", f"request {name} does not know its load")
+                raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, f"request {name} does not know its load")
             if to_list(entry.pins) != [block.slot for block in book.matched]:
-                raise PropertyBroken("S7", f"request {name} holds {entry.pins}, and not what was counted")
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"request {name} holds {entry.pins}, and not what was counted"
+                )
             if (entry.settled, entry.offered) != book.cursors:
-                raise PropertyBroken("S13", f"request {name} has other cursors than {book.cursors}")
+                raise PropertyBroken(
+                    Property.STORED_ONCE, f"request {name} has other cursors than {book.cursors}"
+                )
 
     def _check_fold(self) -> None:
         folded = Ledger(self.core.config)
         for event in self._log:
             folded.apply(event)
         if digest(folded) != digest(self.core.ledger):
-            raise PropertyBroken("S10", "the log folds to another state")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state")
 
     def fingerprint(self) -> bytes:
         """Transfers are named by their order; of numbers that only grow, what counts are the distances. Slots
@@ -482,7 +529,7 @@ class CoreWorld(Copies):
 
 def _raise_first(violations: Sequence[Violation]) -> None:
     for violation in violations:
-        raise PropertyBroken(violation.property_id, violation.message)
+        raise PropertyBroken(violation.property, violation.message)
 
 
 __all__ = ["CoreOptions", "CoreWorld", "draw_options"]

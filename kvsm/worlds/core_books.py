@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
 
 Content = tuple[bytes, int]
 """A key, and which device block of its chunk."""
@@ -178,13 +179,21 @@ class Books:
         for key in keys:
             block = self.where.get(key)
             if block is None or not block.stored:
-                raise PropertyBroken("S3", f"key {key.hex()} was evicted, and it is not stored")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"key {key.hex()} was evicted, and it is not stored"
+                )
             if block.copies:
-                raise PropertyBroken("S3", f"slot {block.slot} was evicted while a load reads it")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"slot {block.slot} was evicted while a load reads it"
+                )
             if block.pins:
-                raise PropertyBroken("S7", f"slot {block.slot} was evicted, and a match holds it")
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"slot {block.slot} was evicted, and a match holds it"
+                )
             if key in needed:
-                raise PropertyBroken("S7", f"key {key.hex()} was evicted to make room for its own offer")
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"key {key.hex()} was evicted to make room for its own offer"
+                )
             self._void(block)
 
     # Requests.
@@ -294,10 +303,14 @@ class Books:
         for place in range(0, len(copy.pairs), self.chunk):
             slot = copy.pairs[place][1] // self.chunk
             if slot not in self.free:
-                raise PropertyBroken("S3", f"slot {slot} was handed out to a store, and it is in use")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} was handed out to a store, and it is in use"
+                )
             key = keys[place // self.chunk]
             if key in self.where:
-                raise PropertyBroken("S13", f"key {key.hex()} is stored again, and it is on the host")
+                raise PropertyBroken(
+                    Property.STORED_ONCE, f"key {key.hex()} is stored again, and it is on the host"
+                )
             self.free.remove(slot)
             self.where[key] = block = Block(key, slot, copy.id)
             copy.blocks.append(block)
@@ -326,10 +339,14 @@ class Books:
                 message = (
                     f"device block {device_block} is copied, and transfer {leased[device_block].id} has it"
                 )
-                raise PropertyBroken("S13" if copy.store else "S3", message)
+                raise PropertyBroken(
+                    Property.STORED_ONCE if copy.store else Property.NO_REUSE_IN_FLIGHT, message
+                )
             leased[device_block] = copy
             if not copy.store and not self.has_everywhere(host, content):
-                raise PropertyBroken("S7", f"host block {host} is to be loaded, and does not hold {content}")
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"host block {host} is to be loaded, and does not hold {content}"
+                )
         self.copies[copy.id] = copy
 
     def has_everywhere(self, host: int, content: Content) -> bool:
@@ -373,7 +390,7 @@ class Books:
         for (_, host), content in zip(copy.pairs, copy.contents):
             if not self.has_everywhere(host, content):
                 message = f"transfer {copy.id} was published, and host block {host} does not hold {content}"
-                raise PropertyBroken("S2", message)
+                raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
 
     def _end_load(self, copy: Copy, good: bool, failed: bool, lost: bool) -> None:
         if failed:
@@ -388,7 +405,7 @@ class Books:
                     cells[device_block] = None
                 elif cells[device_block] != content:
                     message = f"transfer {copy.id} did not bring {content} to device block {device_block}"
-                    raise PropertyBroken("S15", message)
+                    raise PropertyBroken(Property.CORRECT_BYTES, message)
             if not good:
                 self.notes.pop(device_block, None)
         book = self.requests[copy.request]

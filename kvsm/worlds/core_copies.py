@@ -6,6 +6,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, ReportRejected
 from kvsm.ids import to_list
 from kvsm.offloader import Ended
+from kvsm.properties import Property
 from kvsm.worlds.core_books import Copy
 from kvsm.worlds.core_offers import Offers
 from kvsm.worlds.core_options import CoreOptions
@@ -107,7 +108,9 @@ class Copies(Offers):
     def _must_be_rejected(self, ended: Ended | None, events: int, transfer: int, worker: int) -> None:
         if ended is not None or len(self._log) != events + 1 or type(self._log[-1]) is not ReportRejected:
             message = f"a report of worker {worker} on transfer {transfer} was taken"
-            raise PropertyBroken("S5", f"{message}: it is late, doubled, or names what does not exist")
+            raise PropertyBroken(
+                Property.STALE_REPORTS, f"{message}: it is late, doubled, or names what does not exist"
+            )
 
     def _hear(self, copy: Copy, worker: int, good: bool, direction: Direction | None = None) -> bool:
         """Hand a report to the core. Whether it counts, the books know."""
@@ -121,7 +124,9 @@ class Copies(Offers):
             self._must_be_rejected(ended, events, copy.id, worker)
             return True
         if type(self._log[-1]) is ReportRejected:
-            raise PropertyBroken("S5", f"the report of worker {worker} on transfer {copy.id} was rejected")
+            raise PropertyBroken(
+                Property.STALE_REPORTS, f"the report of worker {worker} on transfer {copy.id} was rejected"
+            )
         copy.reported |= 1 << worker
         copy.failed |= not good
         if copy.reported == books.all_workers:
@@ -129,7 +134,9 @@ class Copies(Offers):
             self._check_end(copy, ended, whole)
             self._close(copy, whole, failed=copy.failed and not copy.void)
         elif ended is not None:
-            raise PropertyBroken("S2", f"transfer {copy.id} ended before every worker had reported")
+            raise PropertyBroken(
+                Property.PUBLISH_AFTER_COMMIT, f"transfer {copy.id} ended before every worker had reported"
+            )
         return True
 
     def _call(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> Ended | None:
@@ -142,14 +149,21 @@ class Copies(Offers):
 
     def _check_end(self, copy: Copy, ended: Ended | None, good: bool, lost: bool = False) -> None:
         if ended is None:
-            raise PropertyBroken("S9", f"transfer {copy.id} has nothing left to wait for, and did not end")
+            raise PropertyBroken(
+                Property.PROGRESS, f"transfer {copy.id} has nothing left to wait for, and did not end"
+            )
         if ended.good != good:
-            raise PropertyBroken("S6", f"transfer {copy.id} ended, and good is said to be {ended.good}")
+            raise PropertyBroken(
+                Property.FAILURE_IS_NOT_SUCCESS,
+                f"transfer {copy.id} ended, and good is said to be {ended.good}",
+            )
         told = (ended.transfer, ended.direction is Direction.STORE, ended.request, ended.lost)
         if told != (copy.id, copy.store, copy.request, lost):
-            raise PropertyBroken("S5", f"the end of transfer {copy.id} is told as {ended}")
+            raise PropertyBroken(Property.STALE_REPORTS, f"the end of transfer {copy.id} is told as {ended}")
         if to_list(ended.device_blocks) != [block for block, _ in copy.pairs]:
-            raise PropertyBroken("S5", f"transfer {copy.id} ended with other device blocks: {ended}")
+            raise PropertyBroken(
+                Property.STALE_REPORTS, f"transfer {copy.id} ended with other device blocks: {ended}"
+            )
 
     def _close(self, copy: Copy, good: bool, failed: bool = False, lost: bool = False) -> None:
         self.books.end(copy, good, failed, lost)
@@ -164,7 +178,9 @@ class Copies(Offers):
         ended = self.core.cancel(copy.id)
         if copy.since >= 0:
             if ended is not None:
-                raise PropertyBroken("S3", f"transfer {copy.id} was taken back, and workers have it")
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"transfer {copy.id} was taken back, and workers have it"
+                )
             return True
         self._check_end(copy, ended, False)
         self._close(copy, False)
@@ -174,7 +190,7 @@ class Copies(Offers):
         """What is over can be neither taken back nor lost (S8)."""
         transfer, events = self._over[place % len(self._over)].id if self._over else 0, len(self._log)
         if self.core.cancel(transfer) or self.core.lose(transfer) or len(self._log) != events:
-            raise PropertyBroken("S5", f"transfer {transfer} was over, and ended again")
+            raise PropertyBroken(Property.STALE_REPORTS, f"transfer {transfer} was over, and ended again")
         return True
 
     def _lose(self, place: int) -> bool:
@@ -185,7 +201,7 @@ class Copies(Offers):
         if copy.since >= 0:
             self._check_lost(copy, ended)
         elif ended is not None:
-            raise PropertyBroken("S9", f"transfer {copy.id} was lost, and no worker has it")
+            raise PropertyBroken(Property.PROGRESS, f"transfer {copy.id} was lost, and no worker has it")
         return True
 
     def _lose_overdue(self) -> bool:
@@ -195,7 +211,9 @@ class Copies(Offers):
             return False
         lost = self.core.lose_overdue()
         if [ended.transfer for ended in lost] != [copy.id for copy in overdue]:
-            raise PropertyBroken("S9", f"lost are {lost}; at their bound are {[one.id for one in overdue]}")
+            raise PropertyBroken(
+                Property.PROGRESS, f"lost are {lost}; at their bound are {[one.id for one in overdue]}"
+            )
         for copy, ended in zip(overdue, lost):
             self._check_lost(copy, ended)
         return True

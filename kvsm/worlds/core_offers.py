@@ -11,6 +11,7 @@ from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
+from kvsm.properties import Property
 from kvsm.worlds.core_books import Books, Copy, Offered
 from kvsm.worlds.core_options import CoreOptions
 
@@ -98,7 +99,9 @@ class Offers:
         self.operations += 1
         self.core.rewrite([block for block, _ in written])
         if books.compute(written) != (len(self._log) > events):
-            raise PropertyBroken("S14", f"that {written} were computed, is noted if a load brought them")
+            raise PropertyBroken(
+                Property.NO_STALE_DATA, f"that {written} were computed, is noted if a load brought them"
+            )
         return self._kept(offered)
 
     def _kept(self, offered: Offered) -> Offered:
@@ -135,7 +138,9 @@ class Offers:
         due = {key for key in keys if key in books.where or books.offers.get(key, 0) >= threshold}
         for key in keys:
             if self.core.offered_enough(key) != (key in due):
-                raise PropertyBroken("S13", f"key {key.hex()} is due at its offer number {threshold}")
+                raise PropertyBroken(
+                    Property.STORED_ONCE, f"key {key.hex()} is due at its offer number {threshold}"
+                )
         return [(key, blocks) for key, blocks in offered if key in due]
 
     def _offer(self, owners: Owners, offered: Offered) -> None:
@@ -153,18 +158,22 @@ class Offers:
         stored, waiting = new[:room], sorted(deferred + new[room:])
         if list(outcome.stored) != stored or list(outcome.deferred) != waiting:
             message = f"of {keys}, {list(outcome.stored)} are stored and {outcome.deferred} deferred"
-            raise PropertyBroken("S13", f"{message}; the books say {stored} and {waiting}")
+            raise PropertyBroken(Property.STORED_ONCE, f"{message}; the books say {stored} and {waiting}")
         if outcome.keys != tuple([keys[place] for place in stored]) or outcome.resident != len(resident):
-            raise PropertyBroken("S13", f"{outcome} does not say what is stored of {keys}")
+            raise PropertyBroken(Property.STORED_ONCE, f"{outcome} does not say what is stored of {keys}")
         self._check_said(owners, since, offered, waiting, old, bool(resident))
         self._take(outcome.job, outcome.keys, outcome.evicted, resident, [offered[place] for place in stored])
         since = len(log)
         self.operations += 1
         again = self.core.store(owners, keys, blocks, range(len(keys)))
         if again.job is not None or not {*waiting, *old}.issuperset(again.deferred):
-            raise PropertyBroken("S13", f"what was offered a moment ago is stored again: {again}")
+            raise PropertyBroken(
+                Property.STORED_ONCE, f"what was offered a moment ago is stored again: {again}"
+            )
         if len(log) - since != bool(again.resident):
-            raise PropertyBroken("S13", "what was offered a moment ago and waits still is an event")
+            raise PropertyBroken(
+                Property.STORED_ONCE, "what was offered a moment ago and waits still is an event"
+            )
 
     def _expected(self, offered: Offered) -> tuple[list[int], list[int], set[bytes], list[int]]:
         """(places to store if there is room, places to defer, resident keys, places of an older epoch)."""
@@ -209,13 +218,19 @@ class Offers:
             if isinstance(event, StorePlanned | StoreSkipped):
                 counts = [count for _, count in event.owners]
                 if sum(counts) != (len(event.keys) if owners else 0):
-                    raise PropertyBroken("S13", f"{event} names owners of more or fewer keys")
+                    raise PropertyBroken(Property.STORED_ONCE, f"{event} names owners of more or fewer keys")
         if dropped != [offered[place][0] for place in old]:
-            raise PropertyBroken("S14", f"dropped as of an older epoch are {dropped}, and not places {old}")
+            raise PropertyBroken(
+                Property.NO_STALE_DATA, f"dropped as of an older epoch are {dropped}, and not places {old}"
+            )
         if sorted(said) != sorted([offered[place][0] for place in [*waiting, *old]]):
-            raise PropertyBroken("S13", f"said to be skipped are {said}, and not places {waiting} and {old}")
+            raise PropertyBroken(
+                Property.STORED_ONCE, f"said to be skipped are {said}, and not places {waiting} and {old}"
+            )
         if touched and not any(isinstance(event, BlocksTouched) for event in self._log[since:]):
-            raise PropertyBroken("S16", "what is resident is touched by an offer, and was not")
+            raise PropertyBroken(
+                Property.FULL_OFFLOAD, "what is resident is touched by an offer, and was not"
+            )
 
     def _take(
         self,
@@ -229,7 +244,9 @@ class Offers:
         books, chunk = self.books, self.options.blocks_per_chunk
         books.evict(evicted, resident)
         if (job is not None) != bool(keys):
-            raise PropertyBroken("S13", f"{len(keys)} keys are to be stored, and the job is {job}")
+            raise PropertyBroken(
+                Property.STORED_ONCE, f"{len(keys)} keys are to be stored, and the job is {job}"
+            )
         if job is None:
             return
         pairs = self._pairs(job, [block for _, blocks in stored for block in blocks])
@@ -244,7 +261,9 @@ class Offers:
     def _pairs(self, job: TransferJob, blocks: Sequence[int]) -> list[tuple[int, int]]:
         sources = to_list(job.device_blocks)
         if sources != list(blocks):
-            raise PropertyBroken("S15", f"a job names device blocks {sources}, and not {list(blocks)}")
+            raise PropertyBroken(
+                Property.CORRECT_BYTES, f"a job names device blocks {sources}, and not {list(blocks)}"
+            )
         return list(zip(sources, to_list(job.host_blocks), strict=True))
 
     def _look_at_leases(self, blocks: Sequence[int]) -> None:
@@ -252,4 +271,4 @@ class Offers:
         for block in blocks:
             if (words[block] != 0) != (block in books.leased or block in books.retired):
                 held = "is leased, and no copy has it" if words[block] else "is not leased, and a copy has it"
-                raise PropertyBroken("S3", f"device block {block} {held}")
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, f"device block {block} {held}")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from kvsm.errors import PropertyBroken
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger
+from kvsm.properties import Property
 from kvsm.scheduler.groups import group_suffix
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
@@ -49,11 +50,11 @@ class Router:
         readable = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
         if self.known != readable:
             message = f"the events say that {len(self.known)} blocks can be read, and {len(readable)} can"
-            raise PropertyBroken("S10", message)
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
 
 def _check_tokens(event: BlockStored, prefix: list[int]) -> None:
     held = prefix[-event.block_size :]
     if not event.block_size or event.token_ids != held:
         message = f"a stored event says tokens {event.token_ids}, and its block holds {held}"
-        raise PropertyBroken("S10", message)
+        raise PropertyBroken(Property.EVENTS_ARE_STATE, message)

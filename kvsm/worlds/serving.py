@@ -29,6 +29,7 @@ from kvsm.events import OffloadingEvent
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.ledger import Ledger
 from kvsm.plan import WorkerReport
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.scheduler.groups import group_suffix
 from kvsm.snapshot import digest
@@ -336,7 +337,7 @@ class ServingWorld:
     def _do_reset(self) -> bool:
         self.engine.reset()
         if self.engine.core.ledger.index:
-            raise PropertyBroken("S14", "a key outlives a reset of the cache")
+            raise PropertyBroken(Property.NO_STALE_DATA, "a key outlives a reset of the cache")
         return True
 
     def _do_take(self) -> bool:
@@ -355,7 +356,7 @@ class ServingWorld:
         for one in self.engine.core.ledger.transfers.values():
             if one.state is TransferState.PLANNED or one.id in self.engine.copies:
                 message = f"the engine steps no more, and transfer {one.id} is {one.state.name}"
-                raise PropertyBroken("S17", message)
+                raise PropertyBroken(Property.LAST_STEP, message)
 
     def check(self) -> None:
         self.check_ledger()
@@ -364,7 +365,7 @@ class ServingWorld:
 
     def check_ledger(self) -> None:
         for violation in check_ledger(self.engine.core.ledger):
-            raise PropertyBroken(violation.property_id, violation.message)
+            raise PropertyBroken(violation.property, violation.message)
 
     def check_bytes(self) -> None:
         """What can be read on the host holds on every worker what belongs there."""
@@ -378,7 +379,7 @@ class ServingWorld:
                 for worker, held in enumerate(self.engine.host[place]):
                     if held != expected:
                         message = f"slot {slot} can be read, and worker {worker} has other bytes in it"
-                        raise PropertyBroken("S15", message)
+                        raise PropertyBroken(Property.CORRECT_BYTES, message)
 
     def _expected(self) -> dict[bytes, list[list[bytes]]]:
         """Key -> what its blocks must hold, of all requests so far."""
@@ -411,11 +412,13 @@ class ServingWorld:
         engine = self.engine
         ledger = engine.core.ledger
         for violation in check_rest(ledger):
-            raise PropertyBroken(violation.property_id, violation.message)
+            raise PropertyBroken(violation.property, violation.message)
         retired = sum(word & STATE_MASK == _RETIRED for word in ledger.leases.words)
         if sum(engine.pool.references) > retired or len(engine.sending) > retired:
             held = [block for block, count in enumerate(engine.pool.references) if count]
-            raise PropertyBroken("S4", f"device blocks {held} are held, and nobody has them")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, and nobody has them"
+            )
         if self.options.store is StoreMode.LAZY:
             self._check_next_to_go()
         if self.keep_events:
@@ -434,14 +437,14 @@ class ServingWorld:
             key = pool.key_of(block)
             if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
                 message = f"at rest, device block {block} is next to go, and the host has room and lacks it"
-                raise PropertyBroken("S13", message)
+                raise PropertyBroken(Property.STORED_ONCE, message)
 
     def _check_fold(self) -> None:
         replayed = Ledger(self.engine.core.config)
         for event in self.engine.log:
             replayed.apply(event)
         if digest(replayed) != digest(self.engine.core.ledger):
-            raise PropertyBroken("S10", "the log folds to another state than there is")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state than there is")
 
     def fingerprint(self) -> bytes:
         return fingerprint(self)

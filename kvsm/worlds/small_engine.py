@@ -29,6 +29,7 @@ from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
@@ -113,7 +114,9 @@ class SmallEngine(SmallWorkers):
         keep, _ = self.scheduler.request_finished(request, blocks, aborted=aborted)
         if request.finished:
             if keep:
-                raise PropertyBroken("S8", f"request {request.request_id} finishes again, and keeps blocks")
+                raise PropertyBroken(
+                    Property.LEGAL_CALLS, f"request {request.request_id} finishes again, and keeps blocks"
+                )
             return
         request.finished, request.aborted = True, aborted
         if request.kv_transfer_params and request.kv_transfer_params.get("do_remote_decode"):
@@ -143,7 +146,7 @@ class SmallEngine(SmallWorkers):
                 key = request.cells[end - 1] + group_suffix(index)
                 if key not in self.core.ledger.index and key not in skipped:
                     message = f"request {request.request_id} is over, and its first {end} tokens are not kept"
-                    raise PropertyBroken("S16", message)
+                    raise PropertyBroken(Property.FULL_OFFLOAD, message)
 
     def preempt(self, request: SmallRequest) -> None:
         """Its blocks go at once: whoever counts no references waits for the copies in the same step."""
@@ -239,7 +242,9 @@ class SmallEngine(SmallWorkers):
         leases = self.core.ledger.leases.words
         under_copy = [block for block in blocks if self.references and leases[block]]
         if under_copy:
-            raise PropertyBroken("S3", f"device blocks {under_copy} are taken, and a copy touches them")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT, f"device blocks {under_copy} are taken, and a copy touches them"
+            )
         self._fresh += blocks
         return blocks
 
@@ -277,10 +282,10 @@ class SmallEngine(SmallWorkers):
     def _check_match(self, request: SmallRequest, local: int, found: int, loads: bool) -> None:
         if loads != (found > 0):
             message = f"request {request.request_id}: {found} tokens match, and loads is {loads}"
-            raise PropertyBroken("S7", message)
+            raise PropertyBroken(Property.MATCH_HOLDS, message)
         if found and local + found >= request.num_tokens:
             message = f"request {request.request_id}: all of its {request.num_tokens} tokens match"
-            raise PropertyBroken("S18", message)
+            raise PropertyBroken(Property.ONE_TOKEN_LEFT, message)
 
     def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
         """What the device has of it, in all groups."""
@@ -408,4 +413,6 @@ class SmallEngine(SmallWorkers):
                 return
             self.step()
         waiting, running = [one.request_id for one in self.waiting], list(self.running)
-        raise PropertyBroken("S9", f"after {steps} steps requests {waiting} wait, and {running} run")
+        raise PropertyBroken(
+            Property.PROGRESS, f"after {steps} steps requests {waiting} wait, and {running} run"
+        )

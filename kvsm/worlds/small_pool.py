@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
 
 
 class SmallPool:
@@ -28,7 +29,9 @@ class SmallPool:
     def free_blocks(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             if self.references[block] <= 0:
-                raise PropertyBroken("S4", f"device block {block} is released, and nobody holds it")
+                raise PropertyBroken(
+                    Property.ONE_RELEASE_PER_HOLD, f"device block {block} is released, and nobody holds it"
+                )
             self.references[block] -= 1
             if not self.references[block]:
                 self.queue.append(block)

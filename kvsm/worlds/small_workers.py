@@ -13,6 +13,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup
 from kvsm.worlds.small_request import NULL, Cell, SmallRequest
 
@@ -67,7 +68,7 @@ class SmallWorkers:
             older = [block for block in to_list(job.device_blocks) if self.brought.get(block, epoch) < epoch]
             if older:
                 message = f"device blocks {older} are stored, which a load of an older epoch brought"
-                raise PropertyBroken("S14", message)
+                raise PropertyBroken(Property.NO_STALE_DATA, message)
         for block in fresh:
             self.device[block] = [[] for _ in range(self.workers)]
         for job in plan.loads:
@@ -125,7 +126,7 @@ class SmallWorkers:
                             f"request {request.request_id} reads token {token} of group {index} in device "
                             f"block {block} of worker {worker}, which holds other content"
                         )
-                        raise PropertyBroken("S15", message)
+                        raise PropertyBroken(Property.CORRECT_BYTES, message)
 
     def write(self, one: ComputedRange, token: int, cell: bytes) -> None:
         """Every group's block of this token gets it, and what was behind it there is no more."""

@@ -20,6 +20,7 @@ import msgspec
 
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, PropertyBroken, described
 from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
 
 Action = tuple[str | int, ...]
 """What happens next: ("preempt", 0)."""
@@ -56,22 +57,26 @@ class World(Protocol):
         what is yet to happen."""
 
 
-class Finding(msgspec.Struct, frozen=True):
-    """What went wrong: the property that is broken, and what was seen."""
+class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
+    """What went wrong.
 
-    property_id: str
+    property: what is broken; a word of its own if the model is not about kvsm's properties.
+    message: what was seen.
+    """
+
+    property: Property | str
     message: str
 
     def __str__(self) -> str:
-        return f"{self.property_id}: {self.message}"
+        return f"{self.property}: {self.message}"
 
 
 def finding_of(error: Exception) -> Finding:
     """An error that a world raised, as a finding."""
     if isinstance(error, PropertyBroken):
-        return Finding(error.property_id, str(error).removeprefix(f"{error.property_id}: "))
+        return Finding(error.property, error.message)
     if isinstance(error, IllegalTransition | InvalidEvent):
-        return Finding("S8", f"a legal call was refused: {error}")
+        return Finding(Property.LEGAL_CALLS, f"a legal call was refused: {error}")
     if isinstance(error, KvsmError):
-        return Finding("S8", f"a legal call failed: {error}")
-    return Finding("S8", f"a legal call raised {described(error)}")
+        return Finding(Property.LEGAL_CALLS, f"a legal call failed: {error}")
+    return Finding(Property.LEGAL_CALLS, f"a legal call raised {described(error)}")

@@ -12,6 +12,7 @@ from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.plan import TransferJob
+from kvsm.properties import Property
 
 
 def device_and_engine() -> tuple[SimulatedDevice, StreamCopyEngine]:
@@ -30,7 +31,7 @@ def store_and_load_between_kernels() -> None:
     engine.drain()
     device.synchronize()
     for race in device.races:
-        raise PropertyBroken("S12", str(race))
+        raise PropertyBroken(Property.COPY_ORDER, str(race))
 
 
 def copy_is_refused() -> None:
@@ -40,7 +41,7 @@ def copy_is_refused() -> None:
     engine.close()
     ends = {result.transfer: result.good for result in engine.poll()}
     if ends != {1: False, 2: True}:
-        raise PropertyBroken("S9", f"two transfers were submitted, and these have ended: {ends}")
+        raise PropertyBroken(Property.PROGRESS, f"two transfers were submitted, and these have ended: {ends}")
 
 
 COPY_SCENARIOS: dict[str, Callable[[], None]] = {

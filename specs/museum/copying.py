@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
 _ISSUE = "kvsm.copy_engines.streams:StreamCopyEngine._issue"
@@ -13,7 +14,7 @@ COPYING = (
         title="a load overwrites what the running step still reads",
         story="A sliding window moved on and freed a block, which became the target of a load. The load"
         " started at once and wrote the block while the forward pass that was under way still read it.",
-        property_id="S12",
+        breaks=Property.COPY_ORDER,
         edits=(
             Edit(
                 _ISSUE,
@@ -33,7 +34,7 @@ COPYING = (
         " nobody had heard of the error, and the engine stepped for ever. Here an error is its transfer's"
         " end, whether the device refuses a copy or stops in the middle of it; the bug drops it in both"
         " places.",
-        property_id="S9",
+        breaks=Property.PROGRESS,
         edits=(
             Edit(
                 _ISSUE,
@@ -59,7 +60,7 @@ COPYING = (
         title="a table of ids is gone before the copy has read it",
         story="The copy kernel read the ids of its blocks from pinned host memory. The call returned, the"
         " memory was used for the next copy's ids, and the first copy, which had not begun yet, read those.",
-        property_id="S12",
+        breaks=Property.COPY_ORDER,
         edits=(
             Edit(
                 _ISSUE,

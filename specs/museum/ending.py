@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
 ENDING = (
@@ -11,7 +12,7 @@ ENDING = (
         title="a store outlives the record that its end needs",
         story="The finish of a request deleted its record. Its last store was still in flight, and when it"
         " ended it looked the record up.",
-        property_id="S8",
+        breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
                 "kvsm.ledger.transfers:close",
@@ -31,7 +32,7 @@ ENDING = (
         title="no request is left, and the last transfers never end",
         story="An engine steps as long as it has requests. The last one finished with its stores in flight;"
         " nobody stepped again, so nobody took the reports, and the blocks stayed held.",
-        property_id="S17",
+        breaks=Property.LAST_STEP,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.has_pending_work",
@@ -47,7 +48,7 @@ ENDING = (
         story="A batch of KV events held the removal of a key, and its store after that. The removal deleted"
         " what was known of the key's blocks, and the stored event left without tokens, so that routers could"
         " not index it.",
-        property_id="S10",
+        breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
                 "kvsm.kv_events:Publisher.take_kv_events",
@@ -78,7 +79,7 @@ ENDING = (
         title="a transfer that ended in an error is marked complete",
         story="A transfer ended in an error. It was marked complete like any other, the request read a cache"
         " that had never been filled, and the client got a wrong answer with status 200.",
-        property_id="S6",
+        breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
@@ -93,7 +94,7 @@ ENDING = (
         title="abort and stop finish a request twice",
         story="A request hit its stop condition in the same step in which its client aborted it. Both paths"
         " finished it, and the second one found its books already closed.",
-        property_id="S8",
+        breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
                 "kvsm.offloader.offloader:Offloader.finish",
@@ -112,7 +113,7 @@ ENDING = (
         title="time makes an unfinished object readable",
         story="A write lease expired by the clock. The object counted as written from then on, and whoever"
         " read it found what the writer had not finished.",
-        property_id="S2",
+        breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
                 "kvsm.offloader.transfers:Transfers.lose",
@@ -127,7 +128,7 @@ ENDING = (
         title="a node is ready before its data is there",
         story="A node of the prefix tree was marked ready when its copy was queued. A match in between loaded"
         " what the slot had held before.",
-        property_id="S2",
+        breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
                 "kvsm.ledger.transfers:transfers_submitted",
@@ -145,7 +146,7 @@ ENDING = (
         title="the late end of a first put completes the second",
         story="A put of a key was given up, and the key was put again. The end of the first put arrived late"
         " and, since it was told by key, completed the second while its bytes were still on their way.",
-        property_id="S5",
+        breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
                 "kvsm.offloader.transfers:Transfers.submit",

@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import msgspec
 
+from kvsm.properties import Property
 from kvsm.states import block
 from kvsm.states.machine import Machine
 
@@ -55,7 +56,7 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
-    """One bug. property_id: what it breaks. edits: what brings it back.
+    """One bug. breaks: the property that it breaks. edits: what brings it back.
 
     stop: what the ledger says instead of letting it happen, if it does; a piece of the message. without_stop:
     edits that take this guard away, so that it is seen what it prevents.
@@ -65,7 +66,7 @@ class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     title: str
     story: str
-    property_id: str
+    breaks: Property
     edits: tuple[Edit, ...]
     stop: str = ""
     without_stop: tuple[Edit, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import BLOCK_ROWS, Edit, Exhibit
 
 _END = "kvsm.scheduler.scheduler:OffloadScheduler._end"
@@ -14,7 +15,7 @@ HOLDING = (
         story="A request's blocks were queued for a store when it was preempted. The blocks were given to"
         " another request, which computed into them, and the copy saved the new tenant's bytes under the old"
         " keys. An engine without references has to wait for such copies; the bug waits for none.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler._take_blocks",
@@ -30,7 +31,7 @@ HOLDING = (
         story="A load was on its way when its request was aborted. The blocks were freed with the request and"
         " given out again, and the copy landed in another request's cache. Here a load holds a reference to"
         " each of its blocks; the bug holds none.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_state_after_alloc",
@@ -49,7 +50,7 @@ HOLDING = (
         title="the ends of a finished request's stores find nobody",
         story="A request's slot was dropped while three of its offloads were pending. When they completed,"
         " nobody was there to take note, and the device blocks that they held were never given back.",
-        property_id="S4",
+        breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
                 _END,
@@ -64,7 +65,7 @@ HOLDING = (
         title="a host slot is evicted while a copy uses it",
         story="The eviction order of the host pool did not know of transfers under way. A slot could be"
         " chosen as a victim while a copy to the device was still reading it.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 "kvsm.ledger.requests:hit_matched",
@@ -89,7 +90,7 @@ HOLDING = (
         title="two stores go to one host block",
         story="Two blocks were offloaded to the same host block, and the second copy did not wait for the"
         " first. Which bytes it held in the end was chance.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 "kvsm.offloader.storing:Storing._plan_store",
@@ -114,7 +115,7 @@ HOLDING = (
         story="An allocation failed half way. What it had taken by then was not given back, and the pool was"
         " smaller from then on. Here an event is checked as a whole before anything changes; the bug takes"
         " the blocks before it has looked at the leases.",
-        property_id="S1",
+        breaks=Property.CONSERVATION,
         edits=(
             Edit(
                 "kvsm.ledger.loads:load_planned",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
 _IN_FLIGHT = "kvsm.offloader.matching:Matching.in_flight"
@@ -15,7 +16,7 @@ MATCHING = (
         story="A lookup counted its hits and held nothing. Before the load was planned, the allocation of"
         " another request evicted one of them, and the load found nothing under a key that had been"
         " promised.",
-        property_id="S7",
+        breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
                 "kvsm.ledger.requests:hit_matched",
@@ -32,7 +33,7 @@ MATCHING = (
         story="A request asked for a prefix while another's store of it was in flight. The lookup knew only"
         " what could be read already and answered with a miss, so the prefix was computed again, and stored"
         " again.",
-        property_id="S13",
+        breaks=Property.STORED_ONCE,
         edits=(
             Edit(
                 "kvsm.offloader.matching:Matching._readable_prefix",
@@ -49,7 +50,7 @@ MATCHING = (
         story="A request was loading a block. Before it landed, a second request hit the same block on the"
         " host and loaded it once more into a device block of its own, where waiting for the first load would"
         " have given it a hit on the device.",
-        property_id="S13",
+        breaks=Property.STORED_ONCE,
         edits=(
             Edit(
                 _IN_FLIGHT,
@@ -65,7 +66,7 @@ MATCHING = (
         story="A request's store was in flight when it was preempted. It was admitted again at once, hit the"
         " host and planned a load, and the books, which had one entry a request for what is in flight, fell"
         " over the second transfer.",
-        property_id="S8",
+        breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
                 _ALLOCATED,
@@ -85,7 +86,7 @@ MATCHING = (
         story="Two waiting requests each held a part of what they needed for a load and waited for more."
         " Neither could get the rest, which the other one held. Here a request that begins to wait lets go"
         " first; the bug leaves that out.",
-        property_id="S9",
+        breaks=Property.PROGRESS,
         edits=(
             Edit(
                 "kvsm.offloader.matching:Matching.defer",
@@ -104,7 +105,7 @@ MATCHING = (
         story="A worker reported that a load had failed. The scheduler asserted that this cannot be, or,"
         " where assertions are off, went on as if the blocks were there: the request attended to whatever the"
         " device blocks held before.",
-        property_id="S6",
+        breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler._load_ended",
@@ -120,7 +121,7 @@ MATCHING = (
         story="A lookup pinned its hits. The engine found then that the device had the prefix already, so it"
         " never asked for the load, and only the load gave the pins back: one slot after the other could not"
         " be evicted any more.",
-        property_id="S4",
+        breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
                 "kvsm.offloader.matching:Matching.release",
@@ -136,7 +137,7 @@ MATCHING = (
         story="A lookup and a retrieve both believed that they owned the pin of an object, and both gave it"
         " back. The count went to -1, was clamped to 0 with a warning, and the object was evicted under"
         " somebody else's pin.",
-        property_id="S4",
+        breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
                 "kvsm.ledger.requests:unpin",
@@ -155,7 +156,7 @@ MATCHING = (
         title="a load that could not be made is reported as made",
         story="A batched retrieve ran out of room at its n-th key. The keys before it were returned as"
         " loaded, though no copy had begun, and their pins and the lock were kept.",
-        property_id="S6",
+        breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
                 _ALLOCATED,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import BLOCK_ROWS, Edit, Exhibit
 
 _RESET = "kvsm.scheduler.scheduler:OffloadScheduler.reset_cache"
@@ -14,7 +15,7 @@ RESETTING = (
         story="A key was stored, the cache was reset, and the key was stored again. The first copy's"
         " completion arrived, found the key, and made it readable before the second copy had written a byte."
         " Here a report names a transfer; the bug looks for the newest one of the same keys.",
-        property_id="S5",
+        breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
                 "kvsm.offloader.transfers:Transfers._report",
@@ -36,7 +37,7 @@ RESETTING = (
         story="A store was writing a host slot when the cache was reset. The slot was free at once and went"
         " to a new store, and the old copy landed in it. Here the slot is quarantined until the copy has"
         " ended; the bug is one row of the block's table.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 BLOCK_ROWS,
@@ -53,7 +54,7 @@ RESETTING = (
         title="a reset gives back the references that copies rely on",
         story="A reset released all references to device blocks, also those that kept the source of a store"
         " and the target of a load in place. The blocks were free, and the copies went on.",
-        property_id="S3",
+        breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
                 _RESET,
@@ -73,7 +74,7 @@ RESETTING = (
         story="A store was in flight when the cache was reset. Its completion was dropped, since it belonged"
         " to the time before, but the request still counted the job: every lookup of it waited for a transfer"
         " that nobody would end.",
-        property_id="S9",
+        breaks=Property.PROGRESS,
         edits=(
             Edit(
                 "kvsm.offloader.transfers:Transfers._why_reject",
@@ -92,7 +93,7 @@ RESETTING = (
         title="a reset forgets the requests that run",
         story="A reset cleared everything, the books of the running requests included. They ran on, unknown:"
         " nothing of them was ever stored again, and their ends were heard by nobody.",
-        property_id="S9",
+        breaks=Property.PROGRESS,
         edits=(
             Edit(
                 _RESET,

@@ -21,6 +21,7 @@ from kvsm.kv_events import BlockStored, Publisher
 from kvsm.ledger import Ledger
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
+from kvsm.properties import Property
 from kvsm.scheduler import LastStep
 from kvsm.scheduler.free_queue import FreeQueueWalk
 from kvsm.worlds.small_engine import SmallEngine
@@ -30,14 +31,14 @@ from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 MISS, HIT, HIT_PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
 
 
-def expect(holds: bool, property_id: str, message: str) -> None:
+def expect(holds: bool, property: Property, message: str) -> None:
     if not holds:
-        raise PropertyBroken(property_id, message)
+        raise PropertyBroken(property, message)
 
 
 def sound(ledger: Ledger) -> None:
     for violation in check_ledger(ledger):
-        raise PropertyBroken(violation.property_id, violation.message)
+        raise PropertyBroken(violation.property, violation.message)
 
 
 def sound_host(engine: SmallEngine) -> None:
@@ -52,7 +53,11 @@ def sound_host(engine: SmallEngine) -> None:
     for key, slot in ledger.index.items():
         if ledger.readable(slot):
             right = engine.host[slot] == [cells[key]] * engine.workers
-            expect(right, "S3", f"slot {slot} can be read, and holds other bytes than those of its key")
+            expect(
+                right,
+                Property.NO_REUSE_IN_FLIGHT,
+                f"slot {slot} can be read, and holds other bytes than those of its key",
+            )
 
 
 def come_to_rest(engine: SmallEngine) -> None:
@@ -61,10 +66,12 @@ def come_to_rest(engine: SmallEngine) -> None:
     ledger = engine.core.ledger
     sound(ledger)
     for violation in check_rest(ledger):
-        raise PropertyBroken(violation.property_id, violation.message)
+        raise PropertyBroken(violation.property, violation.message)
     leased = sum(word != 0 for word in ledger.leases.words)
-    expect(sum(engine.pool.references) == leased, "S4", "device blocks are held at rest")
-    expect(not engine.sending, "S9", "blocks of finished requests are kept at rest")
+    expect(
+        sum(engine.pool.references) == leased, Property.ONE_RELEASE_PER_HOLD, "device blocks are held at rest"
+    )
+    expect(not engine.sending, Property.PROGRESS, "blocks of finished requests are kept at rest")
 
 
 def blocks_stored(plan: TransferPlan) -> list[int]:
@@ -99,7 +106,9 @@ def hit_on_the_device_while_it_is_stored() -> None:
     hand.compute(second)
     plan = hand.step(second)
     sound(hand.core.ledger)
-    expect(blocks_stored(plan) == [8], "S13", "a block whose store is in flight is stored again")
+    expect(
+        blocks_stored(plan) == [8], Property.STORED_ONCE, "a block whose store is in flight is stored again"
+    )
 
 
 def step_runs_while_the_next_is_decided() -> None:
@@ -109,7 +118,7 @@ def step_runs_while_the_next_is_decided() -> None:
         request.append(100 + token)
     request.num_computed_tokens, request.num_output_placeholders = 9, 2
     stored = blocks_stored(hand.step(request))
-    expect(stored == [0], "S12", f"of blocks {stored} a running step has yet to write block 1")
+    expect(stored == [0], Property.COPY_ORDER, f"of blocks {stored} a running step has yet to write block 1")
 
 
 def generation_ends_on_a_block_boundary() -> None:
@@ -119,7 +128,11 @@ def generation_ends_on_a_block_boundary() -> None:
         request.append(100 + token)
     hand.compute(request)
     hand.scheduler.request_finished(request, [[0, 1]])
-    expect(blocks_stored(hand.step()) == [0], "S15", "the last token was sampled, and never computed")
+    expect(
+        blocks_stored(hand.step()) == [0],
+        Property.CORRECT_BYTES,
+        "the last token was sampled, and never computed",
+    )
 
 
 def offer_evicts_for_itself() -> None:
@@ -128,21 +141,29 @@ def offer_evicts_for_itself() -> None:
     store(core, "a", oldest)
     store(core, "b", others, 1)
     assert len(core.prepare_store("c", oldest + new, [8, 9, 10, 11]).keys) == 3
-    expect(core.lookup(oldest[0]) is HIT, "S7", "the offer evicted what it found resident")
+    expect(core.lookup(oldest[0]) is HIT, Property.MATCH_HOLDS, "the offer evicted what it found resident")
 
 
 def one_block_at_two_positions() -> None:
     core, _ = new_core()
     prepared = core.prepare_store("r", keys(2), [7, 7])
     sound(core.ledger)
-    expect(list(prepared.stored) == [0], "S4", "one device block is stored, and released, twice")
+    expect(
+        list(prepared.stored) == [0],
+        Property.ONE_RELEASE_PER_HOLD,
+        "one device block is stored, and released, twice",
+    )
 
 
 def one_key_twice() -> None:
     core, _ = new_core()
     prepared = core.prepare_store("r", keys(1) * 2, [0, 1])
     sound(core.ledger)
-    expect(list(prepared.stored) == [0], "S1", "one key has two slots, of which none but one can be found")
+    expect(
+        list(prepared.stored) == [0],
+        Property.CONSERVATION,
+        "one key has two slots, of which none but one can be found",
+    )
 
 
 def key_of_a_block_changes_under_its_store() -> None:
@@ -156,7 +177,11 @@ def key_of_a_block_changes_under_its_store() -> None:
     pool.caches[0] = other
     hand.report(job.transfer)
     found = hand.core.lookup(key), hand.core.lookup(other)
-    expect(found == (HIT, MISS), "S15", "bytes are published under a key that they were not stored for")
+    expect(
+        found == (HIT, MISS),
+        Property.CORRECT_BYTES,
+        "bytes are published under a key that they were not stored for",
+    )
 
 
 def aborted_before_it_was_scheduled() -> None:
@@ -174,7 +199,11 @@ def stored_blocks_go_to_the_tail() -> None:
     for wanted in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]):
         job = walk.store()
         blocks = to_list(job.device_blocks) if job else []
-        expect(blocks == wanted, "S9", f"the walk stored {blocks} and passed over {wanted}, next to go")
+        expect(
+            blocks == wanted,
+            Property.PROGRESS,
+            f"the walk stored {blocks} and passed over {wanted}, next to go",
+        )
         assert job is not None
         pool.touch(blocks)
         core.submit([job.transfer])
@@ -190,7 +219,11 @@ def hit_is_wanted_by_another() -> None:
     store(core, "a", keys(2))
     assert core.match("r", keys(2)).hits == 2
     core.prepare_store("b", keys(2, "q"), [4, 5])
-    expect(core.prepare_load("r", [8, 9]) is not None, "S7", "what was counted is gone before its load")
+    expect(
+        core.prepare_load("r", [8, 9]) is not None,
+        Property.MATCH_HOLDS,
+        "what was counted is gone before its load",
+    )
     sound(core.ledger)
 
 
@@ -199,7 +232,7 @@ def slot_is_wanted_under_its_load() -> None:
     store(core, "a", keys(2))
     load(core, "r", keys(2), 8)
     made = core.prepare_store("b", keys(2, "q"), [4, 5]).job
-    expect(made is None, "S3", "slots are handed to a store while a load reads them")
+    expect(made is None, Property.NO_REUSE_IN_FLIGHT, "slots are handed to a store while a load reads them")
     sound(core.ledger)
 
 
@@ -209,7 +242,9 @@ def prefix_is_being_stored() -> None:
     hand.admit(first, [0, 1])
     hand.compute(first)
     (job,) = hand.step(first).stores
-    expect(match(hand, second) is None, "S13", "what is being stored is computed and stored again")
+    expect(
+        match(hand, second) is None, Property.STORED_ONCE, "what is being stored is computed and stored again"
+    )
     hand.report(job.transfer)
     assert match(hand, second) == 8
 
@@ -220,7 +255,7 @@ def prefix_is_being_loaded() -> None:
     hand.admit(SmallRequest("first", range(9)), [10, 11, 12])
     hand.step()
     found = match(hand, SmallRequest("second", range(9)))
-    expect(found is None, "S13", "what one request loads, another loads too")
+    expect(found is None, Property.STORED_ONCE, "what one request loads, another loads too")
 
 
 def load_begins_beside_an_own_store() -> None:
@@ -232,7 +267,7 @@ def load_begins_beside_an_own_store() -> None:
     hand.compute(request)
     assert blocks_stored(hand.step(request)) == [12]
     found = hand.admit(request, [20, 21, 22, 23])
-    expect(found == 8, "S8", "a preempted request whose store is in flight may not load")
+    expect(found == 8, Property.LEGAL_CALLS, "a preempted request whose store is in flight may not load")
     assert len(hand.step().loads) == 1
     sound(hand.core.ledger)
 
@@ -254,7 +289,11 @@ def hit_is_not_used() -> None:
     hand.store(SmallRequest("stored", range(8)), [0, 1])
     assert match(hand, request) == 8
     hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 0)
-    expect(len(hand.core.ledger.policy) == 2, "S4", "a hit that nobody will use is pinned")
+    expect(
+        len(hand.core.ledger.policy) == 2,
+        Property.ONE_RELEASE_PER_HOLD,
+        "a hit that nobody will use is pinned",
+    )
 
 
 def match_is_released() -> None:
@@ -275,7 +314,7 @@ def load_cannot_be_planned() -> None:
     (job,) = hand.step(other).stores
     hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
     (ended,) = hand.report(job.transfer).loads
-    expect(not ended.good, "S6", "what was never loaded counts as loaded")
+    expect(not ended.good, Property.FAILURE_IS_NOT_SUCCESS, "what was never loaded counts as loaded")
     assert len(hand.core.ledger.policy) == 4
 
 
@@ -371,7 +410,9 @@ def slot_under_copy_when_reset() -> None:
     begin_store(core, "a", keys(1))
     assert not core.reset()
     made = core.prepare_store("b", keys(1, "q"), [1]).job
-    expect(made is None, "S3", "a slot is handed to a store while another copy writes it")
+    expect(
+        made is None, Property.NO_REUSE_IN_FLIGHT, "a slot is handed to a store while another copy writes it"
+    )
     sound(core.ledger)
 
 
@@ -394,7 +435,7 @@ def request_runs_on_after_a_reset() -> None:
     assert engine.reset()
     engine.run()
     found = {engine.core.lookup(key) for key in keys_of(request)[: (request.num_tokens - 1) // HASH_TOKENS]}
-    expect(found == {HIT}, "S9", "of a request that outlived a reset, nothing is stored again")
+    expect(found == {HIT}, Property.PROGRESS, "of a request that outlived a reset, nothing is stored again")
 
 
 # Ends of transfers.
@@ -407,7 +448,7 @@ def old_report_after_a_reset() -> None:
     begin_store(core, "b", keys(1), 1)
     core.complete_store(old)
     found = core.lookup(keys(1)[0])
-    expect(found is HIT_PENDING, "S5", "the report of another copy made it readable")
+    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made it readable")
 
 
 def old_report_after_a_loss() -> None:
@@ -417,7 +458,7 @@ def old_report_after_a_loss() -> None:
     begin_store(core, "b", keys(1), 1)
     core.complete_store(old)
     found = core.lookup(keys(1)[0])
-    expect(found is HIT_PENDING, "S5", "the report of another copy made it readable")
+    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made it readable")
 
 
 def last_request_is_over() -> None:
@@ -427,7 +468,7 @@ def last_request_is_over() -> None:
         if engine.unfinished() or engine.scheduler.has_pending_work():
             engine.step()
     left = list(engine.core.ledger.transfers)
-    expect(not left, "S17", f"the engine steps no more, and transfers {left} are left")
+    expect(not left, Property.LAST_STEP, f"the engine steps no more, and transfers {left} are left")
 
 
 def store_outlives_its_bound() -> None:
@@ -437,14 +478,22 @@ def store_outlives_its_bound() -> None:
     for _ in range(2):
         core.tick()
     assert len(core.lose_overdue()) == 1
-    expect(core.lookup(keys(1)[0]) is MISS, "S2", "readable, and a worker has not reported")
+    expect(
+        core.lookup(keys(1)[0]) is MISS,
+        Property.PUBLISH_AFTER_COMMIT,
+        "readable, and a worker has not reported",
+    )
 
 
 def store_is_submitted() -> None:
     core, _ = new_core()
     begin_store(core, "a", keys(2))
     sound(core.ledger)
-    expect(core.lookup(keys(2)[0]) is HIT_PENDING, "S2", "readable, and no worker has reported")
+    expect(
+        core.lookup(keys(2)[0]) is HIT_PENDING,
+        Property.PUBLISH_AFTER_COMMIT,
+        "readable, and no worker has reported",
+    )
 
 
 class _DescribedRequest(SmallRequest):
@@ -461,7 +510,7 @@ def removed_and_stored_in_one_batch() -> None:
         engine.run()
     told = [event.token_ids for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]
     blocks = [[*range(first, first + 4)] for first in (0, 4, 50, 54, 0, 4)]
-    expect(told == blocks, "S10", "a stored event has lost what it says of its blocks")
+    expect(told == blocks, Property.EVENTS_ARE_STATE, "a stored event has lost what it says of its blocks")
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
 _CONFIRMED = "kvsm.scheduler.tracked:TrackedRequest.confirmed_tokens"
@@ -26,7 +27,7 @@ STORING = (
         story="The set that kept a block from being offered twice lived for one step. A second request hit"
         " the block in the device's prefix cache one step later, while the first one's store of it was still"
         " in flight, and stored it again.",
-        property_id="S13",
+        breaks=Property.STORED_ONCE,
         edits=(
             Edit(
                 "kvsm.offloader.storing:Storing._why_not",
@@ -45,7 +46,7 @@ STORING = (
         " planned the store, and the copy read the block while the kernel that fills it was still queued. Two"
         " things stop this here, and both are taken away: what a running step samples is not confirmed, and"
         " the copy stream waits for a mark of the compute stream.",
-        property_id="S12",
+        breaks=Property.COPY_ORDER,
         edits=(
             Edit(
                 _CONFIRMED,
@@ -69,7 +70,7 @@ STORING = (
         story="An offer of four blocks found two of them on the host and made room for the others by evicting"
         " the least recent block. That was one of those two: it was neither touched nor protected before"
         " room was made.",
-        property_id="S7",
+        breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
                 "kvsm.offloader.storing:Storing._partition",
@@ -84,7 +85,7 @@ STORING = (
         title="a block at two positions is stored and released twice",
         story="One device block stood at two positions of a request's table. Both were stored, each took a"
         " reference and each gave one back, and in the end the free list held the block twice.",
-        property_id="S4",
+        breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
                 "kvsm.offloader.storing:Storing._all_new",
@@ -108,7 +109,7 @@ STORING = (
         title="one key in an offer twice takes two slots",
         story="An offer named the same key twice. Both got a slot, the index named only the second, and the"
         " first could neither be matched nor evicted for as long as the process lived.",
-        property_id="S1",
+        breaks=Property.CONSERVATION,
         edits=(
             Edit(
                 "kvsm.offloader.storing:Storing._all_new",
@@ -127,7 +128,7 @@ STORING = (
         story="When a store ended, the hash of each block was read from the device block. Since the copy"
         " began, the block had come to another hash, and the bytes that were copied were published under it."
         " Here a plan binds its keys; the bug reads them from the pool once more.",
-        property_id="S15",
+        breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
@@ -151,7 +152,7 @@ STORING = (
         story="A generation ended exactly on a block boundary. The last token had been sampled, so the"
         " request had it, but no step had computed its KV; the block was stored as a full one, and whoever"
         " loaded it read garbage at its end.",
-        property_id="S15",
+        breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
                 _CONFIRMED,
@@ -170,7 +171,7 @@ STORING = (
         story="A request was aborted while it waited. Its prompt was hashed already, so the offload found"
         " keys for full blocks at its finish and looked for the blocks behind them, of which there were"
         " none.",
-        property_id="S8",
+        breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
                 "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
@@ -197,7 +198,7 @@ STORING = (
         " block was stored, held meanwhile, and put back at the tail: the next walk began at the tail, and"
         " everything before it was evicted unsaved. Here a walk begins at the head; the bug begins behind the"
         " block that was stored last.",
-        property_id="S9",
+        breaks=Property.PROGRESS,
         edits=(
             Edit(
                 "kvsm.scheduler.free_queue:FreeQueueWalk._walk",

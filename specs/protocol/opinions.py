@@ -65,11 +65,12 @@ def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
     if found.limit:
         raise ToolFailed(f"kvsm came to no verdict: {found.limit}")
     broken = found.refutation
+    breaks = broken.finding.property if broken else ""
     return Opinion(
         tool="kvsm",
         states=found.states,
         seconds=found.seconds,
-        broken=broken.finding.property_id if broken else "",
+        broken=breaks if isinstance(breaks, str) else breaks.id,
         trace=tuple(str(action[0]) for action in broken.path) if broken else (),
         covered=dict.fromkeys(found.reached, 1) | dict.fromkeys(found.unreached, 0),
     )

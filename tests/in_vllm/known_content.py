@@ -17,6 +17,7 @@ from scheduler_shapes import BLOCK_TOKENS, VOCABULARY, WINDOW, Shape
 from vllm.v1.request import Request
 
 from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
 
 Words = NDArray[np.uint64]
 
@@ -130,7 +131,9 @@ class ModelRunner:
                 table += more
             # With drafts under way the scheduler hopes that all of them were accepted.
             if computed != row.computed and not self._shape.drafts:
-                raise PropertyBroken("S15", f"request {name} has {row.computed} tokens, vLLM says {computed}")
+                raise PropertyBroken(
+                    Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
+                )
 
     def _salt(self, group: int) -> int:
         return (self.epoch << 8) + group

@@ -52,6 +52,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
 from kvsm.plan import TransferPlan
+from kvsm.properties import Property
 from kvsm.replay import verify_log
 from kvsm.snapshot import digest
 from kvsm.testing import assert_at_rest
@@ -129,9 +130,9 @@ class Rank:
 
     def check(self) -> None:
         if self._wrong:
-            raise PropertyBroken("S15", "; ".join(self._wrong[:3]))
+            raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
         if self.device.races:
-            raise PropertyBroken("S12", str(self.device.races[0]))
+            raise PropertyBroken(Property.COPY_ORDER, str(self.device.races[0]))
 
     def _compute(self, step: Step) -> None:
         reads, writes = step.reads, step.writes
@@ -269,7 +270,7 @@ class Engine:
         self.counts["host resets"] += 1
         self.scheduler.reset_connector_cache()
         if any(self.ledger.readable(slot) for slot in self.ledger.index.values()):
-            raise PropertyBroken("S14", "a key can be matched right after a reset")
+            raise PropertyBroken(Property.NO_STALE_DATA, "a key can be matched right after a reset")
 
     # What must hold.
 
@@ -281,7 +282,7 @@ class Engine:
         """At any moment."""
         broken = check_ledger(self.ledger)
         if broken:
-            raise PropertyBroken(broken[0].property_id, broken[0].message)
+            raise PropertyBroken(broken[0].property, broken[0].message)
         for rank in self.ranks:
             rank.check()
 
@@ -292,13 +293,15 @@ class Engine:
                 break
             self.step()
         else:
-            raise PropertyBroken("S9", f"after {DRAIN_STEPS} steps this is left: {self._left()}")
+            raise PropertyBroken(Property.PROGRESS, f"after {DRAIN_STEPS} steps this is left: {self._left()}")
         self.check()
         assert_at_rest(self.ledger)
         pool = self.scheduler.kv_cache_manager.block_pool
         if pool.get_num_free_blocks() != self.shape.device_blocks - 1:
             held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
-            raise PropertyBroken("S4", f"device blocks {held} are held, and nobody is left")
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, and nobody is left"
+            )
         for name in self._asked:
             self._check_answer(name)
 
@@ -313,9 +316,11 @@ class Engine:
             verified = verify_log(log)
             if not verified.good:
                 found = verified.breakage or verified.damage or verified.condition
-                raise PropertyBroken("S10", f"the log does not verify: {found}")
+                raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the log does not verify: {found}")
             if verified.digest != live:
-                raise PropertyBroken("S10", "the log folds to another state than the live one")
+                raise PropertyBroken(
+                    Property.EVENTS_ARE_STATE, "the log folds to another state than the live one"
+                )
 
     def discard(self) -> None:
         """End an engine that has failed."""
@@ -324,24 +329,35 @@ class Engine:
     def _check_scheduled(self, step: Step) -> None:
         if self._core.offloader.leased(sorted(set(step.writes.blocks.tolist()))):
             where = f"step {self.counts['steps']}"
-            raise PropertyBroken("S3", f"{where} computes into a block that a copy touches")
+            raise PropertyBroken(
+                Property.NO_REUSE_IN_FLIGHT, f"{where} computes into a block that a copy touches"
+            )
         for request in self.scheduler.kv_holding_waiting:
             # It would wait for blocks that those behind it hold.
             if request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS and not request.num_computed_tokens:
-                raise PropertyBroken("S9", f"request {request.request_id} has no blocks, and is in the way")
+                raise PropertyBroken(
+                    Property.PROGRESS, f"request {request.request_id} has no blocks, and is in the way"
+                )
 
     def _check_answer(self, name: str) -> None:
         request, told, truth = self._asked[name], self.told[name], self._truths[name]
         begin = request.num_prompt_tokens
         right = [truth.token(begin + n) for n in range(len(told))]
         if told != right:
-            raise PropertyBroken("S15", f"request {name} was told tokens {told}, right is {right}")
+            raise PropertyBroken(
+                Property.CORRECT_BYTES, f"request {name} was told tokens {told}, right is {right}"
+            )
         if not request.is_finished():
-            raise PropertyBroken("S9", f"request {name} is {request.status.name} at the end")
+            raise PropertyBroken(Property.PROGRESS, f"request {name} is {request.status.name} at the end")
         if request.status is RequestStatus.FINISHED_LENGTH_CAPPED and len(told) != request.max_tokens:
-            raise PropertyBroken("S9", f"request {name} has {len(told)} tokens of {request.max_tokens}")
+            raise PropertyBroken(
+                Property.PROGRESS, f"request {name} has {len(told)} tokens of {request.max_tokens}"
+            )
         if request.status is RequestStatus.FINISHED_ERROR and self.shape.on_failed_load != "fail":
-            raise PropertyBroken("S6", f"request {name} ended with an error, and loads are to be recomputed")
+            raise PropertyBroken(
+                Property.FAILURE_IS_NOT_SUCCESS,
+                f"request {name} ended with an error, and loads are to be recomputed",
+            )
 
     def _take_answer(self, answer: Any) -> None:
         self.told[answer.request_id] += answer.new_token_ids

@@ -199,7 +199,7 @@ class Stage:
         self.go_on()
         self.settle()
         broken = check_ledger(self.ledger) + check_rest(self.ledger)
-        self.left += [f"{scene}: {violation.property_id}: {violation.message}" for violation in broken]
+        self.left += [f"{scene}: {violation.property}: {violation.message}" for violation in broken]
         if self.free_blocks() != self._all_blocks:
             self.left.append(f"{scene}: {self._all_blocks - self.free_blocks()} device blocks are not free")
         if self.scheduler.requests:

@@ -29,6 +29,7 @@ from workloads import TIGHT, Row, make_trial
 from kvsm.errors import ConfigError
 from kvsm.events import HitMatched, OffloadConfig
 from kvsm.log import LogReader, LogWriter
+from kvsm.properties import Property
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest, snapshot
 from kvsm.vllm import recording_manager, recording_spec
@@ -363,17 +364,21 @@ def a_day(manager: Any) -> None:
     manager.on_schedule_end(ScheduleEndContext((), ()))
 
 
-WRONG: list[tuple[type[CPUOffloadingManager], set[str], str]] = [
-    (ForgetsReaders, {"S3"}, "S3"),
-    (CompletesAnother, {"S2", "S4", "S10"}, ""),
-    (ForgetsAnEviction, {"S1"}, "S1"),
-    (StoresAgain, {"S13"}, "S13"),
-    (KeepsWhatFailed, {"S6", "S10"}, ""),
-    (KeepsReaders, {"S4"}, ""),
-    (SwapsSlots, {"S15"}, ""),
-    (KeepsThroughReset, {"S14"}, ""),
-    (FindsNothing, {"S10"}, ""),
-    (AnnouncesNoEviction, {"S10"}, ""),
+WRONG: list[tuple[type[CPUOffloadingManager], set[Property], Property | None]] = [
+    (ForgetsReaders, {Property.NO_REUSE_IN_FLIGHT}, Property.NO_REUSE_IN_FLIGHT),
+    (
+        CompletesAnother,
+        {Property.PUBLISH_AFTER_COMMIT, Property.ONE_RELEASE_PER_HOLD, Property.EVENTS_ARE_STATE},
+        None,
+    ),
+    (ForgetsAnEviction, {Property.CONSERVATION}, Property.CONSERVATION),
+    (StoresAgain, {Property.STORED_ONCE}, Property.STORED_ONCE),
+    (KeepsWhatFailed, {Property.FAILURE_IS_NOT_SUCCESS, Property.EVENTS_ARE_STATE}, None),
+    (KeepsReaders, {Property.ONE_RELEASE_PER_HOLD}, None),
+    (SwapsSlots, {Property.CORRECT_BYTES}, None),
+    (KeepsThroughReset, {Property.NO_STALE_DATA}, None),
+    (FindsNothing, {Property.EVENTS_ARE_STATE}, None),
+    (AnnouncesNoEviction, {Property.EVENTS_ARE_STATE}, None),
 ]
 """A manager, the properties that it breaks, and that which `kvsm verify` tells, if no legal event says what
 was done."""
@@ -391,7 +396,7 @@ def test_a_manager_that_is_right_breaks_nothing_in_a_day(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("kind", "broken", "verified"), WRONG)
 def test_what_is_wrong_with_a_manager_is_told_by_its_property(
-    kind: Any, broken: set[str], verified: str, tmp_path: Path
+    kind: Any, broken: set[Property], verified: Property | None, tmp_path: Path
 ) -> None:
     """S1 to S15: what breaks is found, and nothing else; and `kvsm verify` stops where the recorder did."""
     manager = recorded(kind(4, enable_events=True), tmp_path / "log", 4)
@@ -400,12 +405,12 @@ def test_what_is_wrong_with_a_manager_is_told_by_its_property(
     recorder = manager.recorder
     assert set(recorder.found) == broken, recorder.findings
     lines = (tmp_path / "log" / FINDINGS).read_text().splitlines()
-    assert [line.partition(",")[0] for line in lines] == [one.property_id for one in recorder.findings]
+    assert [line.partition(",")[0] for line in lines] == [str(one.property) for one in recorder.findings]
     last = recorder.ledger.seq
     assert recorder.stopped == (f"event {last + 1} is illegal" if verified else None)
     manager.shutdown()
     found = verify_log(tmp_path / "log")
-    assert [one.property_id for one in found.violations] == [verified] * bool(verified)
+    assert [one.property for one in found.violations] == [verified] * (verified is not None)
     assert found.last == last + bool(verified)
 
 
@@ -415,14 +420,14 @@ def test_a_completion_that_comes_twice_is_told_and_the_log_stays_legal(tmp_path:
     request = ReqContext("r1")
     manager.prepare_store([A0, A1], request)
     manager.complete_store({A0}, request)
-    assert manager.recorder.found == {"S5": 1}, "half of a store is not the store"
+    assert manager.recorder.found == {Property.STALE_REPORTS: 1}, "half of a store is not the store"
     manager.complete_store({A0, A1}, request)
-    assert manager.recorder.found == {"S5": 1}
+    assert manager.recorder.found == {Property.STALE_REPORTS: 1}
     manager.complete_store({A0, A1}, request)
-    assert manager.recorder.found == {"S5": 2}
+    assert manager.recorder.found == {Property.STALE_REPORTS: 2}
     manager.prepare_load([A0, A1], request)
     manager.complete_load({A0}, request)
-    assert manager.recorder.found == {"S5": 3}
+    assert manager.recorder.found == {Property.STALE_REPORTS: 3}
     manager.shutdown()
     assert verify_log(tmp_path / "log").good
 
@@ -451,7 +456,7 @@ def test_a_completion_of_before_a_reset_is_told(tmp_path: Path) -> None:
     manager.reset_cache()
     with pytest.raises(AssertionError, match="not found"):
         manager.complete_load({A0}, request)
-    assert manager.recorder.found == {"S5": 1}
+    assert manager.recorder.found == {Property.STALE_REPORTS: 1}
 
 
 def test_a_slot_is_in_use_from_a_reset_to_the_end_of_the_step(tmp_path: Path) -> None:
@@ -461,7 +466,7 @@ def test_a_slot_is_in_use_from_a_reset_to_the_end_of_the_step(tmp_path: Path) ->
     manager.prepare_store([A0], request)
     manager.reset_cache()
     manager.prepare_store([B0], request)
-    assert manager.recorder.found == {"S3": 1}
+    assert manager.recorder.found == {Property.NO_REUSE_IN_FLIGHT: 1}
 
 
 def test_a_call_that_raises_raises_and_the_log_on_disk_has_all_before(tmp_path: Path) -> None:

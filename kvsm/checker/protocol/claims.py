@@ -30,6 +30,7 @@ from kvsm.checker.protocol.terms import (
     is_legal,
     number,
 )
+from kvsm.properties import Property
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import TransferState
 
@@ -55,37 +56,37 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
     unreported = Total(w, state.instant[d, w].differs(INSTANT["REPORTED"]))
     return (
         Claim(
-            "S1",
+            Property.CONSERVATION,
             "The index names at most one slot by a key.",
             ForAll(k, Less(Total(s, named_by_key), number(2))),
         ),
         Claim(
-            "S3",
+            Property.NO_REUSE_IN_FLIGHT,
             "A slot that a live copy touches is in a state that says so.",
             ForAll(d, ForAll(s, _holds(state.is_live(d) & state.named(), _state_under_copy(state)))),
         ),
         Claim(
-            "S4",
+            Property.ONE_RELEASE_PER_HOLD,
             "Copies, pins and leases are as many as those who hold them.",
             ForAll(s, _counts_equal_holders(state)) & ForAll(d, _lease_equals_copy(state)),
         ),
         Claim(
-            "S5",
+            Property.STALE_REPORTS,
             "A transfer waits for the workers that have not reported, for each of them once.",
             ForAll(d, _holds(state.is_under_way(d), CounterOf(transfer, "pending").equals(unreported))),
         ),
         Claim(
-            "S7",
+            Property.MATCH_HOLDS,
             "What a match holds can be read.",
             ForAll(s, _holds(state.matches[s].differs(number(0)), readable)),
         ),
         Claim(
-            "S8",
+            Property.LEGAL_CALLS,
             "Every step that is taken is in its machine's table.",
             ForAll(s, is_legal(block)) & ForAll(d, is_legal(transfer) & is_legal(state.lease[d])),
         ),
         Claim(
-            "S14",
+            Property.NO_STALE_DATA,
             "No slot that can be read is of an epoch before the last reset.",
             ForAll(s, _holds(readable, state.old[s].equals(FALSE))),
         ),
@@ -100,17 +101,17 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
     in_use = all_of(state.key[d].differs(state.a_key.none), ~state.loads(d), kernel.differs(KERNEL["WRITES"]))
     return (
         Claim(
-            "S2",
+            Property.PUBLISH_AFTER_COMMIT,
             "A slot that can be read holds its key's bytes on every worker.",
             ForAll(s, ForAll(w, _holds(readable, state.slot_content[s, w].equals(state.slot_key[s])))),
         ),
         Claim(
-            "S12",
+            Property.COPY_ORDER,
             "A queued kernel finds the bytes that it was queued for.",
             ForAll(d, ForAll(w, _holds(kernel.equals(KERNEL["READS"]), content.equals(state.kernel_key[d])))),
         ),
         Claim(
-            "S15",
+            Property.CORRECT_BYTES,
             "What the engine takes for computed or loaded is its key's bytes on every worker.",
             ForAll(d, ForAll(w, _holds(in_use, content.equals(state.key[d])))),
         ),

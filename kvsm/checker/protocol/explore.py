@@ -33,6 +33,7 @@ from kvsm.checker.protocol.plain import Move, ProtocolModel, State
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.symmetry import Symmetry
 from kvsm.checker.protocol.terms import Claim, Declaration
+from kvsm.properties import Property
 from kvsm.worlds.world import Finding
 
 CHUNK = 1 << 15
@@ -141,7 +142,7 @@ class _ProtocolSearch:
         """What the search came to."""
         unreached = [claim for claim in self._declared.sometimes if claim.id not in self._reached]
         if self._refutation is None and not self._limit and unreached:
-            missed = Finding(unreached[0].id, f"is never reached: {unreached[0].says}")
+            missed = Finding(unreached[0].name, f"is never reached: {unreached[0].says}")
             self._refutation = Refutation(missed, ())
         verdict = Verdict.REFUTED if self._refutation else Verdict.PROVED
         if self._limit and verdict is Verdict.PROVED:
@@ -237,11 +238,13 @@ class _ProtocolSearch:
         if len(useless):
             move = moves[int(np.searchsorted(bounds, useless[0], side="right")) - 1]
             message = f"{move.instance.action.name} winds down, and brings it no nearer to rest"
-            return Finding("S9", message), int(sources[useless[0]])
+            return Finding(Property.PROGRESS, message), int(sources[useless[0]])
         going = np.array(self._rest.of(batch), dtype=np.bool_)
         going[sources[draining]] = True
         if not going.all():
-            return Finding("S9", "not all is at rest, and nothing winds it down"), int(np.argmin(going))
+            return Finding(Property.PROGRESS, "not all is at rest, and nothing winds it down"), int(
+                np.argmin(going)
+            )
         return None
 
     def _path(self, depth: int, state: Packed) -> tuple[tuple[Move, ...], State]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvsm.checker.model import Kind, Property
+from kvsm.checker.model import Kind, Requirement
 from kvsm.checker.protocol.layout import ActionInstance, Binding, Cell, CellLayout, assignments
 from kvsm.checker.protocol.terms import (
     Add,
@@ -34,6 +34,7 @@ from kvsm.checker.protocol.terms import (
     Words,
     words_of,
 )
+from kvsm.properties import Property
 from kvsm.worlds.world import Finding
 
 State = tuple[int, ...]
@@ -143,10 +144,12 @@ class ProtocolModel:
         self.declared = declared
         self.layout = CellLayout(declared)
         self.name, self.bounds = declared.name, declared.bounds
-        self.properties: tuple[Property[State], ...] = (
+        self.requirements: tuple[Requirement[State], ...] = (
             *(self._property(Kind.ALWAYS, claim) for claim in declared.always),
             *(self._property(Kind.SOMETIMES, claim) for claim in declared.sometimes),
-            self._property(Kind.EVENTUALLY, Claim("S9", "Winding down leads to rest.", declared.rest)),
+            self._property(
+                Kind.EVENTUALLY, Claim(Property.PROGRESS, "Winding down leads to rest.", declared.rest)
+            ),
         )
         self._instances = {instance.move: instance for instance in self.layout.instances}
 
@@ -192,13 +195,13 @@ class ProtocolModel:
         cells = [self.layout.cells[place] for place in _seen_in(claim.term, self.layout, state, {})]
         values = [cell.variable.domain.label(state[self.layout.cells.index(cell)]) for cell in cells]
         seen = ", ".join(f"{cell} is {value}" for cell, value in zip(cells, values))
-        return Finding(claim.id, f"{claim.says} But {seen}")
+        return Finding(claim.name, f"{claim.says} But {seen}")
 
     def _may(self, instance: ActionInstance, state: State) -> bool:
         return bool(evaluate(instance.action.guard, self.layout, state, instance.binding))
 
-    def _property(self, kind: Kind, claim: Claim) -> Property[State]:
+    def _property(self, kind: Kind, claim: Claim) -> Requirement[State]:
         def holds(state: State) -> bool:
             return bool(evaluate(claim.term, self.layout, state, {}))
 
-        return Property(kind, claim.id, claim.says, holds)
+        return Requirement(kind, claim.name, claim.says, holds)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 
+from kvsm.properties import Property
 from kvsm.states.machine import Machine, UndefinedStep
 
 # What a variable is indexed by, and what it may hold. Values are small ints, from 0 on.
@@ -447,9 +448,15 @@ class Forget:
 class Claim:
     """A property. `term` holds in every state, or for a "sometimes" in one at least."""
 
-    id: str
+    name: Property | str
+    """A property; for a "sometimes" a phrase."""
     says: str
     term: Term
+
+    @property
+    def id(self) -> str:
+        """The name in an export: the id of a property, or the phrase."""
+        return self.name.id if isinstance(self.name, Property) else self.name
 
 
 @dataclass(frozen=True)
