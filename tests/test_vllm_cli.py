@@ -62,7 +62,7 @@ def test_help_needs_no_vllm(command: list[str]) -> None:
 def test_a_conversation_that_lacks_a_turn_is_refused() -> None:
     result = kvsm("bench", "vllm", "--requests", "10", "--turns", "4")
     assert result.exit_code == 2
-    assert "requests is 10, which 4 turns do not divide" in result.stderr
+    assert "requests is 10, which is not a multiple of the 4 turns" in result.stderr
 
 
 # Does vLLM call kvsm as kvsm expects?
@@ -145,7 +145,7 @@ def test_names_that_vllm_lacks_are_told(tmp_path: Path, monkeypatch: pytest.Monk
 # What an engine must do.
 
 PLAIN_OUTCOME = TrialOutcome(
-    tokens=[[1, 2], [3, 4]], cached_tokens=[0, 0], prompt_tokens=400, seconds=[1.0], metrics={}
+    tokens=[[1, 2], [3, 4]], cached_tokens=[0, 0], prompt_tokens=400, seconds=1.0, metrics={}
 )
 GOOD = EngineCheck(
     name="KvsmConnector", cached_tokens=2304, blocks_stored=72, blocks_loaded=72, log_verifies=True

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
@@ -110,21 +109,22 @@ def bench() -> None:
     """Measure what kvsm costs and brings."""
 
 
-_DEFAULTS = Bench()
-
-
-def _count(flag: str, field: str, text: str) -> Callable[..., Any]:
-    default = getattr(_DEFAULTS, field)
-    of = click.IntRange(min=1)
-    return click.option(flag, field, type=of, default=default, show_default=True, help=text)
+def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option for each field of `Bench`, with its default and description."""
+    fields = msgspec.json.schema(Bench)["$defs"][Bench.__name__]["properties"]
+    for name, field in reversed(fields.items()):
+        command = click.option(
+            f"--{name.replace('_', '-')}",
+            type=click.IntRange(min=1),
+            default=field["default"],
+            show_default=True,
+            help=field["description"],
+        )(command)
+    return command
 
 
 @bench.command("vllm")
-@_count("--requests", "requests", "Requests of a round: those of all turns of all conversations.")
-@_count("--turns", "turns", "Turns of a conversation. Each asks with all that was said before.")
-@_count("--turn-tokens", "turn_tokens", "Tokens that a user adds in a turn.")
-@_count("--answer-tokens", "answer_tokens", "Tokens that are generated in a turn.")
-@_count("--rounds", "rounds", "Rounds, each by all engines in turn.")
+@_bench_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also to FILE."

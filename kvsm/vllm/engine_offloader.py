@@ -1,12 +1,14 @@
 """The offload core of one engine, with its metrics and its event log.
 
-Every start of an engine has a log of its own: a directory named for when it began and which engine it is.
+Each start of an engine has its own log: a directory whose name tells the time and the engine.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,24 +17,27 @@ from vllm.logger import init_logger
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
-from kvsm.log import LogWriter
+from kvsm.log import LogWriter, OnFailure
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
-from kvsm.vllm.extra_config import CommonOptions
+from kvsm.vllm.extra_config import CommonOptions, LogOptions
 
 log = init_logger("vllm.kvsm")
 
 
 class EngineOffloader(NamedTuple):
-    """offloader: decides. metrics: counts what it decides. event_log: where that is written, if anywhere."""
+    """offloader: decides.
+    metrics: counts what it decides.
+    event_log: where its events are written, if anywhere.
+    """
 
     offloader: Offloader
     metrics: Metrics
     event_log: LogWriter | None
 
     def close(self) -> None:
-        """The engine is over; what was decided is on disk."""
+        """Close the event log; all that was decided is on disk then."""
         if self.event_log is not None:
             self.event_log.close()
 
@@ -40,36 +45,53 @@ class EngineOffloader(NamedTuple):
 def open_engine_offloader(
     config: OffloadConfig, options: CommonOptions, engine: int, publisher: Publisher | None
 ) -> EngineOffloader:
-    """engine: the data-parallel index. Raises `LogError` if a log is asked for and cannot be begun."""
-    writer = None
+    """engine: the data-parallel index. Raises `LogError` if a log is wanted but cannot be created."""
+    event_log = None
     if options.event_log is not None:
-        writer = LogWriter(
-            new_directory(Path(options.event_log), engine),
-            config=config,
-            snapshot=lambda: snapshot(offloader.ledger),
-            durability=options.log_durability,
-            max_bytes=options.log_max_bytes,
+        event_log = open_event_log(
+            options.event_log,
+            engine,
+            options,
+            config,
+            lambda: snapshot(offloader.ledger),
             on_failure=options.log_on_failure,
         )
-        log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
-    metrics = Metrics(config, writer)
+    metrics = Metrics(config, event_log)
     offloader = Offloader(config, metrics, publisher=publisher)
-    return EngineOffloader(offloader, metrics, writer)
+    return EngineOffloader(offloader, metrics, event_log)
 
 
-def new_directory(parent: Path, engine: int) -> Path:
-    """Named so that a listing tells what came when."""
-    began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    # Of one process two engines may start in the same second.
-    for directory in (
-        parent / f"{began}-engine{engine}-{os.getpid()}",
-        parent / f"{began}-engine{engine}-{os.getpid()}-{time.monotonic_ns()}",
-    ):
-        try:
-            directory.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise LogError(f"event_log: no directory can be made in {parent}: {error.strerror}") from error
-        return directory
-    raise LogError(f"event_log: {directory} exists")
+def open_event_log(
+    parent: str,
+    engine: int,
+    options: LogOptions,
+    config: OffloadConfig,
+    snapshot: Callable[[], bytes],
+    on_failure: OnFailure = "continue",
+) -> LogWriter:
+    """A log in a new directory below `parent`. Raises `LogError`."""
+    writer = LogWriter(
+        _new_directory(Path(parent), engine),
+        config=config,
+        snapshot=snapshot,
+        durability=options.log_durability,
+        max_bytes=options.log_max_bytes,
+        on_failure=on_failure,
+    )
+    log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
+    return writer
+
+
+def _new_directory(parent: Path, engine: int) -> Path:
+    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-engine{engine}-{os.getpid()}"
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (parent / name).mkdir()
+            return parent / name
+        # One process may start two engines in the same second.
+        other = parent / f"{name}-{time.monotonic_ns()}"
+        other.mkdir()
+        return other
+    except OSError as error:
+        raise LogError(f"event_log: no directory can be made in {parent}: {error.strerror}") from error

@@ -1,90 +1,105 @@
-"""What a user may say in `kv_connector_extra_config`. An unknown name is an error, with the known ones."""
+"""The options that kvsm reads from vLLM's `kv_connector_extra_config`.
+
+An unknown name is an error that lists the known ones. The table in docs/vllm.md repeats these descriptions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.log import Durability, OnFailure
 
-Store = Literal["eager", "lazy"]
 
+class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How an event log is written, by each part of kvsm that vLLM can use.
 
-class CommonOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of every part of kvsm that vLLM can be told to use.
-
-    cpu_bytes_to_use: host memory for KV cache, of all ranks of one engine together. policy: of eviction: a
-    name in `kvsm.policies.POLICIES`, or `package.module:Class`. store_threshold: a block is stored when it is
-    offered for the n-th time. verify_copies: a checksum for each block stored, compared when it is loaded; a
-    load that brings other bytes fails. event_log: a directory for event logs, made if absent; every start of
-    an engine makes one in it. log_on_failure: what a log that cannot be written does: `continue` without it,
-    or `stop` the engine. log_durability: when it is synced to the disk. log_max_bytes: how large it may grow;
-    then its oldest segments go.
+    log_durability: when the log is synced to disk: `none`, `interval`, or `every` frame before its copies
+        start.
+    log_max_bytes: the size at which a log deletes its oldest segments (bytes).
     """
 
-    cpu_bytes_to_use: int
+    log_durability: Durability = "interval"
+    log_max_bytes: int | None = None
+
+
+class CommonOptions(LogOptions, frozen=True, kw_only=True):
+    """What `KvsmConnector` and `KvsmSpec` have in common.
+
+    cpu_bytes_to_use: host memory for KV cache, for all ranks of one engine together (bytes).
+    policy: the eviction policy: a name in `kvsm.policies.POLICIES`, or `package.module:Class`.
+    store_threshold: how often a block must be offered before it is stored.
+    verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
+        other bytes fails. The spec refuses this option, because it cannot report a failed load.
+    event_log: a directory for event logs. Each start of an engine creates its own directory in it.
+    log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
+    """
+
+    cpu_bytes_to_use: Annotated[int, msgspec.Meta(ge=1)]
     policy: str = "lru"
     store_threshold: int = 1
     verify_copies: bool = False
     event_log: str | None = None
     log_on_failure: OnFailure = "continue"
-    log_durability: Durability = "interval"
-    log_max_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.cpu_bytes_to_use < 1:
-            raise ConfigError(
-                f"cpu_bytes_to_use is {self.cpu_bytes_to_use}; give the bytes of host memory to use"
-            )
 
 
 class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
-    """Of `KvsmConnector`.
+    """The options of `KvsmConnector`.
 
-    store: `eager`, as soon as a block is computed; `lazy`, only when it is about to be evicted. prompt_only:
-    what was generated is not stored. lazy_target_blocks: how many of the next device blocks to go are kept
-    stored; 0: twice what one step can take. blocks_per_chunk: device blocks that are stored and found
-    together, under one key. self_describing_kv_events: KV events say which tokens a block holds.
+    store: `eager` stores a block once it is computed, `lazy` when it is about to be evicted from the device.
+    prompt_only: whether only blocks of prompts are stored, and none of generated tokens.
+    lazy_target_blocks: how many blocks at the head of the device's free queue a lazy store keeps stored; 0
+        means twice what one step can take.
+    blocks_per_chunk: device blocks that are stored and found together, under one key.
+    self_describing_kv_events: whether KV events include the tokens of each block.
     """
 
-    store: Store = "eager"
+    store: Literal["eager", "lazy"] = "eager"
     prompt_only: bool = False
     lazy_target_blocks: int = 0
     blocks_per_chunk: int = 1
     self_describing_kv_events: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.lazy_target_blocks and self.store != "lazy":
-            raise ConfigError('lazy_target_blocks is for a lazy store; give "store": "lazy", or leave it out')
+            raise ConfigError('lazy_target_blocks is for a lazy store; set "store": "lazy", or omit it')
         if self.store == "lazy" and self.store_threshold > 1:
-            raise ConfigError("store_threshold counts offers, and a lazy store has none; leave one out")
+            raise ConfigError("store_threshold counts offers, and a lazy store has none; omit one of them")
         if self.store == "lazy" and self.blocks_per_chunk > 1:
-            raise ConfigError("blocks_per_chunk is for an eager store: a lazy one takes single blocks")
+            raise ConfigError("blocks_per_chunk is for an eager store; a lazy store takes single blocks")
 
 
 class SpecOptions(CommonOptions, frozen=True, kw_only=True):
-    """Of `KvsmSpec`, beside what vLLM's specs know themselves."""
+    """The options of `KvsmSpec`, besides those that vLLM reads itself."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.verify_copies:
             raise ConfigError(
-                "verify_copies: vLLM's OffloadingConnector cannot be told that a load brought other bytes; "
-                "use KvsmConnector for it, or leave it out"
+                "verify_copies: vLLM's OffloadingConnector cannot be told that a load brought wrong bytes; "
+                "use KvsmConnector, or omit the option"
             )
 
 
-Options = TypeVar("Options", bound=CommonOptions)
+class RecordingOptions(LogOptions, frozen=True, kw_only=True):
+    """The options of `RecordingSpec`, besides those of vLLM's `CPUOffloadingSpec`.
+
+    event_log: a directory for event logs. Each start of an engine creates its own directory in it.
+    """
+
+    event_log: str
+
+
+Options = TypeVar("Options", bound=LogOptions)
 
 
 def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str] = ()) -> Options:
-    """What was given, as options of this kind. others: names that are somebody else's.
+    """The given values as options of this kind.
 
+    others: names that vLLM or somebody else reads.
     Raises `ConfigError`.
     """
     known = kind.__struct_fields__
@@ -92,13 +107,11 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
     for name in ours:
         if name not in known:
             near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(
                 f"kv_connector_extra_config has {name!r}, which kvsm does not know{hint} It knows: "
                 + ", ".join(known)
             )
-    if "cpu_bytes_to_use" not in ours:
-        raise ConfigError("kv_connector_extra_config lacks cpu_bytes_to_use, the bytes of host memory to use")
     try:
         return msgspec.convert(ours, kind, strict=False)
     except msgspec.ValidationError as error:

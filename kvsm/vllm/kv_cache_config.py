@@ -73,47 +73,58 @@ def hash_tokens_of(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def block_bytes_of(kv_cache_config: Any) -> int:
-    """Bytes of one block on one rank, of all layers together. Each tensor's size is that of the allocation
-    that all share."""
+    """Bytes of one block on one rank, in all layers together."""
     if not kv_cache_config.kv_cache_tensors:
-        raise ConfigError("the model has no KV cache, and so nothing to offload")
+        return 0
+    # All tensors share one allocation, and each names its whole size.
     return int(kv_cache_config.kv_cache_tensors[0].size // kv_cache_config.num_blocks)
 
 
-def host_blocks_of(cpu_bytes: int, ranks: int, kv_cache_config: Any, blocks_per_slot: int = 1) -> int:
-    """How many slots each rank's share of the host memory has. Raises `ConfigError` if it has none."""
-    block_bytes = block_bytes_of(kv_cache_config) * blocks_per_slot
-    slots = cpu_bytes // ranks // block_bytes
+def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
+    """How many slots fit into each rank's share of the host memory.
+
+    cpu_bytes: host memory of all ranks together.
+    slot_bytes: bytes of one slot on one rank.
+    Raises `ConfigError` if there is none.
+    """
+    if slot_bytes < 1:
+        raise ConfigError("the model has no KV cache, and so nothing to offload")
+    slots = cpu_bytes // (ranks * slot_bytes)
     if slots < 1:
         raise ConfigError(
-            f"cpu_bytes_to_use is {cpu_bytes:,}: on each of {ranks} ranks that is less than the "
-            f"{block_bytes:,} bytes of one block; give at least {block_bytes * ranks:,}"
+            f"cpu_bytes_to_use is {cpu_bytes:,}: on each of {ranks} ranks this is less than the "
+            f"{slot_bytes:,} bytes of one slot; give at least {slot_bytes * ranks:,}"
         )
     return slots
 
 
 def block_tensors(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Any]:
-    """Each layer's cache as `[num_blocks, bytes of its page]`, int8, viewed without copying. Layers that
-    share bytes give views that lie in each other; who makes a layout of them counts these once."""
-    import torch
+    """The blocks of each layer, as `byte_rows`. Views of layers that share bytes overlap."""
     from vllm.v1.kv_cache_interface import group_kernel_blocks
 
-    num_blocks, views = kv_cache_config.num_blocks, []
+    views = []
     for group in kv_cache_config.kv_cache_groups:
         for name in group.layer_names:
-            if name not in kv_caches:
-                continue
-            spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
-            cache = group_kernel_blocks(kv_caches[name], num_blocks)
-            stride = cache.stride(0) * cache.element_size()
-            views.append(
-                torch.empty(0, dtype=torch.int8, device=cache.device).set_(
-                    cache.untyped_storage(),
-                    cache.storage_offset() * cache.element_size(),
-                    (num_blocks, min(spec.page_size_bytes, stride)),
-                    (stride, 1),
-                )
-            )
+            if name in kv_caches:
+                spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+                cache = group_kernel_blocks(kv_caches[name], kv_cache_config.num_blocks)
+                views.append(byte_rows(cache, spec.page_size_bytes))
     if not views:
         raise ConfigError("vLLM registered no KV cache that belongs to a group of the model")
     return views
+
+
+def byte_rows(cache: Any, page_bytes: int) -> Any:
+    """A KV cache tensor as int8 rows `[num_blocks, page_bytes]`, viewed without copying.
+
+    A row ends where the next block begins, if that is earlier.
+    """
+    import torch
+
+    stride = cache.stride(0) * cache.element_size()
+    return torch.empty(0, dtype=torch.int8, device=cache.device).set_(
+        cache.untyped_storage(),
+        cache.storage_offset() * cache.element_size(),
+        (cache.shape[0], min(page_bytes, stride)),
+        (stride, 1),
+    )

@@ -21,6 +21,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
 from kvsm.ids import Ids, listed, pack
 from kvsm.invariants import Violation
+from kvsm.kv_events import Publisher
 from kvsm.ledger import TransferRecord
 from kvsm.log import LogWriter
 from kvsm.offloader import LookupResult, Offloader
@@ -28,6 +29,7 @@ from kvsm.properties import Property
 from kvsm.replay.witness import Witness
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
+from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 
 log = init_logger("vllm.kvsm")
 
@@ -82,14 +84,14 @@ class ManagerRecorder(Offloader):
         self._loads: dict[int, frozenset[bytes]] = {}
         stores = range(STORES_PER_SLOT * config.host_blocks)
         loads = range(len(stores), config.device_blocks)
-        self._unused = {Direction.STORE: list(stores)[::-1], Direction.LOAD: list(loads)[::-1]}
-        """Numbers that can stand for device blocks. No load ever wrote in those of a store, so that these are
-        not taken for blocks that hold what a load of an older epoch brought."""
+        self._placeholders = {
+            Direction.STORE: PlaceholderBlocks(stores),
+            Direction.LOAD: PlaceholderBlocks(loads),
+        }
+        """Stores and loads have separate numbers. A number that a load wrote before a reset would count as a
+        device block with stale content, which must not be stored."""
         self._writer = event_log
-        super().__init__(config, event_log, clock_ns=clock_ns)
-        self._changes = _Changes() if announces else None
-        ledger = self.ledger
-        ledger.listener = self._changes
+        super().__init__(config, event_log, publisher=Publisher() if announces else None, clock_ns=clock_ns)
 
     # What the manager was asked, and answered.
 
@@ -173,6 +175,9 @@ class ManagerRecorder(Offloader):
     def cache_reset(self) -> None:
         self.flush()
         self.reset()
+        if self.publisher is not None:
+            # vLLM announces a reset in one event for the whole cache, and not through the manager.
+            self.publisher.take_events()
         self._reset_at = self.ledger.seq
         self._skipped.clear()
         self.sync()
@@ -193,12 +198,14 @@ class ManagerRecorder(Offloader):
 
     def announced(self, events: Sequence[tuple[Collection[bytes], bool]]) -> None:
         """The manager published these: (keys, whether they were removed)."""
-        if self._changes is None:
+        if self.publisher is None:
             return
         said: dict[bytes, bool] = {}
         for keys, removed in events:
             said.update(dict.fromkeys(keys, not removed))
-        happened, self._changes.readable = self._changes.readable, {}
+        happened: dict[bytes, bool] = {}
+        for event in self.publisher.take_events():
+            happened.update(dict.fromkeys(event.keys, not event.removed))
         for key in sorted(said.keys() | happened.keys()):
             if said.get(key) is not happened.get(key):
                 told = {True: "stored", False: "removed", None: "nothing"}
@@ -302,18 +309,15 @@ class ManagerRecorder(Offloader):
     def _end_copy(self, transfer: TransferRecord, good: bool) -> None:
         self.report(transfer.id, 0, good)
         self._loads.pop(transfer.id, None)
-        self._unused[transfer.direction].extend(listed(transfer.device_blocks))
+        self._placeholders[transfer.direction].give_back(listed(transfer.device_blocks))
         if not self.ledger.transfers:
             # An engine without work takes no step that would end with a flush.
             self.sync()
 
     def _numbers(self, direction: Direction, count: int) -> Ids:
-        """Numbers that stand for the device blocks of a copy until it ends."""
-        unused = self._unused[direction]
-        if count > len(unused):
+        taken = self._placeholders[direction].take(count)
+        if taken is None:
             raise KvsmError(f"{direction.name.lower()}s in flight have more blocks than the log has numbers")
-        taken = unused[-count:]
-        del unused[-count:]
         return pack(taken)
 
     def _is_of_before_the_reset(self, key: bytes) -> bool:
@@ -326,20 +330,3 @@ class ManagerRecorder(Offloader):
 
 
 _WITHOUT_ANSWER = (RequestState.NEW, RequestState.PREEMPTED)
-
-
-class _Changes:
-    """A ledger's listener: which keys became readable (True), or ceased to be, since somebody asked."""
-
-    def __init__(self) -> None:
-        self.readable: dict[bytes, bool] = {}
-
-    def stored(self, transfer: int, keys: Sequence[bytes]) -> None:  # noqa: ARG002 (CacheListener's)
-        self.readable.update(dict.fromkeys(keys, True))
-
-    def removed(self, keys: Sequence[bytes]) -> None:
-        self.readable.update(dict.fromkeys(keys, False))
-
-    def cleared(self) -> None:
-        """vLLM tells a reset in one event, of the whole cache, and not by the manager."""
-        self.readable = {}

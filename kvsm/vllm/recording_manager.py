@@ -1,11 +1,11 @@
 """`RecordingManager`: forwards every call to a manager of vLLM, and tells a `ManagerRecorder` about it.
 
-Answers go back unchanged. Whatever happens to the recorder, the manager's caller sees nothing of it.
+Answers go back unchanged. If the recorder fails, vLLM's log says so once, and vLLM goes on without it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.logger import init_logger
@@ -18,7 +18,10 @@ log = init_logger("vllm.kvsm")
 
 
 class RecordingManager:
-    """A manager of vLLM, with a recorder beside it. Whatever is not recorded is the manager's own."""
+    """A manager of vLLM with a recorder beside it. `RECORDED` adds the recorded methods to this class.
+
+    It does not inherit from `OffloadingManager`, so that every other method is the recorded manager's own.
+    """
 
     def __init__(self, manager: Any, recorder: ManagerRecorder) -> None:
         self._manager, self.recorder = manager, recorder
@@ -26,110 +29,86 @@ class RecordingManager:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
 
-    def lookup(self, key: bytes, req_context: Any) -> Any:
-        answer = self._ask(self._manager.lookup, key, req_context)
-        self._note(lambda: self.recorder.looked_up(req_context.req_id, key, answer.name))
-        return answer
-
-    def prepare_load(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.prepare_load, keys, req_context)
-        self._note(
-            lambda: self.recorder.load_prepared(req_context.req_id, list(keys), answer.block_ids.tolist())
-        )
-        return answer
-
-    def touch(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.touch, keys, req_context)
-        self._note(lambda: self.recorder.touch(list(keys)))
-        return answer
-
-    def complete_load(self, keys: Collection[bytes], req_context: Any) -> Any:
-        try:
-            return self._ask(self._manager.complete_load, keys, req_context)
-        finally:  # A completion that the manager refuses is one to tell of.
-            self._note(lambda: self.recorder.load_completed(req_context.req_id, keys))
-
-    def prepare_store(self, keys: Collection[bytes], req_context: Any) -> Any:
-        answer = self._ask(self._manager.prepare_store, keys, req_context)
-        self._note(
-            lambda: self.recorder.store_prepared(req_context.req_id, list(keys), _plan_of(answer)),
-        )
-        return answer
-
-    def complete_store(self, keys: Collection[bytes], req_context: Any, success: bool = True) -> Any:
-        try:
-            return self._ask(self._manager.complete_store, keys, req_context, success)
-        finally:
-            self._note(lambda: self.recorder.store_completed(req_context.req_id, keys, success))
-
-    def on_new_request(self, req_context: Any) -> Any:
-        answer = self._ask(self._manager.on_new_request, req_context)
-        self._note(lambda: self.recorder.arrive(req_context.req_id))
-        return answer
-
-    def on_request_finished(self, req_context: Any) -> Any:
-        answer = self._ask(self._manager.on_request_finished, req_context)
-        self._note(lambda: self.recorder.request_finished(req_context.req_id))
-        return answer
-
-    def on_schedule_end(self, context: Any) -> Any:
-        answer = self._ask(self._manager.on_schedule_end, context)
-        self._note(lambda: self.recorder.schedule_ended(context.preempted_req_ids))
-        return answer
-
-    def take_events(self) -> Iterator[Any]:
-        taken = []
-        for event in self._manager.take_events():
-            taken.append((event.keys, event.removed))
-            yield event
-        self._note(lambda: self.recorder.announced(taken))
-
-    def reset_cache(self) -> Any:
-        answer = self._ask(self._manager.reset_cache)
-        self._note(self.recorder.cache_reset)
-        return answer
-
-    def get_stats(self) -> Any:
-        answer = self._ask(self._manager.get_stats)
-        if answer is not None:
-            self._note(lambda: self.recorder.counted(answer.reduce()))
-        return answer
-
-    def shutdown(self) -> Any:
-        answer = self._ask(self._manager.shutdown)
-        self._note(lambda: self.recorder.stop("the manager was shut down"))
-        return answer
-
-    def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        """The manager's answer. One that raises ends the engine: then the log is to have all before it."""
-        try:
-            return call(*arguments)
-        except BaseException:
-            self._note(self.recorder.sync)
-            raise
-
-    def _note(self, tell: Callable[[], object]) -> None:
-        """Let the recorder hear of it. Whatever becomes of that, vLLM goes on."""
+    def _note(self, tell: Callable[..., object], *arguments: Any, **named: Any) -> None:
+        """Tell the recorder. Nothing that it raises reaches vLLM."""
         recorder = self.recorder
         if recorder.stopped is not None:
             return
         try:
-            tell()
+            tell(recorder, *arguments, **named)
         except Exception as error:
-            # An illegal event has stopped the recorder, and been told of, by now.
+            # After an illegal event the recorder has already stopped and said why.
             if recorder.stopped is None:
                 recorder.stop(described(error))
                 log.exception("kvsm: the recorder failed, and records no more; vLLM's offload goes on")
 
 
-def _plan_of(answer: Any) -> StoreAnswer | None:
-    """A `PrepareStoreOutput`, in plain lists."""
-    if answer is None:
-        return None
-    return StoreAnswer(
-        list(answer.keys_to_store), answer.store_spec.block_ids.tolist(), list(answer.evicted_keys)
-    )
+def _tell_load(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: Any) -> None:
+    recorder.load_prepared(req_context.req_id, list(keys), answer.block_ids.tolist())
 
 
-# For whoever asks whether it is a manager. It inherits nothing: each method is the recorded manager's.
+def _tell_store(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: Any) -> None:
+    plan = None
+    if answer is not None:
+        slots = answer.store_spec.block_ids.tolist()
+        plan = StoreAnswer(list(answer.keys_to_store), slots, list(answer.evicted_keys))
+    recorder.store_prepared(req_context.req_id, list(keys), plan)
+
+
+def _tell_load_ended(recorder: ManagerRecorder, _: Any, keys: Any, req_context: Any) -> None:
+    recorder.load_completed(req_context.req_id, keys)
+
+
+def _tell_store_ended(
+    recorder: ManagerRecorder, _: Any, keys: Any, req_context: Any, success: bool = True
+) -> None:
+    recorder.store_completed(req_context.req_id, keys, success)
+
+
+RECORDED: Mapping[str, Callable[..., object]] = {
+    "lookup": lambda recorder, answer, key, req_context: recorder.looked_up(
+        req_context.req_id, key, answer.name
+    ),
+    "prepare_load": _tell_load,
+    "touch": lambda recorder, _, keys, req_context: recorder.touch(list(keys)),  # noqa: ARG005
+    "complete_load": _tell_load_ended,
+    "prepare_store": _tell_store,
+    "complete_store": _tell_store_ended,
+    "on_new_request": lambda recorder, _, req_context: recorder.arrive(req_context.req_id),
+    "on_request_finished": lambda recorder, _, req_context: recorder.request_finished(req_context.req_id),
+    "on_schedule_end": lambda recorder, _, context: recorder.schedule_ended(context.preempted_req_ids),
+    "take_events": lambda recorder, events: recorder.announced([(one.keys, one.removed) for one in events]),
+    "reset_cache": lambda recorder, _: recorder.cache_reset(),
+    "get_stats": lambda recorder, stats: recorder.counted({} if stats is None else stats.reduce()),
+    "shutdown": lambda recorder, _: recorder.stop("the manager was shut down"),
+}
+"""A manager's method -> how the recorder hears of a call: (recorder, answer, the call's arguments)."""
+
+NOT_RECORDED = frozenset({"get_load_source", "has_pending_work"})
+"""Methods that change nothing and show no property."""
+
+_COMPLETIONS = (_tell_load_ended, _tell_store_ended)
+
+
+def _recorded(name: str, tell: Callable[..., object]) -> Callable[..., Any]:
+    def call(self: RecordingManager, *arguments: Any, **named: Any) -> Any:
+        try:
+            answer = getattr(self._manager, name)(*arguments, **named)
+        except BaseException:
+            # This ends the engine, so the log must be complete. A completion that is refused is recorded too.
+            self._note(ManagerRecorder.sync)
+            if tell in _COMPLETIONS:
+                self._note(tell, None, *arguments, **named)
+            raise
+        if isinstance(answer, Iterator):
+            answer = list(answer)
+        self._note(tell, answer, *arguments, **named)
+        return answer
+
+    return call
+
+
+for _name, _tell in RECORDED.items():
+    setattr(RecordingManager, _name, _recorded(_name, _tell))
+
 OffloadingManager.register(RecordingManager)

@@ -33,7 +33,7 @@ from kvsm.scheduler import (
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
-from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_blocks_of
+from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
@@ -190,11 +190,11 @@ class SchedulerSide:
 
 def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
     ranks = vllm_config.parallel_config.world_size
-    chunk = options.blocks_per_chunk
+    chunk, block_bytes = options.blocks_per_chunk, block_bytes_of(kv_cache_config)
     return OffloadConfig(
-        host_blocks=host_blocks_of(options.cpu_bytes_to_use, ranks, kv_cache_config, chunk),
+        host_blocks=host_slots(options.cpu_bytes_to_use, ranks, block_bytes * chunk),
         device_blocks=kv_cache_config.num_blocks,
-        block_bytes=block_bytes_of(kv_cache_config),
+        block_bytes=block_bytes,
         workers=ranks,
         blocks_per_chunk=chunk,
         policy=options.policy,

@@ -22,7 +22,8 @@ from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
-from kvsm.vllm.spec_manager import PLACES_PER_HOST_BLOCK, KvsmManager
+from kvsm.vllm.kv_cache_config import host_slots
+from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import must_have, warn_if_untested
@@ -58,7 +59,11 @@ class KvsmSpec(OffloadingSpec):
                 "canonical_layout is for host memory that ranks share, and each rank of kvsm has its own; "
                 "leave it out"
             )
-        self._num_slots = _num_slots(self._options, config)
+        self._num_slots = host_slots(
+            self._options.cpu_bytes_to_use,
+            config.parallel.world_size,
+            config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
+        )
         self._manager: KvsmManager | None = None
         self._worker: KvsmOffloadingWorker | None = None
 
@@ -81,7 +86,7 @@ class KvsmSpec(OffloadingSpec):
         chunk, ranks = self.blocks_per_chunk, self.config.parallel.world_size
         return OffloadConfig(
             host_blocks=self._num_slots,
-            device_blocks=PLACES_PER_HOST_BLOCK * self._num_slots * chunk,
+            device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * self._num_slots * chunk,
             # The one worker of the core stands for all ranks.
             block_bytes=self.config.worker_kv_bytes_per_block * ranks,
             workers=1,
@@ -92,18 +97,3 @@ class KvsmSpec(OffloadingSpec):
             transfer_ticks=0,
             store_threshold=self._options.store_threshold,
         )
-
-
-def _num_slots(options: SpecOptions, config: Any) -> int:
-    """Slots of the host pool, the same on the scheduler's side and on every rank with as many layers."""
-    ranks = config.parallel.world_size
-    slot_bytes = config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk * ranks
-    if slot_bytes < 1:
-        raise ConfigError("the model has no KV cache, and so nothing to offload")
-    slots = options.cpu_bytes_to_use // slot_bytes
-    if slots < 1:
-        raise ConfigError(
-            f"cpu_bytes_to_use is {options.cpu_bytes_to_use:,}: that is less than the {slot_bytes:,} bytes "
-            f"of one chunk on {ranks} ranks; give at least as many"
-        )
-    return int(slots)

@@ -29,7 +29,6 @@ that a copy failed on a rank   vLLM counts the ranks, and reports what all have 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from itertools import count, islice
 from typing import Any
 
 from vllm.v1.kv_offload.base import (
@@ -50,10 +49,12 @@ from kvsm.events import Direction, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.states.transfer import TransferState
+from kvsm.vllm.connector_stats import StatsSource
 from kvsm.vllm.engine_offloader import EngineOffloader
-from kvsm.vllm.spec_stats import SpecStats
+from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
+from kvsm.vllm.spec_stats import to_offloading_stats
 
-PLACES_PER_HOST_BLOCK = 2
+PLACEHOLDERS_PER_HOST_BLOCK = 2
 """All stores together need at most one for each host block, and so does the load of one request."""
 
 _STEPS_TO_FLUSH = 2
@@ -74,14 +75,14 @@ class HostSlots(CPULoadStoreSpec):
 
 
 class KvsmManager(OffloadingManager):
-    """Decides for one engine. Needs a core with one worker and `PLACES_PER_HOST_BLOCK`; closes it."""
+    """Decides for one engine. Needs a core with one worker and `PLACEHOLDERS_PER_HOST_BLOCK`; closes it."""
 
     def __init__(self, core: EngineOffloader) -> None:
         self._engine_core, self._core = core, core.offloader
         config = core.offloader.config
         self._chunk, self._num_slots = config.blocks_per_chunk, config.host_blocks
         self._max_transfers = config.max_live_transfers
-        self._places = _Places(config.device_blocks)
+        self._placeholders = PlaceholderBlocks(range(config.device_blocks))
         self._promises = _Promises()
         self._missed: dict[str, bytes] = {}
         """Request -> the first key that a lookup of it missed in this step."""
@@ -90,7 +91,7 @@ class KvsmManager(OffloadingManager):
         self._refused: set[str] = set()
         """Requests whose offer there was no room for: that they offer it again is no event."""
         self._steps_to_flush = 0
-        self._stats = SpecStats(core)
+        self._stats = StatsSource(core.metrics, core.offloader.ledger)
 
     # Loads.
 
@@ -108,11 +109,10 @@ class KvsmManager(OffloadingManager):
 
     def _may_promise(self, request: str) -> bool:
         """Whether one more key could be loaded for it, beside all that is promised."""
-        loads = len(self._core.ledger.transfers) + len(self._promises.by_request)
-        places = (self._promises.num_keys + 1) * self._chunk
-        return (
-            loads < self._max_transfers and places <= self._places.num_free and self._core.may_match(request)
-        )
+        transfers = len(self._core.ledger.transfers) + len(self._promises.by_request)
+        blocks = (self._promises.num_keys + 1) * self._chunk
+        has_room = transfers < self._max_transfers and blocks <= self._placeholders.num_free
+        return has_room and self._core.may_match(request)
 
     def get_load_source(self, key: Any, req_context: Any) -> CacheHitSource:  # noqa: ARG002 (vLLM's signature)
         return CacheHitSource.HOST
@@ -130,7 +130,7 @@ class KvsmManager(OffloadingManager):
                     core.ledger.seq + 1, f"request {request} loads {key.hex()}, which is not on the host"
                 )
         slots = [core.ledger.index[key] for key in wanted]
-        places = self._places.take(len(wanted) * self._chunk)
+        places = self._placeholders.take(len(wanted) * self._chunk)
         if places is None:
             raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are under way")
         self._promises.drop(request)
@@ -169,11 +169,11 @@ class KvsmManager(OffloadingManager):
         core.rewrite(places)
         prepared = core.prepare_store(request, wanted, places)
         if prepared.job is None:
-            self._places.give_back(places)
+            self._placeholders.give_back(places)
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
         transfer = core.ledger.transfers[prepared.job.transfer]
         used = set(listed(transfer.device_blocks))
-        self._places.give_back([place for place in places if place not in used])
+        self._placeholders.give_back([place for place in places if place not in used])
         self._leave(request, Direction.STORE, prepared.keys, transfer.id)
         slots = HostSlots(listed(transfer.slots), self._num_slots)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
@@ -198,7 +198,7 @@ class KvsmManager(OffloadingManager):
         # The other half is for loads, which cannot be put off once they are promised.
         if new and len(ledger.transfers) >= self._max_transfers // 2:
             return None
-        return self._places.take(len(keys) * self._chunk)
+        return self._placeholders.take(len(keys) * self._chunk)
 
     def _refuse(self, request: str, keys: Sequence[bytes]) -> None:
         new = [key for key in keys if key not in self._core.ledger.index]
@@ -228,7 +228,7 @@ class KvsmManager(OffloadingManager):
     def _end(self, transfer: int, *, good: bool) -> None:
         ended = self._core.report(transfer, 0, good)
         if ended is not None:
-            self._places.give_back(listed(ended.device_blocks))
+            self._placeholders.give_back(listed(ended.device_blocks))
 
     # Requests and steps.
 
@@ -298,37 +298,10 @@ class KvsmManager(OffloadingManager):
         ]
 
     def get_stats(self) -> Any:
-        return self._stats.take()
+        return to_offloading_stats(self._stats.take())
 
     def shutdown(self) -> None:
         self._engine_core.close()
-
-
-class _Places:
-    """What device blocks are called here: numbers below a limit, each with one copy at a time."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._fresh = count()
-        self._num_fresh = limit
-        self._returned: list[int] = []
-
-    @property
-    def num_free(self) -> int:
-        return self._num_fresh + len(self._returned)
-
-    def take(self, wanted: int) -> list[int] | None:
-        """None if there are not so many."""
-        if wanted > self.num_free:
-            return None
-        first = len(self._returned) - min(wanted, len(self._returned))
-        taken, self._returned = self._returned[first:], self._returned[:first]
-        fresh = wanted - len(taken)
-        self._num_fresh -= fresh
-        return taken + list(islice(self._fresh, fresh))
-
-    def give_back(self, places: Iterable[int]) -> None:
-        self._returned.extend(places)
 
 
 class _Promises:

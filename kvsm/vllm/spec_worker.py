@@ -22,6 +22,7 @@ from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
+from kvsm.vllm.kv_cache_config import byte_rows
 from kvsm.vllm.rank_copies import RankCopies, make_copies
 
 log = init_logger("vllm.kvsm")
@@ -45,11 +46,12 @@ class KvsmOffloadingWorker(OffloadingWorker):
         return True
 
     def _submit(self, job_id: int, direction: Direction, device: Any, host: Any) -> None:
-        if host.num_slots > self._num_slots:
-            # The stages of a pipeline may have more layers, or fewer, than that of the scheduler's numbers.
-            # This is the first job, so nothing is lost.
+        num_slots = getattr(host, "num_slots", 0)  # vLLM's own managers do not say.
+        if num_slots > self._num_slots:
+            # Pipeline stages may have different numbers of layers, so the scheduler's stage may have counted
+            # more slots. This is the first job, so nothing is lost.
             self._copies.close()
-            self._num_slots = host.num_slots
+            self._num_slots = num_slots
             self._copies = self._make_copies()
         hosts = host_blocks(device, host.block_ids.tolist(), self._chunk)
         blocks = device.block_ids.tolist()
@@ -109,19 +111,11 @@ def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> lis
 
 
 def block_rows(cache: Any) -> Any:
-    """A `CanonicalKVCacheTensor` as `[num_blocks, bytes of its page]`, int8, viewed without copying."""
-    import torch
-
+    """A `CanonicalKVCacheTensor` as `byte_rows`. Raises `ConfigError` if a block is not contiguous."""
     tensor, page_bytes = cache.tensor, cache.page_size_bytes
-    stride = tensor.stride(0) * tensor.element_size()
-    if not tensor[0].is_contiguous() or not 0 < page_bytes <= stride:
+    if not tensor[0].is_contiguous() or not 0 < page_bytes <= tensor.stride(0) * tensor.element_size():
         raise ConfigError(
             f"a KV cache tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()} has blocks that "
             f"are not {page_bytes} contiguous bytes; kvsm copies whole pages"
         )
-    return torch.empty(0, dtype=torch.int8, device=tensor.device).set_(
-        tensor.untyped_storage(),
-        tensor.storage_offset() * tensor.element_size(),
-        (tensor.shape[0], page_bytes),
-        (stride, 1),
-    )
+    return byte_rows(tensor, page_bytes)

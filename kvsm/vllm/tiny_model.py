@@ -83,37 +83,23 @@ def tiny_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Iterator[str
 
 def _weights(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
     import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    hidden, inner = config["hidden_size"], config["intermediate_size"]
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    of_layer = {
-        "self_attn.q_proj": (queries, hidden),
-        "self_attn.k_proj": (keys, hidden),
-        "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, queries),
-        "mlp.gate_proj": (inner, hidden),
-        "mlp.up_proj": (inner, hidden),
-        "mlp.down_proj": (hidden, inner),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    is_gemma = config["model_type"] == "gemma3_text"
-    if is_gemma:
-        norms |= {"pre_feedforward_layernorm": hidden, "post_feedforward_layernorm": hidden}
-        norms |= {"self_attn.q_norm": config["head_dim"], "self_attn.k_norm": config["head_dim"]}
     drawn = torch.Generator().manual_seed(seed)
-    # Gemma multiplies its embeddings by the root of the width, and adds one to the weights of its norms.
-    scale, one = (hidden**-0.5 / 4, 0.0) if is_gemma else (1.0, 1.0)
-    embeddings = torch.randn(config["vocab_size"], hidden, generator=drawn) * scale
-    weights = {"model.embed_tokens.weight": embeddings}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (rows, columns) in of_layer.items():
-            matrix = torch.randn(rows, columns, generator=drawn) * _GAIN / columns**0.5
-            weights[f"model.layers.{layer}.{name}.weight"] = matrix
-        for name, width in norms.items():
-            weights[f"model.layers.{layer}.{name}.weight"] = torch.full((width,), one)
-    return weights | {"model.norm.weight": torch.full((hidden,), one)}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    is_gemma = config["model_type"] == "gemma3_text"
+    weights = {}
+    for name, shape in ((name, parameter.shape) for name, parameter in model.named_parameters()):
+        # Gemma multiplies its embeddings by the root of the width, and adds 1 to the weights of its norms.
+        if len(shape) < 2:
+            weights[name] = torch.full(shape, 0.0 if is_gemma else 1.0)
+        elif "embed_tokens" in name:
+            weights[name] = torch.randn(shape, generator=drawn) * (shape[1] ** -0.5 / 4 if is_gemma else 1.0)
+        else:
+            weights[name] = torch.randn(shape, generator=drawn) * _GAIN / shape[1] ** 0.5
+    return weights
 
 
 _GAIN = 2.0
-"""So that each layer changes what it is given about as much as it leaves it."""
+"""Each layer changes its input about as much as it keeps it."""

@@ -1,9 +1,9 @@
-"""One vLLM engine in a process of its own: it serves prompts, and tells what came out.
+"""One vLLM engine in its own process: it serves prompts, and reports what came out.
 
     outcome = run_trial(Trial(rounds=[prompts], kv_transfer=connector_config(cpu_bytes_to_use=1 << 26)))
 
-Two engines in one process would share what vLLM keeps for a process; and one that dies would take the caller
-with it.
+Two engines in one process would share vLLM's global state, and an engine that dies would take its caller with
+it. A `Trial` travels to the process as JSON, over a pipe, and so does the outcome of each round.
 """
 
 from __future__ import annotations
@@ -13,26 +13,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from tempfile import TemporaryFile
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from kvsm.errors import KvsmError
+from kvsm.vllm.step_clock import StepClock
 from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model
 
 Prompt = list[int]
 
-
 SHUTDOWN_S = 60.0
+"""vLLM kills an engine after 5 s by default; its event log would then not be closed."""
+
+_POLL_S = 0.5
+
+_Answer = TypeVar("_Answer")
 
 
 class TrialFailed(KvsmError):
-    """An engine that did not come to its end; the message ends with the last lines that it said.
+    """The engine did not reach its end. The message ends with the last lines of its output.
 
-    Attributes: `said` (all of it: of several processes, the last lines may be anybody's).
+    Attributes: `said` is the whole output. The processes of one engine write into it in turn.
     """
 
     def __init__(self, reason: str, said: str = "") -> None:
@@ -41,40 +49,72 @@ class TrialFailed(KvsmError):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """rounds: prompts that are served together, round after round. kv_transfer: vLLM's `kv_transfer_config`;
-    None: no offload. engine: more arguments of vLLM's `LLM`. in_process: whether engine and caller of `LLM`
-    are one process; not so, the engine steps on when no request is left."""
+    """What an engine is and what it serves.
 
-    rounds: list[list[Prompt]]
+    rounds: prompts; those of one round are served together.
+    max_tokens: tokens generated for each prompt.
+    kv_transfer: vLLM's `kv_transfer_config`; None means no offload.
+    engine: further arguments of vLLM's `LLM`.
+    model: the configuration of the tiny model.
+    in_process: whether `LLM` and the engine core share a process. If not, the core keeps stepping when no
+        request is left.
+    timed: whether a `StepClock` measures the engine. It must be in the process of the engine core.
+    """
+
+    rounds: list[list[Prompt]] = []
     max_tokens: int = 8
     kv_transfer: dict[str, Any] | None = None
     engine: dict[str, Any] = {}
     model: dict[str, Any] = msgspec.field(default_factory=lambda: dict(LLAMA))
     in_process: bool = True
+    timed: bool = False
 
 
 class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """tokens: of each request, in the order of the prompts. cached_tokens: of each, how many were not
-    computed. seconds: of each round. metrics: vLLM's counters and gauges that are not 0, with their labels in
-    braces."""
+    """What an engine did, in one round or in several.
+
+    tokens: the answer to each prompt, in order.
+    cached_tokens: for each prompt, how many of its tokens were not computed.
+    prompt_tokens: of all prompts together.
+    seconds: time in `LLM.generate`.
+    metrics: vLLM's counters and gauges that are not 0 at the end; the labels follow the name in braces.
+    steps, step_seconds, connector_seconds: see `StepClock.read`; 0 if the trial is not timed.
+    """
 
     tokens: list[list[int]]
     cached_tokens: list[int]
     prompt_tokens: int
-    seconds: list[float]
+    seconds: float
     metrics: dict[str, float]
+    steps: int = 0
+    step_seconds: float = 0
+    connector_seconds: float = 0
 
     def metric(self, name: str, label: str = "") -> float:
-        """Sum of all series of this name, or of those with this label value."""
+        """The sum of all series with this name, or of those whose labels contain `label`."""
         return sum(
             value
             for series, value in self.metrics.items()
             if series.partition("{")[0] == name and label in series
         )
 
+    @classmethod
+    def of_rounds(cls, rounds: Sequence[TrialOutcome]) -> TrialOutcome:
+        """Several consecutive rounds of one engine as one outcome."""
+        return cls(
+            tokens=[tokens for one in rounds for tokens in one.tokens],
+            cached_tokens=[cached for one in rounds for cached in one.cached_tokens],
+            prompt_tokens=sum(one.prompt_tokens for one in rounds),
+            seconds=sum(one.seconds for one in rounds),
+            metrics=rounds[-1].metrics if rounds else {},
+            steps=sum(one.steps for one in rounds),
+            step_seconds=sum(one.step_seconds for one in rounds),
+            connector_seconds=sum(one.connector_seconds for one in rounds),
+        )
+
 
 def connector_config(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
-    """vLLM's configuration for `KvsmConnector` with these options."""
+    """vLLM's `kv_transfer_config` for `KvsmConnector` with these options."""
     return {
         "kv_connector": "KvsmConnector",
         "kv_connector_module_path": "kvsm.vllm",
@@ -85,7 +125,7 @@ def connector_config(load_failure: str = "recompute", **options: Any) -> dict[st
 
 
 def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
-    """vLLM's configuration for its OffloadingConnector with a spec of kvsm."""
+    """vLLM's `kv_transfer_config` for its OffloadingConnector with a spec of kvsm."""
     return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -94,50 +134,101 @@ def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
 
 
 def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:
-    """Raises `TrialFailed`."""
-    with TemporaryDirectory(prefix="kvsm-trial-") as directory:
-        answer = Path(directory) / "outcome.json"
-        try:
-            done = run_session(
-                [sys.executable, "-m", "kvsm.vllm.trial", str(answer)],
-                msgspec.json.encode(trial),
-                environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1))),
-                timeout_s,
+    """Serve all rounds of the trial. `timeout_s` limits each of them. Raises `TrialFailed`."""
+    with running_engine(trial, timeout_s) as engine:
+        return TrialOutcome.of_rounds([engine.serve(prompts) for prompts in trial.rounds])
+
+
+# In the caller's process.
+
+
+@contextmanager
+def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngine]:
+    """An engine for the time of a `with` block. On a normal exit it shuts down; else it is killed.
+
+    timeout_s: most seconds for start-up, for each round and for shutdown.
+    Raises `TrialFailed`.
+    """
+    settings = environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1)))
+    if trial.timed:
+        settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    ours, theirs = Pipe()
+    with ours, TemporaryFile() as said:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "kvsm.vllm.trial", str(theirs.fileno())],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=settings,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"") + (late.stderr or b"")
-            raise TrialFailed(
-                f"vLLM has not ended in {timeout_s} s:", said.decode(errors="replace")
-            ) from None
-        if done.returncode or not answer.exists():
-            said = done.stdout + done.stderr
-            raise TrialFailed(f"vLLM ended with exit code {done.returncode}:", said.decode(errors="replace"))
-        return msgspec.json.decode(answer.read_bytes(), type=TrialOutcome)
-
-
-def run_session(
-    command: Sequence[str], given: bytes, settings: Mapping[str, str], timeout_s: float
-) -> subprocess.CompletedProcess[bytes]:
-    """As `subprocess.run`. What has not ended in time is killed with all that it has started: vLLM's engines
-    outlive a caller that was killed."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=settings,
-        start_new_session=True,
-    ) as process:
+        engine = RunningEngine(ours, process, said, timeout_s)
         try:
-            stdout, stderr = process.communicate(given, timeout_s)
+            engine.start(trial)
+            yield engine
+            engine.end()
         except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
+            # With all processes that it started: vLLM's workers outlive a parent that was killed.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+@dataclass
+class RunningEngine:
+    """The caller's end of an engine's process. device: the platform that vLLM found, such as `cpu`."""
+
+    _connection: Connection
+    _process: subprocess.Popen[bytes]
+    _said: IO[bytes]
+    _timeout_s: float
+    device: str = ""
+
+    def start(self, trial: Trial) -> None:
+        """Make the engine, and wait until it is ready."""
+        self.device = self._ask(trial, str)
+
+    def serve(self, prompts: Sequence[Prompt]) -> TrialOutcome:
+        """Serve these prompts together."""
+        return self._ask(prompts, TrialOutcome)
+
+    def end(self) -> None:
+        """Shut the engine down, and wait until its process has ended."""
+        self._connection.close()
+        try:
+            status = self._process.wait(self._timeout_s)
+        except subprocess.TimeoutExpired:
+            raise self._failure(f"vLLM has not ended in {self._timeout_s} s:") from None
+        if status:
+            raise self._failure(f"vLLM ended with exit code {status}:")
+
+    def _ask(self, question: object, kind: type[_Answer]) -> _Answer:
+        deadline = time.monotonic() + self._timeout_s
+        try:
+            self._connection.send_bytes(msgspec.json.encode(question))
+            while not self._connection.poll(_POLL_S):
+                # Workers of a dead engine may still hold the other end open.
+                if self._process.poll() is not None and not self._connection.poll():
+                    raise EOFError
+                if time.monotonic() > deadline:
+                    raise self._failure(f"vLLM has not answered in {self._timeout_s} s:")
+            return msgspec.json.decode(self._connection.recv_bytes(), type=kind)
+        except (EOFError, ConnectionError):
+            self.end()
+            raise self._failure("vLLM ended early:") from None
+
+    def _failure(self, reason: str) -> TrialFailed:
+        self._said.seek(0)
+        return TrialFailed(reason, self._said.read().decode(errors="replace"))
 
 
 def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
-    """What vLLM is to find in its environment; what is set already stays. Each rank has a core of its own."""
+    """The environment for a process with an engine. Each rank is bound to one core.
+
+    Variables that are already set keep their values.
+    """
     cores = sorted(os.sched_getaffinity(0))
     if ranks > len(cores):
         cores = list(range(os.cpu_count() or 1))
@@ -150,15 +241,58 @@ def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
     }
 
 
+# In the engine's process.
+
+
 def make_engine(model: str, trial: Trial) -> Any:
-    """vLLM's `LLM` as the trial wants it."""
+    """vLLM's `LLM` for the trial. model: the directory of the model."""
     from vllm import LLM
 
     settings: Mapping[str, Any] = {**SETTINGS, "disable_log_stats": False, **trial.engine}
     return LLM(model, kv_transfer_config=trial.kv_transfer, **settings)
 
 
-def metrics_of(engine: Any) -> dict[str, float]:
+def _live(connection: Connection) -> None:
+    """Serve rounds until the caller closes its end."""
+    trial = msgspec.json.decode(connection.recv_bytes(), type=Trial)
+    with tiny_model(trial.model) as model:
+        engine = make_engine(model, trial)
+        clock = StepClock(engine) if trial.timed else None
+        from vllm.platforms import current_platform
+
+        connection.send_bytes(msgspec.json.encode(str(current_platform.device_type)))
+        with suppress(EOFError):
+            while True:
+                prompts = msgspec.json.decode(connection.recv_bytes(), type=list[Prompt])
+                served = _serve(engine, clock, prompts, trial.max_tokens)
+                connection.send_bytes(msgspec.json.encode(served))
+        engine.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
+
+
+def _serve(engine: Any, clock: StepClock | None, prompts: list[Prompt], max_tokens: int) -> TrialOutcome:
+    from vllm import SamplingParams
+
+    greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    before = clock.read() if clock is not None else (0, 0.0, 0.0)
+    began = time.perf_counter()
+    outputs = engine.generate(asked, greedy, use_tqdm=False)
+    seconds = time.perf_counter() - began
+    after = clock.read() if clock is not None else before
+    steps, step_seconds, connector_seconds = (now - then for now, then in zip(after, before))
+    return TrialOutcome(
+        tokens=[list(output.outputs[0].token_ids) for output in outputs],
+        cached_tokens=[output.num_cached_tokens or 0 for output in outputs],
+        prompt_tokens=sum(map(len, prompts)),
+        seconds=seconds,
+        metrics=_metrics_of(engine),
+        steps=int(steps),
+        step_seconds=step_seconds,
+        connector_seconds=connector_seconds,
+    )
+
+
+def _metrics_of(engine: Any) -> dict[str, float]:
     """vLLM's counters and gauges that are not 0."""
     found = {}
     for metric in engine.get_metrics():
@@ -171,35 +305,5 @@ def metrics_of(engine: Any) -> dict[str, float]:
     return found
 
 
-def _serve(trial: Trial) -> TrialOutcome:
-    from vllm import SamplingParams
-
-    greedy = SamplingParams(temperature=0, max_tokens=trial.max_tokens, ignore_eos=True)
-    outputs: list[Any] = []
-    seconds = []
-    with tiny_model(trial.model) as model:
-        engine = make_engine(model, trial)
-        for prompts in trial.rounds:
-            began = time.perf_counter()
-            asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-            outputs += engine.generate(asked, greedy, use_tqdm=False)
-            seconds.append(time.perf_counter() - began)
-        metrics = metrics_of(engine)
-        # In its own time: an engine that is killed, after 5 seconds by default, has not closed its log.
-        engine.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
-    return TrialOutcome(
-        tokens=[list(output.outputs[0].token_ids) for output in outputs],
-        cached_tokens=[output.num_cached_tokens or 0 for output in outputs],
-        prompt_tokens=sum(len(prompt) for prompts in trial.rounds for prompt in prompts),
-        seconds=seconds,
-        metrics=metrics,
-    )
-
-
-def _main(arguments: Sequence[str]) -> None:
-    trial = msgspec.json.decode(sys.stdin.buffer.read(), type=Trial)
-    Path(arguments[0]).write_bytes(msgspec.json.encode(_serve(trial)))
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _live(Connection(int(sys.argv[1])))

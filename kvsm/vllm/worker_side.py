@@ -10,7 +10,7 @@ from vllm.logger import init_logger
 from kvsm.events import Direction
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
-from kvsm.vllm.kv_cache_config import block_tensors, host_blocks_of
+from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.rank_copies import RankCopies, make_copies
 from kvsm.worker import Worker, WorkerStatistics
@@ -37,7 +37,8 @@ class WorkerSide:
         """Take the device pool, and make the host pool of this rank's share."""
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
         chunk = self._options.blocks_per_chunk
-        slots = host_blocks_of(self._options.cpu_bytes_to_use, self._ranks, self._kv_cache_config, chunk)
+        slot_bytes = block_bytes_of(self._kv_cache_config) * chunk
+        slots = host_slots(self._options.cpu_bytes_to_use, self._ranks, slot_bytes)
         self._make(slots * chunk)
 
     def start(self, step: StepPlan) -> None:

@@ -8,6 +8,8 @@ the scene says (`faulty_connectors`): nothing here depends on time.
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -22,7 +24,7 @@ from kvsm.events import Direction
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.snapshot import digest
 from kvsm.vllm.tiny_model import GEMMA, LLAMA, VOCABULARY, tiny_model
-from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_session, run_trial
+from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 
@@ -98,6 +100,26 @@ def play(
         said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
         assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
         return msgspec.json.decode(answer.read_bytes(), type=Told)
+
+
+def run_session(
+    command: Sequence[str], given: bytes, settings: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """As `subprocess.run`, but a timeout kills the whole session: vLLM's workers outlive a killed parent."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=settings,
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(given, timeout_s)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def main(answer: str, scenes: Sequence[str]) -> None:

@@ -132,10 +132,10 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "lacks cpu_bytes_to_use"),
-        ({"cpu_bytes_to_use": 0}, "cpu_bytes_to_use is 0"),
+        ({}, "missing required field `cpu_bytes_to_use`"),
+        ({"cpu_bytes_to_use": 0}, r"`int` >= 1.*cpu_bytes_to_use"),
         ({"cpu_bytes_to_use": 1, "polcy": "arc"}, "'polcy', which kvsm does not know; did you mean policy"),
-        ({"cpu_bytes_to_use": 1, "zzz": 1}, "'zzz', which kvsm does not know.* It knows: cpu_bytes_to_use, "),
+        ({"cpu_bytes_to_use": 1, "zzz": 1}, r"'zzz'.* not know\. It knows: .*cpu_bytes_to_use, "),
         ({"cpu_bytes_to_use": "much"}, r"cpu_bytes_to_use"),
         ({"cpu_bytes_to_use": 1, "store": "often"}, r"'often'.*store"),
         ({"cpu_bytes_to_use": 1, "log_on_failure": "shrug"}, r"'shrug'.*log_on_failure"),

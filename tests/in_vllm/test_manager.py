@@ -36,7 +36,7 @@ from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies
 from kvsm.vllm.engine_offloader import EngineOffloader
-from kvsm.vllm.spec_manager import PLACES_PER_HOST_BLOCK, HostSlots, KvsmManager
+from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, HostSlots, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
@@ -66,7 +66,7 @@ class Rig:
         chunk = options.get("blocks_per_chunk", 1)
         config = OffloadConfig(
             host_blocks=slots,
-            device_blocks=PLACES_PER_HOST_BLOCK * slots * chunk,
+            device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * slots * chunk,
             defer_ticks=0,
             transfer_ticks=0,
             **options,
@@ -104,7 +104,7 @@ class Rig:
         is free (S4)."""
         assert_sound(self.core.ledger)
         held = sum(map(bool, self.core.ledger.leases.words))
-        assert self.manager._places.num_free == self.core.config.device_blocks - held
+        assert self.manager._placeholders.num_free == self.core.config.device_blocks - held
         for event in self.manager.take_events():
             assert event.medium is Medium.CPU
             if event.removed:

@@ -32,9 +32,10 @@ from kvsm.log import LogReader, LogWriter
 from kvsm.properties import Property
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest, snapshot
-from kvsm.vllm import recording_manager, recording_spec
+from kvsm.vllm import recording_manager
+from kvsm.vllm.extra_config import RecordingOptions, parse
 from kvsm.vllm.manager_recorder import FINDINGS, STORES_PER_SLOT, ManagerRecorder
-from kvsm.vllm.recording_manager import RecordingManager
+from kvsm.vllm.recording_manager import NOT_RECORDED, RECORDED, RecordingManager
 from kvsm.vllm.tiny_model import LLAMA
 from kvsm.vllm.trial import run_trial, spec_config
 
@@ -246,8 +247,8 @@ def test_a_real_engine_is_recorded_and_says_the_same(engines: Any, tmp_path: Pat
 
 def test_a_directory_for_the_log_must_be_given() -> None:
     """An engine that should be recorded and is not would be noticed after the incident."""
-    with pytest.raises(ConfigError, match=r"event_log.*the directory for its logs"):
-        recording_spec._options({"cpu_bytes_to_use": 1 << 20})
+    with pytest.raises(ConfigError, match="missing required field `event_log`"):
+        parse(RecordingOptions, {})
 
 
 # Managers that are wrong, each in one way.
@@ -499,6 +500,13 @@ def test_a_recorder_that_fails_is_told_once_and_vllm_goes_on(
     assert len(told_of) == 1
     assert manager.recorder.stopped == "OSError: no memory for that"
     assert verify_log(tmp_path / "log").good
+
+
+def test_every_method_of_a_manager_is_recorded_or_named_as_not_recorded() -> None:
+    """A method that a new vLLM adds must be put into one of the two."""
+    methods = {name for name in vars(OffloadingManager) if not name.startswith("_")}
+    assert RECORDED.keys() | NOT_RECORDED == methods
+    assert not RECORDED.keys() & NOT_RECORDED
 
 
 def test_what_a_recorder_does_not_know_goes_to_the_manager(tmp_path: Path) -> None:
