@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
+from tempfile import NamedTemporaryFile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,11 +17,12 @@ from kvsm.copy_engines import (
     CopyEngine,
     CopyResult,
     FailingCopyEngine,
+    FileCopyEngine,
     HostCopyEngine,
     SimulatedCopyEngine,
     VerifyingCopyEngine,
+    threaded,
 )
-from kvsm.copy_engines import host as host_module
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
@@ -49,6 +51,16 @@ def _verifying(device: list[Bytes], host: Bytes) -> CopyEngine:
     return VerifyingCopyEngine(HostCopyEngine(device, host), host, device)
 
 
+def file_rig(device: list[Bytes], host: Bytes) -> Rig:
+    """A rig whose host pool is a temporary file."""
+    file = NamedTemporaryFile(prefix="kvsm-test-")  # noqa: SIM115 (open while the rig is)
+    file.write(np.ascontiguousarray(host).tobytes())
+    file.flush()
+    engine = FileCopyEngine(device, file.name, len(host))
+    # The file lives as long as the rig can be read.
+    return Rig(engine, lambda: device, lambda: np.fromfile(file.name, np.uint8).reshape(host.shape))
+
+
 # Engines whose methods may be called from any thread.
 _FOR_THREADS = [
     pytest.param(rig_of(HostCopyEngine), id="host"),
@@ -57,6 +69,7 @@ _FOR_THREADS = [
         rig_of(lambda device, host: FailingCopyEngine(HostCopyEngine(device, host), seed=7, rate=0)),
         id="failing-never",
     ),
+    pytest.param(file_rig, id="file"),
     pytest.param(rig_of(_verifying), id="verifying"),
     # On a fake driver; where a GPU is, on that, with `-m gpu`.
     pytest.param(cuda_rig, id="cuda", marks=[pytest.mark.gpu] if has_gpu() else []),
@@ -183,5 +196,5 @@ def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list
 def short_pieces(blocks: int, block_bytes: int) -> Iterator[None]:
     """Host engines cut a transfer into pieces of this many blocks meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host_module, "PIECE_BYTES", blocks * block_bytes)
+        patch.setattr(threaded, "PIECE_BYTES", blocks * block_bytes)
         yield

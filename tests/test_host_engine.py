@@ -15,8 +15,7 @@ from copy_rigs import Bytes, copied, copy_plainly, finish, load, random_pools, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.copy_engines import HostCopyEngine
-from kvsm.copy_engines import host as host_module
+from kvsm.copy_engines import HostCopyEngine, threaded
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob
@@ -30,12 +29,12 @@ class HeldEngine(HostCopyEngine):
         self.release = threading.Event()
         super().__init__(device, host, threads)
 
-    def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
+    def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
         if len(device_blocks) and device_blocks[0] == 0:
             self.holder = threading.current_thread()
             self.held.set()
             assert self.release.wait(30), "the test never released the copy"
-        super()._copy(direction, device_blocks, host_blocks)
+        super().copy_blocks(direction, device_blocks, host_blocks)
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def held_engine() -> Iterator[HeldEngine]:
 @pytest.fixture
 def pieces_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Has transfers cut into pieces of so many blocks of 3 bytes."""
-    return lambda blocks: monkeypatch.setattr(host_module, "PIECE_BYTES", 3 * blocks)
+    return lambda blocks: monkeypatch.setattr(threaded, "PIECE_BYTES", 3 * blocks)
 
 
 # Order and waiting.
@@ -80,13 +79,13 @@ def test_submit_never_looks_at_the_blocks(held_engine: HeldEngine, monkeypatch: 
     """The caller is held equally short for one block and for a million; and what is wrong with a job is
     found by a copying thread."""
     checkers: list[threading.Thread] = []
-    checked_pairs = host_module.checked_pairs
+    checked_pairs = threaded.checked_pairs
 
     def check(*arguments: Any) -> Any:
         checkers.append(threading.current_thread())
         return checked_pairs(*arguments)
 
-    monkeypatch.setattr(host_module, "checked_pairs", check)
+    monkeypatch.setattr(threaded, "checked_pairs", check)
     held_engine.submit(store(1, [5], [6]))
     held_engine.submit(TransferJob(2, Direction.STORE, b"no ids", (0,)))
     assert {one.transfer: one.good for one in finish(held_engine, [1, 2])} == {1: True, 2: False}
@@ -227,14 +226,14 @@ def test_every_thread_gets_a_piece(
     threads: int, blocks: int, pieces: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A transfer shorter than the longest piece is shared too, unless it is not worth it."""
-    monkeypatch.setattr(host_module, "PIECE_BYTES", 3 * 48)
-    monkeypatch.setattr(host_module, "SHARED_BYTES", 3 * 2)
+    monkeypatch.setattr(threaded, "PIECE_BYTES", 3 * 48)
+    monkeypatch.setattr(threaded, "SHARED_BYTES", 3 * 2)
     copied_pieces: list[int] = []
 
     class Listening(HostCopyEngine):
-        def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
+        def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
             copied_pieces.append(len(host_blocks))
-            super()._copy(direction, device_blocks, host_blocks)
+            super().copy_blocks(direction, device_blocks, host_blocks)
 
     with closing(Listening(*random_pools(64), threads=threads)) as engine:
         engine.submit(store(1, list(range(blocks)), list(range(blocks))))
@@ -248,10 +247,10 @@ def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good(
     """S6: of two pieces in work at once, the one that fails ends first; and the end waits for the other."""
 
     class FailingEngine(HeldEngine):
-        def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
+        def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
             if device_blocks[0] == 4:
                 raise OSError("out of luck")
-            super()._copy(direction, device_blocks, host_blocks)
+            super().copy_blocks(direction, device_blocks, host_blocks)
 
     pieces_of(4)
     with closing(FailingEngine(*random_pools())) as engine:
@@ -269,11 +268,11 @@ def test_what_is_left_of_a_failed_transfer_is_not_copied(pieces_of: Callable[[in
     copied_blocks: list[int] = []
 
     class FailingEngine(HostCopyEngine):
-        def _copy(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
+        def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
             copied_blocks.extend(device_blocks)
             if 5 in device_blocks:
                 raise OSError("out of luck")
-            super()._copy(direction, device_blocks, host_blocks)
+            super().copy_blocks(direction, device_blocks, host_blocks)
 
     pieces_of(1)
     with closing(FailingEngine(*random_pools(), threads=1)) as engine:
@@ -297,7 +296,7 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     (jobs,) = data.draw(rounds_of_jobs(40, most=1))
     blocks = {job.transfer: len(job.pairs()[0]) for job in jobs}
     with pytest.MonkeyPatch.context() as patch, closing(HostCopyEngine(device, host, threads)) as engine:
-        patch.setattr(host_module, "PIECE_BYTES", 3 * piece)
+        patch.setattr(threaded, "PIECE_BYTES", 3 * piece)
         for job in jobs:
             engine.submit(job)
         results = finish(engine, list(blocks))
@@ -316,7 +315,7 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     assert np.array_equal(host, before)
 
 
-@pytest.mark.parametrize("where", ["_copy", "checked_pairs"])
+@pytest.mark.parametrize("where", ["copy_blocks", "checked_pairs"])
 @pytest.mark.parametrize("raised", [ValueError, SystemExit, KeyboardInterrupt, MemoryError])
 def test_no_exception_ends_a_copy_thread(
     raised: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +327,7 @@ def test_no_exception_ends_a_copy_thread(
         raise raised("out of luck")
 
     with closing(HostCopyEngine(*random_pools(), threads=1)) as engine:
-        monkeypatch.setattr(engine if where == "_copy" else host_module, where, out_of_luck)
+        monkeypatch.setattr(engine if where == "copy_blocks" else threaded, where, out_of_luck)
         engine.submit(store(1, [0], [0]))
         engine.submit(store(2, [1], [1]))
         first, second = finish(engine, [1, 2])
@@ -355,7 +354,7 @@ def test_a_dead_thread_ends_all_transfers_as_bad_and_new_ones_are_refused(
 ) -> None:
     """S9: nobody waits for a thread that is gone; and who submits afterwards hears what it died of."""
     reason = "a copying thread died of SystemExit: clock gone"
-    monkeypatch.setattr(host_module, "perf_counter", deadly_clock(1))
+    monkeypatch.setattr(threaded, "perf_counter", deadly_clock(1))
     pieces_of(1)
     engine = HeldEngine(*random_pools(), threads)
     engine.submit(store(1, [5, 6, 7], [5, 6, 7]))
@@ -375,7 +374,7 @@ def test_no_transfer_ends_while_a_living_thread_still_copies_it(monkeypatch: pyt
     engine = HeldEngine(*random_pools())
     engine.submit(store(1, [0], [0]))
     assert engine.held.wait(30)
-    monkeypatch.setattr(host_module, "perf_counter", deadly_clock(1))
+    monkeypatch.setattr(threaded, "perf_counter", deadly_clock(1))
     engine.submit(store(2, [2], [2]))
     (dying,) = [thread for thread in engine._threads if thread is not engine.holder]
     dying.join(30)
@@ -395,7 +394,7 @@ def test_a_wrong_job_that_is_not_checked_yet_ends_with_the_engine(monkeypatch: p
     engine.submit(store(2, [99], [0]))
     engine.submit(store(3, [3], [3]))
     # The next reading is the one behind the copy in hand.
-    monkeypatch.setattr(host_module, "perf_counter", deadly_clock(1))
+    monkeypatch.setattr(threaded, "perf_counter", deadly_clock(1))
     engine.release.set()
     engine.drain()
     results = engine.poll()

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.copy_engines import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
-from kvsm.copy_engines import host as host_module
+from kvsm.copy_engines import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine, threaded
 from kvsm.errors import ConfigError, PropertyBroken, TransferFailed
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
@@ -233,7 +232,7 @@ def test_a_rank_whose_copying_threads_died_reports_every_transfer_as_bad(
     def gone() -> float:
         raise SystemExit("clock gone")
 
-    monkeypatch.setattr(host_module, "perf_counter", gone)
+    monkeypatch.setattr(threaded, "perf_counter", gone)
     with closing(Worker(0, HostCopyEngine(*pools()))) as worker:
         worker.start(TransferPlan(stores=(store(1, 1, 1), store(2, 2, 2)), flush=(1, 2)))
         worker.start(TransferPlan(loads=(load(3, 3, 3),), flush=(3,)))

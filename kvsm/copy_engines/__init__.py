@@ -9,6 +9,7 @@ NVIDIA GPUs is in `kvsm.cuda_io`.
 from __future__ import annotations
 
 from kvsm.copy_engines.failing import FailingCopyEngine
+from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
 from kvsm.copy_engines.host_pool import HostPool
 from kvsm.copy_engines.interface import CopyEngine, CopyResult
@@ -19,6 +20,7 @@ __all__ = [
     "CopyEngine",
     "CopyResult",
     "HostCopyEngine",
+    "FileCopyEngine",
     "SimulatedCopyEngine",
     "VerifyingCopyEngine",
     "VerifyingStatistics",

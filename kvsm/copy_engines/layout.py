@@ -65,6 +65,11 @@ class MemoryLayout(NamedTuple):
         return self.tensors[0].stride == self.tensors[0].row_bytes == self.host.stride
 
 
+def tensors_of(pool: Any | Sequence[Any]) -> list[Any]:
+    """The tensors of a device pool that is given as several tensors, or as its only one."""
+    return list(pool) if isinstance(pool, list | tuple) else [pool]
+
+
 def rows_of(name: str, pool: Any) -> MemoryRows:
     """Where the rows of a numpy array or a torch tensor are. Raises `ConfigError`."""
     if not hasattr(pool, "ndim") or not (hasattr(pool, "data_ptr") or hasattr(pool, "ctypes")):

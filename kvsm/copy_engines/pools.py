@@ -44,7 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.copy_engines.geometry import fragments, run_rectangles
-from kvsm.copy_engines.layout import make_layout
+from kvsm.copy_engines.layout import make_layout, tensors_of
 from kvsm.copy_engines.pairs import BlockRuns, merge_runs
 from kvsm.copy_engines.vectored import copy_vectored, reaches
 from kvsm.errors import ConfigError, TransferFailed
@@ -75,15 +75,15 @@ class NumpyPools:
     """
 
     def __init__(self, device: Any | Sequence[Any], host: Any) -> None:
-        tensors = list(device) if isinstance(device, list | tuple) else [device]
+        tensors = tensors_of(device)
         self.layout, places = make_layout(tensors, host)
-        self._device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
+        self.device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
         whole = _as_bytes("host pool", host)
-        self._host = [
+        self.host = [
             whole[:, offset : offset + rows.row_bytes]
             for offset, rows in zip(self.layout.offsets, self.layout.tensors)
         ]
-        are_long = self.layout.is_dense or self.layout.block_bytes >= LONG_BYTES * len(self._device)
+        are_long = self.layout.is_dense or self.layout.block_bytes >= LONG_BYTES * len(self.device)
         self._vectored = are_long and reaches((*self.layout.tensors, self.layout.host))
 
     def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
@@ -95,7 +95,7 @@ class NumpyPools:
         if not len(host_blocks):
             return
         to_host = direction is Direction.STORE
-        targets = self._host if to_host else self._device
+        targets = self.host if to_host else self.device
         if not all(one.flags.writeable for one in targets):
             raise TransferFailed(
                 f"the {'host' if to_host else 'device'} pool is read-only; give a writable one"
@@ -119,7 +119,7 @@ class NumpyPools:
 
     def _copy_while_quick(self, to_host: bool, runs: BlockRuns) -> BlockRuns:
         """Copy run by run as long as that keeps its pace. Returns what is left."""
-        sources, targets = (self._device, self._host) if to_host else (self._host, self._device)
+        sources, targets = (self.device, self.host) if to_host else (self.host, self.device)
         tensors = list(zip(targets, sources))
         heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
         into, out_of = (_places(head, runs.counts) for head in heads)
@@ -136,7 +136,7 @@ class NumpyPools:
     def _copy_indexed(
         self, to_host: bool, device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]
     ) -> None:
-        for device, host in zip(self._device, self._host):
+        for device, host in zip(self.device, self.host):
             if to_host:
                 host[host_blocks] = device[device_blocks]
             else:

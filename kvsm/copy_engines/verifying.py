@@ -41,7 +41,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from kvsm.copy_engines.interface import CopyEngine, CopyResult, check_accepted
-from kvsm.copy_engines.layout import MemoryRows, make_layout, rows_of
+from kvsm.copy_engines.layout import MemoryRows, make_layout, rows_of, tensors_of
 from kvsm.copy_engines.pairs import checked_pairs
 from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
@@ -238,7 +238,7 @@ class _Checksums:
     def __init__(self, host: Any, device: Any | None, reads: Callable[[Sequence[int]], None] | None) -> None:
         # The pools themselves are kept, for the views hold no reference to them.
         self._pools = (host, device)
-        tensors = list(device) if isinstance(device, list | tuple) else [] if device is None else [device]
+        tensors = [] if device is None else tensors_of(device)
         _refuse_device_memory("host pool", host)
         for place, tensor in enumerate(tensors):
             _refuse_device_memory(f"device tensor {place}", tensor)

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from kvsm.copy_engines.geometry import shape
-from kvsm.copy_engines.layout import make_layout
+from kvsm.copy_engines.layout import make_layout, tensors_of
 from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.cuda_io import driver
 from kvsm.cuda_io.copier import Copier, CopyCalls, cached_path_table, log
@@ -192,7 +192,7 @@ class CudaDevice:
         path: CopyPath | None = None,
         path_table: PathTable | None = None,
     ) -> None:
-        tensors = list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+        tensors = tensors_of(tensors)
         self.layout, _places = make_layout(tensors, host)
         ordinal = _ordinal(tensors)
         self._compute = compute or _current_stream_of(tensors[0])

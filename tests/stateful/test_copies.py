@@ -10,6 +10,7 @@ engine which does not wait for it is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -20,11 +21,12 @@ from hypothesis.stateful import run_state_machine_as_test
 from kvsm.copy_engines import (
     CopyEngine,
     FailingCopyEngine,
+    FileCopyEngine,
     HostCopyEngine,
     SimulatedCopyEngine,
     VerifyingCopyEngine,
+    threaded,
 )
-from kvsm.copy_engines import host as host_module
 from kvsm.copy_engines.simulated import SimulatedDevice
 from kvsm.cuda_io import CudaCopyEngine
 from kvsm.events import Direction
@@ -36,6 +38,22 @@ class Threads(CopyEngineMachine):
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return HostCopyEngine(device, host)
+
+
+class File(CopyEngineMachine):
+    """The host pool is a file, so what the machine calls `host` is read from there."""
+
+    def make_engine(self, device: Any, host: Any) -> CopyEngine:
+        self.file = NamedTemporaryFile(prefix="kvsm-test-")  # noqa: SIM115 (closed in `close`)
+        self.file.write(host.tobytes())
+        self.file.flush()
+        engine = FileCopyEngine(device, self.file.name, len(host))
+        self.host = engine.blocks
+        return engine
+
+    def close(self) -> None:
+        super().close()
+        self.file.close()
 
 
 class Simulated(CopyEngineMachine):
@@ -120,6 +138,7 @@ class Gpu(CopyEngineMachine):
 ENGINES = (
     Simulated,
     Threads,
+    File,
     VerifiedSimulated,
     VerifiedThreads,
     FailingSimulated,
@@ -130,7 +149,7 @@ ENGINES = (
 
 
 def run_machine(machine: type[CopyEngineMachine], examples: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "PIECE_BYTES", 2)
+    monkeypatch.setattr(threaded, "PIECE_BYTES", 2)
     chosen = settings(machine.TestCase.settings, max_examples=examples, stateful_step_count=40)
     run_state_machine_as_test(machine, settings=chosen)
 
