@@ -108,7 +108,7 @@ def test_threads_that_copy_bring_the_right_bytes() -> None:
     assert result.loads.bytes == result.blocks_loaded * 1001 * 2
 
 
-@pytest.mark.parametrize("copies", ["host", "simulated"])
+@pytest.mark.parametrize("copies", ["file", "host", "simulated"])
 def test_failed_copies_cost_time_and_nothing_else(copies: str) -> None:
     """S6, S9: when a third of all copies fail, blocks are computed instead, and every request still ends."""
     result = run_workload(RunOptions(**{**PRESSURE, "copies": copies}, failure_rate=0.33))
@@ -770,7 +770,7 @@ def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) ->
         ({"requests": 0}, "requests is 0"),
         ({"time_scale": -1.0}, "time_scale is -1"),
         ({"time_scale": float("nan")}, "time_scale is nan"),
-        ({"copies": "quantum"}, "choose one of host, simulated, cuda"),
+        ({"copies": "quantum"}, "choose one of host, file, simulated, cuda"),
         ({"failure_rate": 1.5}, "failure_rate is 1.5; it must be from 0 to 1"),
         ({"abort_rate": -0.5}, "abort_rate is -0.5"),
         ({"remote_decode": 2.0}, "remote_decode is 2"),

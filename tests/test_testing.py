@@ -403,8 +403,8 @@ class FailsForNothing(HostCopyEngine):
 
 
 class WritesTheFirstBlockOnly(HostCopyEngine):
-    def _copy(self, direction: Any, devices: Any, hosts: Any) -> None:
-        super()._copy(direction, devices[:1], hosts[:1])
+    def copy_blocks(self, direction: Any, devices: Any, hosts: Any) -> None:
+        super().copy_blocks(direction, devices[:1], hosts[:1])
 
 
 class KeepsResults(HostCopyEngine):

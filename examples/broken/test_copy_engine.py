@@ -7,10 +7,10 @@ from kvsm.testing import CopyEngineMachine
 class ReportsEarly(HostCopyEngine):
     owed = None
 
-    def _copy(self, *copy):
+    def copy_blocks(self, *copy):
         self.owed, owed = copy, self.owed
         if owed is not None:
-            super()._copy(*owed)
+            super().copy_blocks(*owed)
 
 
 class CopyEngine(CopyEngineMachine):

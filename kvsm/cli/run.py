@@ -16,7 +16,8 @@ from rich.text import Text
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
 from kvsm.properties import json_with_titles
-from kvsm.serving.run_options import COPIES, LAST_STEPS, STORES, RunOptions
+from kvsm.serving.ranks import COPIES
+from kvsm.serving.run_options import LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 _DEFAULTS = RunOptions()
@@ -53,7 +54,12 @@ def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
 @_option("--fail-rate", "failure_rate", float, "Share of copies that copy a part and fail, on each worker.")
 @_option("--reset-every", "reset_every", int, "Steps from one reset of the whole cache to the next; 0: none.")
 @_option("--seed", "seed", int, "Of the generator, of simulated copies, and of what goes wrong.")
-@_option("--copies", "copies", click.Choice(COPIES), "Who copies: threads, a simulated device, or a GPU.")
+@_option(
+    "--copies",
+    "copies",
+    click.Choice(list(COPIES)),
+    f"Who copies: {'; '.join(f'{name} ({choice.told})' for name, choice in COPIES.items())}.",
+)
 @click.option("--verify-copies", is_flag=True, help="Check the bytes of every block that is loaded.")
 @click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
 @_option("--time-scale", "time_scale", float, "Real seconds for each second of the workload.")

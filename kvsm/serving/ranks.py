@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from tempfile import NamedTemporaryFile
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from kvsm.copy_engines import (
     CopyEngine,
     FailingCopyEngine,
+    FileCopyEngine,
     HostCopyEngine,
     HostPool,
     SimulatedCopyEngine,
@@ -25,22 +27,40 @@ from kvsm.copy_engines import (
 )
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
-from kvsm.serving.run_options import RunOptions
+
+if TYPE_CHECKING:
+    from kvsm.serving.run_options import RunOptions
 
 WORD_BYTES = 8
 
 Launch = Callable[[str, Sequence[int], Sequence[int], Callable[[], None]], None]
 
 
+class HostBlocks(Protocol):
+    """A host pool. `blocks`: its bytes, `[blocks, block_bytes]`."""
+
+    blocks: NDArray[np.uint8]
+
+    def close(self) -> None:
+        """Give the pool back. No copy may be under way."""
+
+
 class Rank(NamedTuple):
-    """One rank. device: its pool, `[blocks, block_bytes]`; words: the same in words of eight bytes if a block
-    has whole ones, else in bytes. launch: queue compute: name, device blocks read, device blocks written, and
-    what it does. synchronize: return when all that was launched is done. upload, download: arrays to where
-    compute takes them, and back. verified: what `verify_copies` has counted, if it was asked for."""
+    """One rank.
+
+    device: the device pool, `[blocks, block_bytes]`.
+    words: the same in words of eight bytes if a block has whole ones, else in bytes.
+    host: the host pool.
+    engine: copies between the two.
+    launch: queues compute: its name, device blocks it reads, device blocks it writes, what it does.
+    synchronize: returns when everything that was launched is done.
+    upload, download: bring arrays to where compute takes them, and back.
+    verified: what `verify_copies` has counted; zeros if it was not asked for.
+    """
 
     device: Any
     words: Any
-    host: HostPool
+    host: HostBlocks
     engine: CopyEngine
     launch: Launch
     synchronize: Callable[[], None]
@@ -55,8 +75,7 @@ class Rank(NamedTuple):
 
 def make_rank(options: RunOptions, number: int) -> Rank:
     """Raises `ConfigError` for what this machine does not have."""
-    make = {"host": _host_rank, "simulated": _simulated_rank, "cuda": _cuda_rank}[options.copies]
-    rank = make(options, number)
+    rank = COPIES[options.copies].make(options, number)
     if options.verify_copies:
         verifying = _verifying(rank)
         rank = rank._replace(engine=verifying, verified=verifying.statistics)
@@ -78,6 +97,14 @@ def _host_rank(options: RunOptions, _number: int) -> Rank:
     return _numpy_rank(device, host, HostCopyEngine(device, host.blocks))
 
 
+def _file_rank(options: RunOptions, number: int) -> Rank:
+    device = np.zeros((options.device_blocks, options.block_bytes), dtype=np.uint8)
+    with NamedTemporaryFile(prefix=f"kvsm-rank-{number}-") as file:
+        engine = FileCopyEngine(device, file.name, options.host_places)
+    # The file has no name any more. It goes with the engine, however the run ends.
+    return _numpy_rank(device, engine, engine)
+
+
 def _simulated_rank(options: RunOptions, number: int) -> Rank:
     device, host = _host_memory(options)
     engine = SimulatedCopyEngine(device, host.blocks, options.seed + number)
@@ -92,7 +119,7 @@ def _host_memory(options: RunOptions) -> tuple[NDArray[np.uint8], HostPool]:
     return device, HostPool(options.host_places, options.block_bytes)
 
 
-def _numpy_rank(device: NDArray[np.uint8], host: HostPool, engine: CopyEngine) -> Rank:
+def _numpy_rank(device: NDArray[np.uint8], host: HostBlocks, engine: CopyEngine) -> Rank:
     return Rank(
         device,
         device.view("<u8") if device.shape[1] % WORD_BYTES == 0 else device,
@@ -112,7 +139,7 @@ def _cuda_rank(options: RunOptions, _number: int) -> Rank:
     except ImportError as error:
         raise ConfigError(f"copies is 'cuda', which needs torch and cuda-bindings: {error}") from error
     if not torch.cuda.is_available():
-        raise ConfigError("copies is 'cuda', and PyTorch finds no GPU here; use 'host' or 'simulated'")
+        raise ConfigError("copies is 'cuda', and PyTorch finds no GPU here; choose another way to copy")
     device = torch.zeros((options.device_blocks, options.block_bytes), dtype=torch.uint8, device="cuda")
     host = HostPool(options.host_places, options.block_bytes, page_locking=CUDA_PAGE_LOCKING)
 
@@ -132,3 +159,28 @@ def _cuda_rank(options: RunOptions, _number: int) -> Rank:
         download=lambda tensor: tensor.cpu().numpy(),
         verified=VerifyingStatistics,
     )
+
+
+class CopiesChoice(NamedTuple):
+    """A way to copy, as `kvsm run --copies` offers it.
+
+    make: makes rank `number` of a run. Raises `ConfigError` for what this machine does not have.
+    told: who copies, for the help.
+    has_virtual_time: whether the run has a virtual clock, and the order of copies and compute is watched.
+    device_in_memory, host_in_memory: whether that pool takes memory of this machine.
+    """
+
+    make: Callable[[RunOptions, int], Rank]
+    told: str
+    has_virtual_time: bool = False
+    device_in_memory: bool = True
+    host_in_memory: bool = True
+
+
+COPIES = {
+    "host": CopiesChoice(_host_rank, "threads, in memory"),
+    "file": CopiesChoice(_file_rank, "threads, to a temporary file", host_in_memory=False),
+    "simulated": CopiesChoice(_simulated_rank, "a simulated device", has_virtual_time=True),
+    "cuda": CopiesChoice(_cuda_rank, "a GPU", device_in_memory=False),
+}
+"""All ways to copy, by name. What lists, checks or explains them reads this."""

@@ -12,9 +12,9 @@ from kvsm.events import OffloadConfig
 from kvsm.policies import make_policy
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.serving.block_tables import peak_blocks
+from kvsm.serving.ranks import COPIES
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
-COPIES = ("host", "simulated", "cuda")
 STORES = tuple(mode.value for mode in StoreMode)
 LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
 
@@ -35,8 +35,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     block has block_bytes. policy: of eviction. workers: ranks. store, last_step: `StoreMode`, `LastStep`.
     defer_ticks, store_threshold: as of `OffloadConfig`. remote_decode, abort_rate: shares of the requests.
     preempt_rate: of the steps. reset_every: steps; 0: never. failure_rate: share of copies that fail.
-    seed: of the generator, of simulated copies, and of what goes wrong. copies: `host` (threads that copy),
-    `simulated` (a device with streams, no threads; the log has virtual times) or `cuda` (a GPU).
+    seed: of the generator, of simulated copies, and of what goes wrong. copies: a name in
+    `ranks.COPIES`; with `simulated` the log has virtual times.
     verify_copies: check the bytes of each block that is loaded. log: directory of the event log, kept; None:
     not kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
     """

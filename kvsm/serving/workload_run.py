@@ -29,7 +29,7 @@ from kvsm.replay import Verification, verify_log
 from kvsm.serving import offload_checks
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
-from kvsm.serving.ranks import make_rank
+from kvsm.serving.ranks import COPIES, make_rank
 from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
@@ -162,7 +162,7 @@ class WorkloadRun:
         config, clock = options.offload_config(), VirtualClock()
         self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
         # A simulated run has no wall time at all, so that equal runs have equal logs.
-        clock_ns = clock.now_ns if options.copies == "simulated" else time.time_ns
+        clock_ns = clock.now_ns if COPIES[options.copies].has_virtual_time else time.time_ns
         self._writer = LogWriter(
             directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
         )
@@ -240,7 +240,7 @@ class WorkloadRun:
 
     def _properties(self) -> tuple[Property, ...]:
         """S12 is watched where compute and copies overlap in a device that can tell."""
-        order = (Property.COPY_ORDER,) if self._options.copies == "simulated" else ()
+        order = (Property.COPY_ORDER,) if COPIES[self._options.copies].has_virtual_time else ()
         checked = {*PROPERTIES, *offload_checks.PROPERTIES, *order}
         return tuple(sorted(checked, key=lambda one: one.number))
 
@@ -288,10 +288,11 @@ class WorkloadRun:
 
 
 def _check_memory(options: RunOptions) -> None:
-    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run. The device
-    pool of a GPU is no memory of the host."""
-    device_blocks = 0 if options.copies == "cuda" else options.device_blocks
-    pools = options.workers * options.block_bytes * (device_blocks + options.host_places)
+    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run."""
+    choice = COPIES[options.copies]
+    device_blocks = options.device_blocks if choice.device_in_memory else 0
+    host_blocks = options.host_places if choice.host_in_memory else 0
+    pools = options.workers * options.block_bytes * (device_blocks + host_blocks)
     needed = pools + LEDGER_BYTES_PER_BLOCK * (options.device_blocks + options.host_places)
     available = available_memory_bytes()
     if available is not None and needed > available:
