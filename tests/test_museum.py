@@ -1,7 +1,7 @@
 """The museum: every bug that is put back is found, by which checker and in how many steps; and is gone again.
 
-`FOUND` is what the checkers come to on their own: they are not told where to look. What an exhibit's own
-scenario finds is in `test_scheduler_bugs.py`.
+`museum.found` pins what the checkers come to on their own. What an exhibit's own scenario finds is in
+`test_scheduler_bugs.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from click.testing import CliRunner, Result
 from museum import EXHIBITS
 from museum.checkers import CHECKERS, Checker, Sighting
 from museum.exhibit import Edit, Exhibit
+from museum.found import FOUND
 from museum.search import CLEAN, SCENARIO, search, search_all
 
 import kvsm.cli.museum as command
@@ -31,52 +32,6 @@ from kvsm.properties import Property
 from kvsm.states import machines_digest
 from kvsm.states.block import BLOCK_WORDS, BlockState, BlockTrigger
 from kvsm.worlds.world import Finding
-
-DISTURBED, BARE, CHUNKS, LAZY, EVENTS, COPIES, CORE, SERVING, MACHINE = (one.name for one in CHECKERS)
-
-FOUND = {
-    "B01": (BARE, Property.LEGAL_CALLS, 6),
-    "B02": (COPIES, Property.COPY_ORDER, 3),
-    "B03": (COPIES, Property.COPY_ORDER, 3),
-    "B04": (BARE, Property.CORRECT_BYTES, 7),
-    "B05": (CHUNKS, Property.NO_REUSE_IN_FLIGHT, 13),
-    "B06": (DISTURBED, Property.LEGAL_CALLS, 7),
-    "B07": (CORE, Property.STORED_ONCE, 5),
-    "B08": (CORE, Property.PROGRESS, 2),
-    "B09": (CORE, Property.PROGRESS, 8),
-    "B10": (CORE, Property.LEGAL_CALLS, 1),
-    "B11": (CORE, Property.LEGAL_CALLS, 1),
-    "B12": (CORE, Property.STALE_REPORTS, 7),
-    "B13": (DISTURBED, Property.NO_REUSE_IN_FLIGHT, 4),
-    "B14": (DISTURBED, Property.NO_REUSE_IN_FLIGHT, 6),
-    "B15": (DISTURBED, Property.PROGRESS, 7),
-    "B16": (DISTURBED, Property.LEGAL_CALLS, 5),
-    "B17": (DISTURBED, Property.CORRECT_BYTES, 5),
-    "B18": (BARE, Property.LEGAL_CALLS, 8),
-    "B19": (DISTURBED, Property.LEGAL_CALLS, 2),
-    "B20": (DISTURBED, Property.LEGAL_CALLS, 3),
-    "B21": (DISTURBED, Property.LAST_STEP, 3),
-    "B22": (CORE, Property.LEGAL_CALLS, 7),
-    "B23": (LAZY, Property.STORED_ONCE, 11),
-    "B24": (DISTURBED, Property.PROGRESS, 4),
-    "B25": (COPIES, Property.LEGAL_CALLS, 2),
-    "B26": (EVENTS, Property.EVENTS_ARE_STATE, 16),
-    "B27": (DISTURBED, Property.CORRECT_BYTES, 10),
-    "B28": (DISTURBED, Property.CORRECT_BYTES, 5),
-    "B29": (DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
-    "B30": (CORE, Property.LEGAL_CALLS, 1),
-    "B31": (CORE, Property.ONE_RELEASE_PER_HOLD, 6),
-    "B32": (BARE, Property.LEGAL_CALLS, 9),
-    "B33": (BARE, Property.CORRECT_BYTES, 10),
-    "B34": (CORE, Property.PROGRESS, 4),
-    "B35": (DISTURBED, Property.CONSERVATION, 7),
-    "B36": (DISTURBED, Property.LEGAL_CALLS, 10),
-    "B37": (COPIES, Property.COPY_ORDER, 2),
-    "B38": (DISTURBED, Property.PUBLISH_AFTER_COMMIT, 3),
-    "B39": (CORE, Property.STALE_REPORTS, 23),
-    "B40": (CORE, Property.LEGAL_CALLS, 7),
-}
-"""Exhibit -> the checker that sees it first, the property that it names, and the steps of its trace."""
 
 QUICK = ("B04", "B13", "B17", "B18", "B19", "B27", "B33", "B38")
 """Found by the first explorations, in less than a second each."""
@@ -173,7 +128,7 @@ def test_a_bug_is_found_by_what_knows_nothing_of_it(id: str) -> None:
 
 
 def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> None:
-    machine = next(one for one in CHECKERS if one.name == MACHINE)
+    machine = CHECKERS[-1]
     with EXHIBITS["B21"].put_back():
         sighting = machine.look()
     assert sighting is not None
@@ -187,7 +142,7 @@ def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> No
 @pytest.mark.parametrize("id", ["B16", "B17", "B20", "B29", "B35", "B36", "B38"])
 def test_the_machine_finds_what_does_not_take_long_to_bring_about(id: str) -> None:
     """In the same steps each time. What it finds beyond these is up to the version of Hypothesis."""
-    machine = next(one for one in CHECKERS if one.name == MACHINE)
+    machine = CHECKERS[-1]
     with EXHIBITS[id].put_back():
         sighting = machine.look()
         assert sighting is not None

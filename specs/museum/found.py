@@ -1,0 +1,73 @@
+"""What the checkers come to on their own: who sees each exhibit first, as what, and in how many steps.
+
+A slow test runs the whole museum and compares; docs/bugs.md is written from it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvsm.properties import Property
+
+DISTURBED = "exploration: serving, disturbed"
+BARE = "exploration: serving, without references"
+CHUNKS = "exploration: serving, in chunks"
+LAZY = "exploration: serving, lazy"
+EVENTS = "exploration: serving, with a router"
+COPIES = "exploration: copies"
+CORE = "walk: core"
+
+
+class FoundBy(NamedTuple):
+    """checker: the first that sees the exhibit.
+    property: what it reports.
+    steps: the length of its trace.
+    """
+
+    checker: str
+    property: Property
+    steps: int
+
+
+FOUND = {
+    "B01": FoundBy(BARE, Property.LEGAL_CALLS, 6),
+    "B02": FoundBy(COPIES, Property.COPY_ORDER, 3),
+    "B03": FoundBy(COPIES, Property.COPY_ORDER, 3),
+    "B04": FoundBy(BARE, Property.CORRECT_BYTES, 7),
+    "B05": FoundBy(CHUNKS, Property.NO_REUSE_IN_FLIGHT, 13),
+    "B06": FoundBy(DISTURBED, Property.LEGAL_CALLS, 7),
+    "B07": FoundBy(CORE, Property.STORED_ONCE, 5),
+    "B08": FoundBy(CORE, Property.PROGRESS, 2),
+    "B09": FoundBy(CORE, Property.PROGRESS, 8),
+    "B10": FoundBy(CORE, Property.LEGAL_CALLS, 1),
+    "B11": FoundBy(CORE, Property.LEGAL_CALLS, 1),
+    "B12": FoundBy(CORE, Property.STALE_REPORTS, 7),
+    "B13": FoundBy(DISTURBED, Property.NO_REUSE_IN_FLIGHT, 4),
+    "B14": FoundBy(DISTURBED, Property.NO_REUSE_IN_FLIGHT, 6),
+    "B15": FoundBy(DISTURBED, Property.PROGRESS, 7),
+    "B16": FoundBy(DISTURBED, Property.LEGAL_CALLS, 5),
+    "B17": FoundBy(DISTURBED, Property.CORRECT_BYTES, 5),
+    "B18": FoundBy(BARE, Property.LEGAL_CALLS, 8),
+    "B19": FoundBy(DISTURBED, Property.LEGAL_CALLS, 2),
+    "B20": FoundBy(DISTURBED, Property.LEGAL_CALLS, 3),
+    "B21": FoundBy(DISTURBED, Property.LAST_STEP, 3),
+    "B22": FoundBy(CORE, Property.LEGAL_CALLS, 7),
+    "B23": FoundBy(LAZY, Property.STORED_ONCE, 11),
+    "B24": FoundBy(DISTURBED, Property.PROGRESS, 4),
+    "B25": FoundBy(COPIES, Property.LEGAL_CALLS, 2),
+    "B26": FoundBy(EVENTS, Property.EVENTS_ARE_STATE, 16),
+    "B27": FoundBy(DISTURBED, Property.CORRECT_BYTES, 10),
+    "B28": FoundBy(DISTURBED, Property.CORRECT_BYTES, 5),
+    "B29": FoundBy(DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
+    "B30": FoundBy(CORE, Property.LEGAL_CALLS, 1),
+    "B31": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 6),
+    "B32": FoundBy(BARE, Property.LEGAL_CALLS, 9),
+    "B33": FoundBy(BARE, Property.CORRECT_BYTES, 10),
+    "B34": FoundBy(CORE, Property.PROGRESS, 4),
+    "B35": FoundBy(DISTURBED, Property.CONSERVATION, 7),
+    "B36": FoundBy(DISTURBED, Property.LEGAL_CALLS, 10),
+    "B37": FoundBy(COPIES, Property.COPY_ORDER, 2),
+    "B38": FoundBy(DISTURBED, Property.PUBLISH_AFTER_COMMIT, 3),
+    "B39": FoundBy(CORE, Property.STALE_REPORTS, 23),
+    "B40": FoundBy(CORE, Property.LEGAL_CALLS, 7),
+}

@@ -1,0 +1,97 @@
+"""Writes the pages of docs/ that only list what the code declares: the properties and the bugs.
+
+    PYTHONPATH=specs python -m write_docs
+
+A test compares the pages with what this would write.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from museum import EXHIBITS, Exhibit
+from museum.found import FOUND
+
+from kvsm.properties import Property
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+
+REPOSITORIES = {
+    "vllm": "vllm-project/vllm",
+    "dynamo": "ai-dynamo/dynamo",
+    "LMCache": "LMCache/LMCache",
+    "sglang": "sgl-project/sglang",
+    "TensorRT-LLM": "NVIDIA/TensorRT-LLM",
+    "FlexKV": "taco-project/FlexKV",
+    "Mooncake": "kvcache-ai/Mooncake",
+    "kvcached": "ovg-project/kvcached",
+}
+"""On GitHub, by the names that exhibits give them."""
+
+_PROPERTIES = """\
+# The properties
+
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/properties.py. Do not edit. -->
+
+What kvsm promises. Every check, proof and violation names one of these. [verification.md](verification.md)
+says which checker looks at which property, and how far.
+
+| property | what must hold |
+| --- | --- |
+"""
+
+_BUGS = """\
+# Forty bugs of other systems
+
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from specs/museum. Do not edit. -->
+
+Races, leaks and corruptions that public systems for KV-cache offload had, or have. `kvsm museum` puts each of
+them back into kvsm and lets the checkers look for it ([the museum](../specs/museum/README.md) says how).
+"Found" names the checker that sees a bug first, what it reports, and the length of its trace: shortest for an
+exploration, reduced for a walk. `kvsm museum --all ID` names every checker that finds a bug.
+
+A bug may be reported as another property than the one that it breaks: kvsm often refuses a step before the
+harm is done ("every call is legal"), or a checker sees an earlier effect.
+"""
+
+
+def main() -> None:
+    (DOCS / "properties.md").write_text(properties_page(), encoding="utf-8")
+    (DOCS / "bugs.md").write_text(bugs_page(), encoding="utf-8")
+
+
+def properties_page() -> str:
+    return _PROPERTIES + "".join(f"| {one} | {one.sentence} |\n" for one in Property)
+
+
+def bugs_page() -> str:
+    return _BUGS + "".join(map(_told, EXHIBITS.values()))
+
+
+def _told(exhibit: Exhibit) -> str:
+    found = FOUND[exhibit.id]
+    steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
+    return (
+        f"\n## {exhibit.id}: {exhibit.title}\n\n{exhibit.story}\n\n"
+        f"- Source: {source_link(exhibit.source)}\n"
+        f"- Breaks: {exhibit.breaks}\n"
+        f"- Found: `{found.checker}` reports {found.property} after {steps}\n"
+    )
+
+
+def source_link(source: str) -> str:
+    """A source as a link to the issue, pull request or commit; to the project if it names none."""
+    project = re.split(r"[# ,]", source)[0]
+    place = f"https://github.com/{REPOSITORIES[project]}"
+    if pull := re.search(r" PR (\d+)", source):
+        place += f"/pull/{pull[1]}"
+    elif issue := re.search(r"#(\d+)", source):
+        place += f"/issues/{issue[1]}"  # GitHub redirects if the number is a pull request
+    elif commit := re.search(r" ([0-9a-f]{7,40})$", source):
+        place += f"/commit/{commit[1]}"
+    return f"[{source}]({place})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The pages that list what the code declares say what it declares now."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from museum import EXHIBITS
+from museum.checkers import CHECKERS
+from museum.found import FOUND
+from write_docs import DOCS, bugs_page, properties_page, source_link
+
+from kvsm.properties import Property
+
+
+def test_pages_are_current() -> None:
+    """`PYTHONPATH=specs python -m write_docs` writes them."""
+    assert (DOCS / "properties.md").read_text(encoding="utf-8") == properties_page()
+    assert (DOCS / "bugs.md").read_text(encoding="utf-8") == bugs_page()
+
+
+def test_every_property_has_its_row_in_the_page_on_verification() -> None:
+    page = (DOCS / "verification.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (.* \(S\d+\)) \|.*\|.*\|.*\|$", page, re.MULTILINE) == [*map(str, Property)]
+
+
+def test_every_bug_is_found_by_a_checker_that_exists() -> None:
+    assert [*FOUND] == [*EXHIBITS]
+    assert {one.checker for one in FOUND.values()} <= {one.name for one in CHECKERS}
+
+
+@pytest.mark.parametrize(
+    ("source", "place"),
+    [
+        ("vllm#41289", "vllm-project/vllm/issues/41289"),
+        ("vllm#41956, review", "vllm-project/vllm/issues/41956"),
+        ("dynamo PR 4171", "ai-dynamo/dynamo/pull/4171"),
+        ("FlexKV 098aee6", "taco-project/FlexKV/commit/098aee6"),
+        ("vllm, copy thread", "vllm-project/vllm"),
+    ],
+)
+def test_a_source_is_a_link(source: str, place: str) -> None:
+    assert source_link(source) == f"[{source}](https://github.com/{place})"
