@@ -12,11 +12,11 @@
 \* states do not differ by it.
 \*
 \* Not modelled:
-\* - Requests: a match is a hold on one slot, and who holds a device block is not told apart.
-\* - Transfers of several blocks: each copies one.
+\* - Requests: a match holds one slot, and a device block does not say which request holds it.
+\* - Transfers of several blocks: each copies one block.
 \* - A second kernel for a block before the first one ran: a stream runs them in order.
-\* - Names of transfers and workers in reports: a late or doubled one is refused by the ledger.
-\* - The device's own prefix cache, and what a load of an older epoch left on the device.
+\* - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
+\* - The device's own prefix cache, and data that a load of an older epoch left on the device.
 \*
 \* Written by kvsm from its own declaration and its own tables; not to be edited.
 
@@ -202,18 +202,18 @@ BlockStep(trigger, word) ==
 VARIABLE now  \* The state.
 
 TypeOK == now \in [
-    \* The key that the engine's books say is in the device block, or will be; none while no request holds
-    \* it.
+    \* The key whose data the engine's books have in the device block, now or soon; none if no request
+    \* holds the block.
     key : [DeviceBlocks -> Keys \cup {None}],
     \* What the kernel does that is queued on the worker for the device block.
     kernel : [DeviceBlocks -> [Workers -> {"NONE", "WRITES", "READS"}]],
     \* The key that its queued kernels write, or expect to read.
     kernel_key : [DeviceBlocks -> Keys \cup {None}],
-    \* Whose bytes are in the worker's shard of the device block; none is garbage.
+    \* The key whose bytes are in the worker's shard of the device block; none for garbage.
     content : [DeviceBlocks -> [Workers -> Keys \cup {None}]],
     \* The copy's hold on the device block.
     lease : [DeviceBlocks -> LeaseWords],
-    \* Which way the device block's live transfer copies; NONE: it has none.
+    \* The direction of the device block's live transfer; NONE if it has none.
     direction : [DeviceBlocks -> {"NONE", "STORE", "LOAD"}],
     \* The slot that its live transfer reads or writes.
     transfer_slot : [DeviceBlocks -> Slots \cup {None}],
@@ -221,19 +221,19 @@ TypeOK == now \in [
     transfer : [DeviceBlocks -> TransferWords],
     \* How far the worker's copy has come.
     instant : [DeviceBlocks -> [Workers -> {"QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED"}]],
-    \* Whose bytes the worker's copy has read and not yet written.
+    \* The key whose bytes the worker's copy has read and not yet written.
     in_flight : [DeviceBlocks -> [Workers -> Keys \cup {None}]],
     \* Whether a lost copy may still write the device block.
     stray_device : [DeviceBlocks -> BOOLEAN],
     \* The state of the slot's block.
     block : [Slots -> BlockWords],
-    \* The key under which the index names it.
+    \* The key under which the index names the slot.
     slot_key : [Slots -> Keys \cup {None}],
-    \* Whose bytes are in the worker's shard of the slot; none is garbage.
+    \* The key whose bytes are in the worker's shard of the slot; none for garbage.
     slot_content : [Slots -> [Workers -> Keys \cup {None}]],
-    \* How many matches hold the slot that have not loaded from it yet.
+    \* How many matches hold the slot and have not begun to load from it.
     matches : [Slots -> 0..1],
-    \* Whether its block is of an epoch before the last reset.
+    \* Whether the slot's block dates from before the last reset.
     old : [Slots -> BOOLEAN],
     \* Whether a lost copy may still write the slot.
     stray_slot : [Slots -> BOOLEAN]]
@@ -258,37 +258,37 @@ Init == now = [
     stray_slot |-> [i0 \in Slots |-> FALSE]]
 
 -----------------------------------------------------------------------------
-\* A transfer that is over is nobody's to ask about.
+\* The transfer has ended, and nothing asks about it.
 ForgetTransferSlot(at) == [at EXCEPT !.transfer_slot = [d \in DeviceBlocks |->
     IF at.direction[d] = "NONE"
     THEN None
     ELSE at.transfer_slot[d]]]
 
-\* A transfer that is over is nobody's to ask about.
+\* The transfer has ended, and nothing asks about it.
 ForgetTransfer(at) == [at EXCEPT !.transfer = [d \in DeviceBlocks |->
     IF at.direction[d] = "NONE" /\ at.transfer[d] # TransferIllegal
     THEN [state |-> "PLANNED", pending |-> 2, failed |-> 0]
     ELSE at.transfer[d]]]
 
-\* A transfer that is over is nobody's to ask about.
+\* The transfer has ended, and nothing asks about it.
 ForgetInstant(at) == [at EXCEPT !.instant = [d \in DeviceBlocks |-> [w \in Workers |->
     IF at.direction[d] = "NONE"
     THEN "QUEUED"
     ELSE at.instant[d][w]]]]
 
-\* What was written is no more in flight.
+\* Bytes that were written are no longer in flight.
 ForgetInFlight(at) == [at EXCEPT !.in_flight = [d \in DeviceBlocks |-> [w \in Workers |->
     IF at.instant[d][w] # "READ"
     THEN None
     ELSE at.in_flight[d][w]]]]
 
-\* No kernel is queued that could ask for it.
+\* No kernel is queued that could read it.
 ForgetKernelKey(at) == [at EXCEPT !.kernel_key = [d \in DeviceBlocks |->
     IF \A w \in Workers : at.kernel[d][w] = "NONE"
     THEN None
     ELSE at.kernel_key[d]]]
 
-\* No kernel and no copy reads these bytes before others are written over them.
+\* No kernel and no copy reads these bytes before they are overwritten.
 ForgetContent(at) == [at EXCEPT !.content = [d \in DeviceBlocks |-> [w \in Workers |->
     IF /\ at.kernel[d][w] # "READS"
        /\ \/ at.kernel[d][w] = "WRITES"
@@ -300,7 +300,7 @@ ForgetContent(at) == [at EXCEPT !.content = [d \in DeviceBlocks |-> [w \in Worke
     THEN None
     ELSE at.content[d][w]]]]
 
-\* A slot that was never used and one that was can both be allocated, and nothing else.
+\* A slot that was used and a slot that never was differ only in the name of their state.
 ForgetBlock(at) == [at EXCEPT !.block = [s \in Slots |->
     IF at.block[s].state \in {"FREE", "EVICTED"}
     THEN [state |-> "FREE", copies |-> 0, pins |-> 0]
@@ -312,7 +312,7 @@ ForgetSlotKey(at) == [at EXCEPT !.slot_key = [s \in Slots |->
     THEN None
     ELSE at.slot_key[s]]]
 
-\* No match finds the slot, and no copy reads it: its bytes are written before they are read.
+\* No match finds the slot and no copy reads it: its bytes are overwritten before they are read.
 ForgetSlotContent(at) == [at EXCEPT !.slot_content = [s \in Slots |-> [w \in Workers |->
     IF /\ at.block[s].state \notin {"ALLOCATED", "STORING", "STORED", "LOADING"}
        /\ ~ ( \E d \in DeviceBlocks :
@@ -322,7 +322,7 @@ ForgetSlotContent(at) == [at EXCEPT !.slot_content = [s \in Slots |-> [w \in Wor
     THEN None
     ELSE at.slot_content[s][w]]]]
 
-\* No block is in the slot that could be of an epoch.
+\* The slot holds no block that could date from an epoch.
 ForgetOld(at) == [at EXCEPT !.old = [s \in Slots |->
     IF at.block[s].state \in {"FREE", "EVICTED", "RETIRED"}
     THEN FALSE
@@ -340,7 +340,7 @@ Forgetting(at) ==
     ForgetTransfer(
     ForgetTransferSlot(at))))))))))
 
-\* The engine takes a free device block, and queues kernels that will write key k into it.
+\* The engine takes a free device block and queues kernels that will write key k into it.
 Compute(d, k) ==
     /\ now.key[d] = None
     /\ now.lease[d].state = "NONE"
@@ -368,14 +368,14 @@ Run(d, w) ==
         !.content[d][w] = IF now.kernel[d][w] = "WRITES" THEN now.kernel_key[d] ELSE now.content[d][w],
         !.kernel[d][w] = "NONE"])
 
-\* The engine frees a device block; kernels may still be queued, and a store may still read it.
+\* The engine frees a device block. Kernels may still be queued, and a store may still read it.
 Free(d) ==
     /\ now.key[d] # None
     /\ now.direction[d] # "LOAD"
     /\ now' = Forgetting([now EXCEPT
         !.key[d] = None])
 
-\* A request counts on the block in a slot, and pins it.
+\* A request counts on the block in a slot and pins it.
 Match(s) ==
     /\ now.block[s].state \in {"STORED", "LOADING"}
     /\ Sum([s2 \in Slots |-> now.matches[s2]]) < 1
@@ -390,13 +390,13 @@ Release(s) ==
         !.block[s] = BlockStep("UNPIN", now.block[s]),
         !.matches[s] = now.matches[s] - 1])
 
-\* Room is wanted: an idle block leaves its slot.
+\* A slot is wanted: an idle block is evicted.
 Evict(s) ==
     /\ BlockStep("EVICT", now.block[s]) # BlockIllegal
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("EVICT", now.block[s])])
 
-\* A computed device block whose key is not on the host is given a slot, and leased for reading.
+\* A computed device block whose key is not on the host gets a slot and is leased for reading.
 PlanStore(d, s) ==
     /\ now.key[d] # None
     /\ now.lease[d].state = "NONE"
@@ -413,7 +413,7 @@ PlanStore(d, s) ==
         !.direction[d] = "STORE",
         !.transfer_slot[d] = s])
 
-\* A match becomes a load: its pin becomes a reader; a free device block is leased for writing.
+\* A match becomes a load: its pin becomes a reader, a free device block is leased for writing.
 PlanLoad(d, s) ==
     /\ now.matches[s] # 0
     /\ now.key[d] = None
@@ -439,7 +439,8 @@ Submit(d, s) ==
             THEN BlockStep("SUBMIT_STORE", now.block[s])
             ELSE now.block[s]])
 
-\* A copy starts: a store after the kernels that write its block, a load after all that use it.
+\* A copy starts: a store after the kernels that write its device block, a load after all kernels that
+\* use it.
 Start(d, w) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -482,7 +483,7 @@ WriteDevice(d, w) ==
         !.content[d][w] = now.in_flight[d][w],
         !.instant[d][w] = "WRITTEN"])
 
-\* A worker reports its copy as good; others are still to come.
+\* A worker reports its copy as good; other reports are still to come.
 ReportGood(d, w) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -492,8 +493,8 @@ ReportGood(d, w) ==
         !.instant[d][w] = "REPORTED",
         !.transfer[d] = TransferStep("REPORT_GOOD", now.transfer[d])])
 
-\* The last worker reports its copy as good: the transfer is over. A store's slot can be read if all
-\* were good; a failed load's key is forgotten at once.
+\* The last worker reports its copy as good, and the transfer ends. A store's slot can be read if all
+\* copies were good. A failed load's key leaves the index at once.
 EndGood(d, s, w) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -529,7 +530,7 @@ EndGood(d, s, w) ==
             ELSE now.key[d],
         !.direction[d] = "NONE"])
 
-\* A worker reports its copy as bad; others are still to come.
+\* A worker reports its copy as bad; other reports are still to come.
 ReportBad(d, w) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -539,8 +540,8 @@ ReportBad(d, w) ==
         !.instant[d][w] = "REPORTED",
         !.transfer[d] = TransferStep("REPORT_BAD", now.transfer[d])])
 
-\* The last worker reports its copy as bad: the transfer is over. A store's slot can be read if all
-\* were good; a failed load's key is forgotten at once.
+\* The last worker reports its copy as bad, and the transfer ends. A store's slot can be read if all
+\* copies were good. A failed load's key leaves the index at once.
 EndBad(d, s, w) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -576,7 +577,7 @@ EndBad(d, s, w) ==
             ELSE now.key[d],
         !.direction[d] = "NONE"])
 
-\* A plan is taken back before it left: no byte was touched.
+\* A plan is taken back before it left, so no byte was touched.
 Cancel(d, s) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state = "PLANNED"
@@ -594,7 +595,7 @@ Cancel(d, s) ==
         !.key[d] = IF now.direction[d] = "LOAD" THEN None ELSE now.key[d],
         !.direction[d] = "NONE"])
 
-\* All blocks are voided, and what is under way is abandoned. Plans were cancelled before.
+\* All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.
 Reset ==
     /\ \A d \in DeviceBlocks : ~(now.direction[d] # "NONE" /\ now.transfer[d].state = "PLANNED")
     /\ now' = Forgetting([now EXCEPT
@@ -606,7 +607,7 @@ Reset ==
         !.matches = [s \in Slots |-> 0],
         !.old = [s \in Slots |-> TRUE]])
 
-\* A worker will never report: the transfer is given up, and what it may still write is retired.
+\* A worker will never report: the transfer is given up, and memory that it may still write is retired.
 Lose(d, s) ==
     /\ now.direction[d] # "NONE"
     /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
@@ -624,13 +625,13 @@ Lose(d, s) ==
         !.stray_device[d] = IF now.direction[d] = "STORE" THEN now.stray_device[d] ELSE TRUE,
         !.direction[d] = "NONE"])
 
-\* A copy that was given up writes its slot after all.
+\* A copy that was given up still writes its slot.
 StraySlotWrite(s, w) ==
     /\ now.stray_slot[s]
     /\ now' = Forgetting([now EXCEPT
         !.slot_content[s][w] = None])
 
-\* A copy that was given up writes its device block after all, after the kernels before it.
+\* A copy that was given up still writes its device block, after the kernels before it.
 StrayDeviceWrite(d, w) ==
     /\ now.stray_device[d]
     /\ now.kernel[d][w] = "NONE"

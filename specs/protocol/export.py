@@ -67,20 +67,10 @@ def sort_of(term: Term) -> Sort:
     return next((sort for kind, sort in sorts if isinstance(domain, kind)), Sort.TRUTH)
 
 
-def parts_of(term: Term) -> Iterator[Term]:
-    """The terms that it is made of, a bound parameter included."""
-    for one in fields(term):
-        value = getattr(term, one.name)
-        if isinstance(value, Term):
-            yield value
-        elif isinstance(value, tuple):
-            yield from (part for part in value if isinstance(part, Term))
-
-
 def all_parts(term: Term) -> Iterator[Term]:
     """The term and all that it is made of."""
     yield term
-    for part in parts_of(term):
+    for part in term.parts():
         yield from all_parts(part)
 
 

@@ -3,11 +3,11 @@
 --
 -- The same as Offload.tla beside it, which is the one to be read. None, of a set, is the undefined
 -- value here. Not modelled:
--- - Requests: a match is a hold on one slot, and who holds a device block is not told apart.
--- - Transfers of several blocks: each copies one.
+-- - Requests: a match holds one slot, and a device block does not say which request holds it.
+-- - Transfers of several blocks: each copies one block.
 -- - A second kernel for a block before the first one ran: a stream runs them in order.
--- - Names of transfers and workers in reports: a late or doubled one is refused by the ledger.
--- - The device's own prefix cache, and what a load of an older epoch left on the device.
+-- - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
+-- - The device's own prefix cache, and data that a load of an older epoch left on the device.
 --
 -- Written by kvsm from its own declaration and its own tables; not to be edited.
 
@@ -54,18 +54,18 @@ type
   BlockWord: record state: BlockState; copies: 0..2; pins: 0..1; end;
 
 var
-  -- The key that the engine's books say is in the device block, or will be; none while no request holds
-  -- it.
+  -- The key whose data the engine's books have in the device block, now or soon; none if no request
+  -- holds the block.
   key: array [DeviceBlock] of Key;
   -- What the kernel does that is queued on the worker for the device block.
   kernel: array [DeviceBlock] of array [Worker] of Kernel;
   -- The key that its queued kernels write, or expect to read.
   kernel_key: array [DeviceBlock] of Key;
-  -- Whose bytes are in the worker's shard of the device block; none is garbage.
+  -- The key whose bytes are in the worker's shard of the device block; none for garbage.
   content: array [DeviceBlock] of array [Worker] of Key;
   -- The copy's hold on the device block.
   lease: array [DeviceBlock] of LeaseWord;
-  -- Which way the device block's live transfer copies; NONE: it has none.
+  -- The direction of the device block's live transfer; NONE if it has none.
   direction: array [DeviceBlock] of Direction;
   -- The slot that its live transfer reads or writes.
   transfer_slot: array [DeviceBlock] of Slot;
@@ -73,19 +73,19 @@ var
   transfer: array [DeviceBlock] of TransferWord;
   -- How far the worker's copy has come.
   instant: array [DeviceBlock] of array [Worker] of Instant;
-  -- Whose bytes the worker's copy has read and not yet written.
+  -- The key whose bytes the worker's copy has read and not yet written.
   in_flight: array [DeviceBlock] of array [Worker] of Key;
   -- Whether a lost copy may still write the device block.
   stray_device: array [DeviceBlock] of boolean;
   -- The state of the slot's block.
   block: array [Slot] of BlockWord;
-  -- The key under which the index names it.
+  -- The key under which the index names the slot.
   slot_key: array [Slot] of Key;
-  -- Whose bytes are in the worker's shard of the slot; none is garbage.
+  -- The key whose bytes are in the worker's shard of the slot; none for garbage.
   slot_content: array [Slot] of array [Worker] of Key;
-  -- How many matches hold the slot that have not loaded from it yet.
+  -- How many matches hold the slot and have not begun to load from it.
   matches: array [Slot] of 0..1;
-  -- Whether its block is of an epoch before the last reset.
+  -- Whether the slot's block dates from before the last reset.
   old: array [Slot] of boolean;
   -- Whether a lost copy may still write the slot.
   stray_slot: array [Slot] of boolean;
@@ -634,13 +634,13 @@ end;
 
 procedure forget();
 begin
-  -- A transfer that is over is nobody's to ask about.
+  -- The transfer has ended, and nothing asks about it.
   for d: DeviceBlock do
     if direction[d] = DIRECTION_NONE then
       undefine transfer_slot[d];
     end;
   end;
-  -- A transfer that is over is nobody's to ask about.
+  -- The transfer has ended, and nothing asks about it.
   for d: DeviceBlock do
     if direction[d] = DIRECTION_NONE & transfer[d].state != TRANSFER_ILLEGAL then
       transfer[d].state := TRANSFER_PLANNED;
@@ -648,7 +648,7 @@ begin
       transfer[d].failed := 0;
     end;
   end;
-  -- A transfer that is over is nobody's to ask about.
+  -- The transfer has ended, and nothing asks about it.
   for d: DeviceBlock do
     for w: Worker do
       if direction[d] = DIRECTION_NONE then
@@ -656,7 +656,7 @@ begin
       end;
     end;
   end;
-  -- What was written is no more in flight.
+  -- Bytes that were written are no longer in flight.
   for d: DeviceBlock do
     for w: Worker do
       if instant[d][w] != INSTANT_READ then
@@ -664,13 +664,13 @@ begin
       end;
     end;
   end;
-  -- No kernel is queued that could ask for it.
+  -- No kernel is queued that could read it.
   for d: DeviceBlock do
     if forall w: Worker do kernel[d][w] = KERNEL_NONE end then
       undefine kernel_key[d];
     end;
   end;
-  -- No kernel and no copy reads these bytes before others are written over them.
+  -- No kernel and no copy reads these bytes before they are overwritten.
   for d: DeviceBlock do
     for w: Worker do
       if kernel[d][w] != KERNEL_READS
@@ -698,7 +698,7 @@ begin
       end;
     end;
   end;
-  -- A slot that was never used and one that was can both be allocated, and nothing else.
+  -- A slot that was used and a slot that never was differ only in the name of their state.
   for s: Slot do
     if block[s].state = BLOCK_FREE | block[s].state = BLOCK_EVICTED then
       block[s].state := BLOCK_FREE;
@@ -717,7 +717,7 @@ begin
       undefine slot_key[s];
     end;
   end;
-  -- No match finds the slot, and no copy reads it: its bytes are written before they are read.
+  -- No match finds the slot and no copy reads it: its bytes are overwritten before they are read.
   for s: Slot do
     for w: Worker do
       if (
@@ -739,7 +739,7 @@ begin
       end;
     end;
   end;
-  -- No block is in the slot that could be of an epoch.
+  -- The slot holds no block that could date from an epoch.
   for s: Slot do
     if block[s].state = BLOCK_FREE | block[s].state = BLOCK_EVICTED | block[s].state = BLOCK_RETIRED then
       old[s] := false;
@@ -817,7 +817,7 @@ begin
   end;
 end;
 
--- The engine takes a free device block, and queues kernels that will write key k into it.
+-- The engine takes a free device block and queues kernels that will write key k into it.
 ruleset d: DeviceBlock; k: Key do
   rule "compute"
     isundefined(key[d])
@@ -877,7 +877,7 @@ ruleset d: DeviceBlock; w: Worker do
   end;
 end;
 
--- The engine frees a device block; kernels may still be queued, and a store may still read it.
+-- The engine frees a device block. Kernels may still be queued, and a store may still read it.
 ruleset d: DeviceBlock do
   rule "free"
     !(isundefined(key[d])) & direction[d] != DIRECTION_LOAD
@@ -891,7 +891,7 @@ ruleset d: DeviceBlock do
   end;
 end;
 
--- A request counts on the block in a slot, and pins it.
+-- A request counts on the block in a slot and pins it.
 ruleset s: Slot do
   rule "match"
     (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING) & total_2() < 1
@@ -918,7 +918,7 @@ ruleset s: Slot do
   end;
 end;
 
--- Room is wanted: an idle block leaves its slot.
+-- A slot is wanted: an idle block is evicted.
 ruleset s: Slot do
   rule "evict"
     block_after(BLOCK_ON_EVICT, block[s]) != BLOCK_ILLEGAL
@@ -929,7 +929,7 @@ ruleset s: Slot do
   end;
 end;
 
--- A computed device block whose key is not on the host is given a slot, and leased for reading.
+-- A computed device block whose key is not on the host gets a slot and is leased for reading.
 ruleset d: DeviceBlock; s: Slot do
   rule "plan_store"
     !(isundefined(key[d]))
@@ -965,7 +965,7 @@ ruleset d: DeviceBlock; s: Slot do
   end;
 end;
 
--- A match becomes a load: its pin becomes a reader; a free device block is leased for writing.
+-- A match becomes a load: its pin becomes a reader, a free device block is leased for writing.
 ruleset d: DeviceBlock; s: Slot do
   rule "plan_load"
     matches[s] != 0 & isundefined(key[d]) & lease[d].state = LEASE_NONE & total_3() < 2
@@ -1004,7 +1004,8 @@ ruleset d: DeviceBlock; s: Slot do
   end;
 end;
 
--- A copy starts: a store after the kernels that write its block, a load after all that use it.
+-- A copy starts: a store after the kernels that write its device block, a load after all kernels that
+-- use it.
 ruleset d: DeviceBlock; w: Worker do
   rule "start"
     direction[d] != DIRECTION_NONE
@@ -1105,7 +1106,7 @@ ruleset d: DeviceBlock; w: Worker do
   end;
 end;
 
--- A worker reports its copy as good; others are still to come.
+-- A worker reports its copy as good; other reports are still to come.
 ruleset d: DeviceBlock; w: Worker do
   rule "report_good"
     direction[d] != DIRECTION_NONE
@@ -1126,8 +1127,8 @@ ruleset d: DeviceBlock; w: Worker do
   end;
 end;
 
--- The last worker reports its copy as good: the transfer is over. A store's slot can be read if all
--- were good; a failed load's key is forgotten at once.
+-- The last worker reports its copy as good, and the transfer ends. A store's slot can be read if all
+-- copies were good. A failed load's key leaves the index at once.
 ruleset d: DeviceBlock; s: Slot; w: Worker do
   rule "end_good"
     direction[d] != DIRECTION_NONE
@@ -1180,7 +1181,7 @@ ruleset d: DeviceBlock; s: Slot; w: Worker do
   end;
 end;
 
--- A worker reports its copy as bad; others are still to come.
+-- A worker reports its copy as bad; other reports are still to come.
 ruleset d: DeviceBlock; w: Worker do
   rule "report_bad"
     direction[d] != DIRECTION_NONE
@@ -1201,8 +1202,8 @@ ruleset d: DeviceBlock; w: Worker do
   end;
 end;
 
--- The last worker reports its copy as bad: the transfer is over. A store's slot can be read if all
--- were good; a failed load's key is forgotten at once.
+-- The last worker reports its copy as bad, and the transfer ends. A store's slot can be read if all
+-- copies were good. A failed load's key leaves the index at once.
 ruleset d: DeviceBlock; s: Slot; w: Worker do
   rule "end_bad"
     direction[d] != DIRECTION_NONE
@@ -1255,7 +1256,7 @@ ruleset d: DeviceBlock; s: Slot; w: Worker do
   end;
 end;
 
--- A plan is taken back before it left: no byte was touched.
+-- A plan is taken back before it left, so no byte was touched.
 ruleset d: DeviceBlock; s: Slot do
   rule "cancel"
     direction[d] != DIRECTION_NONE
@@ -1285,7 +1286,7 @@ ruleset d: DeviceBlock; s: Slot do
   end;
 end;
 
--- All blocks are voided, and what is under way is abandoned. Plans were cancelled before.
+-- All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.
 rule "reset"
   forall d: DeviceBlock do
     !(direction[d] != DIRECTION_NONE & transfer[d].state = TRANSFER_PLANNED)
@@ -1309,7 +1310,7 @@ begin
   forget();
 end;
 
--- A worker will never report: the transfer is given up, and what it may still write is retired.
+-- A worker will never report: the transfer is given up, and memory that it may still write is retired.
 ruleset d: DeviceBlock; s: Slot do
   rule "lose"
     direction[d] != DIRECTION_NONE
@@ -1339,7 +1340,7 @@ ruleset d: DeviceBlock; s: Slot do
   end;
 end;
 
--- A copy that was given up writes its slot after all.
+-- A copy that was given up still writes its slot.
 ruleset s: Slot; w: Worker do
   rule "stray_slot_write"
     stray_slot[s]
@@ -1350,7 +1351,7 @@ ruleset s: Slot; w: Worker do
   end;
 end;
 
--- A copy that was given up writes its device block after all, after the kernels before it.
+-- A copy that was given up still writes its device block, after the kernels before it.
 ruleset d: DeviceBlock; w: Worker do
   rule "stray_device_write"
     stray_device[d] & kernel[d][w] = KERNEL_NONE

@@ -98,7 +98,7 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
     d, s, w = state.d, state.s, state.w
     readable = InState(state.block[s], READABLE)
     content, kernel = state.content[d, w], state.kernel[d, w]
-    in_use = all_of(state.key[d].differs(state.a_key.none), ~state.loads(d), kernel.differs(KERNEL["WRITES"]))
+    in_use = all_of(~state.is_free(d), ~state.loads(d), kernel.differs(KERNEL["WRITES"]))
     return (
         Claim(
             Property.PUBLISH_AFTER_COMMIT,
@@ -180,7 +180,7 @@ def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
         Claim(
             "a freed block is stored",
             "The engine has freed a block that a store still reads.",
-            Exists(d, state.stores(d) & state.key[d].equals(state.a_key.none)),
+            Exists(d, state.stores(d) & state.is_free(d)),
         ),
     ]
     return (*claims, *_sometimes_when(state, scope))
@@ -210,14 +210,14 @@ def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
 
 def rest(state: ProtocolState) -> Term:
     d, s = state.d, state.s
-    quiet = all_of(state.key[d].equals(state.a_key.none), ~state.is_live(d), state.idle_compute(d))
+    quiet = all_of(state.is_free(d), ~state.is_live(d), state.idle_compute(d))
     return ForAll(d, quiet) & ForAll(s, state.matches[s].equals(number(0)))
 
 
 def rank(state: ProtocolState) -> Term:
     """How many draining actions are left to take, at most."""
     d, s, w = state.d, state.s, state.w
-    held = state.key[d].differs(state.a_key.none)
+    held = ~state.is_free(d)
     kernels = Total(w, state.kernel[d, w].differs(KERNEL["NONE"]))
     # A copy has four instants before it, less one for each that it has passed.
     passed = (("QUEUED",), ("QUEUED", "STARTED"), ("QUEUED", "STARTED", "READ"))

@@ -1,28 +1,27 @@
 """The offload protocol: device blocks, slots, and the copies between them on several workers.
 
-What is here is what may happen in which order, apart from any code: the engine that queues kernels, the
-core that plans copies and hears of their ends, the workers that make them. A kernel and a copy run some
-time after they were queued; a copy reads and writes at two instants, and is reported at a third. Each worker
-goes at its own pace.
+It declares what may happen in which order, apart from any code. The engine queues kernels. The core plans
+copies and hears of their ends. The workers make the copies. Kernels and copies run some time after they were
+queued. A copy reads, writes and is reported at three instants. Each worker goes at its own pace.
 
-The life of a block, to be read from top to bottom:
+The life of a block, from top to bottom:
 
 1. `compute`, `run`       the engine queues kernels that write a device block; each worker runs its own
-2. `plan_store`, `submit` the block is leased, a slot allocated; the copy leaves for the workers
-3. `start` ... `write_slot`   on each worker; not before the kernels that write the block
+2. `plan_store`, `submit` the device block is leased and a slot allocated; the copy leaves for the workers
+3. `start` ... `write_slot`   on each worker, after the kernels that write the device block
 4. `end_good`             the last worker's report: the slot can be read
-5. `match`, `plan_load`   a request counts on it; a device block is taken for it
-6. `start` ... `write_device` on each worker; not before the kernels of the block's former owner
-7. `end_good`             the last report: the engine may compute with it (`attend`)
+5. `match`, `plan_load`   a request counts on the slot; a device block is taken for it
+6. `start` ... `write_device` on each worker, after the kernels of the device block's former owner
+7. `end_good`             the last report: the engine may compute with the device block (`attend`)
 
-A device block has one transfer at most, so that its transfer is written down with it. What a slot's block,
-a transfer and a lease do on a trigger is in `kvsm.states`, and is not said again here.
+A device block has at most one transfer, so the transfer is among the device block's variables. The tables in
+`kvsm.states` say what a slot's block, a transfer and a lease do on a trigger.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
+from enum import Enum, IntEnum
 
 from kvsm.checker.protocol.claims import always, rank, rest, sometimes
 from kvsm.checker.protocol.scope import ProtocolScope
@@ -50,6 +49,7 @@ from kvsm.checker.protocol.terms import (
     If,
     InState,
     Minus,
+    Read,
     Term,
     all_of,
     any_of,
@@ -61,7 +61,7 @@ from kvsm.states.transfer import TransferState, TransferTrigger
 
 
 class Variant(Enum):
-    """The protocol with one guard or effect wrong. Each is a bug that real systems had."""
+    """The protocol with one guard or one effect wrong. Real systems had each of these bugs."""
 
     STORE_BEFORE_COMPUTE = "a store does not wait for the kernel that writes its block"
     LOAD_BEFORE_READER = "a load does not wait for the kernel that still reads its block"
@@ -75,16 +75,20 @@ _B, _T, _L = BlockTrigger, TransferTrigger, LeaseTrigger
 def offload_protocol(
     scope: ProtocolScope, variant: Variant | None = None, machines: Mapping[str, Machine] = MACHINES
 ) -> Declaration:
-    """The declaration. machines: other tables than kvsm's, to see a broken one refuted."""
+    """The declaration.
+
+    variant: the mistake to make; None for the correct protocol.
+    machines: the tables, by name. Tests give broken ones and expect a refutation.
+    """
     state = ProtocolState(scope, machines)
-    actions = [*_engine_actions(state, scope), *_core_actions(state, scope), *_plan_actions(state, scope)]
+    actions = [*_engine_actions(state), *_core_actions(state), *_plan_actions(state)]
     actions += [_submit(state, variant), *_worker_actions(state, variant)]
     actions += _end_actions(state, scope, variant)
     return Declaration(
         name="offload protocol" if variant is None else f"offload protocol in which {variant.value}",
         bounds=str(scope),
         index_sets=(state.device_set, state.slot_set, state.worker_set, state.key_set),
-        variables=state.variables(),
+        variables=tuple(state.variables),
         actions=tuple(actions),
         forgets=_forgets(state),
         always=always(state),
@@ -96,26 +100,31 @@ def offload_protocol(
 
 
 NOT_MODELLED = (
-    "Requests: a match is a hold on one slot, and who holds a device block is not told apart.",
-    "Transfers of several blocks: each copies one.",
+    "Requests: a match holds one slot, and a device block does not say which request holds it.",
+    "Transfers of several blocks: each copies one block.",
     "A second kernel for a block before the first one ran: a stream runs them in order.",
-    "Names of transfers and workers in reports: a late or doubled one is refused by the ledger.",
-    "The device's own prefix cache, and what a load of an older epoch left on the device.",
+    "Names of transfers and workers in reports: the ledger refuses late and doubled reports.",
+    "The device's own prefix cache, and data that a load of an older epoch left on the device.",
 )
 
 
-def _engine_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
-    """What the engine does with its device blocks, and the kernels that it queued."""
+def _takes(word: Read, trigger: IntEnum) -> Assign:
+    """The word takes a trigger."""
+    return Assign(word, After(trigger, word))
+
+
+def _engine_actions(state: ProtocolState) -> list[Action]:
+    """What the engine does with its device blocks, and the kernels it queued."""
     d, w, k = state.d, state.w, state.k
-    held = state.key[d].differs(state.a_key.none) & ~state.loads(d)
-    can_queue = state.idle_compute(d) & state.room_for_kernels(scope)
+    held = ~state.is_free(d) & ~state.loads(d)
+    can_queue = state.idle_compute(d) & state.room_for_kernels()
     kernel, kernel_key = state.kernel[d, w], state.kernel_key[d]
     return [
         Action(
             "compute",
-            "The engine takes a free device block, and queues kernels that will write key k into it.",
+            "The engine takes a free device block and queues kernels that will write key k into it.",
             (d, k),
-            all_of(state.key[d].equals(state.a_key.none), state.unleased(), can_queue),
+            all_of(state.is_free(d), state.unleased(), can_queue),
             (Assign(state.key[d], k), Assign(kernel_key, k), Each(w, (Assign(kernel, KERNEL["WRITES"]),))),
         ),
         Action(
@@ -141,7 +150,7 @@ def _engine_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
         ),
         Action(
             "free",
-            "The engine frees a device block; kernels may still be queued, and a store may still read it.",
+            "The engine frees a device block. Kernels may still be queued, and a store may still read it.",
             (d,),
             held,
             (Assign(state.key[d], state.a_key.none),),
@@ -150,38 +159,38 @@ def _engine_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     ]
 
 
-def _core_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
-    """What the core decides of slots: matches and evictions."""
+def _core_actions(state: ProtocolState) -> list[Action]:
+    """What the core decides about slots: matches and evictions."""
     s = state.s
     block, matches = state.block[s], state.matches[s]
     return [
         Action(
             "match",
-            "A request counts on the block in a slot, and pins it.",
+            "A request counts on the block in a slot and pins it.",
             (s,),
-            InState(block, READABLE) & state.room_for_match(scope),
-            (Assign(block, After(_B.PIN, block)), Assign(matches, matches + number(1))),
+            InState(block, READABLE) & state.room_for_match(),
+            (_takes(block, _B.PIN), Assign(matches, matches + number(1))),
         ),
         Action(
             "release",
             "A match ends without a load.",
             (s,),
             matches.differs(number(0)),
-            (Assign(block, After(_B.UNPIN, block)), Assign(matches, Minus(matches, number(1)))),
+            (_takes(block, _B.UNPIN), Assign(matches, Minus(matches, number(1)))),
             drains=True,
         ),
         Action(
             "evict",
-            "Room is wanted: an idle block leaves its slot.",
+            "A slot is wanted: an idle block is evicted.",
             (s,),
             is_legal(After(_B.EVICT, block)),
-            (Assign(block, After(_B.EVICT, block)),),
+            (_takes(block, _B.EVICT),),
         ),
     ]
 
 
-def _plan_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
-    """What the core decides to copy."""
+def _plan_actions(state: ProtocolState) -> list[Action]:
+    """The copies that the core plans."""
     d, s = state.d, state.s
     block, matches = state.block[s], state.matches[s]
     stored = Exists(
@@ -191,39 +200,39 @@ def _plan_actions(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     return [
         Action(
             "plan_store",
-            "A computed device block whose key is not on the host is given a slot, and leased for reading.",
+            "A computed device block whose key is not on the host gets a slot and is leased for reading.",
             (d, s),
             all_of(
-                state.key[d].differs(state.a_key.none),
+                ~state.is_free(d),
                 state.unleased(),
                 ~stored,
                 InState(block, UNUSED),
-                state.room_for_transfer(scope),
+                state.room_for_transfer(),
             ),
             (
-                Assign(block, After(_B.ALLOCATE, block)),
+                _takes(block, _B.ALLOCATE),
                 Assign(state.slot_key[s], state.key[d]),
                 Assign(state.old[s], FALSE),
-                Assign(state.lease[d], After(_L.BEGIN_READ, state.lease[d])),
+                _takes(state.lease[d], _L.BEGIN_READ),
                 Assign(state.direction[d], DIRECTION["STORE"]),
                 Assign(state.transfer_slot[d], s),
             ),
         ),
         Action(
             "plan_load",
-            "A match becomes a load: its pin becomes a reader; a free device block is leased for writing.",
+            "A match becomes a load: its pin becomes a reader, a free device block is leased for writing.",
             (d, s),
             all_of(
                 matches.differs(number(0)),
-                state.key[d].equals(state.a_key.none),
+                state.is_free(d),
                 state.unleased(),
-                state.room_for_transfer(scope),
+                state.room_for_transfer(),
             ),
             (
-                Assign(block, After(_B.BEGIN_LOAD, block)),
+                _takes(block, _B.BEGIN_LOAD),
                 Assign(matches, Minus(matches, number(1))),
                 Assign(state.key[d], state.slot_key[s]),
-                Assign(state.lease[d], After(_L.BEGIN_WRITE, state.lease[d])),
+                _takes(state.lease[d], _L.BEGIN_WRITE),
                 Assign(state.direction[d], DIRECTION["LOAD"]),
                 Assign(state.transfer_slot[d], s),
             ),
@@ -242,7 +251,7 @@ def _submit(state: ProtocolState, variant: Variant | None) -> Action:
         (d, s),
         state.is_planned(d) & state.named(),
         (
-            Assign(state.transfer[d], After(_T.SUBMIT, state.transfer[d])),
+            _takes(state.transfer[d], _T.SUBMIT),
             Assign(state.block[s], If(state.stores(d), After(_B.SUBMIT_STORE, state.block[s]), loading)),
         ),
         drains=True,
@@ -250,7 +259,7 @@ def _submit(state: ProtocolState, variant: Variant | None) -> Action:
 
 
 def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Action]:
-    """What a worker's copy does. The copies of an abandoned transfer go on as any others."""
+    """What a worker's copy does. The copies of an abandoned transfer go on like any others."""
     d, s, w = state.d, state.s, state.w
     kernel, instant, in_flight = state.kernel[d, w], state.instant[d, w], state.in_flight[d, w]
     store_may_start, load_may_start = kernel.differs(KERNEL["WRITES"]), kernel.equals(KERNEL["NONE"])
@@ -262,7 +271,8 @@ def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Actio
     return [
         Action(
             "start",
-            "A copy starts: a store after the kernels that write its block, a load after all that use it.",
+            "A copy starts: a store after the kernels that write its device block, a load after all"
+            " kernels that use it.",
             (d, w),
             all_of(
                 state.is_under_way(d),
@@ -308,7 +318,7 @@ def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Actio
 
 
 def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) -> list[Action]:
-    """Reports and their consequences, and how else a transfer ends."""
+    """Reports and what follows from them; the other ends of a transfer."""
     actions = [*_reports(state, variant, _T.REPORT_GOOD, "good", state.at("WRITTEN"))]
     if scope.failures:
         broken = state.at("STARTED") | state.at("WRITTEN")
@@ -322,7 +332,10 @@ def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | 
 
 
 def _over(state: ProtocolState, bad_load: Term) -> tuple[Assign, ...]:
-    """The transfer of d is no more: its lease is returned, and what a load did not bring is not held."""
+    """The transfer of d ends: the lease is returned.
+
+    bad_load: whether a load brought no data. Then the device block is free again.
+    """
     d = state.d
     lease = state.lease[d]
     return (
@@ -350,7 +363,7 @@ def _reports(
     return [
         Action(
             f"report_{name}",
-            f"A worker reports its copy as {name}; others are still to come.",
+            f"A worker reports its copy as {name}; other reports are still to come.",
             (d, w),
             under_way & InState(after, UNDER_WAY),
             reported,
@@ -358,8 +371,8 @@ def _reports(
         ),
         Action(
             f"end_{name}",
-            f"The last worker reports its copy as {name}: the transfer is over. A store's slot can be read if"
-            " all were good; a failed load's key is forgotten at once.",
+            f"The last worker reports its copy as {name}, and the transfer ends. A store's slot can be read"
+            " if all copies were good. A failed load's key leaves the index at once.",
             (d, s, w),
             all_of(under_way, state.named(), ~InState(after, UNDER_WAY)),
             (
@@ -378,11 +391,11 @@ def _cancel(state: ProtocolState) -> Action:
     block = state.block[s]
     return Action(
         "cancel",
-        "A plan is taken back before it left: no byte was touched.",
+        "A plan is taken back before it left, so no byte was touched.",
         (d, s),
         state.is_planned(d) & state.named(),
         (
-            Assign(state.transfer[d], After(_T.CANCEL, state.transfer[d])),
+            _takes(state.transfer[d], _T.CANCEL),
             Assign(block, If(state.stores(d), After(_B.CANCEL, block), After(_B.END_COPY_BAD, block))),
             *_over(state, state.loads(d)),
         ),
@@ -398,7 +411,7 @@ def _reset(state: ProtocolState, variant: Variant | None) -> Action:
         voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
     return Action(
         "reset",
-        "All blocks are voided, and what is under way is abandoned. Plans were cancelled before.",
+        "All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.",
         (),
         ForAll(d, ~state.is_planned(d)),
         (
@@ -414,12 +427,13 @@ def _losses(state: ProtocolState) -> list[Action]:
     return [
         Action(
             "lose",
-            "A worker will never report: the transfer is given up, and what it may still write is retired.",
+            "A worker will never report: the transfer is given up, and memory that it may still write"
+            " is retired.",
             (d, s),
             state.is_under_way(d) & state.named(),
             (
-                Assign(state.transfer[d], After(_T.LOSE, state.transfer[d])),
-                Assign(state.block[s], After(_B.LOSE, state.block[s])),
+                _takes(state.transfer[d], _T.LOSE),
+                _takes(state.block[s], _B.LOSE),
                 Assign(state.matches[s], number(0)),
                 Assign(lease, If(store, After(_L.END_READ, lease), After(_L.LOSE, lease))),
                 Assign(state.key[d], If(store, state.key[d], state.a_key.none)),
@@ -430,14 +444,14 @@ def _losses(state: ProtocolState) -> list[Action]:
         ),
         Action(
             "stray_slot_write",
-            "A copy that was given up writes its slot after all.",
+            "A copy that was given up still writes its slot.",
             (s, w),
             state.stray_slot[s].equals(TRUE),
             (Assign(state.slot_content[s, w], state.a_key.none),),
         ),
         Action(
             "stray_device_write",
-            "A copy that was given up writes its device block after all, after the kernels before it.",
+            "A copy that was given up still writes its device block, after the kernels before it.",
             (d, w),
             state.stray_device[d].equals(TRUE) & state.kernel[d, w].equals(KERNEL["NONE"]),
             (Assign(state.content[d, w], state.a_key.none),),
@@ -448,12 +462,12 @@ def _losses(state: ProtocolState) -> list[Action]:
 def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
     d, s, w = state.d, state.s, state.w
     no_transfer = ~state.is_live(d)
-    ended = "A transfer that is over is nobody's to ask about."
+    ended = "The transfer has ended, and nothing asks about it."
     kernel = state.kernel[d, w]
     yet_to_read = state.at("QUEUED") | state.at("STARTED")
     unread_device = any_of(
         kernel.equals(KERNEL["WRITES"]),
-        state.key[d].equals(state.a_key.none) & ~(state.stores(d) & yet_to_read),
+        state.is_free(d) & ~(state.stores(d) & yet_to_read),
         state.loads(d) & (yet_to_read | state.at("READ")),
     )
     reading = Exists(d, all_of(state.loads(d), state.named(), yet_to_read))
@@ -462,33 +476,36 @@ def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
         Forget((d,), state.transfer_slot[d], no_transfer, ended),
         Forget((d,), state.transfer[d], no_transfer & is_legal(state.transfer[d]), ended),
         Forget((d, w), state.instant[d, w], no_transfer, ended),
-        Forget((d, w), state.in_flight[d, w], ~state.at("READ"), "What was written is no more in flight."),
         Forget(
-            (d,), state.kernel_key[d], state.idle_compute(d), "No kernel is queued that could ask for it."
+            (d, w),
+            state.in_flight[d, w],
+            ~state.at("READ"),
+            "Bytes that were written are no longer in flight.",
         ),
+        Forget((d,), state.kernel_key[d], state.idle_compute(d), "No kernel is queued that could read it."),
         Forget(
             (d, w),
             state.content[d, w],
             kernel.differs(KERNEL["READS"]) & unread_device,
-            "No kernel and no copy reads these bytes before others are written over them.",
+            "No kernel and no copy reads these bytes before they are overwritten.",
         ),
         Forget(
             (s,),
             state.block[s],
             InState(state.block[s], UNUSED),
-            "A slot that was never used and one that was can both be allocated, and nothing else.",
+            "A slot that was used and a slot that never was differ only in the name of their state.",
         ),
         Forget((s,), state.slot_key[s], unindexed, "The index does not name the slot."),
         Forget(
             (s, w),
             state.slot_content[s, w],
             unindexed & ~reading,
-            "No match finds the slot, and no copy reads it: its bytes are written before they are read.",
+            "No match finds the slot and no copy reads it: its bytes are overwritten before they are read.",
         ),
         Forget(
             (s,),
             state.old[s],
             InState(state.block[s], (*UNUSED, BlockState.RETIRED)),
-            "No block is in the slot that could be of an epoch.",
+            "The slot holds no block that could date from an epoch.",
         ),
     )

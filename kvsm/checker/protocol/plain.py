@@ -118,17 +118,9 @@ def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
         case ForAll(param, body) | Exists(param, body) | Total(param, body):
             for member in range(param.members.size):
                 yield from _read_by(body, layout, {**binding, param: member})
-        case And(terms) | Or(terms) | Add(terms):
-            for one in terms:
-                yield from _read_by(one, layout, binding)
-        case Equal(left, right) | Less(left, right) | Minus(left, right):
-            yield from _read_by(left, layout, binding)
-            yield from _read_by(right, layout, binding)
-        case If(condition, then, otherwise):
-            for one in (condition, then, otherwise):
-                yield from _read_by(one, layout, binding)
-        case Not(inner) | After(_, inner) | InState(inner, _) | CounterOf(inner, _):
-            yield from _read_by(inner, layout, binding)
+        case _:
+            for part in term.parts():
+                yield from _read_by(part, layout, binding)
 
 
 def _kept(cell: Cell, value: int) -> int:

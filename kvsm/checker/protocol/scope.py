@@ -9,11 +9,12 @@ from kvsm.errors import ConfigError
 
 
 class ProtocolScope(msgspec.Struct, frozen=True):
-    """The bounds of an exploration: what it says holds for these.
+    """The bounds of an exploration. What it proves holds within them.
 
-    live_transfers: planned or under way at one time. matches: that hold slots at one time. queued: device
-    blocks that have kernels queued at one time. failures, resets, losses: whether they happen, then any
-    number of times.
+    live_transfers: transfers that are planned or under way at one time.
+    matches: matches that hold slots at one time.
+    queued: device blocks that have kernels queued at one time.
+    failures, resets, losses: whether they happen; if so, any number of times.
     """
 
     keys: int = 2
@@ -33,18 +34,12 @@ class ProtocolScope(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{name} is {bound}; it must be at least 1")
 
     def __str__(self) -> str:
-        happens = [
-            name if whether else f"no {name}"
-            for name, whether in (
-                ("failures", self.failures),
-                ("resets", self.resets),
-                ("losses", self.losses),
-            )
-        ]
+        happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses"))
         return (
             f"{self.keys} keys, {self.device_blocks} device blocks, {self.slots} slots, "
             f"{self.workers} workers; at most {self.live_transfers} live transfers, {self.matches} matches, "
-            f"{self.queued} device blocks with queued kernels; {', '.join(happens)}"
+            f"{self.queued} device blocks with queued kernels; "
+            + ", ".join(name if whether else f"no {name}" for name, whether in happens)
         )
 
 
@@ -52,4 +47,4 @@ SCOPES = {
     "small": ProtocolScope(),
     "full": ProtocolScope(keys=3, device_blocks=3, slots=3, workers=2, queued=1),
 }
-"""Seconds, and minutes."""
+"""`small` takes seconds, `full` minutes."""

@@ -1,4 +1,4 @@
-"""What the protocol's state consists of, and the bounds on it."""
+"""The protocol's state: its variables, and the conditions on them that actions and properties share."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import (
+    Domain,
     ForAll,
     IndexSet,
     InState,
@@ -36,9 +37,14 @@ INSTANT = Labels("instant", ("QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED")
 
 
 class ProtocolState:
-    """Index sets, variables and the terms that actions and properties share."""
+    """Index sets, variables, and terms over them.
+
+    A variable has one value for each device block or slot, or one for each worker of each. Terms are about the
+    parameters d (device block), s (slot) and w (worker), unless another one is given.
+    """
 
     def __init__(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
+        self._scope = scope
         self.device_set = IndexSet("device block", scope.device_blocks)
         self.slot_set = IndexSet("slot", scope.slots)
         self.worker_set = IndexSet("worker", scope.workers)
@@ -47,129 +53,107 @@ class ProtocolState:
         self.d, self.s = Param("d", self.device_set), Param("s", self.slot_set)
         self.w, self.k = Param("w", self.worker_set), Param("k", self.key_set)
         self.d2, self.s2 = Param("d2", self.device_set), Param("s2", self.slot_set)
-        self._device_variables(scope, machines)
-        self._slot_variables(scope, machines)
+        self.variables: list[Variable] = []
+        self._add_device_variables(machines)
+        self._add_slot_variables(machines)
 
-    def _device_variables(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
+    def _add(self, name: str, domain: Domain, indices: tuple[IndexSet, ...], says: str) -> Variable:
+        self.variables.append(Variable(name, says, indices, domain))
+        return self.variables[-1]
+
+    def _add_device_variables(self, machines: Mapping[str, Machine]) -> None:
         device, worker = (self.device_set,), (self.device_set, self.worker_set)
+        workers = self._scope.workers
         lease = Words(machines["lease"], (0,), (1,), frozenset(LeaseState))
-        workers = scope.workers
         transfer = Words(machines["transfer"], (workers, 0), (workers, workers), frozenset(LIVE))
-        self.key = Variable(
-            "key",
-            "The key that the engine's books say is in the device block, or will be; none while no request"
-            " holds it.",
-            device,
-            self.a_key,
+        says = (
+            "The key whose data the engine's books have in the device block, now or soon; none if no request "
+            "holds the block."
         )
-        self.kernel = Variable(
-            "kernel",
-            "What the kernel does that is queued on the worker for the device block.",
-            worker,
-            KERNEL,
-        )
-        self.kernel_key = Variable(
-            "kernel_key", "The key that its queued kernels write, or expect to read.", device, self.a_key
-        )
-        self.content = Variable(
-            "content",
-            "Whose bytes are in the worker's shard of the device block; none is garbage.",
-            worker,
-            self.a_key,
-        )
-        self.lease = Variable("lease", "The copy's hold on the device block.", device, lease)
-        self.direction = Variable(
-            "direction",
-            "Which way the device block's live transfer copies; NONE: it has none.",
-            device,
-            DIRECTION,
-        )
-        self.transfer_slot = Variable(
-            "transfer_slot", "The slot that its live transfer reads or writes.", device, self.a_slot
-        )
-        self.transfer = Variable("transfer", "The state of its live transfer.", device, transfer)
-        self.instant = Variable("instant", "How far the worker's copy has come.", worker, INSTANT)
-        self.in_flight = Variable(
-            "in_flight", "Whose bytes the worker's copy has read and not yet written.", worker, self.a_key
-        )
-        self.stray_device = Variable(
-            "stray_device", "Whether a lost copy may still write the device block.", device, Truth()
-        )
+        self.key = self._add("key", self.a_key, device, says)
+        says = "What the kernel does that is queued on the worker for the device block."
+        self.kernel = self._add("kernel", KERNEL, worker, says)
+        says = "The key that its queued kernels write, or expect to read."
+        self.kernel_key = self._add("kernel_key", self.a_key, device, says)
+        says = "The key whose bytes are in the worker's shard of the device block; none for garbage."
+        self.content = self._add("content", self.a_key, worker, says)
+        self.lease = self._add("lease", lease, device, "The copy's hold on the device block.")
+        says = "The direction of the device block's live transfer; NONE if it has none."
+        self.direction = self._add("direction", DIRECTION, device, says)
+        says = "The slot that its live transfer reads or writes."
+        self.transfer_slot = self._add("transfer_slot", self.a_slot, device, says)
+        self.transfer = self._add("transfer", transfer, device, "The state of its live transfer.")
+        self.instant = self._add("instant", INSTANT, worker, "How far the worker's copy has come.")
+        says = "The key whose bytes the worker's copy has read and not yet written."
+        self.in_flight = self._add("in_flight", self.a_key, worker, says)
+        says = "Whether a lost copy may still write the device block."
+        self.stray_device = self._add("stray_device", Truth(), device, says)
 
-    def _slot_variables(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
+    def _add_slot_variables(self, machines: Mapping[str, Machine]) -> None:
         slot, worker = (self.slot_set,), (self.slot_set, self.worker_set)
         kept = frozenset(BlockState) - {BlockState.EVICTED}
-        block = Words(machines["block"], (0, 0), (scope.live_transfers, scope.matches), kept)
-        self.block = Variable("block", "The state of the slot's block.", slot, block)
-        self.slot_key = Variable("slot_key", "The key under which the index names it.", slot, self.a_key)
-        self.slot_content = Variable(
-            "slot_content",
-            "Whose bytes are in the worker's shard of the slot; none is garbage.",
-            worker,
-            self.a_key,
-        )
-        self.matches = Variable(
-            "matches",
-            "How many matches hold the slot that have not loaded from it yet.",
-            slot,
-            UpTo(scope.matches),
-        )
-        self.old = Variable("old", "Whether its block is of an epoch before the last reset.", slot, Truth())
-        self.stray_slot = Variable(
-            "stray_slot", "Whether a lost copy may still write the slot.", slot, Truth()
-        )
-
-    def variables(self) -> tuple[Variable, ...]:
-        return (
-            *(
-                self.key,
-                self.kernel,
-                self.kernel_key,
-                self.content,
-                self.lease,
-                self.direction,
-                self.transfer_slot,
-            ),
-            *(self.transfer, self.instant, self.in_flight, self.stray_device),
-            *(self.block, self.slot_key, self.slot_content, self.matches, self.old, self.stray_slot),
-        )
-
-    # Terms. They are of the parameters d, s and w, if nothing else is given.
+        limits = (self._scope.live_transfers, self._scope.matches)
+        block = Words(machines["block"], (0, 0), limits, kept)
+        self.block = self._add("block", block, slot, "The state of the slot's block.")
+        says = "The key under which the index names the slot."
+        self.slot_key = self._add("slot_key", self.a_key, slot, says)
+        says = "The key whose bytes are in the worker's shard of the slot; none for garbage."
+        self.slot_content = self._add("slot_content", self.a_key, worker, says)
+        says = "How many matches hold the slot and have not begun to load from it."
+        self.matches = self._add("matches", UpTo(self._scope.matches), slot, says)
+        says = "Whether the slot's block dates from before the last reset."
+        self.old = self._add("old", Truth(), slot, says)
+        says = "Whether a lost copy may still write the slot."
+        self.stray_slot = self._add("stray_slot", Truth(), slot, says)
 
     def idle_compute(self, d: Param) -> Term:
         """No worker has a kernel queued for the device block."""
         return ForAll(self.w, self.kernel[d, self.w].equals(KERNEL["NONE"]))
 
+    def is_free(self, d: Param) -> Term:
+        """No request holds the device block."""
+        return self.key[d].equals(self.a_key.none)
+
     def is_live(self, d: Param) -> Term:
+        """The device block has a transfer that has not ended."""
         return self.direction[d].differs(DIRECTION["NONE"])
 
     def is_planned(self, d: Param) -> Term:
+        """Its transfer has not left for the workers."""
         return self.is_live(d) & InState(self.transfer[d], (TransferState.PLANNED,))
 
     def is_under_way(self, d: Param) -> Term:
+        """Its transfer is with the workers."""
         return self.is_live(d) & InState(self.transfer[d], UNDER_WAY)
 
     def stores(self, d: Param) -> Term:
+        """Its live transfer is a store."""
         return self.direction[d].equals(DIRECTION["STORE"])
 
     def loads(self, d: Param) -> Term:
+        """Its live transfer is a load."""
         return self.direction[d].equals(DIRECTION["LOAD"])
 
     def at(self, instant: str) -> Term:
+        """The worker's copy has come this far."""
         return self.instant[self.d, self.w].equals(INSTANT[instant])
 
     def named(self) -> Term:
-        """The live transfer of d is one with s."""
+        """The live transfer of d reads or writes s."""
         return self.transfer_slot[self.d].equals(self.s)
 
-    def room_for_transfer(self, scope: ProtocolScope) -> Term:
-        return Less(Total(self.d2, self.is_live(self.d2)), number(scope.live_transfers))
-
-    def room_for_match(self, scope: ProtocolScope) -> Term:
-        return Less(Total(self.s2, self.matches[self.s2]), number(scope.matches))
-
-    def room_for_kernels(self, scope: ProtocolScope) -> Term:
-        return Less(Total(self.d2, ~self.idle_compute(self.d2)), number(scope.queued))
-
     def unleased(self) -> Term:
+        """No copy holds d."""
         return InState(self.lease[self.d], (LeaseState.NONE,))
+
+    def room_for_transfer(self) -> Term:
+        """The scope admits one more live transfer."""
+        return Less(Total(self.d2, self.is_live(self.d2)), number(self._scope.live_transfers))
+
+    def room_for_match(self) -> Term:
+        """The scope admits one more match."""
+        return Less(Total(self.s2, self.matches[self.s2]), number(self._scope.matches))
+
+    def room_for_kernels(self) -> Term:
+        """The scope admits kernels for one more device block."""
+        return Less(Total(self.d2, ~self.idle_compute(self.d2)), number(self._scope.queued))

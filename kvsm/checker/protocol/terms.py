@@ -1,57 +1,57 @@
 """The language in which the protocol is declared: variables, actions and properties, as data.
 
-A declaration (`protocol.py`) is read three ways: numpy evaluates it for a million states at once
-(`arrays.py`), plain Python for one state at a time (`plain.py`), and it is written out as Murphi and TLA+.
-So this is no more than those can all say: finite index sets, variables over them, first-order terms.
+One declaration (`offload.py`) is read four ways. numpy evaluates it for a million states at once
+(`arrays.py`), plain Python for one state at a time (`plain.py`), and specs/protocol writes it out as Murphi
+and as TLA+. The language holds only what all four can say: finite index sets, variables over them,
+first-order terms.
 
-An action happens at once: its effects read the state before it, all of them. Then the declaration's
-`Forget`s are applied, one after the other: what nobody can read any more is put back to its initial value,
-so that states do not differ by it.
+An action happens at once: all its effects read the state before it. Afterwards the declaration's `Forget`s
+are applied in order. Each resets a cell that nothing can read any more, so that states do not differ by it.
 
-Steps of blocks, transfers and leases are not said here. `After` takes them from the machine's own table
-(`kvsm.states`), and a step that the table refuses gives the word ILLEGAL, which a property forbids.
+The steps of blocks, transfers and leases come from the machines' own tables (`kvsm.states`), through
+`After`. A step that the table refuses gives the word ILLEGAL, which a property forbids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
 
 from kvsm.properties import Property
 from kvsm.states.machine import Machine, UndefinedStep
 
-# What a variable is indexed by, and what it may hold. Values are small ints, from 0 on.
+# Index sets, and what a variable may hold. Values are small ints, from 0 on.
 
 
 @dataclass(frozen=True)
 class IndexSet:
-    """Things that are told apart by a number only, and are interchangeable."""
+    """Things that differ only by their number, and are interchangeable."""
 
     name: str
     size: int
 
 
+class _Domain:
+    """The values of a variable: 0 to `size - 1`. A variable starts with `initial`."""
+
+    initial = 0
+
+
 @dataclass(frozen=True)
-class Truth:
-    """0 or 1, false at first."""
+class Truth(_Domain):
+    """0 or 1; false at first."""
 
-    @property
-    def size(self) -> int:
-        return 2
-
-    @property
-    def initial(self) -> int:
-        return 0
+    size = 2
 
     def label(self, value: int) -> str:
         return "yes" if value else "no"
 
 
 @dataclass(frozen=True)
-class UpTo:
-    """A count, 0 at first."""
+class UpTo(_Domain):
+    """A count from 0 to `limit`; 0 at first."""
 
     limit: int
 
@@ -59,17 +59,13 @@ class UpTo:
     def size(self) -> int:
         return self.limit + 1
 
-    @property
-    def initial(self) -> int:
-        return 0
-
     def label(self, value: int) -> str:
         return str(value)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A member of an index set, or none: which comes after them all, and is the value at first."""
+    """A member of an index set, or none. None is the last value, and the value at first."""
 
     members: IndexSet
 
@@ -90,8 +86,8 @@ class OneOf:
 
 
 @dataclass(frozen=True)
-class Labels:
-    """One of a few named values; the first one at first."""
+class Labels(_Domain):
+    """One of a few named values; the first at first."""
 
     name: str
     labels: tuple[str, ...]
@@ -99,10 +95,6 @@ class Labels:
     @property
     def size(self) -> int:
         return len(self.labels)
-
-    @property
-    def initial(self) -> int:
-        return 0
 
     def label(self, value: int) -> str:
         return self.labels[value]
@@ -112,12 +104,15 @@ class Labels:
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """What a thing that lives by `machine` is: its state and counters, as far as `limits` allow.
+class Words(_Domain):
+    """The state and counters of something that lives by a machine, as far as the limits allow.
 
-    start: the counters at first, in the machine's initial state. kept: states in which a variable may hold
-    it; those that are over at once need no room, and one that is held after an action counts as ILLEGAL.
-    A value is the place in `words`: first those that are kept, then ILLEGAL, then the others.
+    machine: its table.
+    start: the counters at first, in the machine's initial state.
+    limits: the largest value of each counter.
+    kept: the states that a variable may hold after an action. Any other state counts as ILLEGAL there.
+
+    A value is a place in `words`: first the words in kept states, then ILLEGAL, then the others.
     """
 
     machine: Machine
@@ -127,7 +122,7 @@ class Words:
 
     @cached_property
     def words(self) -> tuple[tuple[int, tuple[int, ...]] | None, ...]:
-        """(state, counters); None is ILLEGAL. All that the table can lead to."""
+        """(state, counters) of everything that the table can lead to; None is ILLEGAL."""
         first = (int(self.machine.initial), self.start)
         found, waiting = {first: None}, [first]
         while waiting:
@@ -144,18 +139,14 @@ class Words:
     def size(self) -> int:
         return self.illegal + 1
 
-    @property
-    def initial(self) -> int:
-        return 0
-
     @cached_property
     def illegal(self) -> int:
         return self.words.index(None)
 
     @cached_property
     def next(self) -> tuple[tuple[int, ...], ...]:
-        """next[trigger][value] is the value that follows; ILLEGAL where the table has no row for it, or a
-        counter would pass its limit."""
+        """next[trigger][value] is the value that follows: ILLEGAL if no row matches or a counter would pass
+        its limit."""
         places = {word: place for place, word in enumerate(self.words)}
         return tuple(
             tuple(
@@ -195,6 +186,14 @@ Domain = Truth | UpTo | OneOf | Labels | Words
 class Term:
     """Something that has a value in a state, once its parameters are given."""
 
+    def parts(self) -> Iterator[Term]:
+        """The terms that it is made of, a bound parameter included."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            for part in value if isinstance(value, tuple) else (value,):
+                if isinstance(part, Term):
+                    yield part
+
     def __and__(self, other: Term) -> Term:
         return And((self, other))
 
@@ -231,7 +230,7 @@ TRUE, FALSE = Const(Truth(), 1), Const(Truth(), 0)
 
 @dataclass(frozen=True)
 class Param(Term):
-    """Any member of an index set: an action's parameter, or bound by ForAll, Exists, Total or Each."""
+    """Any member of an index set: a parameter of an action, or bound by ForAll, Exists, Total or Each."""
 
     name: str
     members: IndexSet
@@ -239,11 +238,13 @@ class Param(Term):
 
 @dataclass(frozen=True)
 class Variable:
-    """A part of the state: one value of `domain` for each combination of indices."""
+    """A part of the state: one value of `domain` for each combination of indices.
+
+    says: one sentence on what it means.
+    """
 
     name: str
     says: str
-    """One sentence: what it means."""
     indices: tuple[IndexSet, ...]
     domain: Domain
 
@@ -253,7 +254,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Read(Term):
-    """The value of a variable. Indices are parameters: so which cell is read never depends on the state."""
+    """The value of a variable. Indices are parameters, so the state never decides which cell is read."""
 
     variable: Variable
     indices: tuple[Term, ...]
@@ -328,7 +329,7 @@ class Exists(Term):
 
 @dataclass(frozen=True)
 class Total(Term):
-    """The sum of a count over an index set; of a truth value, how often it holds."""
+    """The sum of a count over an index set. A truth value counts as 1 or 0."""
 
     param: Param
     body: Term
@@ -336,7 +337,7 @@ class Total(Term):
 
 @dataclass(frozen=True)
 class After(Term):
-    """The word that follows on a trigger, by the machine's table; ILLEGAL if it has none."""
+    """The word after a trigger, by the machine's table; ILLEGAL if no row matches."""
 
     trigger: IntEnum
     word: Term
@@ -344,7 +345,7 @@ class After(Term):
 
 @dataclass(frozen=True)
 class InState(Term):
-    """Whether a word's state is one of these."""
+    """Whether a word is in one of these states."""
 
     word: Term
     states: tuple[IntEnum, ...]
@@ -352,7 +353,7 @@ class InState(Term):
 
 @dataclass(frozen=True)
 class CounterOf(Term):
-    """A counter of a word; 0 of ILLEGAL."""
+    """A counter of a word; 0 for ILLEGAL."""
 
     word: Term
     counter: str
@@ -373,7 +374,7 @@ def is_legal(word: Term) -> Term:
 
 
 def domain_of(term: Term) -> Domain:
-    """What a term that is not a parameter may be."""
+    """The values that a term may have."""
     if isinstance(term, Read):
         return term.variable.domain
     if isinstance(term, After):
@@ -388,14 +389,14 @@ def domain_of(term: Term) -> Domain:
 
 
 def words_of(term: Term) -> Words:
-    """The words of a term that is one: a variable's, or what a step made of it."""
+    """The domain of a term that is a machine's word. Raises `TypeError` for any other term."""
     domain = domain_of(term)
     if not isinstance(domain, Words):
         raise TypeError(f"{term} is no machine's word")
     return domain
 
 
-# Actions, and what else a declaration consists of.
+# The declaration.
 
 
 @dataclass(frozen=True)
@@ -408,7 +409,7 @@ class Assign:
 
 @dataclass(frozen=True)
 class Each:
-    """Its effects, for every member of the parameter's set."""
+    """The effects, for every member of the parameter's set."""
 
     param: Param
     effects: tuple[Assign | Each, ...]
@@ -421,12 +422,12 @@ Effect = Assign | Each
 class Action:
     """Something that may happen, for any values of its parameters for which its guard holds.
 
-    drains: whether it brings things to their end. Winding down is to take such actions, and no other.
+    says: one sentence on what happens.
+    drains: whether it brings things to their end. Winding down takes such actions and no others.
     """
 
     name: str
     says: str
-    """One sentence: what happens."""
     params: tuple[Param, ...]
     guard: Term
     effects: tuple[Effect, ...]
@@ -435,18 +436,24 @@ class Action:
 
 @dataclass(frozen=True)
 class Forget:
-    """After every action: put `cell` back to its initial value where `when` holds, for all `params`."""
+    """After every action: reset `cell` to its initial value where `when` holds, for all `params`.
+
+    why: one sentence on why nothing can tell the difference.
+    """
 
     params: tuple[Param, ...]
     cell: Read
     when: Term
     why: str
-    """One sentence: why nobody can tell."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A property. `term` holds in every state, or for a "sometimes" in one at least."""
+    """A property. Its term holds in every state; the term of a "sometimes" holds in at least one state.
+
+    id: the property's id, or the words for a "sometimes".
+    says: one sentence on what holds.
+    """
 
     name: Property | str
     """A property; for a "sometimes" a phrase."""
@@ -461,10 +468,14 @@ class Claim:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A whole declaration.
+    """A whole protocol.
 
-    rest: when all is wound down. rank: a count that every draining action makes smaller; and where not all
-    is at rest, such an action is possible. So winding down ends, and ends at rest: "eventually" (S9).
+    always: what holds in every state.
+    sometimes: what must be met, or the exploration has not seen the dangerous states.
+    rest: holds when everything is wound down.
+    rank: a count that every draining action makes smaller. Wherever `rest` does not hold, a draining action
+        is possible. So winding down ends, and ends at rest: this proves progress (S9).
+    notes: what is not modelled, for readers of an export.
     """
 
     name: str
@@ -477,8 +488,8 @@ class Declaration:
     sometimes: tuple[Claim, ...]
     rest: Term
     rank: Term
-    notes: Sequence[str] = field(default=())
-    """What is not modelled, for whoever reads an export."""
+    notes: tuple[str, ...] = ()
 
     def variable(self, name: str) -> Variable:
+        """The variable of this name."""
         return next(one for one in self.variables if one.name == name)
