@@ -39,8 +39,8 @@ INSTANT = Labels("instant", ("QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED")
 class ProtocolState:
     """Index sets, variables, and terms over them.
 
-    A variable has one value for each device block or slot, or one for each worker of each. Terms are about the
-    parameters d (device block), s (slot) and w (worker), unless another one is given.
+    A variable has one value for each device block or slot, or one for each worker of each. Terms are about
+    the parameters d (device block), s (slot) and w (worker), unless another one is given.
     """
 
     def __init__(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
