@@ -1,6 +1,6 @@
-"""What leaves kvsm for routers and schedulers: how the set of readable keys changes.
+"""What kvsm tells routers and schedulers: how the set of readable keys changes.
 
-Two forms of one queue, in the order in which it happened:
+One queue, in the order of the changes, taken in one of two forms:
 
 - vLLM's `OffloadingEvent(keys, medium, removed)`: no block size, because a GPU event has it already and
   one event may hold blocks of several sizes;
@@ -8,19 +8,18 @@ Two forms of one queue, in the order in which it happened:
   `BlockRemoved`. A reset removes its keys one by one: `AllBlocksCleared` names no medium, and would make a
   router forget what the device has.
 
-What a `BlockStored` says of its blocks is a matter of configuration. Legacy: nothing but their hashes;
-block_size is 0 and token_ids is empty, as vLLM's offloading connectors send it. Self-describing: the tokens,
-the parent, the adapter. That is known when a store is planned, from the request whose blocks it copies, and
-is needed when the store ends, when that request may be gone: so it is kept by transfer, and by nothing else.
-A key may be removed and stored again any number of times between two takes, and no event takes from another
-what it needs. A store that nobody described (the lazy store of a device block, whose tokens nobody knows any
-more) is told in the legacy form.
+Configuration decides what a `BlockStored` says of its blocks. The legacy form says their hashes alone:
+block_size is 0 and token_ids is empty, as vLLM's offloading connectors send it. The self-describing form says
+the tokens, the parent and the adapter. These are known when a store is planned, from the request whose blocks
+it copies. They are needed when the store ends, and the request may be gone by then: so they are kept by
+transfer. Between two takes a key may be removed and stored again any number of times; each event has what it
+needs. A lazy store copies a device block whose tokens nobody knows any more: it is told in the legacy form.
 
-A key is a block hash followed by four bytes, the KV cache group index, big endian. A chunk of several blocks
-has one key, with the hash of its last block. A self-describing event names all its blocks; its removal names
-those that no other chunk has.
+A key is a block hash and four bytes of KV cache group index, big endian. A chunk of several blocks has one
+key, with the hash of its last block. A self-describing event names all its blocks; its removal names those
+that stand in no other chunk.
 
-Folding either form, from nothing, gives exactly the keys that can be matched (S10).
+Both forms, folded from nothing, give exactly the keys that can be matched (S10).
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+
+from kvsm.canonical import Dropped, Seen, declared
 
 MEDIUM_CPU = "CPU"
 GROUP_INDEX_BYTES = 4
@@ -45,15 +46,17 @@ class KeysChanged(msgspec.Struct, frozen=True):
 
 
 class KVCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
-    """Base of the wire's events; its tag is the name of the class."""
+    """Base of the wire's events. The tag of each is its class name."""
 
 
 class BlockStored(KVCacheEvent, frozen=True, omit_defaults=True, tag=True):
     """Blocks that came to `medium`, and can be loaded from it.
 
-    parent_block_hash: of the block before the first. token_ids: of all of the blocks together, `block_size`
-    each. extra_keys: for each block, what else decides its content. kv_cache_spec_kind: how far the group's
-    layers look back, by vLLM's names, and kv_cache_spec_sliding_window how many tokens that is.
+    parent_block_hash: the hash of the block before the first one.
+    token_ids: the tokens of all blocks, `block_size` for each.
+    extra_keys: for each block, what else decides its content.
+    kv_cache_spec_kind: how far the group's layers look back, in vLLM's words.
+    kv_cache_spec_sliding_window: how many tokens that is.
     """
 
     block_hashes: list[bytes]
@@ -70,108 +73,129 @@ class BlockStored(KVCacheEvent, frozen=True, omit_defaults=True, tag=True):
 
 
 class BlockRemoved(KVCacheEvent, frozen=True, omit_defaults=True, tag=True):
-    """Blocks that cannot be loaded from `medium` any more."""
+    """Blocks that can no longer be loaded from `medium`."""
 
     block_hashes: list[bytes]
     medium: str | None
     group_idx: int | None = None
 
 
-class _Stored(NamedTuple):
-    """These keys became readable. told: what was said of each when their store was planned, if anything."""
+class StoredKeys(NamedTuple):
+    """These keys became readable."""
 
     keys: Sequence[bytes]
-    told: Sequence[BlockStored | None]
+    described: Sequence[BlockStored | None]
+    """What was said of each key when its store was planned; empty if nothing was said of any."""
 
 
-class _Removed(NamedTuple):
-    """These keys are readable no more. names: of all blocks that went with them, as if each were a key."""
+class RemovedKeys(NamedTuple):
+    """These keys are no longer readable."""
 
     keys: Sequence[bytes]
     names: Sequence[bytes]
+    """The blocks that went with them, each named like a key."""
+
+
+@declared
+class PublisherState(msgspec.Struct):
+    """What a publisher has not told yet, and what it needs to tell more. Empty at first."""
+
+    changes: Annotated[
+        list[StoredKeys | RemovedKeys],
+        Seen(lambda one, _: [(type(change).__name__, *change) for change in one.changes]),
+    ]
+    """Changes since the last take."""
+    descriptions: Annotated[
+        dict[int, Sequence[BlockStored | None]],
+        # The store is live: its description goes with it.
+        Seen(lambda one, names: [(names.transfers[id], it) for id, it in one.descriptions.items()]),
+    ]
+    """Live store -> what its keys hold, in their order."""
+    blocks_of: Annotated[dict[bytes, list[bytes]], Seen(lambda one, _: sorted(one.blocks_of.items()))]
+    """Readable key that stands for several blocks -> its blocks, each named like a key."""
+    chunks_with: Annotated[Counter[bytes], Dropped("`blocks_of`, counted")]
+    """Such a block -> under how many of these keys it stands. Two prompts that part within a chunk have two
+    chunks, and the blocks before the parting are in both."""
 
 
 class Publisher:
-    """Collects changes from a ledger (it is a `CacheListener`) until they are taken, each once.
+    """Collects the changes of a ledger until they are taken, each once. A `CacheListener`.
 
-    self_describing: whether the events of the wire say what the blocks hold. It costs a copy of their tokens
-    when a store is planned.
+    self_describing: whether the events of the wire say what the blocks hold. That costs a copy of their
+        tokens when a store is planned.
     """
 
     def __init__(self, *, self_describing: bool = False) -> None:
         self.self_describing = self_describing
-        self._changes: list[_Stored | _Removed] = []
-        self._payloads: dict[int, Sequence[BlockStored | None]] = {}
-        """Live store -> what its keys hold, in their order."""
-        self._blocks_of: dict[bytes, list[bytes]] = {}
-        """Readable key that stands for several blocks -> the names of all of them, as if each were a key."""
-        self._chunks_with: Counter[bytes] = Counter()
-        """Name of such a block -> how many of these keys it stands under. Two prompts that part within a
-        chunk have two chunks, and the blocks before are in both."""
+        self.state = PublisherState([], {}, {}, Counter())
 
     def describe(self, transfer: int, payloads: Sequence[BlockStored | None]) -> None:
-        """What the keys of this store hold, one event for each, in their order; None: nobody knows."""
-        self._payloads[transfer] = payloads
+        """Say what the keys of this store hold: an event for each, in their order; None if nobody knows."""
+        self.state.descriptions[transfer] = payloads
 
     def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
-        told = self._payloads.get(transfer, ())
-        for key, event in zip(keys, told):
+        """These keys became readable."""
+        state = self.state
+        described = state.descriptions.get(transfer, ())
+        for key, event in zip(keys, described):
             if event is not None and len(event.block_hashes) > 1:
                 suffix = key[-GROUP_INDEX_BYTES:]
-                self._blocks_of[key] = [block_hash + suffix for block_hash in event.block_hashes]
-                self._chunks_with.update(self._blocks_of[key])
-        self._changes.append(_Stored(keys, told))
+                state.blocks_of[key] = [block_hash + suffix for block_hash in event.block_hashes]
+                state.chunks_with.update(state.blocks_of[key])
+        state.changes.append(StoredKeys(keys, described))
 
     def removed(self, keys: Sequence[bytes]) -> None:
+        """These keys are no longer readable."""
         names = keys
-        if self._blocks_of:
+        if self.state.blocks_of:
             names = [name for key in keys for name in self._gone_with(key)]
-        self._changes.append(_Removed(keys, names))
+        self.state.changes.append(RemovedKeys(keys, names))
 
     def _gone_with(self, key: bytes) -> Iterator[bytes]:
-        """The blocks that can be read no more without this key."""
-        for name in self._blocks_of.pop(key, (key,)):
-            self._chunks_with[name] -= 1
-            if self._chunks_with[name] < 1:
-                del self._chunks_with[name]
+        """The blocks that are no longer readable without this key."""
+        chunks_with = self.state.chunks_with
+        for name in self.state.blocks_of.pop(key, (key,)):
+            chunks_with[name] -= 1
+            if chunks_with[name] < 1:
+                del chunks_with[name]
                 yield name
 
     def cleared(self) -> None:
-        """No store that was planned before will be told. The keys were announced as removed just before."""
-        self._payloads.clear()
+        """No store that was planned so far will become readable. Its keys were announced as removed."""
+        self.state.descriptions.clear()
 
     def ended(self, transfer: int) -> None:
-        """This transfer will store nothing (more): it stored, failed, was cancelled or was lost."""
-        self._payloads.pop(transfer, None)
+        """This transfer is over: it stored, failed, was cancelled or was lost."""
+        self.state.descriptions.pop(transfer, None)
 
     def take_events(self) -> list[KeysChanged]:
         """All changes since the last take, as vLLM's offloading events."""
-        changes, self._changes = self._changes, []
+        changes, self.state.changes = self.state.changes, []
         return [
-            KeysChanged(list(change.keys), MEDIUM_CPU, isinstance(change, _Removed))
+            KeysChanged(list(change.keys), MEDIUM_CPU, isinstance(change, RemovedKeys))
             for change in changes
             if change.keys
         ]
 
     def take_kv_events(self) -> list[KVCacheEvent]:
         """All changes since the last take, as events of the wire."""
-        changes, self._changes = self._changes, []
+        changes, self.state.changes = self.state.changes, []
         taken: list[KVCacheEvent] = []
         for change in changes:
-            if isinstance(change, _Removed):
+            if isinstance(change, RemovedKeys):
                 taken += [
                     BlockRemoved(hashes, MEDIUM_CPU, group) for group, hashes in _by_group(change.names)
                 ]
             else:
-                taken += _told(change)
+                taken += _stored_events(change)
         return taken
 
 
-def _told(change: _Stored) -> Iterator[KVCacheEvent]:
-    """The events of one store: those that were described, and runs of the others in the legacy form."""
-    told = change.told or (None,) * len(change.keys)
+def _stored_events(change: StoredKeys) -> Iterator[KVCacheEvent]:
+    """The events of one store: the descriptions, and the other keys in the legacy form."""
+    described = change.described or (None,) * len(change.keys)
     unknown: list[bytes] = []
-    for key, event in zip(change.keys, told):
+    for key, event in zip(change.keys, described):
         if event is None:
             unknown.append(key)
             continue

@@ -22,8 +22,7 @@ from kvsm.kv_events import Publisher
 from kvsm.ledger import Provenance, requests, transfers
 from kvsm.offloader import Offloader
 from kvsm.policies.lru import LRUPolicy
-from kvsm.worlds.core_options import CoreOptions, draw_options
-from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
 from kvsm.worlds.world import Action
 
 SMALL = CoreOptions(host_blocks=2, chunks=2, workers=1, requests=1, prompts=1, length=2)
@@ -107,8 +106,7 @@ def test_the_same_actions_give_the_same_log() -> None:
 
 _LOG_OF_A_WALK = """
 from random import Random
-from kvsm.worlds.core_options import CoreOptions
-from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.core import CoreOptions, CoreWorld
 world, random = CoreWorld(CoreOptions(policy="arc")), Random(4)
 for _ in range(400):
     world.do(world.draw(random))
@@ -250,7 +248,7 @@ def forget_what_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Publisher.removed, "self._changes.append(_Removed(keys, names))", "pass")
+    plant(monkeypatch, Publisher.removed, "self.state.changes.append(RemovedKeys(keys, names))", "pass")
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,9 +186,11 @@ def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], ac
     engine, _ = life(form, options, acts)
     publisher = engine.core.publisher
     assert publisher is not None
-    assert publisher._payloads == {}
-    assert set(publisher._blocks_of) <= set(readable(engine.core))
-    assert {name for names in publisher._blocks_of.values() for name in names} == set(publisher._chunks_with)
+    assert publisher.state.descriptions == {}
+    assert set(publisher.state.blocks_of) <= set(readable(engine.core))
+    assert {name for names in publisher.state.blocks_of.values() for name in names} == set(
+        publisher.state.chunks_with
+    )
 
 
 @pytest.mark.slow
@@ -440,7 +442,7 @@ def test_store_that_does_not_end_well_drops_its_payload(end: str) -> None:
     else:
         core.submit([job.transfer])
         (core.fail_store if end == "fail" else core.lose)(job.transfer)
-    assert publisher._payloads == {}
+    assert publisher.state.descriptions == {}
     assert not [event for event in core.take_kv_events() if isinstance(event, BlockStored)]
 
 

@@ -36,7 +36,7 @@ from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, KVCacheGroup, StepOutput, StoreMode
 from kvsm.scheduler.free_queue import FreeQueueWalk
-from kvsm.scheduler.offer_batch import room
+from kvsm.scheduler.retry import RetryStamp
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
@@ -271,10 +271,10 @@ def watch_target(engine: SmallEngine, target: int) -> None:
             kept = {ledger.index.get(pool.key_of(block) or b"") for block in walked}
             evictable = [slot for slot in range(ledger.config.host_blocks) if slot in ledger.policy]
             room = len(ledger.free) + len(set(evictable) - kept)
-            walk = engine.scheduler._walk
+            walk = engine.scheduler.walk
             assert walk is not None
             full = not room or len(ledger.transfers) == ledger.config.max_live_transfers
-            assert full or not walk._paid
+            assert full or not walk.state.store_budget
         return plan
 
     engine.scheduler.build_connector_meta = watched  # type: ignore[method-assign]
@@ -798,15 +798,15 @@ def test_store_policy_max_tokens_holds_for_states_that_are_handed_over(most: int
     assert blocks_stored(hand.step(request, boundary_states={"r": [(0, 1, 8), (0, 2, 12)]})) == stored
 
 
-def test_room_is_what_no_request_and_no_copy_holds() -> None:
+def test_retry_stamp_counts_slots_that_nothing_holds() -> None:
     """Free slots and those that may be evicted count alike."""
     hand = Hand()
     ledger = hand.core.ledger
-    assert room(ledger) == (0, 16)
+    assert RetryStamp.of(ledger) == (0, 16)
     hand.store(SmallRequest("r", range(12)), [0, 1, 2])
-    assert room(ledger) == (ledger.ended_at, 16)
+    assert RetryStamp.of(ledger) == (ledger.ended_at, 16)
     hand.scheduler.get_num_new_matched_tokens(SmallRequest("reads", range(9)), 0)
-    assert room(ledger) == (ledger.ended_at, 14)
+    assert RetryStamp.of(ledger) == (ledger.ended_at, 14)
 
 
 def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() -> None:

@@ -24,7 +24,7 @@ from kvsm.kv_events import Publisher
 from kvsm.ledger import requests
 from kvsm.offloader import Ended, Offloader
 from kvsm.properties import Property
-from kvsm.scheduler import OffloadScheduler
+from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.snapshot import digest
 from kvsm.worlds.fingerprint import canonical
 from kvsm.worlds.saving import Saver
@@ -86,7 +86,7 @@ def test_verdict_is_the_same_without_renaming() -> None:
 
 def forget_to_hold(patch: Patch) -> None:
     """The pool does not hear of what copies touch."""
-    patch.setattr(OffloadScheduler, "_hold", lambda *_: None)
+    patch.setattr(DeviceBlocks, "hold", lambda *_: None)
 
 
 def forget_to_wake(patch: Patch) -> None:

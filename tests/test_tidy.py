@@ -15,7 +15,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
     ("properties", "errors", "ids", "states", "events", "plan"),
-    ("copy_engines", "diagrams", "policies", "ledger", "snapshot", "kv_events", "log", "invariants"),
+    (
+        "copy_engines",
+        "diagrams",
+        "policies",
+        "ledger",
+        "canonical",
+        "snapshot",
+        "kv_events",
+        "log",
+        "invariants",
+    ),
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),

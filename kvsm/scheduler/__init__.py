@@ -11,7 +11,8 @@ protocols in `protocols`. A file for what a reader looks for: `groups` (block si
 
 from kvsm.scheduler.groups import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
-from kvsm.scheduler.scheduler import LoadEnded, OffloadScheduler, StepResults
+from kvsm.scheduler.scheduler import OffloadScheduler, StepResults
+from kvsm.scheduler.state import LoadEnded
 
 __all__ = [
     "DevicePool",

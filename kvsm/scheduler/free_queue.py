@@ -1,81 +1,104 @@
-"""The lazy store: blocks are stored only when they near eviction from the device.
+"""The lazy store: a block is stored only when it nears eviction from the device.
 
-The engine takes device blocks from the head of its free queue. So what stands there must be free of
-content, or on the host already; the walk keeps the first `target` blocks so. It always starts at the head:
-between two walks the engine may have taken any block out of the queue, or put it back at the tail, and a
-cursor into the queue would not say so. What makes that cheap is to walk on until twice as many safe blocks
-were met as are needed, and then not again before so many blocks have left the queue, or the host has lost
-something. Every block that a request is given is counted as one that left; so `ahead` is never too large.
+The engine takes device blocks from the head of its free queue. So the blocks there must hold nothing, or
+content that the host has; the walk keeps the first `target` blocks so. Each walk starts at the head: between
+two walks the engine may have taken any block out of the queue, or put it back at the tail, and a cursor into
+the queue would not notice. To make that cheap, a walk goes on until it has met twice as many safe blocks as
+it needs. The next walk is due when the surplus has left the queue, or when the host has lost a key. Every
+block that a request is given counts as one that left, so a walk never comes too late.
 
-To store a block is to hold it: it leaves the queue, and goes to the tail when its copy ends. Stored blocks
-thus outlive on the device what was freed after them and before their copy ended, and keep their order among
-themselves; every block still comes by the head before it is taken, and is stored there if the host has lost
-it meanwhile.
+A block that is stored is held: it leaves the queue, and goes to the tail when its copy ends. So it outlives
+on the device the blocks that were freed after it and before its copy ended. Stored blocks keep their order
+among themselves. Every block comes by the head again before it is taken, and is stored again there if the
+host has lost it.
 
-A store that fails, or that pushes off a small host what is on the device too, would be made again and again:
-an idle engine would never rest, and a waiting request never find a block that no store holds (S9). So what is
-stored is paid for: by the blocks of the pool once, and then by each block that is taken.
+A store may fail, or evict from a small host what the device has too. Such a store would be made again and
+again: an idle engine would never rest, and a waiting request never find a block that no store holds (S9). So
+stores have a budget: the blocks of the pool at first, and one block more for each block that is taken.
 """
 
 from __future__ import annotations
 
 from itertools import islice
+from typing import Annotated
 
+import msgspec
+
+from kvsm.canonical import KEPT, Dropped, Names, Seen, declared
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
-from kvsm.scheduler.offer_batch import room
 from kvsm.scheduler.protocols import DevicePool
+from kvsm.scheduler.retry import RetryStamp
+
+
+def _walk_due_in(state: WalkState, names: Names) -> int:
+    """A walk is due at once if the host has lost a key since the last one."""
+    return 0 if names.ledger.forgotten_at > state.walked_at else state.walk_due_in
+
+
+@declared
+class WalkState(msgspec.Struct):
+    """What the lazy store remembers between two walks."""
+
+    store_budget: Annotated[int, KEPT]
+    """Blocks that may be stored."""
+    walk_due_in: Annotated[int, Seen(_walk_due_in)] = 0
+    """Blocks that may leave the queue before it must be walked again, if the host loses no key."""
+    walked_at: Annotated[int, Dropped("an event number: `walk_due_in` is compared by what follows")] = 0
+    """Number of the last event when `walk_due_in` was found."""
+    full_at: Annotated[
+        RetryStamp | None,
+        Seen(lambda state, names: state.full_at and state.full_at.seen(names.ledger)),
+    ] = None
+    """The stamp of the last walk, if that found too little room."""
 
 
 class FreeQueueWalk:
-    """Walks the free queue of a pool for an offload core."""
+    """Walks the free queue of a pool, and stores what nears eviction.
+
+    target: how many blocks at the head of the queue are kept safe.
+    """
 
     def __init__(self, offloader: Offloader, pool: DevicePool, target: int) -> None:
         self._offloader, self._pool, self._target = offloader, pool, target
-        self._ahead = 0
-        """So many blocks from the head on can be taken and nothing is lost, as long as the host keeps all."""
-        self._walked_at = 0
-        """Number of the last event when that was so."""
-        self._refused: tuple[int, int] | None = None
-        """The room that there was, if it was too little for the last walk."""
-        self._paid = offloader.config.device_blocks
-        """So many blocks may be stored."""
+        self.state = WalkState(offloader.config.device_blocks)
 
     def taken(self, blocks: int) -> None:
-        """So many blocks have left the queue, at most."""
+        """At most this number of blocks has left the queue."""
         if blocks:
-            self._ahead -= blocks
-            self._paid = min(self._paid + blocks, self._offloader.config.device_blocks)
-            self._refused = None
+            state, most = self.state, self._offloader.config.device_blocks
+            state.walk_due_in = max(0, state.walk_due_in - blocks)
+            state.store_budget = min(state.store_budget + blocks, most)
+            state.full_at = None
 
     def restart(self) -> None:
-        """The host has lost what it had."""
-        self._ahead, self._refused = 0, None
-        self._paid = self._offloader.config.device_blocks
+        """The host has lost all that it had."""
+        self.state = WalkState(self._offloader.config.device_blocks, 0, self.state.walked_at)
 
     def store(self) -> TransferJob | None:
-        """What must be stored now, held by nobody yet."""
-        ledger = self._offloader.ledger
-        if self._ahead >= self._target and ledger.forgotten_at <= self._walked_at:
+        """Store what must be stored now. The caller takes the copy's references."""
+        ledger, state = self._offloader.ledger, self.state
+        if state.walk_due_in and ledger.forgotten_at <= state.walked_at:
             return None
-        if not self._paid or self._refused == room(ledger):
+        if not state.store_budget or state.full_at == RetryStamp.of(ledger):
             return None
         keys, blocks, safe = self._walk()
         if len(keys) > len(ledger.free):
-            # What is near eviction and on the host is offered too: so it stays, and makes no room for others.
+            # Offered too: what the host has and is near eviction. It is touched, and not evicted for others.
             saved = self._saved()
             keys += saved.keys()
             blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
-        lacking = bool(prepared.deferred)
-        self._paid -= len(prepared.keys)
-        self._refused = room(ledger) if lacking else None
-        self._ahead, self._walked_at = 0 if lacking else safe, ledger.seq
+        waits = bool(prepared.deferred)
+        state.store_budget -= len(prepared.keys)
+        state.full_at = RetryStamp.of(ledger) if waits else None
+        state.walk_due_in = 0 if waits else max(0, safe - self._target + 1)
+        state.walked_at = ledger.seq
         return prepared.job
 
     def _walk(self) -> tuple[list[bytes], list[int], int]:
-        """(keys to store, their blocks, how many others were met and are safe)."""
-        ledger, most = self._offloader.ledger, min(self._paid, 2 * self._target)
+        """Keys to store, their blocks, and how many safe blocks were met."""
+        ledger, most = self._offloader.ledger, min(self.state.store_budget, 2 * self._target)
         index, stale, key_of = ledger.index, ledger.provenance.stale, self._pool.key_of
         keys: list[bytes] = []
         blocks: list[int] = []
@@ -94,8 +117,10 @@ class FreeQueueWalk:
         return keys, blocks, safe
 
     def _saved(self) -> dict[bytes, int]:
-        """key -> block of those near the head of the queue that can be read on the host. Not of all that were
-        walked by: to keep what stands far behind would leave no room for what is taken next."""
+        """key -> block of what stands near the head of the queue and can be read on the host.
+
+        Blocks further behind are left out: to keep them too would leave no room for what is taken next.
+        """
         index, readable = self._offloader.ledger.index, self._offloader.ledger.readable
         first = islice(self._pool.free_queue(), 2 * self._target)
         named = {key: block for block in first if (key := self._pool.key_of(block)) is not None}

@@ -1,7 +1,7 @@
-"""A request as far as it is known here: what the engine told, and what follows from it.
+"""A request as the scheduler side knows it: what the engine said, and what follows from that.
 
-What was decided about it (its pins, its cursors, its load) is in the ledger; what is here is lost with
-the engine that told it, and not missed.
+What was decided about it is in the ledger: its pins, its cursors, its load. What is here is lost together
+with the engine that said it, and nobody misses it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from sys import maxsize
-from typing import Any
+from typing import Annotated, Any
 
+from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig, group_suffix
 from kvsm.scheduler.protocols import EngineRequest
 
 _LOGGER = logging.getLogger("kvsm")
 
+_PARAMETER = "a parameter of the request, which never changes"
 
+
+@declared
 class TrackedRequest:
-    """local: tokens that the device had at its last match. admitted_at: the event after which it got
-    its blocks. trusted: tokens that count as computed, whatever the engine says, while a load writes the
-    others or after it failed; None: all."""
+    """A request as the scheduler side knows it. Cursors, pins and its load are in the ledger."""
 
     __slots__ = (
-        "_chunk_hashes",
+        "_hashes_per_chunk",
         "_suffixes",
         "admitted_at",
         "keys",
@@ -38,19 +40,42 @@ class TrackedRequest:
         "trusted",
     )
 
+    request: Annotated[EngineRequest, Dropped("the engine compares its requests itself")]
+    name: Annotated[str, Dropped("it is the place of the request among all requests")]
+    tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
+    """Its device blocks, by group."""
+    keys: Annotated[list[list[bytes]], Seen(lambda one, _: [len(keys) for keys in one.keys])]
+    """The keys of its full chunks, by group. They follow from its tokens, so their number says all."""
+    local: Annotated[int, KEPT]
+    """Tokens that the device had when it was last matched."""
+    admitted_at: Annotated[
+        int,
+        # It is set when the request gets blocks, and read while it has some.
+        Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.admitted_at),
+    ]
+    """The event after which it got its blocks: only whether a key was forgotten since then is asked."""
+    trusted: Annotated[int | None, KEPT]
+    """Tokens that count as computed, whatever the engine says, while a load writes the others or after it
+    failed. None: all."""
+    next_offer: Annotated[int, KEPT]
+    """How many tokens must be confirmed before it has something to offer."""
+    remote_decode: Annotated[bool, Dropped(_PARAMETER)]
+    max_load_tokens: Annotated[int, Dropped(_PARAMETER)]
+    max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
+    _suffixes: Annotated[list[bytes], Dropped("configuration")]
+    _hashes_per_chunk: Annotated[list[int], Dropped("configuration")]
+
     def __init__(self, request: EngineRequest, config: SchedulerConfig, blocks_per_chunk: int) -> None:
         self.request, self.name = request, request.request_id
         groups = range(len(config.groups))
-        self.tables: list[list[int]] = [[] for _ in groups]
-        self.keys: list[list[bytes]] = [[] for _ in groups]
+        self.tables = [[] for _ in groups]
+        self.keys = [[] for _ in groups]
         self._suffixes = [group_suffix(index) for index in groups]
-        self._chunk_hashes = [
+        self._hashes_per_chunk = [
             group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
         ]
-        self.local = self.admitted_at = 0
-        self.trusted: int | None = None
-        self.next_offer = 0
-        """It has something to offer when so many tokens are confirmed."""
+        self.local = self.admitted_at = self.next_offer = 0
+        self.trusted = None
         self._take_parameters(request.kv_transfer_params or {}, config)
 
     def _take_parameters(self, parameters: Mapping[str, Any], config: SchedulerConfig) -> None:
@@ -71,16 +96,19 @@ class TrackedRequest:
             return maxsize
         if type(value) is int and value >= 0:
             return value
-        # It comes from a client: what it meant cannot be known, and the engine must not stop for it.
+        # A client sent it. What it meant cannot be known, and the engine must not stop for it.
         _LOGGER.warning("request %s: %s is %r, not a number of tokens; ignored", self.name, name, value)
         return maxsize
 
     def update_keys(self) -> None:
-        """Take in the hashes that the engine has made since. It may have taken back its last ones: in a
-        request that is resumed the next part of its prompt comes in the place of what was generated last."""
+        """Take over the hashes that the engine has made since the last call.
+
+        The engine may have replaced its last hashes: when a request is resumed, the next part of its prompt
+        takes the place of the last output.
+        """
         hashes = self.request.block_hashes
-        for keys, stride, suffix in zip(self.keys, self._chunk_hashes, self._suffixes):
-            # A hash is of all tokens up to its end: if the last one still stands, all before it do.
+        for keys, stride, suffix in zip(self.keys, self._hashes_per_chunk, self._suffixes):
+            # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
             last = len(keys) * stride - 1
             while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
                 keys.pop()
@@ -88,32 +116,37 @@ class TrackedRequest:
             keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
 
     def key_at(self, group: int, tokens: int, tokens_per_hash: int) -> bytes | None:
-        """Key of the prefix of so many tokens, if the engine has hashed it."""
+        """Key of the prefix of this length, or None if the engine has no hash of it."""
         hashes, number = self.request.block_hashes, tokens // tokens_per_hash
         if tokens % tokens_per_hash or not 0 < number <= len(hashes):
             return None
         return hashes[number - 1] + self._suffixes[group]
 
     def forget_blocks(self) -> None:
-        """Its blocks were taken; what it offers next is everything again."""
+        """Its blocks were taken: it will offer everything again."""
         for table in self.tables:
             table.clear()
         self.trusted, self.next_offer = None, 0
 
     def confirmed_tokens(self) -> int:
-        """Tokens whose KV is certain: no draft, no step under way, no last sample, no load that may fail."""
+        """Tokens whose KV is certain.
+
+        Not counted: drafts, steps under way, the token sampled last, and a load that may still fail.
+        """
         request = self.request
         computed = request.num_computed_tokens - request.num_output_placeholders
         if self.trusted is not None:
             if computed > self.trusted:
                 return self.trusted
-            # The engine has taken note of the failure, and computes these tokens itself.
+            # The engine knows of the failure by now, and computes these tokens itself.
             self.trusted = None
         return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
 
     def full_chunks(self, config: SchedulerConfig, blocks_per_chunk: int, finished: bool) -> tuple[int, ...]:
-        """How many chunks of each group may be stored by now; of mamba groups none, for they are handed over.
-        `next_offer` is moved to where there will be more."""
+        """How many chunks of each group may be stored now. Moves `next_offer` to where there will be more.
+
+        A mamba group has none: its states are handed over.
+        """
         confirmed = self.confirmed_tokens()
         storable = min(confirmed, self.max_store_tokens)
         decodes = not finished and confirmed > self.request.num_prompt_tokens
@@ -130,6 +163,6 @@ class TrackedRequest:
             if confirmed < self.max_store_tokens:
                 self.next_offer = min(self.next_offer, (confirmed // tokens + 1) * tokens)
         if self.trusted is not None:
-            # It is asked in every step: the engine falls back in one of them, and later it does not show.
+            # Ask in every step: the engine's count falls back in one of them, and rises again after it.
             self.next_offer = 0
         return tuple(counts)

@@ -1,15 +1,14 @@
-"""The reference books of the core world: whose bytes are where, and what the core must answer.
+"""Beside the core: a plain account of whose bytes are where, and of what the core must answer.
 
-They are kept from the calls that were made and from nothing else. They share no code with the ledger and
-never read one, so the two reach the same answer in two ways. Only the victims of an eviction are taken from
-the core's answer; the books know whether they could be evicted.
+It is kept from the calls that were made and from nothing else. It shares no code with the ledger and never
+looks at one: so what the two agree on, they have found out apart. Which blocks a policy chooses to evict it
+takes from the core's answer; that they could be evicted, it knows.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -20,112 +19,87 @@ Offered = list[tuple[bytes, tuple[int, ...]]]
 """Keys, each with the chunk of device blocks that holds it."""
 
 
-@dataclass(slots=True, eq=False)
-class BookedBlock:
-    """What a slot holds, from its store to the end of its last copy.
+class Block:
+    """What a slot holds during one life. void: no match finds it any more, and a pin on it is worth nothing;
+    the slot is free when the last copy has ended, and never if it was retired."""
 
-    store: the transfer that brought it.
-    void: no match finds it any more, and pins on it are worth nothing. Its slot is free when the last copy
-        has ended, or never if it was retired.
-    """
+    __slots__ = ("copies", "key", "pins", "retired", "slot", "store", "stored", "void")
 
-    key: bytes
-    slot: int
-    store: int
-    stored: bool = False
-    void: bool = False
-    retired: bool = False
-    copies: int = 1
-    pins: int = 0
+    def __init__(self, key: bytes, slot: int, store: int) -> None:
+        self.key, self.slot, self.store = key, slot, store
+        self.stored = self.void = self.retired = False
+        self.copies, self.pins = 1, 0
 
 
-@dataclass(slots=True, eq=False)
-class BookedCopy:
-    """A transfer as the books know it.
+class Copy:
+    """A transfer: what it must bring, which workers' bytes have moved, and which workers have reported."""
 
-    request_name: the request of a load; None for a store.
-    pairs: (device block, host block) of each copied block.
-    contents: what each of them must hold.
-    sources: for a store, the device blocks of each key.
-    since: the tick at which it was submitted; -1 before.
-    landed, reported: a bit for each worker whose bytes have moved, or who has reported.
-    void: a reset has abandoned it.
-    """
+    __slots__ = (
+        "blocks",
+        "contents",
+        "epoch",
+        "failed",
+        "id",
+        "landed",
+        "pairs",
+        "reported",
+        "request",
+        "since",
+        "sources",
+        "store",
+        "void",
+    )
 
-    id: int
-    request_name: str | None
-    pairs: list[tuple[int, int]]
-    contents: list[Content]
-    epoch: int
-    blocks: list[BookedBlock] = field(default_factory=list)
-    sources: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
-    since: int = -1
-    landed: int = 0
-    reported: int = 0
-    failed: bool = False
-    void: bool = False
-
-    @property
-    def store(self) -> bool:
-        """Whether it copies to the host."""
-        return self.request_name is None
-
-    @property
-    def request(self) -> str:
-        """The request of a load; empty for a store."""
-        return self.request_name or ""
-
-    @property
-    def submitted(self) -> bool:
-        """Whether the workers have it."""
-        return self.since >= 0
+    def __init__(
+        self, id: int, request: str | None, pairs: list[tuple[int, int]], contents: list[Content], epoch: int
+    ) -> None:
+        self.id, self.request, self.store = id, request or "", request is None
+        self.pairs, self.contents, self.epoch = pairs, contents, epoch
+        self.blocks: list[Block] = []
+        self.sources: dict[bytes, tuple[int, ...]] = {}
+        self.since = -1
+        """Tick at which it was submitted; -1: it was not."""
+        self.landed = self.reported = 0
+        """A bit for each worker."""
+        self.failed = self.void = False
 
 
-@dataclass(slots=True, eq=False)
-class BookedRequest:
-    """A request that the core knows.
+class RequestBook:
+    """A request that the core knows. waits: the copy that it is deferred for. fresh: neither told that there
+    is nothing to wait for, nor under way. over: finished, and kept for its load alone."""
 
-    fresh: it has no match, no wait and no answered miss, so that preempting it is no event.
-    over: it is finished, and kept only because its load is in flight.
-    waits: the transfer that it is deferred for; 0 for none.
-    patience: the tick at which it stops waiting; -1 until it first waits.
-    cursors: (settled, offered), by group.
-    """
+    __slots__ = ("cursors", "fresh", "load", "loading", "matched", "over", "patience", "waits")
 
-    matched: list[BookedBlock] = field(default_factory=list)
-    load: BookedCopy | None = None
-    loading: bool = False
-    fresh: bool = True
-    over: bool = False
-    waits: int = 0
-    patience: int = -1
-    cursors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    def __init__(self) -> None:
+        self.matched: list[Block] = []
+        self.load: Copy | None = None
+        self.loading, self.fresh, self.over = False, True, False
+        self.waits, self.patience = 0, -1
+        self.cursors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
-class ReferenceBooks:
-    """Blocks, copies, requests and bytes. Each method says what follows from a call.
-
-    It raises `PropertyBroken` if an answer of the core contradicts the books.
-    """
+class Books:
+    """All of it. The methods say what follows from a call, and raise `PropertyBroken` where an answer of the
+    core contradicts what is known."""
 
     def __init__(self, slots: int, device_blocks: int, workers: int, chunk: int, defer_ticks: int) -> None:
         self.chunk, self.defer_ticks = chunk, defer_ticks
         self.workers = range(workers)
         self.all_workers = (1 << workers) - 1
         self.tick = self.epoch = 0
-        self.where: dict[bytes, BookedBlock] = {}
+        self.where: dict[bytes, Block] = {}
         """Key -> the one block of it that is being stored or can be read."""
         self.free = set(range(slots))
         self.idle = 0
         """How many blocks can be evicted."""
-        self.copies: dict[int, BookedCopy] = {}
-        self.lost: list[BookedCopy] = []
-        self.leased: dict[int, BookedCopy] = {}
+        self.copies: dict[int, Copy] = {}
+        self.lost: list[Copy] = []
+        self.leased: dict[int, Copy] = {}
         self.retired: set[int] = set()
         """Device blocks that a lost load may still write."""
-        self.requests: dict[str, BookedRequest] = {}
+        self.requests: dict[str, RequestBook] = {}
         self.notes: dict[int, tuple[bytes, int]] = {}
-        """Device block -> key and epoch of the last load into it, as far as the core knows."""
+        """Device block -> key and epoch of the load that brought what is in it, as far as the core knows."""
         self.offers: OrderedDict[bytes, int] = OrderedDict()
         self.device: list[list[Content | None]] = [[None] * device_blocks for _ in self.workers]
         self.host: list[list[Content | None]] = [[None] * (slots * chunk) for _ in self.workers]
@@ -133,12 +107,11 @@ class ReferenceBooks:
     # Device blocks.
 
     def idle_device_blocks(self) -> list[int]:
-        """Device blocks that no copy touches, by number."""
         leased, retired = self.leased, self.retired
         return [one for one in range(len(self.device[0])) if one not in leased and one not in retired]
 
     def compute(self, contents: Sequence[tuple[int, Content]]) -> bool:
-        """The engine computes these blocks. Returns whether that must be an event."""
+        """The engine computes these blocks anew. Returns whether the core must note it."""
         noted = False
         for block, content in contents:
             for cells in self.device:
@@ -149,7 +122,7 @@ class ReferenceBooks:
         return noted
 
     def holder(self, content: Content, choice: int) -> int | None:
-        """One of the device blocks that hold this content and that no load writes; None if there is none."""
+        """A device block that holds this and is not being written."""
         leased, retired = self.leased, self.retired
         there = [
             block
@@ -159,11 +132,10 @@ class ReferenceBooks:
         return there[choice % len(there)] if there else None
 
     def under_copy(self, blocks: Sequence[int]) -> bool:
-        """Whether a copy touches one of these device blocks, or may still write it."""
         return not self.leased.keys().isdisjoint(blocks) or not self.retired.isdisjoint(blocks)
 
     def is_of_older_epoch(self, key: bytes, blocks: Sequence[int]) -> bool:
-        """Whether a load before the last reset brought this key into one of these device blocks."""
+        """Whether a load before the last reset brought this key there."""
         for block in blocks:
             note = self.notes.get(block)
             if note is not None and note[0] == key and note[1] < self.epoch:
@@ -172,7 +144,7 @@ class ReferenceBooks:
 
     # Blocks of the host pool.
 
-    def _void(self, block: BookedBlock) -> None:
+    def _void(self, block: Block) -> None:
         if block.void:
             return
         if block.stored and not block.copies and not block.pins:
@@ -182,12 +154,12 @@ class ReferenceBooks:
         if not block.copies:
             self.free.add(block.slot)
 
-    def _retire(self, block: BookedBlock) -> None:
+    def _retire(self, block: Block) -> None:
         self._void(block)
         block.retired = True
 
-    def _leave(self, block: BookedBlock) -> None:
-        """One copy of the block has ended."""
+    def _leave(self, block: Block) -> None:
+        """A copy less."""
         block.copies -= 1
         if block.copies:
             return
@@ -196,38 +168,41 @@ class ReferenceBooks:
         elif not block.retired:
             self.free.add(block.slot)
 
-    def _unpin(self, blocks: Sequence[BookedBlock]) -> None:
+    def _unpin(self, blocks: Sequence[Block]) -> None:
         for block in blocks:
             if not block.void:
                 block.pins -= 1
                 self.idle += not (block.pins or block.copies)
 
     def evict(self, keys: Sequence[bytes], needed: set[bytes]) -> None:
-        """The policy chose these keys to make room for an offer, which names the keys `needed`."""
+        """The policy's choice. needed: keys of the offer that it makes room for."""
         for key in keys:
             block = self.where.get(key)
             if block is None or not block.stored:
-                message = f"key {key.hex()} was evicted, but it is not stored"
-                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"key {key.hex()} was evicted, and it is not stored"
+                )
             if block.copies:
-                message = f"slot {block.slot} was evicted while a load reads it"
-                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"slot {block.slot} was evicted while a load reads it"
+                )
             if block.pins:
-                message = f"slot {block.slot} was evicted while a match holds it"
-                raise PropertyBroken(Property.MATCH_HOLDS, message)
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"slot {block.slot} was evicted, and a match holds it"
+                )
             if key in needed:
-                message = f"key {key.hex()} was evicted to make room for its own offer"
-                raise PropertyBroken(Property.MATCH_HOLDS, message)
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"key {key.hex()} was evicted to make room for its own offer"
+                )
             self._void(block)
 
     # Requests.
 
-    def book(self, name: str) -> BookedRequest:
-        """What is booked of this request, which becomes known if it was not."""
-        return self.requests.setdefault(name, BookedRequest())
+    def book(self, name: str) -> RequestBook:
+        return self.requests.setdefault(name, RequestBook())
 
     def match(self, name: str, keys: Sequence[bytes]) -> tuple[int, int | None]:
-        """(blocks that are served and pinned, the transfer that the request waits for)."""
+        """(blocks served and pinned, the copy that the request waits for)."""
         book = self.requests.get(name)
         if book is not None and (book.load is not None or book.over or book.waits):
             return 0, self.waits_for(name)
@@ -245,7 +220,6 @@ class ReferenceBooks:
         return len(blocks), None
 
     def waits_for(self, name: str) -> int | None:
-        """The transfer that the request waits for. A preempted request may begin to wait for its own load."""
         book = self.requests.get(name)
         if book is None:
             return None
@@ -257,7 +231,7 @@ class ReferenceBooks:
         return None
 
     def _defer(self, name: str, copy: int) -> bool:
-        book = self.requests.get(name) or BookedRequest()
+        book = self.requests.get(name) or RequestBook()
         if not self.defer_ticks or 0 <= book.patience <= self.tick:
             return False
         self.release(name)
@@ -267,7 +241,7 @@ class ReferenceBooks:
         self.requests[name] = book
         return True
 
-    def _pin(self, book: BookedRequest, blocks: list[BookedBlock]) -> None:
+    def _pin(self, book: RequestBook, blocks: list[Block]) -> None:
         if book.matched:
             if book.matched == blocks:
                 return
@@ -282,14 +256,12 @@ class ReferenceBooks:
             book.fresh = False
 
     def release(self, name: str) -> None:
-        """The request gives back its match."""
         book = self.requests.get(name)
         if book is not None and book.matched:
             self._unpin(book.matched)
             book.matched, book.fresh = [], True
 
     def preempt(self, name: str) -> None:
-        """The request loses its match, its wait and its cursors."""
         book = self.requests.get(name)
         if book is None or book.over:
             return
@@ -298,7 +270,7 @@ class ReferenceBooks:
             self._stop(book)
 
     def finish(self, name: str) -> bool:
-        """The request is over. Returns whether it is forgotten."""
+        """Whether nothing of it is left."""
         book = self.requests.get(name)
         if book is None:
             return True
@@ -309,13 +281,13 @@ class ReferenceBooks:
             del self.requests[name]
         return not book.over
 
-    def _stop(self, book: BookedRequest) -> None:
+    def _stop(self, book: RequestBook) -> None:
         self._unpin(book.matched)
         book.matched, book.loading, book.fresh = [], False, True
         book.waits, book.patience, book.cursors = 0, -1, ((), ())
 
     def let_time_pass(self, transfer_ticks: int) -> bool:
-        """Returns whether the tick is an event: only if something waits for a bound."""
+        """Whether a tick is noted: only if something waits for a bound."""
         if not (transfer_ticks and self.copies) and not any(one.waits for one in self.requests.values()):
             return False
         self.tick += 1
@@ -326,27 +298,28 @@ class ReferenceBooks:
 
     # Copies.
 
-    def plan_store(self, copy: BookedCopy, keys: Sequence[bytes]) -> None:
-        """The store occupies slots, which must be free, and leases its device blocks."""
+    def plan_store(self, copy: Copy, keys: Sequence[bytes]) -> None:
+        """`copy.pairs` are as the core's job says; the slots must be free."""
         for place in range(0, len(copy.pairs), self.chunk):
             slot = copy.pairs[place][1] // self.chunk
             if slot not in self.free:
-                message = f"slot {slot} was handed out to a store while it is in use"
-                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+                raise PropertyBroken(
+                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} was handed out to a store, and it is in use"
+                )
             key = keys[place // self.chunk]
             if key in self.where:
-                message = f"key {key.hex()} is stored again, but it is on the host already"
-                raise PropertyBroken(Property.STORED_ONCE, message)
+                raise PropertyBroken(
+                    Property.STORED_ONCE, f"key {key.hex()} is stored again, and it is on the host"
+                )
             self.free.remove(slot)
-            self.where[key] = block = BookedBlock(key, slot, copy.id)
+            self.where[key] = block = Block(key, slot, copy.id)
             copy.blocks.append(block)
         for device_block, _ in copy.pairs:
             if device_block in self.notes and self.notes[device_block][1] < self.epoch:
                 del self.notes[device_block]
         self._plan(copy)
 
-    def plan_load(self, copy: BookedCopy, accepted: int) -> None:
-        """The load reads the first `accepted` blocks of the match; the other pins are given back."""
+    def plan_load(self, copy: Copy, accepted: int) -> None:
         book = self.requests[copy.request]
         matched, book.matched = book.matched, []
         copy.blocks = matched[:accepted]
@@ -359,25 +332,27 @@ class ReferenceBooks:
         book.load, book.loading = copy, True
         self._plan(copy)
 
-    def _plan(self, copy: BookedCopy) -> None:
+    def _plan(self, copy: Copy) -> None:
         leased = self.leased
         for (device_block, host), content in zip(copy.pairs, copy.contents):
             if device_block in leased:
-                holder = leased[device_block].id
-                message = f"device block {device_block} is copied again while transfer {holder} has it"
-                broken = Property.STORED_ONCE if copy.store else Property.NO_REUSE_IN_FLIGHT
-                raise PropertyBroken(broken, message)
+                message = (
+                    f"device block {device_block} is copied, and transfer {leased[device_block].id} has it"
+                )
+                raise PropertyBroken(
+                    Property.STORED_ONCE if copy.store else Property.NO_REUSE_IN_FLIGHT, message
+                )
             leased[device_block] = copy
             if not copy.store and not self.has_everywhere(host, content):
-                message = f"host block {host} is to be loaded, but it does not hold {content}"
-                raise PropertyBroken(Property.MATCH_HOLDS, message)
+                raise PropertyBroken(
+                    Property.MATCH_HOLDS, f"host block {host} is to be loaded, and does not hold {content}"
+                )
         self.copies[copy.id] = copy
 
     def has_everywhere(self, host: int, content: Content) -> bool:
-        """Whether this host block has this content on every worker."""
         return all([cells[host] == content for cells in self.host])  # noqa: C419 (a list is faster)
 
-    def land(self, copy: BookedCopy, worker: int) -> None:
+    def land(self, copy: Copy, worker: int) -> None:
         """The bytes of one worker's shard move now."""
         device, host = self.device[worker], self.host[worker]
         copy.landed |= 1 << worker
@@ -388,14 +363,9 @@ class ReferenceBooks:
             for block, place in copy.pairs:
                 device[block] = host[place]
 
-    def end(self, copy: BookedCopy, good: bool, failed: bool = False, lost: bool = False) -> None:
-        """The transfer is over.
-
-        good: all its bytes arrived.
-        failed: a worker failed, so what it read or wrote is not trusted.
-        lost: a worker will never report.
-        None of them: it was cancelled, or a reset had abandoned it.
-        """
+    def end(self, copy: Copy, good: bool, failed: bool = False, lost: bool = False) -> None:
+        """The transfer is over. good: all of it arrived. failed: what it read or wrote is not to be trusted.
+        Neither of them: it was taken back, or a reset had voided it."""
         del self.copies[copy.id]
         for device_block, _ in copy.pairs:
             del self.leased[device_block]
@@ -416,13 +386,13 @@ class ReferenceBooks:
             if book.waits == copy.id:
                 book.waits, book.fresh = 0, True
 
-    def _check_published(self, copy: BookedCopy) -> None:
+    def _check_published(self, copy: Copy) -> None:
         for (_, host), content in zip(copy.pairs, copy.contents):
             if not self.has_everywhere(host, content):
-                message = f"transfer {copy.id} was published, but host block {host} does not hold {content}"
+                message = f"transfer {copy.id} was published, and host block {host} does not hold {content}"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
 
-    def _end_load(self, copy: BookedCopy, good: bool, failed: bool, lost: bool) -> None:
+    def _end_load(self, copy: Copy, good: bool, failed: bool, lost: bool) -> None:
         if failed:
             for block in copy.blocks:
                 self._void(block)
@@ -431,7 +401,7 @@ class ReferenceBooks:
         for (device_block, _), content in zip(copy.pairs, copy.contents):
             for cells in self.device:
                 if not good:
-                    # What it wrote is unknown. The engine offers these blocks only once it computed them.
+                    # Nobody knows what it wrote, and nobody offers these blocks before they are computed.
                     cells[device_block] = None
                 elif cells[device_block] != content:
                     message = f"transfer {copy.id} did not bring {content} to device block {device_block}"
@@ -446,15 +416,15 @@ class ReferenceBooks:
             book.loading = book.fresh = False
 
     def reset(self) -> bool:
-        """Void everything that is stored or in flight. Returns whether there was anything."""
+        """Whether there was anything to reset."""
         brought = any(epoch == self.epoch for _, epoch in self.notes.values())
         if not (self.where or brought or any(not one.void for one in self.copies.values())):
             return False
         for copy in list(self.copies.values()):
-            if copy.submitted:
-                copy.void = True
-            else:
+            if copy.since < 0:
                 self.end(copy, good=False)
+            else:
+                copy.void = True
         for block in list(self.where.values()):
             self._void(block)
         self.epoch += 1

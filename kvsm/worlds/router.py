@@ -9,7 +9,9 @@ What it does not know: chunks of several blocks, whose events name more than key
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
+from kvsm.canonical import FIXED, PART, Seen, declared
 from kvsm.errors import PropertyBroken
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger
@@ -18,21 +20,29 @@ from kvsm.scheduler.groups import group_suffix
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 
+@declared
 class Router:
-    """publisher: that of the offload core whose events it takes. wants_tokens: in each stored event. (Nobody
-    knows those of what is stored lazily.)"""
+    """Takes the KV events of an offload core, which publishes to `publisher`.
+
+    wants_tokens: whether each stored event must say its tokens. Nobody knows the tokens of a lazy store.
+    """
+
+    wants_tokens: Annotated[bool, FIXED]
+    publisher: Annotated[Publisher, PART]
+    known: Annotated[set[bytes], Seen(lambda router, _: sorted(router.known))]
+    """Keys of the blocks that it believes to be on the host."""
 
     def __init__(self, *, wants_tokens: bool) -> None:
         self.wants_tokens = wants_tokens
         self.publisher = Publisher(self_describing=True)
-        self.known: set[bytes] = set()
-        """Keys of the blocks that it believes to be on the host."""
+        self.known = set()
 
     def has_news(self) -> bool:
-        return bool(self.publisher._changes)
+        """Whether there are events to take."""
+        return bool(self.publisher.state.changes)
 
     def take(self, events: Iterable[KVCacheEvent], ledger: Ledger, requests: Iterable[SmallRequest]) -> None:
-        """All there are. requests: those that ever came."""
+        """Take all events that there are. requests: all that ever arrived."""
         prefixes = {
             hashed: request.all_token_ids[: place * HASH_TOKENS]
             for request in requests

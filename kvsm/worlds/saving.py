@@ -1,11 +1,10 @@
-"""A serving world as bytes, and back: what changes is pickled, what never does is shared with a blank world.
+"""A serving world as bytes, and back.
 
     saver = Saver(ServingWorld(options, keep_events=False))
     again = saver.load(saver.save(world))
 
-The log is not saved: a world that was loaded knows the events since then. `PARTS` says what is saved of each
-object, and what is not; `check_covered` refuses a world with an attribute that is in neither list, so that
-none is lost in silence when one is added.
+What is saved is what the fields of the world's parts declare (`kvsm.canonical`). The log is not saved: a
+world that was loaded knows the events since then.
 """
 
 from __future__ import annotations
@@ -13,177 +12,91 @@ from __future__ import annotations
 import io
 import pickle
 from array import array
-from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from kvsm.canonical import Dropped, Kept, Part, Remade, Seen, rules_of
 from kvsm.errors import ConfigError
 from kvsm.policies.slot_queue import SlotQueue
+from kvsm.scheduler import StoreMode
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.words import StateWords
-
-if TYPE_CHECKING:
-    from kvsm.worlds.serving import ServingWorld
+from kvsm.worlds.serving import ServingOptions, ServingWorld
 
 
-class Part(NamedTuple):
-    """An object of the world, by its path. saved: what changes. shared: what is the same for ever, or is made
-    anew by `load`."""
+class _Plan(NamedTuple):
+    """How a part is saved and restored. original: a part of another world, which lends what never changes."""
 
-    path: str
+    place: int
+    original: Any
     saved: tuple[str, ...]
-    shared: tuple[str, ...]
-
-
-PARTS = (
-    Part(
-        "",
-        ("left", "arrived", "owes_step", "over"),
-        ("options", "keep_events", "engine", "router", "_mark", "_contents"),
-    ),
-    Part(
-        "engine",
-        (
-            "waiting",
-            "running",
-            "requests",
-            "sending",
-            "preempted",
-            "states",
-            "computing",
-            "copies",
-            "reports",
-            "brought",
-            "device",
-            "host",
-            "_fresh",
-        ),
-        (
-            # The configuration.
-            *("groups", "workers", "config", "references", "prefix_cache", "asynchronous", "drafts"),
-            "chunk_tokens",
-            # Other parts.
-            *("core", "scheduler", "pool"),
-            # What the last action came to, for who looks at it.
-            *("log", "results", "plan"),
-        ),
-    ),
-    Part("engine.pool", ("references", "queue", "caches", "cached"), ()),
-    Part(
-        "engine.scheduler",
-        (
-            "_tracked",
-            "_held",
-            "_tried_at",
-            "_planned",
-            "_promises",
-            "_ended_loads",
-            "_sending",
-            "_given",
-            "_taken_back",
-        ),
-        ("offloader", "config", "_chunk", "_pool", "_walk"),
-    ),
-    Part(
-        "engine.core",
-        ("step", "_flushed_at", "_poisoned"),
-        ("config", "publisher", "ledger", "log", "_clock_ns"),
-    ),
-    Part(
-        "engine.core.ledger",
-        (
-            *("seq", "step", "tick", "epoch", "voided_at", "ended_at", "forgotten_at"),
-            *("blocks", "leases", "generation", "key_of", "index", "free", "policy"),
-            *("transfers", "requests", "deferred", "provenance", "offers"),
-        ),
-        ("config", "listener", "generation_view", "planned_word"),
-    ),
-)
-WALK = Part(
-    "engine.scheduler._walk",
-    ("_ahead", "_walked_at", "_refused", "_paid"),
-    ("_offloader", "_pool", "_target"),
-)
-"""A part of a world that stores lazily."""
-ROUTER = (
-    Part("router", ("known",), ("publisher", "wants_tokens")),
-    Part("router.publisher", ("_changes", "_payloads", "_blocks_of", "_chunks_with"), ("self_describing",)),
-)
-"""Parts of a world with a router."""
-
-
-def _parts_of(world: ServingWorld) -> tuple[Part, ...]:
-    lazy = () if world.engine.scheduler._walk is None else (WALK,)
-    return (*PARTS, *lazy, *(ROUTER if world.router else ()))
+    links: tuple[tuple[str, int], ...]
+    """(field, place of the part that it is)."""
+    remade: tuple[tuple[str, Callable[[Any], Any]], ...]
 
 
 class Saver:
-    """Saves and loads worlds of the same options. blank: one of them; it is not changed."""
+    """Saves and loads worlds of the same options. blank: one of them; it is not changed.
+
+    Raises `ConfigError` if a part has a field that it has not declared.
+    """
 
     def __init__(self, blank: ServingWorld) -> None:
-        check_covered(blank)
-        self._parts = _parts_of(blank)
-        self._is_lazy = WALK in self._parts
-        paths = [f"{part.path}.{name}".lstrip(".") for part in self._parts for name in part.saved]
-        self._values = attrgetter(*paths)
-        self._originals = [attrgetter(part.path)(blank) if part.path else blank for part in self._parts]
+        parts = blank.parts()
+        self._num_parts = len(parts)
+        self._plans = [_plan(place, part, parts) for place, part in enumerate(parts) if part is not None]
 
     def save(self, world: ServingWorld) -> bytes:
-        """What changes of it, in one pickle: what is one object in the world is one object in the copy."""
+        """All saved fields in one pickle: what is one object in the world is one object in the copy."""
+        parts = world.parts()
+        values = []
+        for plan in self._plans:
+            fields = vars(parts[plan.place])
+            values.append([fields[name] for name in plan.saved])
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
         pickler.dispatch_table = _REDUCERS
-        pickler.dump(self._values(world))
+        pickler.dump(values)
         return buffer.getvalue()
 
     def load(self, saved: bytes) -> ServingWorld:
-        """A world of its own, as if it were the one that was saved."""
-        values = iter(pickle.loads(saved))
-        world: ServingWorld
-        world, engine, pool, scheduler, core, ledger, *others = [
-            _copied(original, part.saved, values) for original, part in zip(self._originals, self._parts)
-        ]
-        world.engine, world._mark = engine, 0
-        engine.pool, engine.scheduler, engine.core, engine.results = pool, scheduler, core, []
-        engine.log = core.log = type(engine.log)()
-        core.ledger, scheduler.offloader = ledger, core
-        if scheduler._pool is not None:
-            scheduler._pool = pool
-        if self._is_lazy:
-            walk = scheduler._walk = others.pop(0)
-            walk._offloader, walk._pool = core, pool
-        publisher = None
-        if others:
-            world.router, publisher = others
-            world.router.publisher = core.publisher = publisher
-        # It is a copy that is made here, not a ledger that is changed.
-        vars(ledger).update(
-            listener=publisher,
-            generation_view=np.frombuffer(ledger.generation, dtype=np.int64),
-        )
+        """A world of its own, equal to the one that was saved."""
+        copies: list[Any] = [None] * self._num_parts
+        for plan, values in zip(self._plans, pickle.loads(saved)):
+            copies[plan.place] = copy = plan.original.__new__(type(plan.original))
+            copy.__dict__ = fields = vars(plan.original).copy()
+            fields.update(zip(plan.saved, values))
+        for plan in self._plans:
+            copy = copies[plan.place]
+            fields = vars(copy)
+            for name, place in plan.links:
+                fields[name] = copies[place]
+            for name, make in plan.remade:
+                fields[name] = make(copy)
+        world: ServingWorld = copies[0]
         return world
 
 
-def _copied(original: Any, names: Iterable[str], values: Iterator[Any]) -> Any:
-    """An object like this one, with the next of these values under these names."""
-    copy = object.__new__(type(original))
-    copy.__dict__ = attributes = original.__dict__.copy()
-    # By the names first: else a value would be taken, and lost, when there is no name left for it.
-    attributes.update(zip(names, values))
-    return copy
-
-
-def check_covered(world: ServingWorld) -> None:
-    """Raises `ConfigError` if it has an attribute of which nothing is said here."""
-    for part in _parts_of(world):
-        has = set(vars(attrgetter(part.path)(world) if part.path else world))
-        unknown = has ^ {*part.saved, *part.shared}
-        if unknown:
-            place = part.path or "the world"
-            raise ConfigError(f"{place}: is {sorted(unknown)} to be saved? kvsm.worlds.saving does not say")
+def _plan(place: int, part: object, parts: Sequence[object]) -> _Plan:
+    rules = rules_of(part)
+    places = {id(other): number for number, other in enumerate(parts) if other is not None}
+    links = []
+    for name, rule in rules.items():
+        other = getattr(part, name)
+        if isinstance(rule, Part) and other is not None:
+            if id(other) not in places:
+                raise ConfigError(f"{type(part).__name__}.{name} is none of the parts of its world")
+            links.append((name, places[id(other)]))
+    return _Plan(
+        place,
+        part,
+        tuple(name for name, rule in rules.items() if isinstance(rule, Kept | Seen | Dropped)),
+        tuple(links),
+        tuple((name, rule.by) for name, rule in rules.items() if isinstance(rule, Remade)),
+    )
 
 
 # How to pickle what shares its memory with numpy.
@@ -214,3 +127,6 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
     SlotQueue: lambda one: (_queue, (len(one._place), tuple(one))),
     array: lambda one: (_numbers, (one.tobytes(),)),
 }
+
+# Importing this file fails if a part of some world has a field that is not declared.
+Saver(ServingWorld(ServingOptions(store=StoreMode.LAZY, router=True)))

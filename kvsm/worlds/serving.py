@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import structs
 
+from kvsm.canonical import FIXED, KEPT, PART, Fixed, Names, Remade, Seen, declared
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import check_ledger, check_rest
@@ -120,27 +121,51 @@ _MEANT = {
 """Action -> the budget that it is paid from."""
 
 
+def _over(world: ServingWorld, _: Names) -> bool:
+    """The report can be repeated as long as the budget allows. It is refused, whichever it is."""
+    return world.left["repeats"] > 0 and world.over is not None
+
+
+@declared
 class ServingWorld:
-    """Satisfies `World`. keep_events: else those of the last action alone are kept."""
+    """A `World`. keep_events: whether all events are kept, or those of the last action alone."""
+
+    options: Annotated[ServingOptions, FIXED]
+    keep_events: Annotated[bool, FIXED]
+    engine: Annotated[SmallEngine, PART]
+    router: Annotated[Router | None, PART]
+    left: Annotated[dict[str, int], KEPT]
+    """What is left of the budgets."""
+    arrived: Annotated[int, KEPT]
+    """How many requests have arrived."""
+    owes_step: Annotated[bool, KEPT]
+    """The engine makes one more step: a request has ended since the last one, or a copy has ended and a lazy
+    store may have waited for it."""
+    over: Annotated[WorkerReport | None, Seen(_over)]
+    """The report with which the last copy ended."""
+    first_news: Annotated[int, Remade(lambda _: 0, "a world is loaded without events")]
+    """How many events there were before the last action."""
+    contents: Annotated[dict[bytes, list[list[bytes]]], Fixed("it follows from the requests of the options")]
+    """Key -> what its blocks must hold, as far as it was asked."""
 
     def __init__(self, options: ServingOptions, *, keep_events: bool = True) -> None:
         self.options, self.keep_events = options, keep_events
-        self.router: Router | None = None
+        self.router = None
         if options.router:
             self.router = Router(wants_tokens=options.store is StoreMode.EAGER)
         self.engine = _engine_of(options, self.router)
         self.left = structs.asdict(options.budgets)
-        """Of the budgets."""
         self.left["most"] = self.left["most"] or sum(self.left.values())
-        self.arrived = 0
-        self.owes_step = False
-        """A request has ended since the last step; or a copy has, and what is stored lazily may have waited
-        for it. The engine makes one more."""
-        self.over: WorkerReport | None = None
-        """The report with which the last copy ended."""
-        self._mark = 0
-        self._contents: dict[bytes, list[list[bytes]]] = {}
-        """Key -> what its blocks must hold. The same in all worlds: what was met of it so far."""
+        self.arrived, self.owes_step, self.over = 0, False, None
+        self.first_news, self.contents = 0, {}
+
+    def parts(self) -> tuple[object, ...]:
+        """The objects that the world is made of, in a fixed order; None for one that it does not have."""
+        engine, scheduler, ledger = self.engine, self.engine.scheduler, self.engine.core.ledger
+        return (
+            *(self, engine, engine.pool, engine.core, engine.log, ledger, ledger.listener),
+            *(scheduler, scheduler.device_blocks, scheduler.walk, self.router),
+        )
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
@@ -149,7 +174,7 @@ class ServingWorld:
     @property
     def news(self) -> Sequence[OffloadingEvent]:
         """The events of the last action."""
-        return self.engine.log[self._mark :]
+        return self.engine.log[self.first_news :]
 
     # What may happen.
 
@@ -238,7 +263,7 @@ class ServingWorld:
             return False
         engine = self.engine
         if self.keep_events:
-            self._mark = len(engine.log)
+            self.first_news = len(engine.log)
         else:
             engine.log.clear()
         engine.results.clear()
@@ -373,9 +398,9 @@ class ServingWorld:
         for key, slot in ledger.index.items():
             if not ledger.readable(slot):
                 continue
-            if key not in self._contents:
-                self._contents.update(self._expected())
-            for place, expected in enumerate(self._contents[key], slot * chunk):
+            if key not in self.contents:
+                self.contents.update(self._expected())
+            for place, expected in enumerate(self.contents[key], slot * chunk):
                 for worker, held in enumerate(self.engine.host[place]):
                     if held != expected:
                         message = f"slot {slot} can be read, and worker {worker} has other bytes in it"

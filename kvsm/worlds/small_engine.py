@@ -20,9 +20,10 @@ wrote them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from kvsm import events as ev
+from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.kv_events import Publisher
@@ -34,7 +35,7 @@ from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerC
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
 from kvsm.worlds.small_pool import SmallPool
-from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
+from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallWorkers
 
 
@@ -43,12 +44,86 @@ def no_clock() -> int:
     return 0
 
 
+def _device(engine: SmallEngine, names: Names) -> list[Any]:
+    """Left out: the bytes of a block that nobody holds, caches or copies. Whoever gets the block finds
+    nothing of them (`SmallWorkers.start`)."""
+    references, caches = engine.pool.references, engine.pool.caches
+    leases = names.ledger.leases.words
+    return [
+        engine.device[block] if references[block] or block in caches or leases[block] else None
+        for block in names.blocks
+    ]
+
+
+def _sending(engine: SmallEngine, names: Names) -> list[Any]:
+    return [(names.requests[name], names.tables([held])) for name, held in engine.sending.items()]
+
+
+@declared
 class SmallEngine(SmallWorkers):
-    """One engine, its workers and its offload core. references: whether the offload core may hold device
-    blocks. prefix_cache: whether blocks are found again on the device. asynchronous: a step is decided before
-    the one before it was computed. drafts: tokens that are drafted at each decode step, and rejected.
-    chunk_tokens: prefilled in one step at most. core: more of `OffloadConfig`; scheduler: of
-    `SchedulerConfig`."""
+    """One engine, its workers and its offload core.
+
+    This engine is a value that an explorer saves, renames and compares. The other one, in `kvsm.serving`,
+    carries real bytes fast under virtual time. What both find in a cache is found by
+    `kvsm.scheduler.hits.HitSearch`.
+
+    references: whether the offload core may hold device blocks.
+    prefix_cache: whether blocks are found again on the device.
+    asynchronous: whether a step is decided before the one before it was computed.
+    drafts: how many tokens each decode step drafts; all are rejected.
+    chunk_tokens: how many tokens one step prefills at most.
+    core: more fields of `OffloadConfig`.
+    scheduler: more fields of `SchedulerConfig`.
+    """
+
+    core: Annotated[Offloader, PART]
+    scheduler: Annotated[OffloadScheduler, PART]
+    pool: Annotated[SmallPool, PART]
+    log: Annotated[MemoryLog, PART]
+    config: Annotated[SchedulerConfig, FIXED]
+    references: Annotated[bool, FIXED]
+    prefix_cache: Annotated[bool, FIXED]
+    asynchronous: Annotated[bool, FIXED]
+    drafts: Annotated[int, FIXED]
+    chunk_tokens: Annotated[int, FIXED]
+    device: Annotated[list[list[list[Cell]]], Seen(_device)]
+    waiting: Annotated[
+        list[SmallRequest],
+        Seen(lambda engine, names: [names.requests[one.request_id] for one in engine.waiting]),
+    ]
+    running: Annotated[
+        dict[str, SmallRequest],
+        Seen(lambda engine, names: [names.requests[name] for name in engine.running]),
+    ]
+    requests: Annotated[
+        dict[str, SmallRequest],
+        # Nothing of a request that is over is looked at.
+        Seen(lambda engine, names: [r.finished or compared(r, names) for r in engine.requests.values()]),
+    ]
+    """All requests that ever arrived. Their places are their names in a comparison."""
+    sending: Annotated[dict[str, list[int]], Seen(_sending)]
+    """Finished requests whose blocks must not go yet."""
+    preempted: Annotated[
+        set[str],
+        Seen(lambda engine, names: sorted(names.requests[name] for name in engine.preempted)),
+    ]
+    """Preempted since the last step."""
+    states: Annotated[
+        dict[str, list[tuple[int, int, int]]],
+        Dropped("no world has mamba groups: only tests hand states over"),
+    ]
+    """The mamba states that the next step hands over, as in `StepOutput`."""
+    computing: Annotated[
+        list[ComputedRange],
+        Seen(lambda engine, names: [compared(one, names) for one in engine.computing]),
+    ]
+    """The step that the device computes now."""
+    results: Annotated[list[StepResults], Remade(lambda _: [], "what the last action led to")]
+    """What the scheduler answered to the workers' reports, so far."""
+    plan: Annotated[TransferPlan, Remade(lambda _: TransferPlan(), "what the last action led to")]
+    """The plan of the last step."""
+    fresh: Annotated[list[int], Dropped("empty between two actions")]
+    """Device blocks that were taken since the last step."""
 
     def __init__(
         self,
@@ -79,24 +154,10 @@ class SmallEngine(SmallWorkers):
             self.scheduler.bind_gpu_block_pool(self.pool)
         self.references, self.prefix_cache = references, prefix_cache
         self.asynchronous, self.drafts, self.chunk_tokens = asynchronous, drafts, chunk_tokens
-        self.waiting: list[SmallRequest] = []
-        self.running: dict[str, SmallRequest] = {}
-        self.requests: dict[str, SmallRequest] = {}
-        """All that ever came."""
-        self.results: list[StepResults] = []
-        """What the scheduler answered to the workers' reports, so far."""
-        self.sending: dict[str, list[int]] = {}
-        """Finished requests whose blocks must not go yet."""
-        self.preempted: set[str] = set()
-        """Since the last step."""
-        self.states: dict[str, list[tuple[int, int, int]]] = {}
-        """What the next step hands over of mamba groups, as in `StepOutput`."""
-        self.computing: list[ComputedRange] = []
-        """The step that the device computes now."""
-        self.plan = TransferPlan()
-        """Of the last step."""
-        self._fresh: list[int] = []
-        """Device blocks that were taken since the last step."""
+        self.waiting, self.running, self.requests = [], {}, {}
+        self.results, self.plan = [], TransferPlan()
+        self.sending, self.preempted, self.states = {}, set(), {}
+        self.computing, self.fresh = [], []
 
     # Requests.
 
@@ -199,7 +260,7 @@ class SmallEngine(SmallWorkers):
         return self.plan
 
     def _start(self) -> None:
-        fresh, self._fresh = self._fresh, []
+        fresh, self.fresh = self.fresh, []
         self.start(self.plan, self.core.ledger.epoch, fresh)
 
     def _schedule(
@@ -245,7 +306,7 @@ class SmallEngine(SmallWorkers):
             raise PropertyBroken(
                 Property.NO_REUSE_IN_FLIGHT, f"device blocks {under_copy} are taken, and a copy touches them"
             )
-        self._fresh += blocks
+        self.fresh += blocks
         return blocks
 
     def _drop_left_window(self, request: SmallRequest) -> None:

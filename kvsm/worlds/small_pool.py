@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
+from kvsm.canonical import Seen, declared
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 
+def _is_found(pool: SmallPool, block: int) -> bool:
+    return pool.cached.get(pool.caches.get(block, b"")) == block
+
+
+@declared
 class SmallPool:
-    """Satisfies `DevicePool`. A block without references stands in the queue, and keeps its content there
-    until it is taken."""
+    """A `DevicePool`. A block without references is in the queue, and keeps its content until it is taken."""
+
+    references: Annotated[list[int], Seen(lambda pool, names: [pool.references[one] for one in names.blocks])]
+    queue: Annotated[list[int], Seen(lambda pool, names: [names.blocks[one] for one in pool.queue])]
+    caches: Annotated[dict[int, bytes], Seen(lambda pool, names: [*map(pool.caches.get, names.blocks)])]
+    """Block -> the key of its content."""
+    cached: Annotated[
+        dict[bytes, int],
+        Seen(lambda pool, names: [_is_found(pool, block) for block in names.blocks]),
+    ]
+    """Key -> a block of that content."""
 
     def __init__(self, size: int) -> None:
-        self.references = [0] * size
-        self.queue = list(range(size))
-        self.caches: dict[int, bytes] = {}
-        """Block -> the key of its content."""
-        self.cached: dict[bytes, int] = {}
-        """Key -> a block of that content."""
+        self.references, self.queue = [0] * size, list(range(size))
+        self.caches, self.cached = {}, {}
 
     def touch(self, blocks: Sequence[int]) -> None:
         for block in blocks:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
 from zlib import crc32
+
+from kvsm.canonical import KEPT, Dropped, Seen, declared
 
 Cell = bytes | None
 """The KV of one token; None: nothing was ever written there."""
@@ -26,13 +28,37 @@ def chain(previous: bytes, *parts: bytes) -> bytes:
     return blake2b(previous + b"".join(parts), digest_size=32).digest()
 
 
+_WISH = "a wish of the request, which never changes; the place of the request says which wish"
+_FOLLOWS = "it follows from the tokens"
+
+
+@declared
 class SmallRequest:
     """Satisfies `EngineRequest`, and `DescribedRequest` as one of text alone. outputs: how many tokens it
     decodes. extras: what else decides its content (a LoRA adapter, a salt, an image), in its hashes as in
     vLLM's."""
 
-    prompt_embeds = cache_salt = None
+    prompt_embeds = cache_salt = lora_request = None
     mm_features = ()
+
+    request_id: Annotated[str, Dropped("it is the place of the request among all requests")]
+    all_token_ids: Annotated[list[int], Seen(lambda one, _: one.num_tokens)]
+    """Which tokens these are follows from the request and their number."""
+    num_prompt_tokens: Annotated[int, Dropped(_WISH)]
+    outputs: Annotated[int, Dropped(_WISH)]
+    num_computed_tokens: Annotated[int, KEPT]
+    num_output_placeholders: Annotated[int, KEPT]
+    kv_transfer_params: Annotated[Mapping[str, Any] | None, Dropped(_WISH)]
+    skip_reading_prefix_cache: Annotated[bool, Dropped(_WISH)]
+    extras: Annotated[bytes, Dropped(_WISH)]
+    block_hashes: Annotated[list[bytes], Dropped(_FOLLOWS)]
+    cells: Annotated[list[bytes], Dropped(_FOLLOWS)]
+    """What the KV of each token must be."""
+    tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
+    """Its device blocks, by group."""
+    loading: Annotated[bool, KEPT]
+    aborted: Annotated[bool, Dropped("it is there for tests")]
+    finished: Annotated[bool, Dropped("a request that is finished is compared as finished, and no further")]
 
     def __init__(
         self,
@@ -49,13 +75,8 @@ class SmallRequest:
         self.num_computed_tokens = self.num_output_placeholders = 0
         self.kv_transfer_params = parameters
         self.skip_reading_prefix_cache = skip_reading
-        self.lora_request = None
-        self._extras = extras
-        self.block_hashes: list[bytes] = []
-        self.cells: list[bytes] = []
-        """What the KV of each token must be."""
-        self.tables: list[list[int]] = []
-        """Its device blocks, by group."""
+        self.extras = extras
+        self.block_hashes, self.cells, self.tables = [], [], []
         self.loading = self.finished = self.aborted = False
         self.hash_tokens()
 
@@ -79,7 +100,7 @@ class SmallRequest:
     def hash_tokens(self) -> None:
         """Hash the tokens that have come since."""
         for token in self.all_token_ids[len(self.cells) :]:
-            previous = self.cells[-1] if self.cells else chain(b"", self._extras)
+            previous = self.cells[-1] if self.cells else chain(b"", self.extras)
             self.cells.append(chain(previous, token.to_bytes(4, "big")))
             if len(self.cells) % HASH_TOKENS == 0:
                 self.block_hashes.append(self.cells[-1])

@@ -7,54 +7,116 @@ report lies there until somebody hands it on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+import msgspec
+
+from kvsm.canonical import FIXED, KEPT, NOBODY, Names, Seen, declared
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
-from kvsm.ids import to_list
+from kvsm.ids import listed, to_list
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup
+from kvsm.states.block import BlockState
+from kvsm.states.words import STATE_MASK
 from kvsm.worlds.small_request import NULL, Cell, SmallRequest
 
 TORN = b"torn"
 """What is in memory that a copy writes, until it has written it; and what a copy that failed leaves."""
 
 
-@dataclass
-class SmallCopy:
-    """A job at the workers. left: those that have still to carry it out."""
+class SmallCopy(msgspec.Struct):
+    """A job at the workers. left: the workers that have not carried it out yet."""
 
     job: TransferJob
-    left: set[int] = field(default_factory=set)
+    left: set[int]
 
 
-@dataclass
-class ComputedRange:
-    """Tokens of a request that a step computes, into the blocks that it had when the step was decided. owned:
-    its tables then; it has others if it was preempted since."""
+@declared
+class ComputedRange(msgspec.Struct):
+    """Tokens of a request that a step computes, into the blocks that it had when the step was decided."""
 
-    request: SmallRequest
-    first: int
-    last: int
-    owned: list[list[int]]
-    tables: list[list[int]]
+    request: Annotated[
+        SmallRequest,
+        # A finished request is compared no further elsewhere; here its tokens are still looked at.
+        Seen(lambda one, names: (names.requests[one.request.request_id], one.request.num_tokens)),
+    ]
+    first: Annotated[int, KEPT]
+    last: Annotated[int, KEPT]
+    owned: Annotated[list[list[int]], Seen(lambda one, _: one.request.tables is one.owned)]
+    """The request's tables then. It has others now if it was preempted since: no more is asked."""
+    tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
+    """What they held then."""
+
+
+_UNREAD = (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)
+
+
+def _host(workers: SmallWorkers, names: Names) -> list[Any]:
+    """Left out: free slots, planned ones and retired ones. They are written before they are read, or never
+    read."""
+    words, chunk = names.ledger.blocks.words, names.ledger.config.blocks_per_chunk
+    return [
+        None if words[slot] & STATE_MASK in _UNREAD else workers.host[slot * chunk : (slot + 1) * chunk]
+        for slot in names.slots
+    ]
+
+
+def _copies(workers: SmallWorkers, names: Names) -> list[Any]:
+    """The ledger says what a live transfer copies. It does not know a copy that was given up."""
+    live = names.ledger.transfers
+    return [
+        (names.transfers[id], sorted(copy.left), None if id in live else _given_up(copy.job, names))
+        for id, copy in workers.copies.items()
+    ]
+
+
+def _given_up(job: TransferJob, names: Names) -> Any:
+    device_blocks, places = job.pairs()
+    chunk = names.ledger.config.blocks_per_chunk
+    return (
+        job.direction is Direction.LOAD,
+        [names.blocks[block] for block in listed(device_blocks)],
+        [(names.slots[place // chunk], place % chunk) for place in listed(places)],
+    )
+
+
+def _reports(workers: SmallWorkers, names: Names) -> list[Any]:
+    """They may be handed on in any order. Reports of transfers that are over are refused, all alike."""
+    live, transfers = names.ledger.transfers, names.transfers
+    return sorted(
+        (transfers[one.transfer], one.worker, one.good) if one.transfer in live else (NOBODY, 0, False)
+        for one in workers.reports
+    )
+
+
+def _brought(workers: SmallWorkers, names: Names) -> list[bool]:
+    """Only whether the epoch is an older one is asked."""
+    epoch = names.ledger.epoch
+    return [workers.brought.get(block, epoch) < epoch for block in names.blocks]
 
 
 class SmallWorkers:
     """Memory by block, worker and token: `device[block][worker]` and `host[place][worker]` are cells."""
 
+    groups: Annotated[tuple[KVCacheGroup, ...], FIXED]
+    workers: Annotated[int, FIXED]
+    device: list[list[list[Cell]]]
+    host: Annotated[list[list[list[Cell]]], Seen(_host)]
+    copies: Annotated[dict[int, SmallCopy], Seen(_copies)]
+    reports: Annotated[list[WorkerReport], Seen(_reports)]
+    """Not handed on yet."""
+    brought: Annotated[dict[int, int], Seen(_brought)]
+    """Device block -> epoch of the load that brought its content, until it is recomputed."""
+
     def __init__(
         self, groups: Sequence[KVCacheGroup], device_blocks: int, host_places: int, workers: int
     ) -> None:
         self.groups, self.workers = tuple(groups), workers
-        self.device: list[list[list[Cell]]] = [[[] for _ in range(workers)] for _ in range(device_blocks)]
-        self.host: list[list[list[Cell]]] = [[[] for _ in range(workers)] for _ in range(host_places)]
-        self.copies: dict[int, SmallCopy] = {}
-        self.reports: list[WorkerReport] = []
-        """Not handed on yet."""
-        self.brought: dict[int, int] = {}
-        """Device block -> epoch of the load that brought its content, until it is computed anew."""
+        self.device = [[[] for _ in range(workers)] for _ in range(device_blocks)]
+        self.host = [[[] for _ in range(workers)] for _ in range(host_places)]
+        self.copies, self.reports, self.brought = {}, [], {}
 
     def start(self, plan: TransferPlan, epoch: int, fresh: Iterable[int] = ()) -> None:
         """Take a step's jobs; those that are to be waited for end here, before the step computes.

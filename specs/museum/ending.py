@@ -36,8 +36,8 @@ ENDING = (
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.has_pending_work",
-                "return bool(core.ledger.transfers or self._ended_loads or untold)",
-                "return bool(self._tracked)",
+                "return bool(transfers or self.state.ended_loads or self.device_blocks.has_sent())",
+                "return bool(self.state.tracked)",
             ),
         ),
     ),
@@ -54,21 +54,21 @@ ENDING = (
                 "kvsm.kv_events:Publisher.take_kv_events",
                 """
                 for change in changes:
-                    if isinstance(change, _Removed):
+                    if isinstance(change, RemovedKeys):
                 """,
                 """
                 gone: set[bytes] = set()
                 for change in changes:
-                    if isinstance(change, _Removed):
+                    if isinstance(change, RemovedKeys):
                         gone.update(change.keys)
                 """,
             ),
             Edit(
                 "kvsm.kv_events:Publisher.take_kv_events",
-                "taken += _told(change)",
+                "taken += _stored_events(change)",
                 """
-                kept = [None if key in gone else told for key, told in zip(change.keys, change.told)]
-                taken += _told(change._replace(told=kept))
+                kept = [None if key in gone else one for key, one in zip(change.keys, change.described)]
+                taken += _stored_events(change._replace(described=kept))
                 """,
             ),
         ),

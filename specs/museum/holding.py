@@ -5,8 +5,6 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import BLOCK_ROWS, Edit, Exhibit
 
-_END = "kvsm.scheduler.scheduler:OffloadScheduler._end"
-
 HOLDING = (
     Exhibit(
         id="B04",
@@ -18,8 +16,8 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler._take_blocks",
-                "return self._touching(reused) if self._pool is None and reused else []",
+                "kvsm.scheduler.device_blocks:DeviceBlocks.take_awaited",
+                "return self._touching(blocks) if blocks else []",
                 "return []",
             ),
         ),
@@ -35,12 +33,13 @@ HOLDING = (
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_state_after_alloc",
-                "self._hold(job)",
+                "self._add_to_plan(job)",
+                "self.state.planned.append(job)",
             ),
             Edit(
-                _END,
-                "if self._pool is not None and not (load and ended.lost):",
-                "if self._pool is not None and not load:",
+                "kvsm.scheduler.device_blocks:DeviceBlocks.release",
+                "if self.pool is not None and not (load and ended.lost):",
+                "if self.pool is not None and not load:",
             ),
         ),
     ),
@@ -53,9 +52,12 @@ HOLDING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                _END,
-                "if self._pool is not None and not (load and ended.lost):",
-                "if self._pool is not None and not (load and ended.lost) and (load or self._tracked):",
+                "kvsm.scheduler.scheduler:OffloadScheduler._note_transfer_end",
+                "self.device_blocks.release(ended)",
+                """
+                if ended.direction is Direction.LOAD or self.state.tracked:
+                    self.device_blocks.release(ended)
+                """,
             ),
         ),
     ),

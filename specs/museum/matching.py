@@ -108,9 +108,9 @@ MATCHING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler._load_ended",
-                "self._ended_loads.append(LoadEnded(name, good, after if good else kept, lost))",
-                "self._ended_loads.append(LoadEnded(name, True, after, lost))",
+                "kvsm.scheduler.scheduler:OffloadScheduler._note_load_end",
+                "self.state.ended_loads.append(LoadEnded(name, good, after if good else kept, lost))",
+                "self.state.ended_loads.append(LoadEnded(name, True, after, lost))",
             ),
         ),
     ),
@@ -168,8 +168,8 @@ MATCHING = (
             ),
             Edit(
                 _ALLOCATED,
-                "self._load_ended(tracked.name, good=False)",
-                "self._load_ended(tracked.name, good=True)",
+                "self._note_load_end(tracked.name, good=False)",
+                "self._note_load_end(tracked.name, good=True)",
             ),
         ),
     ),

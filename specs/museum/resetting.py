@@ -61,8 +61,9 @@ RESETTING = (
                 "done = self.offloader.reset()",
                 """
                 done = self.offloader.reset()
-                for transfer in self.offloader.ledger.transfers.values() if self._pool is not None else ():
-                    self._pool.free_blocks(listed(transfer.device_blocks))
+                pool, live = self.device_blocks.pool, self.offloader.ledger.transfers
+                for transfer in live.values() if pool is not None else ():
+                    pool.free_blocks(listed(transfer.device_blocks))
                 """,
             ),
         ),
@@ -98,10 +99,10 @@ RESETTING = (
             Edit(
                 _RESET,
                 """
-                for tracked in self._tracked.values():
+                for tracked in self.state.tracked.values():
                     tracked.next_offer = 0
                 """,
-                "self._tracked.clear()",
+                "self.state.tracked.clear()",
             ),
         ),
     ),

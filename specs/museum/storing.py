@@ -136,10 +136,10 @@ STORING = (
                 """
                 for report in reports:
                     store = core.ledger.transfers.get(report.transfer)
-                    if self._pool is not None and store is not None and store.keys:
+                    if self.device_blocks.pool is not None and store is not None and store.keys:
                         for slot, block in zip(listed(store.slots), listed(store.device_blocks)):
                             if core.ledger.index.pop(core.ledger.key_of[slot], None) is not None:
-                                core.ledger.key_of[slot] = self._pool.key_of(block)
+                                core.ledger.key_of[slot] = self.device_blocks.pool.key_of(block)
                                 core.ledger.index[core.ledger.key_of[slot]] = slot
                 """,
             ),

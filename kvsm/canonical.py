@@ -1,0 +1,150 @@
+"""Decision state, declared field by field: what of it is saved, and what of it is compared.
+
+An explorer takes two states for one state if nothing that happens later can tell them apart. A proof is only
+as good as that comparison, so each field of decision state says how it is compared, beside its type:
+
+    @declared
+    class WalkState(msgspec.Struct):
+        store_budget: Annotated[int, KEPT]
+        walked_at: Annotated[int, Dropped("an event number; `walk_due_in` says what follows from it")]
+
+A class with a field that declares nothing is refused when it is made. For a class that shall know nothing of
+this, `declare` does the same from outside. `kvsm.worlds.fingerprint` compares by these declarations, and
+`kvsm.worlds.saving` saves and restores by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import get_annotations
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from kvsm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvsm.ledger import Ledger
+
+NOBODY = -1
+"""Stands for an id that names nothing any more."""
+
+Class = TypeVar("Class", bound=type)
+
+
+class Names:
+    """What each thing is called in the canonical form of one world.
+
+    Ids that no decision looks at, other than to compare them, are replaced by the place of their thing.
+    """
+
+    __slots__ = ("blocks", "ledger", "requests", "slots", "transfers")
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        requests: Mapping[str, int],
+        transfers: Mapping[int, int],
+        slots: Mapping[int, int],
+        blocks: Mapping[int, int],
+    ) -> None:
+        self.ledger, self.requests, self.transfers = ledger, requests, transfers
+        self.slots, self.blocks = slots, blocks
+
+    def tables(self, tables: Iterable[Sequence[int]]) -> list[list[int]]:
+        """Lists of device blocks, renamed. The null block stays nobody."""
+        get = self.blocks.get
+        return [[get(block, NOBODY) for block in table] for table in tables]
+
+
+class Kept(NamedTuple):
+    """Saved, and compared as it is."""
+
+
+class Seen(NamedTuple):
+    """Saved, and compared as `by(owner, names)`: renamed, or what a decision can tell of it."""
+
+    by: Callable[[Any, Names], Any]
+
+
+class Dropped(NamedTuple):
+    """Saved, and not compared."""
+
+    why: str
+
+
+class Fixed(NamedTuple):
+    """Neither saved nor compared: the same in all worlds of the same options."""
+
+    why: str = "configuration"
+
+
+class Part(NamedTuple):
+    """Another object of the world, which declares its own fields; or None."""
+
+
+class Remade(NamedTuple):
+    """Neither saved nor compared: `by(owner)` makes it when the owner is restored."""
+
+    by: Callable[[Any], Any]
+    why: str
+
+
+Rule = Kept | Seen | Dropped | Fixed | Part | Remade
+KEPT, FIXED, PART = Kept(), Fixed(), Part()
+STATE = Seen(lambda one, names: compared(one.state, names))
+"""For the field `state` of an object: a struct that declares its own fields."""
+
+_RULES: dict[type, Mapping[str, Rule]] = {}
+_COMPARE: dict[type, Callable[[Any, Names], Any]] = {type(None): lambda _, __: None}
+
+
+def declared(cls: Class) -> Class:
+    """Read the declarations of a class from its annotations. Raises `ConfigError` for a field without one."""
+    hints: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        hints |= get_annotations(base, eval_str=True)
+    rules: dict[str, Rule] = {}
+    for name, hint in hints.items():
+        found = [one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Rule)]
+        if len(found) != 1:
+            raise ConfigError(f"{cls.__name__}.{name} does not declare how it is saved and compared")
+        rules[name] = found[0]
+    declare(cls, **rules)
+    return cls
+
+
+def declare(cls: type, **rules: Rule) -> None:
+    """Declare the fields of a class from outside. Raises `ConfigError` unless these are its fields."""
+    fields = getattr(cls, "__struct_fields__", None) or getattr(cls, "__slots__", None)
+    if fields:
+        _refuse_other(cls, set(fields), set(rules))
+    _RULES[cls] = rules
+    kept = [name for name, rule in rules.items() if isinstance(rule, Kept)]
+    values: Callable[[Any], Any] = attrgetter(*kept) if kept else lambda _: None
+    functions = [rule.by for rule in rules.values() if isinstance(rule, Seen)]
+
+    def compare(one: Any, names: Names) -> Any:
+        return values(one), [by(one, names) for by in functions]
+
+    _COMPARE[cls] = compare
+
+
+def compared(one: Any, names: Names) -> Any:
+    """The canonical form of an object whose class has declared its fields; None of None."""
+    return _COMPARE[type(one)](one, names)
+
+
+def rules_of(one: object) -> Mapping[str, Rule]:
+    """The rules of the object's fields. Raises `ConfigError` if it has others than its class declared."""
+    cls = type(one)
+    if cls not in _RULES:
+        raise ConfigError(f"{cls.__name__} does not declare how its fields are saved and compared")
+    if hasattr(one, "__dict__"):
+        _refuse_other(cls, set(vars(one)), set(_RULES[cls]))
+    return _RULES[cls]
+
+
+def _refuse_other(cls: type, has: set[str], declares: set[str]) -> None:
+    if has != declares:
+        differing = sorted(has ^ declares)
+        raise ConfigError(f"{cls.__name__}: fields and declarations differ: {', '.join(differing)}")

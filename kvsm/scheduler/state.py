@@ -1,0 +1,77 @@
+"""What the scheduler side remembers between two calls, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated
+
+import msgspec
+
+from kvsm.canonical import NOBODY, Names, Seen, compared, declared
+from kvsm.plan import TransferJob
+from kvsm.scheduler.retry import RetryStamp
+from kvsm.scheduler.tracked import TrackedRequest
+
+
+class LoadEnded(msgspec.Struct, frozen=True):
+    """The load of a request is over. Told once.
+
+    After a failure the engine computes the tokens that are missing. It gives the request other blocks for
+    them in two cases: if the load was lost, and if `SchedulerConfig.resumable` is false.
+    """
+
+    request: str
+    good: bool
+    num_computed_tokens: int
+    """How many tokens the request has now, from its first."""
+    lost: bool = False
+    """A copy may still write to the request's blocks."""
+
+
+def _in_order(names: Names, requests: Iterable[str]) -> list[int]:
+    return [names.requests[name] for name in requests]
+
+
+@declared
+class SchedulerState(msgspec.Struct):
+    """What the scheduler side remembers between two calls, beside the ledger. Empty at first."""
+
+    tracked: Annotated[
+        dict[str, TrackedRequest],
+        Seen(
+            lambda one, names: [(names.requests[name], compared(r, names)) for name, r in one.tracked.items()]
+        ),
+    ]
+    """Requests that are not finished."""
+    awaiting_reoffer: Annotated[
+        dict[str, TrackedRequest],
+        Seen(lambda one, names: _in_order(names, one.awaiting_reoffer)),
+    ]
+    """Those of them whose chunks wait to be offered again, in that order."""
+    reoffered_at: Annotated[
+        RetryStamp,
+        Seen(lambda one, names: one.reoffered_at.seen(names.ledger) if one.awaiting_reoffer else NOBODY),
+    ]
+    """The stamp of the last offer. It is looked at as long as something waits."""
+    planned: Annotated[
+        list[TransferJob],
+        Seen(lambda one, names: [names.transfers.get(job.transfer, NOBODY) for job in one.planned]),
+    ]
+    """What leaves with the next plan. The ledger says what each job copies."""
+    promises: Annotated[
+        dict[str, tuple[int, int]],
+        Seen(lambda one, names: [(names.requests[name], it) for name, it in one.promises.items()]),
+    ]
+    """Request -> (tokens before its load, tokens after it), until the load has ended."""
+    ended_loads: Annotated[
+        list[LoadEnded],
+        Seen(
+            lambda one, names: [
+                (names.requests[load.request], load.good, load.num_computed_tokens, load.lost)
+                for load in one.ended_loads
+            ]
+        ),
+    ]
+    """What the engine has not been told yet."""
+    preempted: Annotated[set[str], Seen(lambda one, names: sorted(_in_order(names, one.preempted)))]
+    """Requests that lost their blocks since the last step, and are noted as preempted."""
