@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,12 @@ from click.testing import CliRunner, Result
 from test_counterexample import model_of
 from toy_models import TwoPhaseCommit
 
-from kvsm.checker.counterexample import Counterexample, retell
-from kvsm.checker.explorer import Progress, explore
-from kvsm.checker.model import Exploration, Refutation
-from kvsm.checker.models import MODELS, Bounds, Limits, explorer_limits, numbers_of, with_numbers
+from kvsm.checker.explorer import ExplorationProgress
+from kvsm.checker.model import Exploration
+from kvsm.checker.models import MODELS, Bounds, CheckedModel, ExplorationLimits
+from kvsm.checker.rerun import RerunModel
 from kvsm.cli import main
 from kvsm.cli.check import check, progress_line
-from kvsm.events import OffloadingEvent
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -28,31 +27,17 @@ class Options(msgspec.Struct, frozen=True):
     hasty: bool = False
 
 
-class Commit:
-    """A `CheckedModel` of the toy, which has no event log."""
+class Commit(CheckedModel):
+    """The toy, which has no event log."""
 
     name, says = "commit", "two-phase commit"
-    machines: tuple[str, ...] = ()
-    scopes: Mapping[str, Options] = {"small": Options(), "full": Options(managers=4)}
-    takes_depth = True
+    scopes: Mapping[str, Any] = {"small": Options(), "full": Options(managers=4)}
 
-    def bounds(self, scope: Options) -> Bounds:
-        return numbers_of(scope)
-
-    def bounded(self, scope: Options, bounds: Bounds) -> Options:
-        return with_numbers(scope, bounds)
-
-    def explore(self, scope: Options, limits: Limits) -> Exploration:
-        return explore(TwoPhaseCommit(scope.managers, scope.hasty), **explorer_limits(limits))
-
-    def retell(self, scope: Options, refutation: Refutation) -> Counterexample:
-        return retell(TwoPhaseCommit(scope.managers, scope.hasty), refutation)
-
-    def events(self, _scope: Options, _refutation: Refutation) -> Sequence[OffloadingEvent]:
-        return ()
+    def model(self, scope: Options) -> TwoPhaseCommit:
+        return TwoPhaseCommit(scope.managers, scope.hasty)
 
 
-class Core(Commit):
+class Core(CheckedModel):
     """The offloader that stores a block: it goes through the tables, and leaves a log. broken: it fails."""
 
     name, says = "core", "one store"
@@ -62,15 +47,12 @@ class Core(Commit):
     def bounds(self, _scope: Any) -> Bounds:
         return {}
 
-    def explore(self, scope: Any, limits: Limits) -> Exploration:
+    def model(self, scope: tuple[str, ...]) -> RerunModel[Any]:
+        return model_of(*scope)
+
+    def explore(self, scope: Any, limits: ExplorationLimits) -> Exploration:
         assert self.takes_depth or limits.max_depth is None
-        return explore(model_of(*scope), **explorer_limits(limits))
-
-    def retell(self, scope: Any, refutation: Refutation) -> Counterexample:
-        return retell(model_of(*scope), refutation)
-
-    def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
-        return model_of(*scope).events(refutation.path)
+        return super().explore(scope, limits)
 
 
 @pytest.fixture(autouse=True)
@@ -241,7 +223,7 @@ def test_a_place_that_is_not_free_for_a_log_is_refused_at_once(tmp_path: Path) -
 
 
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Progress(12_000, 40_000, 9, 345, 4.0)
+    progress = ExplorationProgress(12_000, 40_000, 9, 345, 4.0)
     assert progress_line("commit", progress) == (
         "commit   12,000 states   3,000 states/s   depth 9   queue 345   4 s"
     )

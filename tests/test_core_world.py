@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from planted_bugs import evict_what_is_pinned, free_slots_under_copies, plant, take_doubled_reports
 
 from kvsm.checker.coverage import forget, never_taken, taken
-from kvsm.checker.reduce import replay
+from kvsm.checker.reduce import rerun
 from kvsm.checker.walk import random_of, walk
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.kv_events import Publisher
@@ -99,7 +99,7 @@ _RARE = {
 def test_the_same_actions_give_the_same_log() -> None:
     """S11: byte for byte."""
     first, actions = walked(CoreOptions(), 4, 500)
-    second = replay(CoreWorld, actions)
+    second = rerun(CoreWorld, actions)
     assert second.finding is None
     assert encoded(list(second.world.events)) == encoded(list(first.events))
 
@@ -128,7 +128,7 @@ def test_the_hash_seed_decides_nothing() -> None:
 def test_a_run_from_which_actions_were_left_out_is_a_run(kept: list[bool], seed: int) -> None:
     """Actions name things by place: reduction needs that any part of a run can be done."""
     _, actions = walked(CoreOptions(blocks_per_chunk=2, policy="s3fifo"), seed, 150)
-    outcome = replay(
+    outcome = rerun(
         lambda: CoreWorld(CoreOptions(blocks_per_chunk=2, policy="s3fifo")),
         [action for action, is_kept in zip(actions, kept) if is_kept],
     )
@@ -142,7 +142,7 @@ def test_all_that_may_happen_is_listed() -> None:
     assert len(set(listed)) == len(listed)
     assert {world.draw(Random(seed)) for seed in range(200)} <= set(listed)
     for action in Random(2).sample(listed, 120):
-        assert replay(lambda: CoreWorld(SMALL), [*done, action]).finding is None
+        assert rerun(lambda: CoreWorld(SMALL), [*done, action]).finding is None
 
 
 def test_what_cannot_happen_changes_nothing() -> None:

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from toy_models import ABORTED, COMMITTED, Graph, TwoPhaseCommit, always, eventually
 
 from kvsm.checker.counterexample import Counterexample, render, retell, save_log
-from kvsm.checker.describing import describe_ledger
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Verdict
 from kvsm.checker.rerun import RerunModel
@@ -21,6 +20,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, WorkerReported
 from kvsm.log import LogReader, MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
+from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.world import Action
 
 
@@ -153,14 +153,15 @@ class OneStore:
     def wind_down(self) -> Action | None:
         return (self.left[0],) if self.left else None
 
+    def describe(self) -> dict[str, str]:
+        return describe_ledger(self.core.ledger)
+
     def fingerprint(self) -> bytes:
         return bytes(len(self.left))
 
 
 def model_of(*pulls: str) -> RerunModel[OneStore]:
-    return RerunModel(
-        "core", "1 block", lambda: OneStore(*pulls), describe=lambda one: describe_ledger(one.core.ledger)
-    )
+    return RerunModel("core", "1 block", lambda: OneStore(*pulls))
 
 
 def test_the_real_core_is_told_by_what_its_ledger_holds() -> None:

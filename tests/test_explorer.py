@@ -19,7 +19,7 @@ from toy_models import Graph, Plain, TwoPhaseCommit, always, eventually, sometim
 from kvsm.checker import explorer
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.expansion import Processes
-from kvsm.checker.explorer import Progress, explore
+from kvsm.checker.explorer import ExplorationProgress, explore
 from kvsm.checker.model import Exploration, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
 from kvsm.errors import ConfigError, PropertyBroken
@@ -278,7 +278,7 @@ def test_winding_down_says_of_every_state_what_a_walk_from_it_says(data: st.Data
         assert last == (found.way[found.circle] if found.circle >= 0 else END)
 
 
-# Limits.
+# ExplorationLimits.
 
 
 def endless(properties: Iterable[Any] = ()) -> Graph:
@@ -330,7 +330,7 @@ def test_an_interrupt_ends_the_search_and_keeps_what_was_seen(jobs: int) -> None
             signal.raise_signal(signal.SIGINT)
         return True
 
-    def interrupt_from_outside(_progress: Progress) -> None:
+    def interrupt_from_outside(_progress: ExplorationProgress) -> None:
         if jobs > 1:
             signal.raise_signal(signal.SIGINT)
 
@@ -379,7 +379,7 @@ def test_an_interrupt_does_not_touch_the_processes() -> None:
 
 def test_progress_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "PROGRESS_SECONDS", 0)
-    told: list[Progress] = []
+    told: list[ExplorationProgress] = []
     found = explore(TwoPhaseCommit(3), progress=told.append)
     assert [one.states for one in told] == sorted(one.states for one in told)
     assert (told[-1].states, told[-1].transitions, told[-1].queue) == (288, found.transitions, 0)

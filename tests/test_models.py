@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from kvsm.checker.counterexample import render, save_log
 from kvsm.checker.model import Verdict
-from kvsm.checker.models import MODELS, Limits
+from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.serving import ServingScope
 from kvsm.cli import main
 from kvsm.cli.check import check
@@ -78,12 +78,12 @@ ONE_REQUEST = ServingScope(
 
 def test_the_code_is_checked_in_the_hands_of_a_small_engine() -> None:
     serving = MODELS["serving"]
-    found = serving.explore(ONE_REQUEST, Limits())
+    found = serving.explore(ONE_REQUEST, ExplorationLimits())
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
     assert "transfer SUBMITTED --REPORT_GOOD--> COMPLETED (the last, and none failed)" in map(
         str, found.edges
     )
-    without = serving.explore(ONE_REQUEST, Limits(symmetry=False))
+    without = serving.explore(ONE_REQUEST, ExplorationLimits(symmetry=False))
     assert without.verdict is Verdict.PROVED
     assert without.states >= found.states
 
@@ -101,7 +101,7 @@ def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
     """S4: the end of a copy gives no lease back."""
     monkeypatch.setattr(transfers, "end", transfers.close)
     serving = MODELS["serving"]
-    found = serving.explore(ONE_REQUEST, Limits())
+    found = serving.explore(ONE_REQUEST, ExplorationLimits())
     assert found.verdict is Verdict.REFUTED
     assert found.refutation is not None
     told = render(serving.retell(ONE_REQUEST, found.refutation)).splitlines()

@@ -312,7 +312,7 @@ def test_draining_that_goes_round_is_no_progress() -> None:
 
 
 def test_limit_leaves_the_verdict_open() -> None:
-    calls: list[explorer.Progress] = []
+    calls: list[explorer.ExplorationProgress] = []
     found = explore_protocol(SMALL, max_states=1000, progress=calls.append)
     assert found.verdict is Verdict.UNDETERMINED
     assert found.limit == "1,000 states"

@@ -9,7 +9,7 @@ from planted_bugs import evict_what_is_pinned, free_slots_under_copies, take_dou
 from toy_worlds import Counting
 
 from kvsm.checker.failures import reduced
-from kvsm.checker.reduce import NotRepeated, reduce, replay
+from kvsm.checker.reduce import NotRepeated, reduce, rerun
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
 from kvsm.properties import Property
@@ -23,7 +23,7 @@ def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Actio
     failure = walk(lambda random: draw_case(target, random).make(), seed, runs=60).failure
     assert failure is not None
     saved = reduced(target, seed, failure)
-    replayed = replay(saved.case().make, saved.actions)
+    replayed = rerun(saved.case().make, saved.actions)
     assert replayed.finding == saved.finding()
     assert replayed.actions == saved.actions
     return len(failure.actions), saved.actions
@@ -69,7 +69,7 @@ def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> No
     saved = reduced("core", 1, failure)
     for place in range(len(saved.actions)):
         fewer = saved.actions[:place] + saved.actions[place + 1 :]
-        outcome = replay(saved.case().make, fewer)
+        outcome = rerun(saved.case().make, fewer)
         assert outcome.finding is None or outcome.finding.property != saved.property
 
 
@@ -109,9 +109,9 @@ def test_another_property_is_another_bug() -> None:
 def test_replays_are_bounded() -> None:
     """What was found until then is still a failure."""
     actions: list[Action] = [("up", 0), ("look",)] * 200
-    reduction = reduce(lambda: Counting(most=20), actions, ABOVE, most_replays=5)
-    assert reduction.replays == 5
-    assert replay(lambda: Counting(most=20), reduction.actions).finding == reduction.finding
+    reduction = reduce(lambda: Counting(most=20), actions, ABOVE, most_reruns=5)
+    assert reduction.reruns == 5
+    assert rerun(lambda: Counting(most=20), reduction.actions).finding == reduction.finding
 
 
 def test_a_long_list_takes_few_replays() -> None:
@@ -120,7 +120,7 @@ def test_a_long_list_takes_few_replays() -> None:
     actions = [*noise, ("up", 0), *noise, ("up", 0), ("up", 0)]
     reduction = reduce(lambda: Counting(most=2), actions, ABOVE)
     assert reduction.actions == (("up", 0),) * 3
-    assert reduction.replays < 20
+    assert reduction.reruns < 20
 
 
 def test_what_does_not_come_again_is_said_so() -> None:
@@ -144,5 +144,5 @@ def test_what_never_comes_to_rest_comes_down_to_what_led_there() -> None:
     reduction = reduce(lambda: Stuck(most=10**6), failure.actions, failure.finding)
     assert reduction.finding.property == Property.PROGRESS
     assert reduction.actions == (("up", 0),) * 5
-    assert replay(lambda: Stuck(most=10**6), reduction.actions).finding is None
-    assert replay(lambda: Stuck(most=10**6), reduction.actions, to_rest=True).finding == reduction.finding
+    assert rerun(lambda: Stuck(most=10**6), reduction.actions).finding is None
+    assert rerun(lambda: Stuck(most=10**6), reduction.actions, to_rest=True).finding == reduction.finding

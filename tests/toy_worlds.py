@@ -44,5 +44,8 @@ class Counting:
     def wind_down(self) -> Action | None:
         return ("down",) if self.number else None
 
+    def describe(self) -> dict[str, str]:
+        return {"number": str(self.number)}
+
     def fingerprint(self) -> bytes:
         return self.number.to_bytes(4, "big")

@@ -34,7 +34,7 @@ class Describable(Model[Any, Any], Protocol):
     def describe(self, state: Any) -> Described: ...
 
 
-class Change(msgspec.Struct, frozen=True):
+class StateChange(msgspec.Struct, frozen=True):
     """A thing of a state, before and after a step; empty where there was, or is, none."""
 
     thing: str
@@ -45,12 +45,12 @@ class Change(msgspec.Struct, frozen=True):
         return f"{self.thing}: {self.before or 'nothing'} -> {self.after or 'gone'}"
 
 
-class Step(msgspec.Struct, frozen=True):
+class CounterexampleStep(msgspec.Struct, frozen=True):
     """number: from 1."""
 
     number: int
     action: str
-    changes: tuple[Change, ...]
+    changes: tuple[StateChange, ...]
 
 
 class Counterexample(msgspec.Struct, frozen=True):
@@ -59,7 +59,7 @@ class Counterexample(msgspec.Struct, frozen=True):
     model: str
     bounds: str
     finding: Finding
-    steps: tuple[Step, ...]
+    steps: tuple[CounterexampleStep, ...]
     circle: int
     because: str
 
@@ -80,7 +80,7 @@ def retell(model: Describable, refutation: Refutation) -> Counterexample:
         state, before = state if after is None else after, seen
         with suppress(Exception):
             seen = model.describe(state)
-        steps.append(Step(number, action_text(action), _changes(before, seen)))
+        steps.append(CounterexampleStep(number, action_text(action), _changes(before, seen)))
     circle = refutation.circle + 1
     because = _because(refutation.finding, steps)
     return Counterexample(model.name, model.bounds, refutation.finding, tuple(steps), circle, because)
@@ -91,13 +91,13 @@ def action_text(action: Any) -> str:
     return " ".join(map(str, action)) if isinstance(action, tuple) else str(action)
 
 
-def _changes(before: Described, after: Described) -> tuple[Change, ...]:
+def _changes(before: Described, after: Described) -> tuple[StateChange, ...]:
     things = [*before, *(thing for thing in after if thing not in before)]
     pairs = ((thing, before.get(thing, ""), after.get(thing, "")) for thing in things)
-    return tuple(Change(*pair) for pair in pairs if pair[1] != pair[2])
+    return tuple(StateChange(*pair) for pair in pairs if pair[1] != pair[2])
 
 
-def _because(finding: Finding, steps: Sequence[Step]) -> str:
+def _because(finding: Finding, steps: Sequence[CounterexampleStep]) -> str:
     """The last step that changed a thing which is named in the finding."""
     for step in reversed(steps):
         for change in step.changes:

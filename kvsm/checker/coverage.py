@@ -23,7 +23,7 @@ from kvsm.states.words import Codec
 CODECS: tuple[Codec, ...] = (BLOCK_WORDS, TRANSFER_WORDS, LEASE_WORDS, REQUEST_WORDS)
 
 
-class Edge(NamedTuple):
+class TableEdge(NamedTuple):
     """A row of a machine's table, from one of its sources. why: as the table has it."""
 
     machine: str
@@ -36,7 +36,7 @@ class Edge(NamedTuple):
         return f"{self.machine} {self.source} --{self.trigger}--> {self.target} ({self.why})"
 
 
-def all_edges(machine: Machine) -> tuple[Edge, ...]:
+def all_edges(machine: Machine) -> tuple[TableEdge, ...]:
     """Of a machine, in the order of its triggers and states."""
     return tuple(
         edge_of(machine, state, trigger, arc)
@@ -46,15 +46,15 @@ def all_edges(machine: Machine) -> tuple[Edge, ...]:
     )
 
 
-def edge_of(machine: Machine, state: int, trigger: int, arc: Arc) -> Edge:
+def edge_of(machine: Machine, state: int, trigger: int, arc: Arc) -> TableEdge:
     """state, trigger: their numbers, with the arc that applied to them."""
     states, why = machine.states, machine.rows[arc.row].why
-    return Edge(
+    return TableEdge(
         machine.name, states(state).name, machine.triggers(trigger).name, states(arc.target).name, why
     )
 
 
-def never_taken(taken: Collection[Edge], machines: Iterable[str] = MACHINES) -> tuple[Edge, ...]:
+def never_taken(taken: Collection[TableEdge], machines: Iterable[str] = MACHINES) -> tuple[TableEdge, ...]:
     """Edges of these machines that are not among those taken, in the order of the tables."""
     return tuple(edge for name in machines for edge in all_edges(MACHINES[name]) if edge not in taken)
 
@@ -66,9 +66,9 @@ def forget() -> None:
             memo.clear()
 
 
-def taken() -> set[Edge]:
+def taken() -> set[TableEdge]:
     """The edges that were taken since `forget`, in this process."""
-    edges: set[Edge] = set()
+    edges: set[TableEdge] = set()
     for codec in CODECS:
         machine = codec.machine
         for trigger, memo in zip(machine.triggers, codec.next, strict=True):

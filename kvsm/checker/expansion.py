@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple
 
 from kvsm.checker import coverage
-from kvsm.checker.coverage import Edge
+from kvsm.checker.coverage import TableEdge
 from kvsm.checker.model import Kind, Model, Requirement
 from kvsm.errors import ConfigError
 from kvsm.worlds.world import Finding, finding_of
@@ -182,11 +182,11 @@ class Processes:
                 done.update(self._receive())
             yield from done.pop(wanted)
 
-    def edges(self) -> set[Edge]:
+    def edges(self) -> set[TableEdge]:
         """Wait for what is under way, and send the processes home: the edges that were taken in them."""
         while self._busy:
             self._receive()
-        taken: set[Edge] = set()
+        taken: set[TableEdge] = set()
         for _, connection in self._workers:
             self._send(connection, None)
             taken |= self._answer(connection)

@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from kvsm.checker import coverage
-from kvsm.checker.coverage import Edge
+from kvsm.checker.coverage import TableEdge
 from kvsm.checker.expansion import Expander, Expansion, Processes, collecting_young_objects
 from kvsm.checker.model import Exploration, Kind, Model, Refutation, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
@@ -41,7 +41,7 @@ PROGRESS_SECONDS = 0.25
 """From one call of `progress` to the next, at least."""
 
 
-class Progress(msgspec.Struct, frozen=True):
+class ExplorationProgress(msgspec.Struct, frozen=True):
     """How far an exploration has come. queue: states that were seen and not expanded yet."""
 
     states: int
@@ -62,7 +62,7 @@ def explore(
     max_states: int | None = None,
     max_depth: int | None = None,
     max_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ExplorationProgress], None] | None = None,
 ) -> Exploration:
     """Look at all that can be reached within the limits, until something is broken.
 
@@ -73,7 +73,7 @@ def explore(
     for name, value in (("jobs", jobs), ("max_states", max_states), ("max_depth", max_depth)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}; it must be at least 1")
-    search = _Search(model, max_states, max_depth, max_seconds, progress)
+    search = _ExplorerSearch(model, max_states, max_depth, max_seconds, progress)
     coverage.forget()
     with (
         collecting_young_objects(),
@@ -90,8 +90,8 @@ Expand = Callable[[list[Any]], Iterable[Expansion]]
 
 @contextmanager
 def _expanding(
-    model: Model[Any, Any], jobs: int, search: _Search
-) -> Iterator[tuple[Expand, Callable[[], set[Edge]]]]:
+    model: Model[Any, Any], jobs: int, search: _ExplorerSearch
+) -> Iterator[tuple[Expand, Callable[[], set[TableEdge]]]]:
     """What expands a level, and what tells the edges that were taken in other processes."""
     if jobs == 1:
         expander = Expander(model, search.numbers)
@@ -102,7 +102,7 @@ def _expanding(
 
 
 @contextmanager
-def _noticing_interrupts(search: _Search) -> Iterator[None]:
+def _noticing_interrupts(search: _ExplorerSearch) -> Iterator[None]:
     """The first Ctrl-C ends the search where it can tell what it has seen; the second one is as ever."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -120,18 +120,18 @@ def _noticing_interrupts(search: _Search) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-class _LimitReached(Exception):
+class _SearchLimit(Exception):
     """Ends a search that is not over."""
 
 
-class _Broken(Exception):
+class _SearchFinding(Exception):
     """Ends a search that has found something. number: of the state before the last action."""
 
     def __init__(self, number: int, actions: tuple[Any, ...], finding: Finding) -> None:
         self.number, self.actions, self.finding = number, actions, finding
 
 
-class _Search:
+class _ExplorerSearch:
     """All that is known so far. A state is known by its number, counted in the order of their first sight."""
 
     def __init__(
@@ -140,7 +140,7 @@ class _Search:
         max_states: int | None,
         max_depth: int | None,
         max_seconds: float | None,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[ExplorationProgress], None] | None,
     ) -> None:
         self._model, self._report = model, progress
         self._max_states, self._max_depth, self._max_seconds = max_states, max_depth, max_seconds
@@ -166,15 +166,15 @@ class _Search:
             level = self._first_level()
             while level:
                 if self._depth == self._max_depth:
-                    raise _LimitReached(f"the depth of {self._depth:,} actions")
+                    raise _SearchLimit(f"the depth of {self._depth:,} actions")
                 level = self._next_level(expand(level))
-        except _LimitReached as limit:
+        except _SearchLimit as limit:
             self._limit = str(limit)
-        except _Broken as broken:
+        except _SearchFinding as broken:
             start, path = self._path(broken.number)
             self._refutation = Refutation(broken.finding, path + broken.actions, start)
 
-    def exploration(self, edges: set[Edge]) -> Exploration:
+    def exploration(self, edges: set[TableEdge]) -> Exploration:
         """What the search came to."""
         if self._refutation is None:
             self._wind_down()
@@ -213,7 +213,7 @@ class _Search:
             self._add(fingerprint, -1, place)
             finding = expander.broken(state)
             if finding is not None:
-                raise _Broken(len(self.numbers) - 1, (), finding)
+                raise _SearchFinding(len(self.numbers) - 1, (), finding)
             self._reached |= expander.reached(state)
             level.append(self._model.save(state))
         if not level:
@@ -246,7 +246,7 @@ class _Search:
                     level.append(expansion.new[fingerprint])
         if expansion.broken is not None:
             action, finding = expansion.broken
-            raise _Broken(parent, (action,), finding)
+            raise _SearchFinding(parent, (action,), finding)
         self._holds[parent] = expansion.holds
         place = expansion.wind_down
         self._winding[parent] = END if place < 0 else numbers[expansion.moves[place][1]]
@@ -254,7 +254,7 @@ class _Search:
 
     def _add(self, fingerprint: Hashable, parent: int, via: int) -> None:
         if len(self.numbers) == self._max_states:
-            raise _LimitReached(f"{self._max_states:,} states")
+            raise _SearchLimit(f"{self._max_states:,} states")
         self.numbers[fingerprint] = len(self.numbers)
         self._parents.append(parent)
         self._via.append(via)
@@ -264,14 +264,14 @@ class _Search:
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
         if self.is_interrupted:
-            raise _LimitReached("an interrupt")
+            raise _SearchLimit("an interrupt")
         if self._report is not None and now - self._reported >= PROGRESS_SECONDS:
             self._reported = now
             states, seconds = len(self.numbers), now - self._started
             queue = states - self._expanded
-            self._report(Progress(states, sum(self._taken), self._depth, queue, seconds))
+            self._report(ExplorationProgress(states, sum(self._taken), self._depth, queue, seconds))
         if self._max_seconds is not None and now - self._started >= self._max_seconds:
-            raise _LimitReached(f"{self._max_seconds:,g} seconds")
+            raise _SearchLimit(f"{self._max_seconds:,g} seconds")
 
     def _wind_down(self) -> None:
         """Hold the "eventually" against what was explored."""

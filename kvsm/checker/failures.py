@@ -18,10 +18,10 @@ import msgspec
 
 from kvsm.checker.counterexample import render, retell, save_log
 from kvsm.checker.model import Refutation
-from kvsm.checker.reduce import NotRepeated, Reduction, reduce, replay
+from kvsm.checker.reduce import NotRepeated, Reduction, reduce, rerun
 from kvsm.checker.rerun import RerunModel
-from kvsm.checker.targets import Case, case_of, draw_case
-from kvsm.checker.walk import Failure, random_of
+from kvsm.checker.targets import WalkCase, case_of, draw_case
+from kvsm.checker.walk import WalkFailure, random_of
 from kvsm.errors import ConfigError, LogError
 from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
@@ -40,7 +40,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     seed: int
     run: int
     found: int
-    replays: int
+    reruns: int
 
     def finding(self) -> Finding:
         return Finding(self.property, self.message)
@@ -49,12 +49,12 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
         """The same failure, as these actions show it."""
         return msgspec.structs.replace(self, actions=actions, **_fields(finding))
 
-    def case(self) -> Case:
+    def case(self) -> WalkCase:
         """Raises `ConfigError` if this kvsm has no such world."""
         return case_of(self.target, self.options)
 
 
-def reduced(target: str, seed: int, failure: Failure) -> SavedFailure:
+def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
     """The failure in as few actions as reduction finds. If it does not come again, as it was found."""
     case = draw_case(target, random_of(seed, failure.run))
     try:
@@ -70,7 +70,7 @@ def reduced(target: str, seed: int, failure: Failure) -> SavedFailure:
         seed=seed,
         run=failure.run,
         found=len(failure.actions),
-        replays=reduction.replays,
+        reruns=reduction.reruns,
     )
 
 
@@ -80,28 +80,28 @@ def _fields(finding: Finding) -> dict[str, Any]:
     return {"property": finding.property, "message": finding.message}
 
 
-def _reduced_with_requests(case: Case, reduction: Reduction) -> tuple[Case, Reduction]:
+def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCase, Reduction]:
     """Where requests come one after the other, as the options list them, an arrival cannot be left out alone:
     another request would come in its place. So each is left out with its request, and those with it that
     never came. What is left may be reduced further."""
     if not isinstance(getattr(case.options, "requests", None), tuple):
         return case, reduction
-    actions, finding, replays = reduction.actions, reduction.finding, reduction.replays
+    actions, finding, reruns = reduction.actions, reduction.finding, reduction.reruns
     arrivals = sum(action[0] == "arrive" for action in actions)
     case = _with_requests(case, case.options.requests[:arrivals])  # type: ignore[attr-defined]
     for number in reversed(range(arrivals)):
         requests = case.options.requests  # type: ignore[attr-defined]
         fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
-        outcome = replay(fewer.make, _without_arrival(actions, number), to_rest=True)
-        replays += 1
+        outcome = rerun(fewer.make, _without_arrival(actions, number), to_rest=True)
+        reruns += 1
         if outcome.finding is not None and outcome.finding.property == finding.property:
             case, actions, finding = fewer, outcome.actions, outcome.finding
     again = reduce(case.make, actions, finding)
-    return case, msgspec.structs.replace(again, replays=replays + again.replays)
+    return case, msgspec.structs.replace(again, reruns=reruns + again.reruns)
 
 
-def _with_requests(case: Case, requests: tuple[Any, ...]) -> Case:
-    return Case(case.target, msgspec.structs.replace(case.options, requests=requests))
+def _with_requests(case: WalkCase, requests: tuple[Any, ...]) -> WalkCase:
+    return WalkCase(case.target, msgspec.structs.replace(case.options, requests=requests))
 
 
 def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, ...]:
@@ -113,11 +113,11 @@ def told(failure: SavedFailure) -> str:
     """Numbered steps, each with what it changed; the property, and where to look first."""
     case = failure.case()
     bounds = f"seed {failure.seed}, run {failure.run}: {_options_text(case.options)}"
-    model = RerunModel(f"{failure.target} world", bounds, case.make, describe=case.describe)
+    model = RerunModel(f"{failure.target} world", bounds, case.make)
     lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
     # The first line speaks of the shortest way: only a search knows that.
     steps = "step" if len(failure.actions) == 1 else "steps"
-    size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.replays} replays"
+    size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.reruns} reruns"
     return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
 
 
@@ -128,7 +128,7 @@ def _options_text(options: msgspec.Struct) -> str:
 def save(failure: SavedFailure, directory: Path) -> list[Path]:
     """Write all that is said above; returns the files. Raises `LogError` if the directory cannot be used."""
     claim(directory)
-    outcome = replay(failure.case().make, failure.actions)
+    outcome = rerun(failure.case().make, failure.actions)
     test = directory / f"test_{failure.target}_{failure.seed}_{failure.run}.py"
     encoded = msgspec.json.format(msgspec.json.encode(failure), indent=1)
     written = {directory / FILE: encoded, directory / "steps.txt": (told(failure) + "\n").encode()}
@@ -173,7 +173,7 @@ Found by `kvsm fuzz --target {target} --seed {seed}` in run {run}, and reduced f
 It fails as long as the bug is there.
 """
 
-from kvsm.checker.reduce import replay
+from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import case_of
 
 OPTIONS = {options}
@@ -182,7 +182,7 @@ ACTIONS = {actions}
 
 
 def test_{target}_keeps_{property}() -> None:
-    outcome = replay(case_of("{target}", OPTIONS).make, ACTIONS, to_rest=True)
+    outcome = rerun(case_of("{target}", OPTIONS).make, ACTIONS, to_rest=True)
     assert outcome.finding is None, str(outcome.finding)
 '''
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvsm.checker.coverage import Edge
+from kvsm.checker.coverage import TableEdge
 from kvsm.properties import Property
 from kvsm.worlds.world import Finding
 
@@ -130,7 +130,7 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
     unreached: tuple[str, ...] = ()
     actions: dict[str, int] = {}
     """How often each action was taken, by its name."""
-    edges: tuple[Edge, ...] = ()
+    edges: tuple[TableEdge, ...] = ()
     """Of the machine tables, those that were taken; `coverage.never_taken` names the others."""
 
     @property

@@ -1,19 +1,18 @@
-"""The models that `kvsm check` knows, each with its scopes: what is explored, and how far.
+"""The models that `kvsm check` knows, each with its scopes.
 
-A scope is a set of bounds, and a proof holds within them. `small` is explored in seconds, `full` in minutes.
-Every bound can be changed, which makes a scope of its own.
+A scope is a set of bounds, and a proof holds within these bounds. A `small` scope is explored in seconds, a
+`full` one in minutes. Any bound can be changed for one exploration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
-from kvsm.checker.counterexample import Counterexample, retell
-from kvsm.checker.describing import describe_ledger
-from kvsm.checker.explorer import Progress, explore
+from kvsm.checker.counterexample import Counterexample, Describable, retell
+from kvsm.checker.explorer import ExplorationProgress, explore
 from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore_protocol
 from kvsm.checker.protocol.offload import offload_protocol
@@ -31,119 +30,106 @@ from kvsm.worlds.serving import ServingWorld
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 Bounds = dict[str, int]
-"""The numbers of a scope, by their names; a switch is 0 or 1."""
+"""The numbers of a scope by name. A switch is 0 or 1."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How an exploration is carried out; see `explorer.explore`. symmetry: things that are alike count as
-    one, where a model can tell; without it there are more states, and the verdict is the same."""
+class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How to explore; `explorer.explore` explains the other fields.
+
+    symmetry: count interchangeable things as one if the model can. Without it there are more states, and the
+        verdict is the same.
+    """
 
     jobs: int = 1
     max_states: int | None = None
     max_depth: int | None = None
     max_seconds: float | None = None
     symmetry: bool = True
-    progress: Callable[[Progress], None] | None = None
+    progress: Callable[[ExplorationProgress], None] | None = None
 
 
-class CheckedModel(Protocol):
-    """A model with its scopes. machines: those whose tables it goes through."""
+class CheckedModel:
+    """A model with its scopes. The simplest kind has one model for each scope, whose numbers are its bounds.
 
-    @property
-    def name(self) -> str: ...
+    says: one line for people.
+    machines: the machines whose tables it exercises.
+    takes_depth: whether `ExplorationLimits.max_depth` is supported.
+    """
 
-    @property
-    def says(self) -> str: ...
+    name: str
+    says: str
+    machines: tuple[str, ...] = ()
+    scopes: Mapping[str, Any]
+    takes_depth = True
 
-    @property
-    def machines(self) -> tuple[str, ...]: ...
+    def model(self, scope: Any) -> Describable:
+        """The model whose path to a refutation can be retold."""
+        raise NotImplementedError
 
-    @property
-    def scopes(self) -> Mapping[str, Any]: ...
-
-    @property
-    def takes_depth(self) -> bool:
-        """Whether `Limits.max_depth` can be given."""
-
-    def bounds(self, scope: Any) -> Bounds: ...
+    def bounds(self, scope: Any) -> Bounds:
+        """The bounds of a scope."""
+        return numbers_of(scope)
 
     def bounded(self, scope: Any, bounds: Bounds) -> Any:
         """The scope with these bounds instead of its own. Raises `ConfigError`."""
+        return with_numbers(scope, bounds)
 
-    def explore(self, scope: Any, limits: Limits) -> Exploration: ...
+    def explore(self, scope: Any, limits: ExplorationLimits) -> Exploration:
+        """Explore one scope."""
+        return explore(self.model(scope), **explorer_limits(limits))
 
-    def retell(self, scope: Any, refutation: Refutation) -> Counterexample: ...
+    def retell(self, scope: Any, refutation: Refutation) -> Counterexample:
+        """A refutation of this scope, step by step."""
+        return retell(self.model(scope), refutation)
 
     def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
-        """What the real core did on the way; none, if it has no part in the model."""
+        """The events of the real core on the way; none if the model does not run it."""
+        model = self.model(scope)
+        return model.events(refutation.path) if isinstance(model, RerunModel) else ()
 
 
-class _Protocol:
+class _ProtocolChecks(CheckedModel):
     name = "protocol"
     says = "the tables, with copies that start, read, write and report, on streams of several workers"
-    machines: tuple[str, ...] = ("block", "transfer", "lease")
+    machines = ("block", "transfer", "lease")
     scopes: Mapping[str, ProtocolScope] = PROTOCOL_SCOPES
     takes_depth = False
 
-    def bounds(self, scope: ProtocolScope) -> Bounds:
-        return numbers_of(scope)
+    def model(self, scope: ProtocolScope) -> ProtocolModel:
+        return ProtocolModel(offload_protocol(scope))
 
-    def bounded(self, scope: ProtocolScope, bounds: Bounds) -> ProtocolScope:
-        return with_numbers(scope, bounds)
-
-    def explore(self, scope: ProtocolScope, limits: Limits) -> Exploration:
+    def explore(self, scope: ProtocolScope, limits: ExplorationLimits) -> Exploration:
         given = msgspec.structs.asdict(limits)
         if given.pop("max_depth") is not None:
             raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
         return explore_protocol(scope, **given)
 
-    def retell(self, scope: ProtocolScope, refutation: Refutation) -> Counterexample:
-        return retell(ProtocolModel(offload_protocol(scope)), refutation)
 
-    def events(self, _scope: ProtocolScope, _refutation: Refutation) -> Sequence[OffloadingEvent]:
-        return ()
-
-
-class _Copies:
+class _CopyChecks(CheckedModel):
     name = "copies"
     says = "the real engine of streams and events, on a device whose every step is chosen"
-    machines: tuple[str, ...] = ()
     scopes: Mapping[str, CopyEngineWorldOptions] = {
         "small": CopyEngineWorldOptions(holds=0),
         "held": CopyEngineWorldOptions(copies=1, kernels=2),
         "full": CopyEngineWorldOptions(kernels=2, bad=1),
     }
-    takes_depth = True
 
-    def bounds(self, scope: CopyEngineWorldOptions) -> Bounds:
-        return numbers_of(scope)
-
-    def bounded(self, scope: CopyEngineWorldOptions, bounds: Bounds) -> CopyEngineWorldOptions:
-        return with_numbers(scope, bounds)
-
-    def explore(self, scope: CopyEngineWorldOptions, limits: Limits) -> Exploration:
-        return explore(self._model(scope), **explorer_limits(limits))
-
-    def retell(self, scope: CopyEngineWorldOptions, refutation: Refutation) -> Counterexample:
-        return retell(self._model(scope), refutation)
-
-    def events(self, _scope: CopyEngineWorldOptions, _refutation: Refutation) -> Sequence[OffloadingEvent]:
-        return ()
-
-    def _model(self, scope: CopyEngineWorldOptions) -> RerunModel[CopyEngineWorld]:
+    def model(self, scope: CopyEngineWorldOptions) -> RerunModel[CopyEngineWorld]:
         told = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in numbers_of(scope).items())
-        return RerunModel(self.name, told, lambda: CopyEngineWorld(scope), describe=CopyEngineWorld.describe)
+        return RerunModel(self.name, told, lambda: CopyEngineWorld(scope))
 
 
-class _Serving:
+class _ServingChecks(CheckedModel):
     name = "serving"
     says = "the real offloader and scheduler with a small engine, and copies that end in any order"
     machines = ("block", "transfer", "lease", "request")
-    takes_depth = True
+    scopes: Mapping[str, ServingScope] = SERVING_SCOPES
 
-    @property
-    def scopes(self) -> Mapping[str, ServingScope]:
-        return SERVING_SCOPES
+    def model(self, scope: ServingScope) -> RerunModel[ServingWorld]:
+        """Only for retelling: to explore, `ServingModel` saves and restores its worlds instead."""
+        return RerunModel(
+            self.name, ServingModel(scope).bounds, lambda: ServingWorld(scope.options, keep_events=True)
+        )
 
     def bounds(self, scope: ServingScope) -> Bounds:
         options = scope.options
@@ -163,34 +149,21 @@ class _Serving:
                 budgets=with_numbers(options.budgets, of_budgets),
             ),
             scope.sometimes,
-            # Without the disturbance that one of them needs it cannot be met, and nothing is wrong.
+            # A "sometimes" may need a disturbance that these bounds exclude, which would not be a fault.
             required=False,
         )
 
-    def explore(self, scope: ServingScope, limits: Limits) -> Exploration:
+    def explore(self, scope: ServingScope, limits: ExplorationLimits) -> Exploration:
         return explore(ServingModel(scope, renamed=limits.symmetry), **explorer_limits(limits))
 
-    def retell(self, scope: ServingScope, refutation: Refutation) -> Counterexample:
-        return retell(self._told(scope), refutation)
 
-    def events(self, scope: ServingScope, refutation: Refutation) -> Sequence[OffloadingEvent]:
-        return self._told(scope).events(refutation.path)
-
-    def _told(self, scope: ServingScope) -> RerunModel[ServingWorld]:
-        """The same, for a path that is done once."""
-        return RerunModel(
-            self.name,
-            ServingModel(scope).bounds,
-            lambda: ServingWorld(scope.options, keep_events=True),
-            describe=lambda world: describe_ledger(world.engine.core.ledger),
-        )
+MODELS: dict[str, CheckedModel] = {
+    one.name: one for one in (_ProtocolChecks(), _ServingChecks(), _CopyChecks())
+}
 
 
-MODELS: dict[str, CheckedModel] = {one.name: one for one in (_Protocol(), _Serving(), _Copies())}
-
-
-def explorer_limits(limits: Limits) -> dict[str, Any]:
-    """Those that `explorer.explore` takes, by their names there."""
+def explorer_limits(limits: ExplorationLimits) -> dict[str, Any]:
+    """The limits as keyword arguments of `explorer.explore`."""
     given = msgspec.structs.asdict(limits)
     del given["symmetry"]
     return given
@@ -203,7 +176,7 @@ def numbers_of(options: msgspec.Struct) -> Bounds:
 
 
 def with_numbers(options: Options, bounds: Bounds) -> Options:
-    """The options with these instead of their own. Raises `ConfigError` for a name that is none of theirs."""
+    """The options with these numbers instead of their own. Raises `ConfigError` for an unknown name."""
     known = msgspec.structs.asdict(options)
     for name in bounds:
         if name not in numbers_of(options):

@@ -18,10 +18,10 @@ from kvsm.checker.walk import rest
 from kvsm.errors import KvsmError
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
-MOST_REPLAYS = 4000
+MOST_RERUNS = 4000
 
 
-class Replay(msgspec.Struct, frozen=True):
+class Rerun(msgspec.Struct, frozen=True):
     """actions: those that happened, up to the one that failed. finding: None if nothing failed."""
 
     world: World
@@ -30,18 +30,18 @@ class Replay(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """actions: the fewest that were found. finding: theirs. replays: how many it took."""
+    """actions: the fewest that were found. finding: theirs. reruns: how many it took."""
 
     actions: tuple[Action, ...]
     finding: Finding
-    replays: int
+    reruns: int
 
 
 class NotRepeated(KvsmError):
     """A failure that does not come again when the same is done: something outside decides, too."""
 
 
-def replay(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Replay:
+def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Rerun:
     """Do all this in a fresh world, and look at everything at the end. What cannot happen is left out.
 
     to_rest: then wind down, and look again. What happens on the way is none of the actions.
@@ -57,8 +57,8 @@ def replay(make_world: Callable[[], World], actions: Sequence[Action], *, to_res
         if to_rest:
             rest(world, [])
     except Exception as error:  # Whatever the real code raises is what is looked for.
-        return Replay(world, tuple(done), finding_of(error))
-    return Replay(world, tuple(done), None)
+        return Rerun(world, tuple(done), finding_of(error))
+    return Rerun(world, tuple(done), None)
 
 
 def reduce(
@@ -66,13 +66,13 @@ def reduce(
     actions: Sequence[Action],
     finding: Finding,
     *,
-    most_replays: int = MOST_REPLAYS,
+    most_reruns: int = MOST_RERUNS,
 ) -> Reduction:
     """As few of these actions as break the same property. Raises `NotRepeated` if all of them do not.
 
     make_world: a fresh world each time, of the configuration in which they failed.
     """
-    reducer = _Reducer(make_world, finding, most_replays)
+    reducer = _Reducer(make_world, finding, most_reruns)
     # What is wrong with the way to rest is seen there alone. All else is shorter told without that way.
     if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
         raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
@@ -80,24 +80,24 @@ def reduce(
     reducer.leave_out_things()
     reducer.leave_out_pieces()
     reducer.make_numbers_small()
-    return Reduction(tuple(reducer.best), reducer.finding, reducer.replays)
+    return Reduction(tuple(reducer.best), reducer.finding, reducer.reruns)
 
 
 class _Reducer:
     """best: the shortest failing list so far. A candidate that fails takes its place, cut behind the failure
     and without what could not happen."""
 
-    def __init__(self, make_world: Callable[[], World], finding: Finding, most_replays: int) -> None:
-        self._make_world, self.finding, self._most_replays = make_world, finding, most_replays
+    def __init__(self, make_world: Callable[[], World], finding: Finding, most_reruns: int) -> None:
+        self._make_world, self.finding, self._most_reruns = make_world, finding, most_reruns
         self.best: list[Action] = []
-        self.replays = 0
+        self.reruns = 0
         self._to_rest = False
 
     def fails(self, candidate: list[Action]) -> bool:
-        if self.replays >= self._most_replays:
+        if self.reruns >= self._most_reruns:
             return False
-        self.replays += 1
-        outcome = replay(self._make_world, candidate, to_rest=self._to_rest)
+        self.reruns += 1
+        outcome = rerun(self._make_world, candidate, to_rest=self._to_rest)
         if outcome.finding is None or outcome.finding.property != self.finding.property:
             return False
         self.best, self.finding = list(outcome.actions), outcome.finding
@@ -129,7 +129,7 @@ class _Reducer:
                     start += size
             if size > 1:
                 size //= 2
-            elif len(self.best) == before or self.replays >= self._most_replays:
+            elif len(self.best) == before or self.reruns >= self._most_reruns:
                 return
 
     def make_numbers_small(self) -> None:

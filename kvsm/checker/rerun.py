@@ -1,4 +1,4 @@
-"""A model over a world that cannot be copied: each state is made again, from the actions that led to it."""
+"""A model over a world that cannot be copied: each state is made again from the actions that led to it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvsm.worlds.world import Action, World
 AnyWorld = TypeVar("AnyWorld", bound=World)
 
 
-class Told(Generic[AnyWorld]):
-    """A world, and the actions that made it what it is."""
+class ReachedWorld(Generic[AnyWorld]):
+    """A world and the actions that led to its state."""
 
     __slots__ = ("path", "world")
 
@@ -24,63 +24,52 @@ class Told(Generic[AnyWorld]):
 
 
 class RerunModel(Generic[AnyWorld]):
-    """A `Model`. make_world: the same world each time. sometimes: (id, what it says, whether it holds).
-    describe: what can be seen of a world, for a counterexample.
+    """A `Model` with two requirements: the world's own checks hold, and winding down leads to rest.
 
-    Every world has two properties: what it watches always holds (it says itself which one does not), and
-    winding down leads to rest (S9).
+    name, bounds: for people.
+    make_world: makes the same world each time.
     """
 
-    def __init__(
-        self,
-        name: str,
-        bounds: str,
-        make_world: Callable[[], AnyWorld],
-        sometimes: Sequence[tuple[str, str, Callable[[AnyWorld], bool]]] = (),
-        describe: Callable[[AnyWorld], dict[str, str]] = lambda _world: {},
-    ) -> None:
-        self.name, self.bounds, self._make_world, self._describe = name, bounds, make_world, describe
-        self.requirements: list[Requirement[Told[AnyWorld]]] = [
+    def __init__(self, name: str, bounds: str, make_world: Callable[[], AnyWorld]) -> None:
+        self.name, self.bounds, self._make_world = name, bounds, make_world
+        says = "all copies end, and all comes to rest"
+        self.requirements: tuple[Requirement[ReachedWorld[AnyWorld]], ...] = (
             Requirement(Kind.ALWAYS, "checks", "the world's own checks", _checks),
-            Requirement(
-                Kind.EVENTUALLY, Property.PROGRESS, "all copies end, and all comes to rest", self._is_at_rest
-            ),
-        ]
-        for word, says, holds in sometimes:
-            self.requirements.append(Requirement(Kind.SOMETIMES, word, says, _of_world(holds)))
+            Requirement(Kind.EVENTUALLY, Property.PROGRESS, says, _is_at_rest),
+        )
 
-    def initial(self) -> Iterable[Told[AnyWorld]]:
-        return [Told(self._make_world(), ())]
+    def initial(self) -> Iterable[ReachedWorld[AnyWorld]]:
+        return [ReachedWorld(self._make_world(), ())]
 
-    def actions(self, state: Told[AnyWorld]) -> list[Action]:
+    def actions(self, state: ReachedWorld[AnyWorld]) -> list[Action]:
         return state.world.actions()
 
-    def next(self, state: Told[AnyWorld], action: Action) -> Told[AnyWorld] | None:
+    def next(self, state: ReachedWorld[AnyWorld], action: Action) -> ReachedWorld[AnyWorld] | None:
         if not state.world.do(action):
             return None
         state.path = (*state.path, action)
         return state
 
-    def fingerprint(self, state: Told[AnyWorld]) -> bytes:
+    def fingerprint(self, state: ReachedWorld[AnyWorld]) -> bytes:
         return state.world.fingerprint()
 
-    def wind_down(self, state: Told[AnyWorld]) -> Action | None:
+    def wind_down(self, state: ReachedWorld[AnyWorld]) -> Action | None:
         return state.world.wind_down()
 
-    def save(self, state: Told[AnyWorld]) -> tuple[Action, ...]:
+    def save(self, state: ReachedWorld[AnyWorld]) -> tuple[Action, ...]:
         return state.path
 
-    def load(self, saved: tuple[Action, ...]) -> Told[AnyWorld]:
+    def load(self, saved: tuple[Action, ...]) -> ReachedWorld[AnyWorld]:
         world = self._make_world()
         for action in saved:
             world.do(action)
-        return Told(world, saved)
+        return ReachedWorld(world, saved)
 
-    def describe(self, state: Told[AnyWorld]) -> dict[str, str]:
-        return self._describe(state.world)
+    def describe(self, state: ReachedWorld[AnyWorld]) -> dict[str, str]:
+        return state.world.describe()
 
     def events(self, path: Sequence[Action]) -> Sequence[OffloadingEvent]:
-        """Those of the world after these actions, the last of which may raise."""
+        """The events of the world after these actions. The last action may raise."""
         world = self._make_world()
         for action in path[:-1]:
             world.do(action)
@@ -88,14 +77,12 @@ class RerunModel(Generic[AnyWorld]):
             world.do(path[-1])
         return world.events
 
-    def _is_at_rest(self, state: Told[AnyWorld]) -> bool:
-        return state.world.wind_down() is None
 
-
-def _checks(state: Told[AnyWorld]) -> bool:
+def _checks(state: ReachedWorld[AnyWorld]) -> bool:
+    """Raises what the world finds broken."""
     state.world.check()
     return True
 
 
-def _of_world(holds: Callable[[AnyWorld], bool]) -> Callable[[Told[AnyWorld]], bool]:
-    return lambda state: holds(state.world)
+def _is_at_rest(state: ReachedWorld[AnyWorld]) -> bool:
+    return state.world.wind_down() is None

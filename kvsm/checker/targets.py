@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from kvsm.checker.describing import describe_ledger
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
@@ -19,7 +18,7 @@ from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.world import Action, World
 
 
-class Target(msgspec.Struct, frozen=True):
+class WalkTarget(msgspec.Struct, frozen=True):
     """A sort of world. draw: options for one run. describe: what can be seen of a world, for people. share:
     of the runs, where all targets are walked: about in inverse proportion to what an action costs."""
 
@@ -27,11 +26,10 @@ class Target(msgspec.Struct, frozen=True):
     options: type[msgspec.Struct]
     world: Callable[[Any], World]
     draw: Callable[[Random], msgspec.Struct]
-    describe: Callable[[Any], dict[str, str]]
     share: int
 
 
-class Case(msgspec.Struct, frozen=True):
+class WalkCase(msgspec.Struct, frozen=True):
     """A world that can be made again and again."""
 
     target: str
@@ -40,25 +38,22 @@ class Case(msgspec.Struct, frozen=True):
     def make(self) -> World:
         return TARGETS[self.target].world(self.options)
 
-    def describe(self, world: World) -> dict[str, str]:
-        return TARGETS[self.target].describe(world)
 
-
-def draw_case(target: str, random: Random) -> Case:
+def draw_case(target: str, random: Random) -> WalkCase:
     """Of one target, or of `all`. Raises `ConfigError` if there is none of this name."""
     if target == "all":
         target = random.choice([name for name, one in TARGETS.items() for _ in range(one.share)])
     if target not in TARGETS:
         raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}, or all")
-    return Case(target, TARGETS[target].draw(random))
+    return WalkCase(target, TARGETS[target].draw(random))
 
 
-def case_of(target: str, options: Mapping[str, Any]) -> Case:
+def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
     """From options as they stand in a file. Raises `ConfigError`."""
     if target not in TARGETS:
         raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}")
     try:
-        return Case(target, msgspec.convert(options, TARGETS[target].options))
+        return WalkCase(target, msgspec.convert(options, TARGETS[target].options))
     except msgspec.ValidationError as error:
         raise ConfigError(f"options of target {target}: {error}") from error
 
@@ -66,7 +61,7 @@ def case_of(target: str, options: Mapping[str, Any]) -> Case:
 # The serving world.
 
 
-class _Served(ServingWorld):
+class _WalkedServing(ServingWorld):
     """An engine that has nothing more to do steps no more: a walk has better worlds to go through. And it is
     looked at more often, for its own checks say less about the ledger than those of the core's world."""
 
@@ -150,29 +145,18 @@ def _draw_copies(random: Random) -> CopyEngineWorldOptions:
     )
 
 
-TARGETS: dict[str, Target] = {
-    "core": Target(
-        "the offload core alone, every call in every order",
-        CoreOptions,
-        CoreWorld,
-        draw_options,
-        lambda world: describe_ledger(world.core.ledger),
-        8,
+TARGETS: dict[str, WalkTarget] = {
+    "core": WalkTarget(
+        "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 8
     ),
-    "serving": Target(
-        "the core and the scheduler with a small engine",
-        ServingOptions,
-        _Served,
-        _draw_serving,
-        lambda world: describe_ledger(world.engine.core.ledger),
-        3,
+    "serving": WalkTarget(
+        "the core and the scheduler with a small engine", ServingOptions, _WalkedServing, _draw_serving, 3
     ),
-    "copies": Target(
+    "copies": WalkTarget(
         "the engine of streams and events on a simulated device",
         CopyEngineWorldOptions,
         CopyEngineWorld,
         _draw_copies,
-        CopyEngineWorld.describe,
         1,
     ),
 }

@@ -49,7 +49,7 @@ _SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
 _TRIES = 16
 
 
-class Failure(msgspec.Struct, frozen=True):
+class WalkFailure(msgspec.Struct, frozen=True):
     """A run that ended in a finding, with all that was done in it, what could not happen left out."""
 
     run: int
@@ -69,17 +69,17 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     most_in_flight: int = 0
     interrupted: bool = False
-    failure: Failure | None = None
+    failure: WalkFailure | None = None
 
     @property
     def operations_per_second(self) -> float:
         return self.operations / self.seconds if self.seconds else 0.0
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunResult(msgspec.Struct, frozen=True):
     operations: int
     most_in_flight: int
-    failure: Failure | None
+    failure: WalkFailure | None
 
 
 def walk(
@@ -101,7 +101,7 @@ def walk(
     a process is killed.
     """
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
-    with _runs_of(_Task(make_world, seed, swarm), first_run, jobs) as made:
+    with _runs_of(_RunMaker(make_world, seed, swarm), first_run, jobs) as made:
         try:
             for number, run in enumerate(made, first_run):
                 result = msgspec.structs.replace(
@@ -132,17 +132,17 @@ def random_of(seed: int, run: int) -> Random:
     return Random(f"{seed}/{run}")
 
 
-Batch = AsyncResult[list[_Run]]
+Batch = AsyncResult[list[_RunResult]]
 """Runs that a process is making."""
 
 
-class _Task:
+class _RunMaker:
     """One run, and all that decides what happens in it."""
 
     def __init__(self, make_world: MakeWorld, seed: int, swarm: bool) -> None:
         self.make_world, self.seed, self.swarm = make_world, seed, swarm
 
-    def run(self, number: int) -> _Run:
+    def run(self, number: int) -> _RunResult:
         random = random_of(self.seed, number)
         world = self.make_world(random)
         draw = _swarm_of(world, f"{self.seed}/{number}") if self.swarm else _draw
@@ -160,12 +160,12 @@ class _Task:
             world.check()
             rest(world, done)
         except Exception as error:  # Whatever the real code raises is what is looked for.
-            return _run_of(world, done, Failure(number, tuple(done), finding_of(error)))
+            return _run_of(world, done, WalkFailure(number, tuple(done), finding_of(error)))
         return _run_of(world, done, None)
 
-    def batch(self, first: int) -> list[_Run]:
+    def batch(self, first: int) -> list[_RunResult]:
         """Runs from `first` on; none after one that failed."""
-        made: list[_Run] = []
+        made: list[_RunResult] = []
         while len(made) < _BATCH and not (made and made[-1].failure):
             made.append(self.run(first + len(made)))
         gc.collect()
@@ -206,9 +206,9 @@ def _draw(world: World, random: Random) -> Action:
     return world.draw(random)
 
 
-def _run_of(world: World, done: list[Action], failure: Failure | None) -> _Run:
+def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> _RunResult:
     operations = getattr(world, "operations", len(done))
-    return _Run(operations, getattr(world, "most_in_flight", 0), failure)
+    return _RunResult(operations, getattr(world, "most_in_flight", 0), failure)
 
 
 @runtime_checkable
@@ -245,7 +245,7 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 
 
 @contextmanager
-def _runs_of(task: _Task, first_run: int, jobs: int) -> Iterator[Iterator[_Run]]:
+def _runs_of(task: _RunMaker, first_run: int, jobs: int) -> Iterator[Iterator[_RunResult]]:
     """Endless runs, in their order, made here or by processes."""
     if jobs > 1:
         others = set(active_children())
@@ -263,7 +263,7 @@ def _runs_of(task: _Task, first_run: int, jobs: int) -> Iterator[Iterator[_Run]]
             gc.enable()
 
 
-def _one_by_one(task: _Task, first_run: int) -> Iterator[_Run]:
+def _one_by_one(task: _RunMaker, first_run: int) -> Iterator[_RunResult]:
     for number in count(first_run):
         yield task.run(number)
         if not number % _BATCH:
@@ -278,7 +278,7 @@ def _in_order(begin: Callable[[int], Batch], first_run: int, jobs: int) -> Itera
             yield waiting.popleft()
 
 
-def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_Run]:
+def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_RunResult]:
     """A pool puts another process in the place of one that was killed, and never tells of its batch."""
     while not batch.ready():
         batch.wait(_LOOK_AFTER_S)
@@ -287,11 +287,11 @@ def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_Run]:
     return batch.get()
 
 
-_task_of_process: _Task
+_task_of_process: _RunMaker
 """Inherited by fork: a world's maker need not be one that can be sent."""
 
 
-def _begin_process(task: _Task) -> None:
+def _begin_process(task: _RunMaker) -> None:
     global _task_of_process
     _task_of_process = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -299,5 +299,5 @@ def _begin_process(task: _Task) -> None:
     gc.freeze()
 
 
-def _batch_of_process(first: int) -> list[_Run]:
+def _batch_of_process(first: int) -> list[_RunResult]:
     return _task_of_process.batch(first)

@@ -17,9 +17,9 @@ from rich.text import Text
 
 from kvsm.checker.counterexample import Counterexample, render, save_log
 from kvsm.checker.coverage import all_edges, never_taken
-from kvsm.checker.explorer import Progress
+from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.model import Exploration, Refutation, Verdict
-from kvsm.checker.models import MODELS, CheckedModel, Limits
+from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
 from kvsm.errors import ConfigError, KvsmError
 from kvsm.properties import json_with_titles
 from kvsm.states import MACHINES
@@ -30,7 +30,7 @@ MOST = 1_000_000
 WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
 
 
-class _Check(click.Command):
+class _CheckCommand(click.Command):
     """2 means refuted here, so input that cannot be used leaves with another code than elsewhere."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
@@ -58,7 +58,7 @@ def _unusable() -> Iterator[None]:
         raise SystemExit(UNUSABLE) from None
 
 
-@click.command(cls=_Check)
+@click.command(cls=_CheckCommand)
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds, and check nothing.")
 @click.option("--scope", default="small", show_default=True, help="How far; see --list.")
@@ -120,7 +120,7 @@ def check(
     chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
-    limit = Limits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
+    limit = ExplorationLimits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
     verdicts = set()
     for model, wanted in chosen:
         found = _explore(model, wanted, limit if models else _those_taken(limit, model))
@@ -173,7 +173,7 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
     return numbers
 
 
-def _those_taken(limit: Limits, model: CheckedModel) -> Limits:
+def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLimits:
     """Of the limits those that this model has, which nobody named. One that is named refuses the others."""
     if limit.max_depth is None or model.takes_depth:
         return limit
@@ -202,7 +202,7 @@ def _print_list(as_json: bool) -> None:
 # How it goes.
 
 
-def _explore(model: CheckedModel, scope: Any, limits: Limits) -> Exploration:
+def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Exploration:
     """With a line on a terminal that tells how far it is. It is gone when the result comes."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -210,13 +210,13 @@ def _explore(model: CheckedModel, scope: Any, limits: Limits) -> Exploration:
     # Refreshed by hand: a thread would be running when the explorer forks.
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
-        def show(progress: Progress) -> None:
+        def show(progress: ExplorationProgress) -> None:
             live.update(Text(progress_line(model.name, progress)), refresh=True)
 
         return model.explore(scope, msgspec.structs.replace(limits, progress=show))
 
 
-def progress_line(name: str, progress: Progress) -> str:
+def progress_line(name: str, progress: ExplorationProgress) -> str:
     return (
         f"{name}   {progress.states:,} states   {progress.states_per_second:,.0f} states/s   "
         f"depth {progress.depth}   queue {progress.queue:,}   {progress.seconds:.0f} s"

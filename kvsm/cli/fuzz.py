@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.text import Text
 
 from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
-from kvsm.checker.reduce import replay
+from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
 from kvsm.errors import ConfigError
@@ -28,7 +28,7 @@ STATE_FILE = Path("kvsm-fuzz.json")
 """Where a walk that was interrupted is kept, if no file was named."""
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A walk that can go on. next_run: all runs before it were made, each once; the rest are totals."""
 
     target: str
@@ -39,8 +39,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     most_in_flight: int = 0
 
-    def and_(self, more: WalkResult) -> Progress:
-        return Progress(
+    def and_(self, more: WalkResult) -> FuzzProgress:
+        return FuzzProgress(
             target=self.target,
             seed=self.seed,
             next_run=more.next_run,
@@ -51,10 +51,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     """What `--json` prints. directory: where the failure was written."""
 
-    progress: Progress
+    progress: FuzzProgress
     operations_per_second: float
     interrupted: bool
     failure: SavedFailure | None = None
@@ -121,14 +121,14 @@ def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any)
     Exit code: 0 if nothing was found; 1 for a failure; 2 for input that cannot be used.
     """
     if replayed is None:
-        _find(_Choices(**choices), jobs or os.cpu_count() or 1, as_json)
+        _find(_FuzzOptions(**choices), jobs or os.cpu_count() or 1, as_json)
     elif any(one is not None for one in choices.values()):
         raise click.UsageError("--replay does again what was saved, and takes --json alone beside it")
     else:
         _do_again(load(replayed), as_json)
 
 
-class _Choices(msgspec.Struct, frozen=True):
+class _FuzzOptions(msgspec.Struct, frozen=True):
     """What the user asked for; None where it was left open."""
 
     target: str | None
@@ -139,7 +139,7 @@ class _Choices(msgspec.Struct, frozen=True):
     directory: Path | None
 
 
-def _find(choices: _Choices, jobs: int, as_json: bool) -> None:
+def _find(choices: _FuzzOptions, jobs: int, as_json: bool) -> None:
     start = _begin(choices)
     if choices.directory is not None:
         claim(choices.directory)
@@ -158,17 +158,17 @@ def _find(choices: _Choices, jobs: int, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _begin(choices: _Choices) -> Progress:
+def _begin(choices: _FuzzOptions) -> FuzzProgress:
     """Where the walk goes on, or starts."""
     resume, target, seed = choices.resume, choices.target, choices.seed
     if resume is not None and not resume.parent.is_dir():
         raise ConfigError(f"{resume}: the walk cannot be kept: there is no directory {resume.parent}")
     if resume is None or not resume.exists():
-        return Progress(
+        return FuzzProgress(
             target=target or "core", seed=SystemRandom().getrandbits(32) if seed is None else seed
         )
     try:
-        kept = msgspec.json.decode(resume.read_bytes(), type=Progress)
+        kept = msgspec.json.decode(resume.read_bytes(), type=FuzzProgress)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{resume}: no walk to go on with: {error}") from error
     for name, given, value in (("--target", target, kept.target), ("--seed", seed, kept.seed)):
@@ -177,7 +177,7 @@ def _begin(choices: _Choices) -> Progress:
     return kept
 
 
-def _walk(start: Progress, seconds: float | None, runs: int | None, jobs: int) -> WalkResult:
+def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: int) -> WalkResult:
     def make_world(random: Random) -> World:
         return draw_case(start.target, random).make()
 
@@ -207,7 +207,7 @@ def _walk(start: Progress, seconds: float | None, runs: int | None, jobs: int) -
         live.stop()
 
 
-def _keep(progress: Progress, path: Path | None) -> None:
+def _keep(progress: FuzzProgress, path: Path | None) -> None:
     """Whole or not at all: a file that is half written would lose the walk."""
     if path is None:
         return
@@ -219,13 +219,13 @@ def _keep(progress: Progress, path: Path | None) -> None:
         raise ConfigError(f"{path}: the walk cannot be kept: {error.strerror}") from error
 
 
-def _report(progress: Progress, result: WalkResult, directory: Path | None) -> Report:
+def _report(progress: FuzzProgress, result: WalkResult, directory: Path | None) -> FuzzReport:
     failure = None
     if result.failure is not None:
         failure = reduced(progress.target, progress.seed, result.failure)
         directory = directory or Path(f"kvsm-fuzz-{failure.target}-{failure.seed}-{failure.run}")
         save(failure, directory)
-    return Report(
+    return FuzzReport(
         progress=progress,
         operations_per_second=round(result.operations_per_second),
         interrupted=result.interrupted,
@@ -234,7 +234,7 @@ def _report(progress: Progress, result: WalkResult, directory: Path | None) -> R
     )
 
 
-def _totals(progress: Progress, rate: float) -> str:
+def _totals(progress: FuzzProgress, rate: float) -> str:
     # Not every world counts its copies.
     peak = progress.most_in_flight
     copies = f"{peak} copies in flight at most, " if peak else ""
@@ -242,7 +242,7 @@ def _totals(progress: Progress, rate: float) -> str:
     return f"{done}, {copies}{progress.seconds:.0f} s"
 
 
-def _print(report: Report, resume: Path | None) -> None:
+def _print(report: FuzzReport, resume: Path | None) -> None:
     click.echo(_totals(report.progress, report.operations_per_second))
     if report.interrupted:
         click.echo(f"interrupted; to go on: kvsm fuzz --resume {resume or STATE_FILE}")
@@ -255,7 +255,7 @@ def _print(report: Report, resume: Path | None) -> None:
 
 def _do_again(failure: SavedFailure, as_json: bool) -> None:
     """Exit code 1 if it fails, in whatever way."""
-    outcome = replay(failure.case().make, failure.actions, to_rest=True)
+    outcome = rerun(failure.case().make, failure.actions, to_rest=True)
     if outcome.finding is not None:
         failure = failure.after(outcome.actions, outcome.finding)
     if as_json:

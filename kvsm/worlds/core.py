@@ -28,6 +28,7 @@ from kvsm.snapshot import digest
 from kvsm.worlds.core_books import Block, Content, Copy
 from kvsm.worlds.core_copies import Copies
 from kvsm.worlds.core_options import LIVE, OVER, CoreOptions, action_kinds, draw_options
+from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.world import Action
 
 _GRAINS = 4
@@ -98,6 +99,9 @@ class CoreWorld(Copies):
         self.operations += 1
         self._compare_counts()
         return True
+
+    def describe(self) -> dict[str, str]:
+        return describe_ledger(self.core.ledger)
 
     def wind_down(self) -> Action | None:
         for copy in self.books.copies.values():

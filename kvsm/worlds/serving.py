@@ -37,6 +37,7 @@ from kvsm.snapshot import digest
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
+from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import fingerprint
 from kvsm.worlds.router import Router
 from kvsm.worlds.small_engine import SmallEngine
@@ -417,6 +418,9 @@ class ServingWorld:
                     blocks = [request.cells[n : n + size] for n in range(end - tokens, end, size)]
                     contents[request.cells[end - 1] + group_suffix(index)] = blocks
         return contents
+
+    def describe(self) -> dict[str, str]:
+        return describe_ledger(self.engine.core.ledger)
 
     def wind_down(self) -> Action | None:
         engine = self.engine

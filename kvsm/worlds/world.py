@@ -52,6 +52,9 @@ class World(Protocol):
     def wind_down(self) -> Action | None:
         """The next action on the way to rest: all copies end, all requests finish. None: it is at rest."""
 
+    def describe(self) -> dict[str, str]:
+        """What can be seen of it, for people: each thing by its name."""
+
     def fingerprint(self) -> bytes:
         """What matters for the future, ids renamed by rank: equal for worlds that cannot be told apart by
         what is yet to happen."""

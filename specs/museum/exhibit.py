@@ -90,7 +90,7 @@ class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
         return diff_of(self.without_stop)
 
 
-class Change(msgspec.Struct, frozen=True):
+class FunctionChange(msgspec.Struct, frozen=True):
     """All edits of one function."""
 
     target: str
@@ -134,10 +134,10 @@ def diff_of(edits: tuple[Edit, ...]) -> str:
     return "".join(change.diff() for change in changes(edits))
 
 
-def changes(edits: tuple[Edit, ...]) -> list[Change]:
+def changes(edits: tuple[Edit, ...]) -> list[FunctionChange]:
     """The edits by function, in the order in which the functions are named first."""
     targets = dict.fromkeys(edit.target for edit in edits)
-    return [Change(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
+    return [FunctionChange(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
 
 
 @contextmanager

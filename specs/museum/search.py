@@ -32,7 +32,7 @@ CLEAN = "none"
 """The code as it is: stands beside the ids of the exhibits."""
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one exhibit. checker: that saw it; "" if none did. also: those that saw it too, if all
     were asked. trace: what was done in its world, up to the step that showed it; none of a scenario. seconds:
     of the whole search. cut: time was up before all checkers had looked."""
@@ -50,11 +50,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
         return not self.cut and (self.finding is None) == (self.id == CLEAN)
 
 
-def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> Result:
+def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> SearchResult:
     """Put the exhibit back and look for it; or look at the code as it is. seconds: no checker is begun after
     so many. all_look: also those that come after the first one that sees it."""
     started = time.monotonic()
-    result = Result(id=id)
+    result = SearchResult(id=id)
     with nullcontext() if id == CLEAN else EXHIBITS[id].put_back():
         for checker in _checkers_of(id):
             if seconds is not None and time.monotonic() - started > seconds:
@@ -74,10 +74,10 @@ def _checkers_of(id: str) -> Iterator[Checker]:
         yield Checker(SCENARIO, lambda: _seen_in(scenario_of(id)))
 
 
-def _with(result: Result, name: str, sighting: Sighting) -> Result:
+def _with(result: SearchResult, name: str, sighting: Sighting) -> SearchResult:
     if result.finding is not None:
         return msgspec.structs.replace(result, also=(*result.also, name))
-    return Result(id=result.id, checker=name, finding=sighting.finding, trace=sighting.trace)
+    return SearchResult(id=result.id, checker=name, finding=sighting.finding, trace=sighting.trace)
 
 
 def scenario_of(id: str) -> Callable[[], None]:
@@ -97,18 +97,18 @@ def _seen_in(scenario: Callable[[], Any]) -> Sighting | None:
 
 def search_all(
     ids: Sequence[str], jobs: int, seconds: float | None = None, *, all_look: bool = False
-) -> Iterator[Result]:
+) -> Iterator[SearchResult]:
     """One process an exhibit, `jobs` of them at a time; in the order asked for. An exhibit that is put back
     in its own process is surely gone with it. Raises `ConfigError` if a process is killed."""
     # Not a pool: it says late, or never, that a process was killed, and not which exhibit was its own.
     left = deque(enumerate(ids))
-    running: list[_Searching] = []
-    found: dict[int, Result] = {}
+    running: list[_SearchProcess] = []
+    found: dict[int, SearchResult] = {}
     try:
         for wanted in range(len(ids)):
             while wanted not in found:
                 while left and len(running) < jobs:
-                    running.append(_Searching(*left.popleft(), seconds, all_look))
+                    running.append(_SearchProcess(*left.popleft(), seconds, all_look))
                 for searching in _that_ended(running):
                     found[searching.number] = searching.result()
                     running.remove(searching)
@@ -119,12 +119,12 @@ def search_all(
             searching.end()
 
 
-def _that_ended(running: Sequence[_Searching]) -> list[_Searching]:
+def _that_ended(running: Sequence[_SearchProcess]) -> list[_SearchProcess]:
     ready = wait([one.connection for one in running])
     return [one for one in running if one.connection in ready]
 
 
-class _Searching:
+class _SearchProcess:
     """A process that looks for an exhibit."""
 
     def __init__(self, number: int, id: str, seconds: float | None, all_look: bool) -> None:
@@ -137,10 +137,10 @@ class _Searching:
         # Else the end of the process would not be the end of the connection.
         there.close()
 
-    def result(self) -> Result:
+    def result(self) -> SearchResult:
         """What it has sent."""
         try:
-            answer: Result | str = self.connection.recv()
+            answer: SearchResult | str = self.connection.recv()
         except (EOFError, OSError):
             looked = f"the process that looked for {self._id} was killed"
             raise ConfigError(f"{looked}, maybe for want of memory; try fewer --jobs") from None
@@ -157,7 +157,7 @@ class _Searching:
 def _search(there: Connection, id: str, seconds: float | None, all_look: bool) -> None:
     """The life of such a process. Not every error can be sent; its text can."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command that stops
-    answer: Result | str
+    answer: SearchResult | str
     try:
         answer = search(id, seconds, all_look=all_look)
     except Exception:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.checker.coverage import Edge, edge_of
-from kvsm.checker.explorer import Progress
+from kvsm.checker.coverage import TableEdge, edge_of
+from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.model import Exploration, Refutation, Verdict
 from kvsm.checker.protocol.arrays import Successors, Taken, Transitions, columns_of, rows_of
 from kvsm.checker.protocol.layout import CellLayout
@@ -63,7 +63,7 @@ def explore_protocol(
     jobs: int = 1,
     max_states: int | None = None,
     max_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ExplorationProgress], None] | None = None,
 ) -> Exploration:
     """Explore the offload protocol, or a broken variant of it, within a scope; see `explore`."""
     return explore(
@@ -83,7 +83,7 @@ def explore(
     jobs: int = 1,
     max_states: int | None = None,
     max_seconds: float | None = None,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[ExplorationProgress], None] | None = None,
 ) -> Exploration:
     """Look at all states that can be reached, until a property is broken.
 
@@ -106,7 +106,7 @@ class _ProtocolSearch:
         symmetry: bool,
         max_states: int | None,
         max_seconds: float | None,
-        progress: Callable[[Progress], None] | None,
+        progress: Callable[[ExplorationProgress], None] | None,
     ) -> None:
         self._model, self._declared = ProtocolModel(declared), declared
         self._layout = CellLayout(declared)
@@ -193,7 +193,7 @@ class _ProtocolSearch:
         if self._report is not None:
             queue = states - self._expanded + found
             depth = len(self._levels) - 1
-            self._report(Progress(states, self._actions.total(), depth, queue, seconds))
+            self._report(ExplorationProgress(states, self._actions.total(), depth, queue, seconds))
         if self._max_states is not None and states >= self._max_states:
             raise _SearchEnds(f"{self._max_states:,} states")
         if self._max_seconds is not None and seconds >= self._max_seconds:
@@ -286,7 +286,7 @@ def _first_without(node: ArrayNode, batch: StateBatch) -> int:
     return -1 if holds.all() else int(np.argmin(holds))
 
 
-def _edges(steps: Taken) -> set[Edge]:
+def _edges(steps: Taken) -> set[TableEdge]:
     """The rows of the machines' tables that were taken."""
     edges = set()
     for (words, trigger), met in steps.items():

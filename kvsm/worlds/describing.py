@@ -1,4 +1,4 @@
-"""What a ledger holds, for people: each thing by its name, so that two states can be held side by side."""
+"""What a ledger holds, for people: each thing by its name, so that two states can be compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsm.states.transfer import TRANSFER_WORDS
 
 
 def describe_ledger(ledger: Ledger) -> dict[str, str]:
-    """Slots that were used, device blocks that are leased, live transfers, requests."""
+    """The slots that were used, the leased device blocks, the live transfers and the requests."""
     seen = {}
     keys = {slot: key for key, slot in ledger.index.items()}
     for slot, word in enumerate(ledger.blocks.words):
