@@ -96,6 +96,7 @@ CAUGHT = {
     "test_connector": ("progress (S9): after 100 steps", 3),
     "test_copy_engine": ("correct bytes (S15): ", 2),
     "test_policy": ("conservation (S1): after event", 4),
+    "test_policy_state": ("events are state (S10): policy", 3),
 }
 """How the broken examples are caught: the property, and most steps of the program that shows it."""
 

@@ -47,6 +47,7 @@ from kvsm.testing import (
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import WatchedPool
 from kvsm.testing.profiles import PROFILES, for_machines
+from kvsm.testing.restored_policy import watch_policy
 from kvsm.worlds.small_pool import SmallPool
 
 KEYS = [b"first" + bytes(4), b"second" + bytes(4)]
@@ -174,6 +175,76 @@ def test_policy_that_breaks_its_word_is_not_sound(policy: type[LRUPolicy], said:
     core.report(store(core).transfer, 0, True)
     with pytest.raises(PropertyBroken, match=said):
         assert_sound(core.ledger)
+
+
+# A policy and its restored copy.
+
+
+class NewestFirstInTheEnd(LRUPolicy):
+    """Once three blocks came back from use, the newest goes first. The count is not saved."""
+
+    uses = 0
+
+    def idle(self, slots: Any) -> None:
+        super().idle(slots)
+        self.uses += len(slots)
+
+    def choose(self, count: int, protected: Any) -> Any:
+        choice = super().choose(len(self), protected)
+        if self.uses < 3 or choice is None:
+            return super().choose(count, protected)
+        return choice._replace(victims=choice.victims[::-1][:count])
+
+
+class RestoresNothing(LRUPolicy):
+    def restore(self, state: bytes) -> None:
+        pass
+
+
+class CannotGoOn(LRUPolicy):
+    def restore(self, state: bytes) -> None:
+        super().restore(state)
+        self.idle = None  # type: ignore[method-assign, assignment]
+
+
+def used_again(policy: Any) -> None:
+    policy.busy((0,))
+    policy.idle((0,))
+
+
+def watched(policy: type[LRUPolicy]) -> Any:
+    """Under watch, with two blocks of which one has been used."""
+    core, _ = new_core(f"{__name__}:{policy.__name__}")
+    core.report(store(core).transfer, 0, True)
+    used_again(core.ledger.policy)
+    return watch_policy(core.ledger)
+
+
+def test_a_policy_that_is_saved_whole_passes() -> None:
+    policy = watched(LRUPolicy)
+    used_again(policy)
+    assert policy.choose(1, frozenset()).victims == (1,)
+
+
+def test_a_state_that_is_not_saved_is_caught_when_it_matters() -> None:
+    """S10: right after the restart both choose alike; two uses later they do not."""
+    policy = watched(NewestFirstInTheEnd)
+    used_again(policy)
+    assert policy.choose(1, frozenset()).victims == (1,)
+    used_again(policy)
+    with pytest.raises(PropertyBroken, match=r"S10.: .*NewestFirstInTheEnd, restored .* answers choose with"):
+        policy.choose(1, frozenset())
+
+
+def test_a_policy_that_restores_nothing_is_caught_at_once() -> None:
+    with pytest.raises(PropertyBroken, match="answers __len__ with 0; the policy itself with 2"):
+        watched(RestoresNothing)
+
+
+def test_a_restored_policy_that_fails_is_caught() -> None:
+    policy = watched(CannotGoOn)
+    with pytest.raises(PropertyBroken, match="restored from its snapshot, refuses idle: TypeError"):
+        used_again(policy)
 
 
 # Pools.

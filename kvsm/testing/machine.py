@@ -42,6 +42,7 @@ from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
+from kvsm.testing.restored_policy import watch_policy
 from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import SmallRequest
@@ -150,6 +151,7 @@ class OffloadMachine(PropertyMachine):
             self.hand_on()
             self.check()
             if not engine.unfinished() and not engine.scheduler.has_pending_work():
+                watch_policy(self.core.ledger).restart()
                 return
             engine.step()
             self.check()
@@ -222,6 +224,7 @@ class OffloadMachine(PropertyMachine):
         ledger = self.core.ledger
         # Only an event changes a ledger; copies change the bytes without one.
         if ledger.seq != self._sound_at:
+            watch_policy(ledger)
             assert_sound(ledger)
             self._sound_at = ledger.seq
         self._check_told_of_pending_work()
