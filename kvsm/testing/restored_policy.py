@@ -56,7 +56,9 @@ class WatchedPolicy:
             try:
                 restored = getattr(self._restored, name)(*arguments)
             except Exception as error:
-                raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{self._restored_one} refuses {name}: {error!r}") from error
+                raise PropertyBroken(
+                    Property.EVENTS_ARE_STATE, f"{self._restored_one} refuses {name}: {error!r}"
+                ) from error
             self._compare(name, answer, restored)
             return answer
 
