@@ -2,8 +2,8 @@
 
 A policy whose snapshot lacks a part of its state works until the first restart. Then it chooses otherwise
 than the process that wrote the log would have. One restore does not show every such state: some matter only
-some uses later. So the copy lives on: it hears every call, and each of its answers is compared. An answer that
-differs breaks "events are state" (S10).
+some uses later. So the copy lives on: it hears every call, and each of its answers is compared. An answer
+that differs breaks "events are state" (S10).
 """
 
 from __future__ import annotations
