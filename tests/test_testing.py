@@ -47,7 +47,7 @@ from kvsm.testing import (
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import WatchedPool
 from kvsm.testing.profiles import PROFILES, for_machines
-from kvsm.testing.restored_policy import watch_policy
+from kvsm.testing.restored import RestoredCopy
 from kvsm.worlds.small_pool import SmallPool
 
 KEYS = [b"first" + bytes(4), b"second" + bytes(4)]
@@ -177,7 +177,7 @@ def test_policy_that_breaks_its_word_is_not_sound(policy: type[LRUPolicy], said:
         assert_sound(core.ledger)
 
 
-# A policy and its restored copy.
+# A ledger and its restored copy.
 
 
 class NewestFirstInTheEnd(LRUPolicy):
@@ -207,44 +207,45 @@ class CannotGoOn(LRUPolicy):
         self.idle = None  # type: ignore[method-assign, assignment]
 
 
-def used_again(policy: Any) -> None:
-    policy.busy((0,))
-    policy.idle((0,))
+def use_again(core: Offloader) -> None:
+    core.match("r2", KEYS[:1])
+    core.release("r2")
 
 
-def watched(policy: type[LRUPolicy]) -> Any:
-    """Under watch, with two blocks of which one has been used."""
-    core, _ = new_core(f"{__name__}:{policy.__name__}")
+def restored(policy: type[LRUPolicy]) -> tuple[Offloader, RestoredCopy]:
+    """A core with two blocks, of which one has been used, and a copy of it as it is then."""
+    core, log = new_core(f"{policy.__module__}:{policy.__name__}")
     core.report(store(core).transfer, 0, True)
-    used_again(core.ledger.policy)
-    return watch_policy(core.ledger)
+    use_again(core)
+    return core, RestoredCopy(core.ledger, log)
 
 
 def test_a_policy_that_is_saved_whole_passes() -> None:
-    policy = watched(LRUPolicy)
-    used_again(policy)
-    assert policy.choose(1, frozenset()).victims == (1,)
+    core, copy = restored(LRUPolicy)
+    use_again(core)
+    copy.check()
 
 
 def test_a_state_that_is_not_saved_is_caught_when_it_matters() -> None:
     """S10: right after the restart both choose alike; two uses later they do not."""
-    policy = watched(NewestFirstInTheEnd)
-    used_again(policy)
-    assert policy.choose(1, frozenset()).victims == (1,)
-    used_again(policy)
-    with pytest.raises(PropertyBroken, match=r"S10.: .*NewestFirstInTheEnd, restored .* answers choose with"):
-        policy.choose(1, frozenset())
+    core, copy = restored(NewestFirstInTheEnd)
+    use_again(core)
+    copy.check()
+    use_again(core)
+    with pytest.raises(PropertyBroken, match=r"S10.: .*NewestFirstInTheEnd, restored .* answers choose"):
+        copy.check()
 
 
 def test_a_policy_that_restores_nothing_is_caught_at_once() -> None:
-    with pytest.raises(PropertyBroken, match="answers __len__ with 0; the policy itself with 2"):
-        watched(RestoresNothing)
+    with pytest.raises(PropertyBroken, match="answers len with 0; the live one with 2"):
+        restored(RestoresNothing)
 
 
 def test_a_restored_policy_that_fails_is_caught() -> None:
-    policy = watched(CannotGoOn)
-    with pytest.raises(PropertyBroken, match="restored from its snapshot, refuses idle: TypeError"):
-        used_again(policy)
+    core, copy = restored(CannotGoOn)
+    use_again(core)
+    with pytest.raises(PropertyBroken, match=r"restored from its snapshot, cannot fold event .*: TypeError"):
+        copy.check()
 
 
 # Pools.

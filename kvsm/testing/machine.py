@@ -14,6 +14,8 @@ when, what can be read on the host. It shares no code with the ledger. Checked:
   own properties (`assert_sound`); an engine that has nothing to do is told of what is still under way (S17);
 - a report that comes too late, twice, or from nowhere changes nothing (S5); a call that cannot be right is
   refused and changes nothing (S8);
+- a ledger that is restored from a snapshot, whenever all copies have ended, goes on like the live one, and
+  its eviction policy chooses the same blocks (S10);
 - at the end, everything comes to rest (S9, S4) and the log folds to the live state (S10).
 
 What it does not check: copy engines (`CopyEngineMachine`), and speed.
@@ -42,7 +44,7 @@ from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
-from kvsm.testing.restored_policy import watch_policy
+from kvsm.testing.restored import RestoredCopy
 from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import SmallRequest
@@ -98,6 +100,7 @@ class OffloadMachine(PropertyMachine):
         self.engine = engine = self._make_engine(configuration)
         self.core = engine.core
         remember(engine.log)
+        self._restored = RestoredCopy(self.core.ledger, engine.log)
         self.started = True
         self._chunk, self._peak, self._sound_at = configuration.blocks_per_chunk, 0, 0
         pool = self.make_pool(len(engine.device))
@@ -151,7 +154,7 @@ class OffloadMachine(PropertyMachine):
             self.hand_on()
             self.check()
             if not engine.unfinished() and not engine.scheduler.has_pending_work():
-                watch_policy(self.core.ledger).restart()
+                self._restored = RestoredCopy(self.core.ledger, engine.log)
                 return
             engine.step()
             self.check()
@@ -224,8 +227,8 @@ class OffloadMachine(PropertyMachine):
         ledger = self.core.ledger
         # Only an event changes a ledger; copies change the bytes without one.
         if ledger.seq != self._sound_at:
-            watch_policy(ledger)
             assert_sound(ledger)
+            self._restored.check()
             self._sound_at = ledger.seq
         self._check_told_of_pending_work()
         contents = self._contents()
