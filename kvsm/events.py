@@ -1,12 +1,13 @@
 """The events: every way in which the state of the offload core can change, as typed records.
 
-An `OffloadingEvent` is one record of the log: its number (`seq`, from 1, without gaps), the engine step
-and the wall time at which it was decided (`wall_ns`, data only: nothing decides by it), and the fields of
-its kind. Each kind is a class below. `Ledger.apply` gives it its meaning; `TRIGGERS` says which trigger
-it pulls on which machine.
+An `OffloadingEvent` is one record of the log: its number (`seq`, from 1, without gaps), the engine step and
+the wall time of the decision (`wall_ns`, data only: no decision reads it), and the fields of its kind. Each
+kind is a class below. `Ledger.apply` gives it its meaning. Two tables at the end say of each kind which
+triggers it pulls (`TRIGGERS`) and what it changes besides the things that its fields name (`REACHES`).
+docs/extending.md tells how to add a kind.
 
-On disk an event is a msgpack array `[tag, seq, step, wall_ns, *fields]`. Fields are only ever added at
-the end, with a default, so that an older record of the same `SCHEMA_VERSION` always reads.
+On disk an event is a msgpack array `[tag, seq, step, wall_ns, *fields]`. New fields come at the end, with a
+default, so that every older record of the same `SCHEMA_VERSION` can be read.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ class Direction(IntEnum):
 
 
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core must know before its first event; written into the log.
+    """What the core must know before its first event. The log stores it.
 
-    host_blocks: slots of the host pool. device_blocks: blocks of the device pool, so that a lease has a
-    place. block_bytes: bytes of one block on one worker (for accounting). workers: ranks that must report
-    each transfer. blocks_per_chunk: device blocks that one slot holds. policy: a name in
-    `kvsm.policies.POLICIES`, or `package.module:Class`. max_live_transfers: planned or in flight at once.
-    defer_ticks: how long a match may wait for a block in flight; 0 never waits, and the block is computed
-    again.
-    transfer_ticks: how long a transfer may be in flight until it counts as lost; 0 waits for ever.
-    store_threshold: a key is stored when it is offered for the n-th time. offer_history: keys whose offers
-    are remembered for that.
+    host_blocks: slots of the host pool.
+    device_blocks: blocks of the device pool.
+    block_bytes: bytes of one device block on one worker, for metrics.
+    workers: ranks that must report each transfer.
+    blocks_per_chunk: device blocks that one slot holds.
+    policy: the eviction policy, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
+    max_live_transfers: transfers that may be planned or in flight at once.
+    defer_ticks: longest wait of a request for a block in flight. 0: never wait, compute the block again.
+    transfer_ticks: ticks in flight after which a transfer counts as lost. 0: never.
+    store_threshold: a key is stored when it is offered for this many times.
+    offer_history: keys whose number of offers is remembered.
     """
 
     host_blocks: int
@@ -103,14 +106,19 @@ class RejectReason(str, Enum):
 
 
 Owners = tuple[tuple[str, Id], ...]
-"""(request, how many of an event's keys are its), in the order of the keys."""
+"""(request, number of keys), in the order of the event's keys. Empty if no request owns them."""
 
 Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
-"""(request, settled, offered), the latter two in blocks of each KV cache group."""
+"""(request, settled, offered). The last two count blocks, by KV cache group."""
 
 
 class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all kinds. seq: event number. step: engine step. wall_ns: Unix time in nanoseconds."""
+    """Base of all kinds.
+
+    seq: event number.
+    step: engine step.
+    wall_ns: Unix time (ns).
+    """
 
     seq: Id
     step: Id
@@ -118,11 +126,12 @@ class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def kind(self) -> str:
+        """The name of its class."""
         return type(self).__name__
 
 
 class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
-    """First event of a life of the core: an empty pool under this configuration."""
+    """First event of a core: an empty pool under this configuration."""
 
     config: OffloadConfig
     machines: str
@@ -131,19 +140,21 @@ class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
 
 
 class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):
+    """The core hears of a request for the first time."""
+
     request: str
 
 
 class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=3):
-    """The engine took its device blocks. Its pins are released and its cursors restart; its copies in flight
-    keep their leases."""
+    """The engine took the request's device blocks. Its pins are released and its cursors restart. Its
+    transfers in flight keep their leases."""
 
     request: str
 
 
 class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=4):
-    """Finished or aborted. It is RELEASED in this very event, or by the end of its load. Its stores go on:
-    others may want them."""
+    """The request finished or was aborted. It is RELEASED now, or when its load ends. Its stores go on,
+    because other requests may want the blocks."""
 
     request: str
     aborted: bool = False
@@ -152,7 +163,7 @@ class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
     """The host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
 
-    missed: the first key that was not readable (None: all were).
+    missed: the first key that was not readable. None if all were.
     """
 
     request: str
@@ -167,7 +178,7 @@ class HitReleased(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=6
 
 
 class RequestDeferred(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=7):
-    """The next block it needs is touched by `transfer`; it waits for its end, or until tick `until`."""
+    """The request waits for a block that `transfer` copies: until the transfer ends, or tick `until`."""
 
     request: str
     transfer: Id
@@ -181,8 +192,8 @@ class KeysRecalled(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 
 class BlocksEvicted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=9):
-    """The policy's choice: `slots` go, to make room for the store `transfer` (which is the next event that
-    plans one); `moved` only change place in the eviction order."""
+    """The policy chose `slots` to make room for the store `transfer`, the next one that is planned. `moved`
+    only change place in the eviction order."""
 
     slots: Ids
     moved: Ids
@@ -192,9 +203,9 @@ class BlocksEvicted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag
 class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=10):
     """A transfer will copy the i-th chunk of `device_blocks` to slots[i], which will then hold keys[i].
 
-    A plan's event number is the transfer's id and the generation of the blocks that it allocates: one
-    number, never reused, names all three. owners: (request, how many of the keys are its), in their order,
-    for whoever reads the log: a store needs no request. Nobody's, if the free queue was stored.
+    The number of this event is the transfer's id and the generation of the blocks that it allocates: one
+    number, never reused, names all three. owners: for people who read the log. Nobody owns blocks that were
+    stored from the free queue.
     """
 
     owners: Owners
@@ -204,7 +215,7 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 
 class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=11):
-    """Offered blocks that were not stored, and why; the engine may offer them again."""
+    """Offered blocks that were not stored, and why. The engine may offer them again."""
 
     owners: Owners
     keys: tuple[bytes, ...]
@@ -213,12 +224,12 @@ class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=12):
     """A transfer will copy slots[i], the first pins of the request's match, to the i-th chunk of
-    `device_blocks`.
+    `device_blocks`. The event's number is the transfer's id. Pins beyond those loaded are released.
 
-    The event number is the transfer's id. Pins beyond those loaded are released. A pinned block that was
-    invalidated since the match is not readable any more: the plan is then empty, `voided` is true, and
-    the request is told that its load failed. parts: where not all of every chunk is loaded, which: part p
-    is place p % blocks_per_chunk of slots[p // blocks_per_chunk], and goes to the device block beside it.
+    voided: a pinned block was invalidated since the match. The plan is then empty, and the request hears
+        that its load failed.
+    parts: which device blocks of the chunks are loaded; empty if all are. Part p is place
+        p % blocks_per_chunk of slots[p // blocks_per_chunk], and goes to the device block at its index.
     """
 
     request: str
@@ -229,7 +240,7 @@ class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=1
 
 
 class TransfersSubmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=13):
-    """These plans leave for the workers; from here on their memory may be touched at any time."""
+    """These plans leave for the workers. From here on a copy may touch their memory."""
 
     transfers: tuple[Id, ...]
 
@@ -241,8 +252,8 @@ class TransferCancelled(OffloadingEvent, frozen=True, array_like=True, gc=False,
 
 
 class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=15):
-    """Worker `worker` is done with its shard. The last worker's report ends the transfer in this event:
-    a good store is published, a failed one gives its slots back, a failed load voids what it read."""
+    """Worker `worker` is done with its shard. The last worker's report ends the transfer in this event: a
+    good store is published, a failed store gives its slots back, a failed load voids what it read."""
 
     transfer: Id
     worker: Id
@@ -259,56 +270,66 @@ class ReportRejected(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 
 
 class TransferLost(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=17):
-    """A worker will never report. The memory it may still touch is retired."""
+    """A worker will never report. The memory that its copy may still write is retired."""
 
     transfer: Id
 
 
 class BlocksTouched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=18):
-    """Used again without a load (the device had them too): they move in the eviction order."""
+    """Blocks used again without a load, because the device had them too. They move in the eviction order."""
 
     slots: Ids
 
 
 class FlushRequested(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=19):
-    """The engine is about to reuse memory, or to stop stepping: workers wait for these transfers."""
+    """The engine will reuse memory or stop stepping: the workers wait for these transfers."""
 
     transfers: tuple[Id, ...]
 
 
 class CacheReset(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=20):
-    """Nothing stored before this event may match after it. Plans are cancelled, copies abandoned."""
+    """Nothing stored before may match afterwards. Plans are cancelled, copies in flight abandoned."""
 
     epoch: Id
 
 
 class StepEnded(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=21):
-    """An engine step in which something was decided is over."""
+    """The end of an engine step in which something was decided."""
 
 
 class Ticked(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=22):
-    """The host's count of time, for the bounds of waits; `tick` counts from 1 without gaps."""
+    """The host's count of time, which bounds all waits. `tick` counts from 1 without gaps."""
 
     tick: Id
 
 
 class BlocksOffered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=23):
-    """How far the blocks of these requests have been dealt with, by KV cache group: every block before
-    `settled` is stored, being stored, or will not be; those up to `offered` have been looked at once."""
+    """How far these requests' blocks have been dealt with, by KV cache group. Every block before `settled` is
+    stored, being stored, or will not be stored. Every block before `offered` was looked at once."""
 
     offers: tuple[Offer, ...]
 
 
 class OffersCounted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=24):
-    """These keys were offered once more; they are not stored before their n-th time (store_threshold)."""
+    """These keys were offered once more. A key is stored from its `store_threshold`-th offer on."""
 
     keys: tuple[bytes, ...]
 
 
 class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=25):
-    """The engine gave these device blocks away to be computed: what a load brought into them is gone."""
+    """The engine computes other content into these device blocks. What a load brought there is gone."""
 
     device_blocks: Ids
+
+
+class Reach(Enum):
+    """What an event changes besides the things that its fields name; `kvsm.replay.concern` finds them."""
+
+    PLAN = "the transfer that it plans"
+    PINS = "the slots that its request's match holds"
+    TRANSFERS = "what its transfers touch, whose they are, and who waits for them"
+    WAITS = "the requests whose wait ends with this tick"
+    CACHE = "every block and transfer, what loads brought, and all cursors"
 
 
 _B, _T, _L, _R = BlockTrigger, TransferTrigger, LeaseTrigger, RequestTrigger
@@ -342,8 +363,37 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     OffersCounted: (),
     BlocksRewritten: (),
 }
-"""Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several
-for one machine, its fields or the transfer that it names decide: good or bad, store or load."""
+"""Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several for
+one machine, its fields or its transfer decide between them: good or bad, store or load."""
 
 KINDS = tuple(TRIGGERS)
 """Every kind of event, in the order of its tag."""
+
+REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
+    LogOpened: (),
+    RequestArrived: (),
+    RequestPreempted: (Reach.PINS,),
+    RequestFinished: (Reach.PINS,),
+    HitMatched: (),
+    HitReleased: (Reach.PINS,),
+    RequestDeferred: (),
+    KeysRecalled: (),
+    BlocksEvicted: (),
+    StorePlanned: (Reach.PLAN,),
+    StoreSkipped: (),
+    LoadPlanned: (Reach.PLAN, Reach.PINS),
+    TransfersSubmitted: (Reach.TRANSFERS,),
+    TransferCancelled: (Reach.TRANSFERS,),
+    WorkerReported: (Reach.TRANSFERS,),
+    ReportRejected: (Reach.TRANSFERS,),
+    TransferLost: (Reach.TRANSFERS,),
+    BlocksTouched: (),
+    FlushRequested: (Reach.TRANSFERS,),
+    CacheReset: (Reach.CACHE,),
+    StepEnded: (),
+    Ticked: (Reach.WAITS,),
+    BlocksOffered: (),
+    OffersCounted: (),
+    BlocksRewritten: (),
+}
+"""What each kind changes besides the things that its fields name."""

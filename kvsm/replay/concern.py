@@ -1,28 +1,29 @@
-"""What an event concerns: slots, device blocks, transfers and requests, those that it does not name, too.
+"""What an event concerns: slots, device blocks, transfers, requests and keys.
 
-A report names a transfer, and concerns the slots that the transfer touches and the requests it is for; a
-request's end concerns the blocks that its match pinned. So the answer needs the ledger as it was right
-before the event.
+An event concerns what its fields name, and what it reaches besides (`kvsm.events.REACHES`): a worker's report
+names a transfer, and changes the slots that the transfer writes. Those are found in the ledger as it is right
+before the event. So a new kind of event needs no code here unless it has a field of a new name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
-from kvsm import events as ev
-from kvsm.events import OffloadingEvent, Owners
+from kvsm.events import KINDS, REACHES, OffloadingEvent, Owners, Reach
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger, indexed_slots
 
 
 class Concern(NamedTuple):
-    """The things of each sort that an event concerns."""
+    """The things of each sort that an event concerns, each once."""
 
     slots: Sequence[int] = ()
     device_blocks: Sequence[int] = ()
     transfers: Sequence[int] = ()
     requests: Sequence[str] = ()
+    keys: Sequence[bytes] = ()
 
     def meets(self, other: Concern) -> bool:
         """Whether the two have anything in common."""
@@ -31,40 +32,9 @@ class Concern(NamedTuple):
 
 def concern(ledger: Ledger, event: OffloadingEvent) -> Concern:
     """What `event` concerns, in a ledger to which it has not been applied yet."""
-    if isinstance(event, ev.RequestArrived):
-        return Concern(requests=(event.request,))
-    if isinstance(event, ev.StoreSkipped):
-        return Concern(requests=names_of(event.owners))
-    if isinstance(event, ev.BlocksOffered):
-        return Concern(requests=[name for name, _, _ in event.offers])
-    if isinstance(event, ev.BlocksRewritten):
-        return Concern(device_blocks=to_list(event.device_blocks))
-    if isinstance(event, ev.HitReleased | ev.RequestFinished | ev.RequestPreempted):
-        return Concern(_pins(ledger, event.request), requests=(event.request,))
-    if isinstance(event, ev.HitMatched):
-        return Concern(to_list(event.slots), requests=(event.request,))
-    if isinstance(event, ev.StorePlanned):
-        blocks, requests = to_list(event.device_blocks), names_of(event.owners)
-        return Concern(to_list(event.slots), blocks, (event.seq,), requests)
-    if isinstance(event, ev.LoadPlanned):
-        pins, transfers = _pins(ledger, event.request), () if event.voided else (event.seq,)
-        return Concern(pins, to_list(event.device_blocks), transfers, (event.request,))
-    if isinstance(event, ev.BlocksEvicted):
-        return Concern(to_list(event.slots), transfers=(event.transfer,))
-    if isinstance(event, ev.BlocksTouched):
-        return Concern(to_list(event.slots))
-    if isinstance(event, ev.RequestDeferred):
-        return Concern(transfers=(event.transfer,), requests=(event.request,))
-    if isinstance(event, ev.TransfersSubmitted | ev.FlushRequested):
-        return _of_transfers(ledger, event.transfers)
-    if isinstance(event, ev.WorkerReported | ev.ReportRejected | ev.TransferCancelled | ev.TransferLost):
-        return _of_transfers(ledger, (event.transfer,))
-    if isinstance(event, ev.Ticked):
-        woken = [one.name for one in ledger.deferred.values() if one.patience <= event.tick]
-        return Concern(requests=woken)
-    if isinstance(event, ev.CacheReset):
-        return _of_reset(ledger)
-    return Concern()
+    named = _named(event)
+    reached = [_REACHED[reach](ledger, event, named) for reach in REACHES[type(event)]]
+    return _union([named, *reached]) if reached else named
 
 
 def names_of(owners: Owners) -> list[str]:
@@ -72,28 +42,88 @@ def names_of(owners: Owners) -> list[str]:
     return [*dict.fromkeys(name for name, _ in owners)]
 
 
-def _of_reset(ledger: Ledger) -> Concern:
-    """A reset voids every block, ages what loads brought, and lets the requests offer their blocks anew."""
-    found = _of_transfers(ledger, tuple(ledger.transfers))
-    offering = [one.name for one in ledger.requests.values() if one.offered]
-    return found._replace(
-        slots=indexed_slots(ledger),
-        device_blocks=[*dict.fromkeys([*found.device_blocks, *ledger.provenance.brought])],
-        requests=[*dict.fromkeys([*found.requests, *offering])],
-    )
+def _union(parts: Sequence[Concern]) -> Concern:
+    return Concern(*(tuple(dict.fromkeys(chain.from_iterable(sort))) for sort in zip(*parts)))
 
 
-def _pins(ledger: Ledger, name: str) -> Sequence[int]:
-    request = ledger.requests.get(name)
-    return () if request is None else to_list(ledger.live_pins(request))
+# What the fields name.
+
+NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = {
+    "request": ("requests", lambda name: (name,)),
+    "owners": ("requests", names_of),
+    "offers": ("requests", lambda offers: [name for name, _, _ in offers]),
+    "slots": ("slots", to_list),
+    "moved": ("slots", to_list),
+    "device_blocks": ("device_blocks", to_list),
+    "transfer": ("transfers", lambda id: (id,)),
+    "transfers": ("transfers", tuple),
+    "keys": ("keys", tuple),
+    "missed": ("keys", lambda key: () if key is None else (key,)),
+    # These say how, how many, when or why.
+    **dict.fromkeys(("config", "machines", "schema", "aborted", "voided", "good", "reason")),
+    **dict.fromkeys(("parts", "until", "worker", "epoch", "tick")),
+}
+"""Which sort of thing a field names, whatever the kind of event, and how to read it. None: nothing."""
+
+_FIELDS = {
+    kind: [(field, *how) for field in kind.__struct_fields__[3:] if (how := NAMED_BY_FIELDS[field])]
+    for kind in KINDS
+}
 
 
-def _of_transfers(ledger: Ledger, ids: Sequence[int]) -> Concern:
+def _named(event: OffloadingEvent) -> Concern:
+    found: dict[str, Iterable[Any]] = {}
+    for field, sort, read in _FIELDS[type(event)]:
+        things = read(getattr(event, field))
+        found[sort] = (*found[sort], *things) if sort in found else things
+    return Concern(**found)  # type: ignore[arg-type]
+
+
+# What it reaches besides.
+
+
+def _plan(_ledger: Ledger, event: Any, _named: Concern) -> Concern:
+    return Concern() if getattr(event, "voided", False) else Concern(transfers=(event.seq,))
+
+
+def _pins(ledger: Ledger, _event: Any, named: Concern) -> Concern:
+    requests = [ledger.requests[name] for name in named.requests if name in ledger.requests]
+    return Concern(slots=[slot for one in requests for slot in to_list(ledger.live_pins(one))])
+
+
+def _transfers(ledger: Ledger, _event: Any, named: Concern) -> Concern:
+    return _touched_by(ledger, named.transfers)
+
+
+def _touched_by(ledger: Ledger, ids: Sequence[int]) -> Concern:
     transfers = [ledger.transfers[id] for id in ids if id in ledger.transfers]
     waiting = [one.name for one in ledger.deferred.values() if one.awaits in ids]
     return Concern(
-        [slot for one in transfers for slot in to_list(one.slots)],
-        [block for one in transfers for block in to_list(one.device_blocks)],
-        ids,
-        [*dict.fromkeys([name for one in transfers for name, _ in one.owners] + waiting)],
+        slots=[slot for one in transfers for slot in to_list(one.slots)],
+        device_blocks=[block for one in transfers for block in to_list(one.device_blocks)],
+        transfers=ids,
+        requests=[name for one in transfers for name, _ in one.owners] + waiting,
     )
+
+
+def _waits(ledger: Ledger, event: Any, _named: Concern) -> Concern:
+    return Concern(requests=[one.name for one in ledger.deferred.values() if one.patience <= event.tick])
+
+
+def _cache(ledger: Ledger, _event: Any, _named: Concern) -> Concern:
+    touched = _touched_by(ledger, tuple(ledger.transfers))
+    offering = [one.name for one in ledger.requests.values() if one.offered]
+    return touched._replace(
+        slots=indexed_slots(ledger),
+        device_blocks=[*touched.device_blocks, *ledger.provenance.brought],
+        requests=[*touched.requests, *offering],
+    )
+
+
+_REACHED: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
+    Reach.PLAN: _plan,
+    Reach.PINS: _pins,
+    Reach.TRANSFERS: _transfers,
+    Reach.WAITS: _waits,
+    Reach.CACHE: _cache,
+}

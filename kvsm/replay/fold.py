@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm import events as ev
 from kvsm.errors import ConfigError, LogDamaged, LogError
-from kvsm.events import OffloadingEvent
+from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ids import count
 from kvsm.ledger import Ledger
 from kvsm.log import LogGap, LogReader, Segment, Torn
@@ -78,20 +77,18 @@ def condition_of(reader: LogReader) -> LogCondition:
 
 
 def entries(events: Iterable[OffloadingEvent]) -> int:
-    """How many slots these events name."""
+    """Number of entries in these events: one for each slot that an event names."""
     named = 0
     for event in events:
-        if type(event) in _NAMING_SLOTS:
-            slots = event.slots  # type: ignore[attr-defined]
+        for field in _SLOT_FIELDS[type(event)]:
+            slots = getattr(event, field)
             named += len(slots) if type(slots) is tuple else count(slots)
-            if type(event) is ev.BlocksEvicted:
-                named += count(event.moved)
     return named
 
 
-_NAMING_SLOTS = frozenset(
-    {ev.HitMatched, ev.StorePlanned, ev.LoadPlanned, ev.BlocksTouched, ev.BlocksEvicted}
-)
+_SLOT_FIELDS = {
+    kind: [field for field in kind.__struct_fields__ if field in ("slots", "moved")] for kind in KINDS
+}
 
 
 def opening(segment: Segment) -> Ledger:

@@ -1,4 +1,4 @@
-"""Events and ids in words, for people: one line an event, big batches abbreviated."""
+"""Events and ids in words: one line an event, large batches abbreviated."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from kvsm.events import Offer, OffloadingEvent, Owners
 from kvsm.ids import IdArray, Ids, to_list
 
 KEY_DIGITS = 12
-"""Hex digits of a key that are shown; `kvsm show --key` takes them as a prefix."""
+"""Hex digits shown of a key. `kvsm show --key` takes them as a prefix."""
 
 MOST_RANGES = 4
+"""Ranges of ids in one line."""
+
 MOST_NAMES = 4
-"""Requests of at most this many are named in one line."""
+"""Requests named in one line."""
 
 
 def render(event: OffloadingEvent) -> str:
     """An event as one line: its kind and its fields, without number, step and time."""
-    fields = [
-        _FIELDS[name](getattr(event, name)) if name in _FIELDS else f"{name} {getattr(event, name)}"
-        for name in event.__struct_fields__[3:]
-        if getattr(event, name) is not None
-    ]
-    return " ".join([event.kind, *(field for field in fields if field)])
+    values = [(name, getattr(event, name)) for name in event.__struct_fields__[3:]]
+    fields = [FIELDS[name](value) for name, value in values if value is not None]
+    return " ".join(filter(None, [event.kind, *fields]))
 
 
 def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
@@ -46,7 +45,7 @@ def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
 
 
 def render_key(key: bytes) -> str:
-    """The first hex digits of a key, enough to find it again."""
+    """The first hex digits of a key, enough to find it again in the log."""
     digits = key.hex()
     return digits if len(digits) <= KEY_DIGITS + 2 else digits[:KEY_DIGITS] + ".."
 
@@ -59,7 +58,7 @@ def render_keys(keys: Sequence[bytes]) -> str:
 
 
 def render_owners(owners: Owners) -> str:
-    """`request r1`, `requests r1, r2`; `no request` for blocks that were nobody's."""
+    """`request r1`, `requests r1, r2`; `no request` if there is no owner."""
     names = list(dict.fromkeys(name for name, _ in owners))
     if len(names) < 2:
         return f"request {names[0]}" if names else "no request"
@@ -67,7 +66,7 @@ def render_owners(owners: Owners) -> str:
 
 
 def render_offers(offers: Sequence[Offer]) -> str:
-    """`request r1 settled 3, 2 of 4, 2 blocks`: by KV cache group."""
+    """`request r1 settled 3, 2 of 4, 2 blocks`: one number for each KV cache group."""
     told = [
         f"{name} settled {_numbers(settled)} of {_numbers(offered)} blocks"
         for name, settled, offered in offers
@@ -85,23 +84,31 @@ def _some_of(names: Sequence[str], between: str = ", ") -> str:
     return f"{between.join(names[:MOST_NAMES])}{between}... ({len(names)})"
 
 
-_FIELDS: dict[str, Callable[[Any], str]] = {
-    "owners": lambda owners: render_owners(owners),
-    "offers": lambda offers: render_offers(offers),
-    "parts": lambda parts: render_ids("part", parts) if parts else "",
+FIELDS: dict[str, Callable[[Any], str]] = {
+    "request": lambda name: f"request {name}",
+    "owners": render_owners,
+    "offers": render_offers,
     "slots": lambda ids: render_ids("slot", ids),
-    "device_blocks": lambda ids: render_ids("device block", ids),
     "moved": lambda ids: f"moved {render_ids('slot', ids)}" if ids else "",
-    "transfers": lambda ids: render_ids("transfer", ids),
+    "device_blocks": lambda ids: render_ids("device block", ids),
+    "parts": lambda parts: render_ids("part", parts) if parts else "",
     "transfer": lambda id: f"transfer {id}",
-    "keys": lambda keys: render_keys(keys),
+    "transfers": lambda ids: render_ids("transfer", ids),
+    "keys": render_keys,
     "missed": lambda key: f"missed key {render_key(key)}",
+    "worker": lambda worker: f"worker {worker}",
     "good": lambda good: "good" if good else "failed",
     "aborted": lambda aborted: "aborted" if aborted else "",
     "voided": lambda voided: "voided" if voided else "",
     "reason": lambda reason: f"({reason})",
+    "until": lambda tick: f"until {tick}",
+    "tick": lambda tick: f"tick {tick}",
+    "epoch": lambda epoch: f"epoch {epoch}",
     "config": lambda config: (
         f"{config.host_blocks} host blocks, {config.device_blocks} device blocks, "
         f"{config.workers} workers, policy {config.policy}"
     ),
+    "machines": lambda digest: f"machines {digest}",
+    "schema": lambda version: f"schema {version}",
 }
+"""The words for a field of an event, whatever the kind; empty if the value says nothing."""

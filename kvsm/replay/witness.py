@@ -4,85 +4,108 @@
     ledger.apply(event)
     broken += witness.compare(ledger)        # what is wrong with what the ledger made of it
 
-Both look at what the event names, about 0.15 us a slot, and at the counts: how many slots are free, idle and
-indexed, how many keys have been offered. So a list that was forgotten shows at once, and by which slot, in a
-full check: `compare_all`.
+`compare` looks at what the event names, and at counts: free, idle and indexed slots, and offered keys. So a
+list that the fold forgets to update shows at once. The full check, `compare_all`, then names the slot.
+
+The ledger's packed words and the book's entries meet in one place only, `_Reading`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.ledger import Ledger
 from kvsm.properties import Property
-from kvsm.replay.book import NO_CURSORS, Book, BookedMatch, BookedTransfer
-from kvsm.states.block import BLOCK_WORDS, BlockState
+from kvsm.replay.book import (
+    IDLE,
+    NO_CURSORS,
+    READABLE,
+    TOUCHED,
+    UNLEASED,
+    UNUSED,
+    USUAL,
+    Book,
+    BookedMatch,
+    BookedTransfer,
+    SlotEntry,
+)
+from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
-from kvsm.states.words import STATE_MASK
+from kvsm.states.words import Codec
 
-_STORED = int(BlockState.STORED)
-_UNUSED = (int(BlockState.FREE), int(BlockState.EVICTED))
-_READABLE = (_STORED, int(BlockState.LOADING))
-_TOUCHED = tuple(
-    int(state)
-    for state in (
-        BlockState.ALLOCATED,
-        BlockState.STORING,
-        BlockState.LOADING,
-        BlockState.QUARANTINED,
-        BlockState.RETIRED,
-    )
-)
-_PLANNED, _SUBMITTED, _ABANDONED = (
-    int(state) for state in (TransferState.PLANNED, TransferState.SUBMITTED, TransferState.ABANDONED)
-)
+
+class _Reading(dict[int, Any]):
+    """A word of the ledger -> the entry of the book that means the same: (state, *counts)."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__()
+        self._codec = codec
+
+    def __missing__(self, word: int) -> tuple[Any, ...]:
+        state, counts = self._codec.decode(word)
+        entry = (self._codec.machine.states(state), *counts)
+        # The book's own object if it has one: identical tuples compare several times faster than equal ones.
+        self[word] = entry = next((one for one in USUAL if one == entry), entry)
+        return entry
+
+    def of(self, words: Iterable[int]) -> list[Any]:
+        """The entries that mean the same as these words."""
+        return list(map(self.__getitem__, words))
+
+    def differs(self, what: str, word: int, entry: tuple[Any, ...]) -> str:
+        """Both sides in words."""
+        codec = self._codec
+        wanted = codec.describe(codec.encode(entry[0], entry[1:]))
+        return f"{what} is {codec.describe(word)}, and must be {wanted}"
+
+
+_SLOTS, _LEASES = _Reading(BLOCK_WORDS), _Reading(LEASE_WORDS)
 
 
 class Witness(Book):
-    """Follows the events of one life of the core, from an empty pool on; `of` starts in the middle."""
+    """Follows the events of one core from an empty pool on. `of` starts in the middle."""
 
     @classmethod
     def of(cls, ledger: Ledger) -> Witness:
-        """A witness who takes a ledger's state on trust: where a log starts in the middle of a life."""
+        """A witness that takes a ledger's state on trust, for a log that begins with a snapshot."""
         one = cls(ledger.config)
-        one._words, one._leases = ledger.blocks.words.tolist(), ledger.leases.words.tolist()
-        one._free = sum(word in _UNUSED for word in one._words)
-        one._idle = one._words.count(_STORED)
+        one._slots, one._leases = _SLOTS.of(ledger.blocks.words), _LEASES.of(ledger.leases.words)
+        one._free = sum(entry in UNUSED for entry in one._slots)
+        one._idle = one._slots.count(IDLE)
         one._held = dict(ledger.index)
         for key, slot in one._held.items():
             one._keys[slot] = key
         for id, transfer in ledger.transfers.items():
             slots, blocks = to_list(transfer.slots), to_list(transfer.device_blocks)
-            store = transfer.direction is Direction.STORE
-            copy = one._copies[id] = BookedTransfer(store, slots, blocks)
-            copy.submitted = transfer.state is not TransferState.PLANNED
-            copy.abandoned = transfer.state is TransferState.ABANDONED
-            copy.failed = TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
-            copy.reported, copy.since = transfer.reported, transfer.since
+            booked = BookedTransfer(transfer.direction is Direction.STORE, slots, blocks)
+            booked.submitted = transfer.state is not TransferState.PLANNED
+            booked.abandoned = transfer.state is TransferState.ABANDONED
+            booked.failed = TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
+            booked.reported, booked.since = transfer.reported, transfer.since
+            one._transfers[id] = booked
         for name, request in ledger.requests.items():
             if len(request.pins):
                 one._matches[name] = BookedMatch(request.pinned_at, to_list(ledger.live_pins(request)))
             if request.offered:
                 one._cursors[name] = request.settled, request.offered
-        one._tick, one._times = ledger.tick, ledger.offers.times.copy()
+        one._tick, one._offers = ledger.tick, ledger.offers.times.copy()
         one._last_end, one._last_loss = ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
         return one
 
-    # Comparing.
-
     def compare(self, ledger: Ledger) -> list[Violation]:
-        """What the ledger made of the event that was followed last, as far as the event names it."""
+        """What is wrong with what the ledger made of the event followed last."""
         broken: list[Violation] = []
-        slots, blocks = self._slots, self._blocks
+        slots, blocks = self._now_slots, self._now_blocks
         if slots:
-            found, expected = ledger.blocks.words, self._words
-            if [found[slot] for slot in slots] != [expected[slot] for slot in slots]:
+            words, book = ledger.blocks.words, self._slots
+            if _SLOTS.of([words[slot] for slot in slots]) != [book[slot] for slot in slots]:
                 broken += self._compare_slots(ledger, slots)
             if (
                 len(ledger.index) != len(self._held)
@@ -91,16 +114,16 @@ class Witness(Book):
             ):
                 broken += self._compare_counts(ledger)
         if blocks:
-            found, expected = ledger.leases.words, self._leases
-            if [found[block] for block in blocks] != [expected[block] for block in blocks]:
+            words, leases = ledger.leases.words, self._leases
+            if _LEASES.of([words[block] for block in blocks]) != [leases[block] for block in blocks]:
                 broken += self._compare_leases(ledger, blocks)
-        if self._transfer:
-            broken += self._compare_transfer(ledger, self._transfer)
-        if self._noted:
-            broken += self._compare_provenance(ledger, self._noted)
-        if self._names:
-            broken += self._compare_cursors(ledger, self._names)
-        if len(ledger.offers.times) != len(self._times):
+        if self._now_transfer:
+            broken += self._compare_transfer(ledger, self._now_transfer)
+        if self._now_brought:
+            broken += self._compare_provenance(ledger, self._now_brought)
+        if self._now_requests:
+            broken += self._compare_cursors(ledger, self._now_requests)
+        if len(ledger.offers.times) != len(self._offers):
             broken += self._compare_counts(ledger)
         if ledger.ended_at != self._last_end or ledger.forgotten_at < self._last_loss:
             broken += self._compare_ends(ledger)
@@ -109,63 +132,65 @@ class Witness(Book):
     def compare_all(self, ledger: Ledger) -> list[Violation]:
         """The same for all slots, device blocks, keys, transfers and requests."""
         broken: list[Violation] = []
-        if ledger.blocks.words.tolist() != self._words:
-            broken += self._compare_slots(ledger, range(len(self._words)))
-        if ledger.leases.words.tolist() != self._leases:
+        if _SLOTS.of(ledger.blocks.words) != self._slots:
+            broken += self._compare_slots(ledger, range(len(self._slots)))
+        if _LEASES.of(ledger.leases.words) != self._leases:
             broken += self._compare_leases(ledger, range(len(self._leases)))
         if ledger.index != self._held:
             broken += self._compare_keys(ledger)
-        for id in sorted({*self._copies, *ledger.transfers}):
+        for id in sorted({*self._transfers, *ledger.transfers}):
             broken += self._compare_transfer(ledger, id)
         broken += self._compare_cursors(ledger, sorted({*self._cursors, *ledger.requests}))
         provenance = ledger.provenance
-        noted = sorted({*self._brought, *provenance.brought, *provenance.stale})
-        broken += self._compare_provenance(ledger, noted)
-        if list(ledger.offers.times.items()) != list(self._times.items()):
+        brought = sorted({*self._brought, *provenance.brought, *provenance.stale})
+        broken += self._compare_provenance(ledger, brought)
+        if list(ledger.offers.times.items()) != list(self._offers.items()):
             broken.append(
-                Violation(Property.EVENTS_ARE_STATE, "how often keys were offered is not what the events say")
+                Violation(
+                    Property.EVENTS_ARE_STATE, "the number of offers of the keys is not what the events say"
+                )
             )
         return broken + self._compare_counts(ledger) + self._compare_ends(ledger)
 
     def _compare_slots(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
-        """Violations of the first slots that the two books tell differently."""
+        """Violations of the first slots on which the two books differ."""
+        words = ledger.blocks.words
         broken = [
-            self._differs(slot, ledger.blocks.words[slot], self._words[slot])
+            self._differs(slot, words[slot], self._slots[slot])
             for slot in slots
-            if ledger.blocks.words[slot] != self._words[slot]
+            if _SLOTS[words[slot]] != self._slots[slot]
         ]
         return broken[:MOST_NAMED]
 
-    def _differs(self, slot: int, found: int, expected: int) -> Violation:
-        states = found & STATE_MASK, expected & STATE_MASK
-        tells = f"slot {slot} is {BLOCK_WORDS.describe(found)}, and must be {BLOCK_WORDS.describe(expected)}"
-        if states[0] in _READABLE and states[1] not in _READABLE:
-            return Violation(self._standing(slot), f"{tells}: it can be matched, {self._why(slot)}", (slot,))
-        if states[0] in _UNUSED and states[1] in _TOUCHED:
+    def _differs(self, slot: int, word: int, expected: SlotEntry) -> Violation:
+        """Which property is broken by a slot on which the two books differ."""
+        found, tells = _SLOTS[word], _SLOTS.differs(f"slot {slot}", word, expected)
+        if found[0] in READABLE and expected[0] not in READABLE:
+            message = f"{tells}: it can be matched, but {self._why(slot)}"
+            return Violation(self._unreadable_by(slot), message, (slot,))
+        if found in UNUSED and expected[0] in TOUCHED:
             return Violation(Property.NO_REUSE_IN_FLIGHT, f"{tells}: a copy may touch it", (slot,))
-        if states[1] in _READABLE and states[0] not in _READABLE:
+        if expected[0] in READABLE and found[0] not in READABLE:
             return Violation(
                 Property.EVENTS_ARE_STATE, f"{tells}: its store ended well, and nothing took it away", (slot,)
             )
-        return Violation(Property.ONE_RELEASE_PER_HOLD, f"{tells}: that is who holds it", (slot,))
+        return Violation(
+            Property.ONE_RELEASE_PER_HOLD, f"{tells}: its copies and pins do not equal their holders", (slot,)
+        )
 
     def _compare_leases(self, ledger: Ledger, blocks: Iterable[int]) -> list[Violation]:
         broken: list[Violation] = []
         for block in blocks:
-            found, expected = ledger.leases.words[block], self._leases[block]
-            if found != expected:
-                tells = (
-                    f"device block {block} is {LEASE_WORDS.describe(found)}, "
-                    f"and must be {LEASE_WORDS.describe(expected)}"
-                )
+            word, expected = ledger.leases.words[block], self._leases[block]
+            if _LEASES[word] != expected:
+                tells = _LEASES.differs(f"device block {block}", word, expected)
                 # Without a lease the block could be reused under the copy.
-                broken.append(
-                    Violation(
-                        Property.ONE_RELEASE_PER_HOLD if found else Property.NO_REUSE_IN_FLIGHT,
-                        tells,
-                        device_blocks=(block,),
-                    )
+                property = (
+                    Property.NO_REUSE_IN_FLIGHT
+                    if _LEASES[word] == UNLEASED
+                    else Property.ONE_RELEASE_PER_HOLD
                 )
+                broken.append(Violation(property, tells, device_blocks=(block,)))
         return broken[:MOST_NAMED]
 
     def _compare_keys(self, ledger: Ledger) -> list[Violation]:
@@ -181,41 +206,42 @@ class Witness(Book):
         ]
 
     def _compare_transfer(self, ledger: Ledger, id: int) -> list[Violation]:
-        copy, transfer = self._copies.get(id), ledger.transfers.get(id)
-        if copy is None and transfer is None:
+        booked, transfer = self._transfers.get(id), ledger.transfers.get(id)
+        if booked is None and transfer is None:
             return []
-        if copy is None or transfer is None:
-            wrong = "has ended, and is still kept" if copy is None else "has not ended, and is forgotten"
+        if booked is None or transfer is None:
+            wrong = "has ended, but is still kept" if booked is None else "has not ended, but is forgotten"
             return [Violation(Property.STALE_REPORTS, f"transfer {id} {wrong}", transfers=(id,))]
-        state = transfer.word & STATE_MASK
-        expected = _ABANDONED if copy.abandoned else _SUBMITTED if copy.submitted else _PLANNED
-        if transfer.since != copy.since:
-            message = f"transfer {id} is in flight since tick {transfer.since}; it must be {copy.since}"
+        if transfer.since != booked.since:
+            message = f"transfer {id} is in flight since tick {transfer.since}; it must be {booked.since}"
             return [Violation(Property.PROGRESS, message, transfers=(id,))]
-        if transfer.reported == copy.reported and state == expected:
+        expected = TransferState.SUBMITTED if booked.submitted else TransferState.PLANNED
+        if booked.abandoned:
+            expected = TransferState.ABANDONED
+        if transfer.reported == booked.reported and transfer.state is expected:
             return []
         message = (
             f"transfer {id} is {transfer.state.name}, reported by workers {transfer.reported:#b}; "
-            f"it must be {TransferState(expected).name}, reported by {copy.reported:#b}"
+            f"it must be {expected.name}, reported by {booked.reported:#b}"
         )
         return [Violation(Property.STALE_REPORTS, message, transfers=(id,))]
 
     def _compare_cursors(self, ledger: Ledger, names: Iterable[str]) -> list[Violation]:
-        """A cursor that is too far on forgets blocks, one that is behind offers them again."""
+        """A cursor that is ahead forgets blocks. One that is behind offers them again."""
         broken: list[Violation] = []
         for name in names:
             request, expected = ledger.requests.get(name), self._cursors.get(name, NO_CURSORS)
             found = NO_CURSORS if request is None else (request.settled, request.offered)
             if found != expected:
                 message = (
-                    f"request {name} has settled {found[0]} blocks by group, and offered {found[1]}; "
+                    f"request {name} has settled {found[0]} blocks by group and offered {found[1]}; "
                     f"it must be {expected[0]} and {expected[1]}"
                 )
                 broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
         return broken[:MOST_NAMED]
 
     def _compare_provenance(self, ledger: Ledger, blocks: Sequence[int]) -> list[Violation]:
-        """What was brought is known by its key, and by whether a reset has come since."""
+        """Compare the keys that loads brought, and whether a reset has come since."""
         brought, stale = ledger.provenance.brought, ledger.provenance.stale
         of_this_epoch = self._older.isdisjoint(blocks) and stale.keys().isdisjoint(blocks)
         if of_this_epoch and [*map(brought.get, blocks)] == [*map(self._brought.get, blocks)]:
@@ -232,7 +258,9 @@ class Witness(Book):
 
     def _compare_counts(self, ledger: Ledger) -> list[Violation]:
         return [
-            Violation(property, f"{found} {what}, and {expected} must be", _some(self._slots))
+            Violation(
+                property, f"{found} {what}; there must be {expected}", tuple(self._now_slots[:MOST_NAMED])
+            )
             for property, what, found, expected in (
                 (Property.CONSERVATION, "slots are in the free queue", len(ledger.free), self._free),
                 (Property.CONSERVATION, "slots are in the eviction order", len(ledger.policy), self._idle),
@@ -241,23 +269,21 @@ class Witness(Book):
                     Property.EVENTS_ARE_STATE,
                     "keys are remembered as offered",
                     len(ledger.offers.times),
-                    len(self._times),
+                    len(self._offers),
                 ),
             )
             if found != expected
         ]
 
     def _compare_ends(self, ledger: Ledger) -> list[Violation]:
-        """What waits to be offered again is looked at when a transfer has ended or a key has gone: an end
-        that goes unnoticed is a block forgotten. A key may be said to be gone too often."""
+        """Skipped blocks are offered again after a transfer has ended or a key was removed. So a ledger that
+        misses that event forgets a block. It may note a removed key too often."""
         broken: list[Violation] = []
         if ledger.ended_at != self._last_end:
             message = f"the last transfer ended at event {self._last_end}, not {ledger.ended_at}"
             broken.append(Violation(Property.STORED_ONCE, message))
         if ledger.forgotten_at < self._last_loss:
-            message = (
-                f"a key was gone after event {self._last_loss}, and not last after {ledger.forgotten_at}"
-            )
+            message = f"the last key was removed at event {self._last_loss}, not {ledger.forgotten_at}"
             broken.append(Violation(Property.STORED_ONCE, message))
         return broken
 
@@ -267,10 +293,6 @@ def _content(brought: bytes | None, stale: bytes | None) -> str:
     if key is None:
         return "nothing that a load brought"
     return f"key {key.hex()}, brought by a load of {'an older' if brought is None else 'this'} epoch"
-
-
-def _some(slots: Sequence[int]) -> tuple[int, ...]:
-    return tuple(slots[:MOST_NAMED])
 
 
 def _slots(*slots: int | None) -> tuple[int, ...]:
