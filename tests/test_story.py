@@ -23,6 +23,7 @@ from replay_life import (
 )
 
 from kvsm.errors import LogError
+from kvsm.events import SkipReason
 from kvsm.log import LogReader
 from kvsm.replay import (
     BlockLife,
@@ -132,7 +133,7 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
         "13 submitted: store 12 of request r0 [NEW -> NEW]",
         "15 worker 0 reports store 12 of request r0: good; the last one: stored, and can be matched "
         "[NEW -> NEW]",
-        "16 request r0 is preempted; its blocks are offered anew [NEW -> NEW]",
+        "16 request r0 is preempted; its blocks are offered again [NEW -> NEW]",
         "39 request r0 finishes [NEW -> RELEASED]",
     ]
     texts = [line.text for line in tell(tmp_path / "log", RequestLife("r1"))]
@@ -140,7 +141,7 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
         "offered by request r1, not stored: key 000000090000.. (offered too seldom)",
         "request r1: block 0 offered, and not settled yet",
     ]
-    assert "reset: epoch 1 begins; the blocks of request r1 are offered anew" in texts
+    assert "reset: epoch 1 begins; the blocks of request r1 are offered again" in texts
     skipped = "offered by request r1, not stored: key 000000000000.. (brought by a load of an older epoch)"
     assert skipped in texts
 
@@ -213,6 +214,28 @@ def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:
     lines = [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4"))]
     assert lines == [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4-0a1b2c3d"))]
     assert lines
+
+
+def test_what_a_request_shares_with_others_is_told_to_its_client_too(tmp_path: Path) -> None:
+    """Its part of a store, its cursors and its end."""
+    life = Life(tmp_path / "log", host_blocks=8, workers=1)
+    name, core = "cmpl-4-0a1b2c3d", life.core
+    core.arrive(name)
+    core.skip(((name, 1), ("other", 1)), [key(1), key(2)], SkipReason.DRAINING)
+    core.advance([(name, (0,), (2,))])
+    life.ended(core.store(((name, 1), ("other", 1)), [key(1), key(2)], [1, 2]).job)
+    core.reset()
+    core.advance([(name, (1,), (2,))])
+    core.preempt(name)
+    core.finish(name)
+    life.close()
+    lines = told(list(tell(tmp_path / "log", RequestLife("cmpl-4"))))
+    whole = told(list(tell(tmp_path / "log", RequestLife(name))))
+    assert [line.replace(name, "cmpl-4") for line in lines] == [
+        line.replace(name, "cmpl-4") for line in whole
+    ]
+    assert len(lines) == 10
+    assert lines[-1].endswith("-> RELEASED]")
 
 
 def test_a_miss_because_the_store_is_in_flight(tmp_path: Path) -> None:

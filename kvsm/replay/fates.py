@@ -1,19 +1,20 @@
 """Why a key cannot be matched: what became of its last block, and of the offers to store it since.
 
-Only wanted keys are followed, so that a log of any size can be asked. That a key is gone is seen in the
-ledger (the index named it before the event, and does not after); why it is gone is the event's to say.
+Only wanted keys are followed, so that a log of any size can be asked. The ledger shows that a key is gone:
+the index named it before the event, and does not afterwards. The event says why.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from kvsm import events as ev
-from kvsm.events import Direction, Owners
+from kvsm.events import OffloadingEvent, Owners
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.replay.concern import Concern
 from kvsm.replay.fold import Moment
-from kvsm.replay.render import render_owners
+from kvsm.replay.render import render, render_owners
 
 
 class Fates:
@@ -25,17 +26,18 @@ class Fates:
         self._skipped: dict[bytes, str] = {}
         self._held: list[bytes] = []
         self._begin = self._last = 0
-        """Events `_begin` to `_last` were seen; what came before the log, or got lost in a gap, was not."""
+        """Events `_begin` to `_last` were seen. Events before the log or in a gap were not."""
 
     def before(self, moment: Moment, found: Concern) -> None:
-        """Note the wanted keys that the event may take away."""
+        """Note the wanted keys that the event may remove."""
         ledger, event = moment.ledger, moment.event
         if event.seq != self._last + 1:
             self._begin = event.seq
             self._gone.clear()
             self._skipped.clear()
         self._last = event.seq
-        self._held = [key for slot in found.slots if self._is_held(ledger, slot, key := ledger.key_of[slot])]
+        named = [(slot, ledger.key_of[slot]) for slot in found.slots]
+        self._held = [key for slot, key in named if self._wanted(key) and ledger.index.get(key) == slot]
         if isinstance(event, ev.StoreSkipped):
             for key in filter(self._wanted, event.keys):
                 self._skipped[key] = f"offered at event {event.seq} and skipped ({event.reason})"
@@ -44,10 +46,11 @@ class Fates:
                 self._skipped.pop(key, None)
 
     def after(self, moment: Moment, ended: TransferRecord | None) -> None:
-        """Tell those that are gone why."""
+        """Note why the removed keys are gone. ended: the transfer that the event ended."""
         for key in self._held:
             if key not in moment.ledger.index:
-                self._gone[key] = _cause(moment, ended)
+                cause = _CAUSES.get(type(moment.event), _other_cause)
+                self._gone[key] = cause(moment, moment.event, ended)
                 self._skipped.pop(key, None)
 
     def why(self, ledger: Ledger, key: bytes) -> str:
@@ -56,36 +59,41 @@ class Fates:
         if slot is not None:
             return f"{describe_transfer(ledger, ledger.generation[slot])} is still in flight"
         gone, skipped = self._gone.get(key), self._skipped.get(key)
-        if gone is None:
-            never = (
-                f"not stored since event {self._begin}, where what is known begins"
-                if self._begin
-                else "never stored"
-            )
-            return f"{never}; {skipped}" if skipped else never
-        return f"{gone}; {skipped} since" if skipped else gone
-
-    def _is_held(self, ledger: Ledger, slot: int, key: bytes) -> bool:
-        return self._wanted(key) and ledger.index.get(key) == slot
+        if gone is not None:
+            return f"{gone}; {skipped} since" if skipped else gone
+        never = f"not stored since event {self._begin}, where what is known begins"
+        if not self._begin:
+            never = "never stored"
+        return f"{never}; {skipped}" if skipped else never
 
 
-def _cause(moment: Moment, ended: TransferRecord | None) -> str:
-    event = moment.event
-    if isinstance(event, ev.BlocksEvicted):
-        return f"evicted at event {event.seq} to make room for {made_room_for(moment)}"
-    if isinstance(event, ev.CacheReset):
-        return f"reset at event {event.seq}"
-    named = "" if ended is None else _name(ended)
-    if isinstance(event, ev.TransferCancelled):
-        return f"{named} was cancelled at event {event.seq}"
-    if isinstance(event, ev.TransferLost):
-        return f"{named} was lost at event {event.seq}"
-    return f"{named} failed at event {event.seq}"
+def _ended_transfer(how: str) -> Callable[[Moment, Any, TransferRecord | None], str]:
+    def cause(moment: Moment, event: Any, ended: TransferRecord | None) -> str:
+        named = describe_transfer(moment.ledger, event.transfer) if ended is None else _name(ended)
+        return f"{named} {how} at event {event.seq}"
+
+    return cause
+
+
+def _other_cause(_moment: Moment, event: OffloadingEvent, _ended: TransferRecord | None) -> str:
+    return f"removed at event {event.seq}: {render(event)}"
+
+
+_CAUSES: dict[type[OffloadingEvent], Callable[[Moment, Any, TransferRecord | None], str]] = {
+    ev.BlocksEvicted: lambda moment, event, _: (
+        f"evicted at event {event.seq} to make room for {made_room_for(moment)}"
+    ),
+    ev.CacheReset: lambda _moment, event, _: f"reset at event {event.seq}",
+    ev.TransferCancelled: _ended_transfer("was cancelled"),
+    ev.TransferLost: _ended_transfer("was lost"),
+    ev.WorkerReported: _ended_transfer("failed"),
+}
+"""Why an event removed a key. An event of another kind is told as it is."""
 
 
 def makers_of(moment: Moment) -> Owners | None:
-    """The owners of the store for which the moment's event evicts; None if it does not, or the log ends
-    there."""
+    """The owners of the store for which the moment's event evicts. None if it evicts nothing, or if the log
+    ends there."""
     event, following = moment.event, moment.following
     if isinstance(event, ev.BlocksEvicted) and isinstance(following, ev.StorePlanned):
         return following.owners if following.seq == event.transfer else None
@@ -102,11 +110,12 @@ def made_room_for(moment: Moment) -> str:
 
 
 def kind_of(transfer: TransferRecord) -> str:
-    return "store" if transfer.direction is Direction.STORE else "load"
+    """`store` or `load`."""
+    return transfer.direction.name.lower()
 
 
 def describe_transfer(ledger: Ledger, id: int) -> str:
-    """`store 12 of requests r1, r2`; just `transfer 12` if it is not live."""
+    """`store 12 of requests r1, r2`. Just `transfer 12` if it is not live."""
     transfer = ledger.transfers.get(id)
     return f"transfer {id}" if transfer is None else _name(transfer)
 

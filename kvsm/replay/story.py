@@ -4,9 +4,11 @@
         print(line.event, line.text, line.before, line.after)
 
 The log is folded from its beginning, and each event that concerns the thing is told. Causes come from the
-state, not from the wording of events: a slot is told who evicted it because the eviction names the transfer
-that it makes room for, and a request is told why it missed because the keys that it missed were followed
-all the way (`fates.py`), in a pass of their own.
+state. An evicted slot names the transfer that it made room for. A request is told why it missed, because the
+keys that it missed were followed all the way (`fates.py`).
+
+An event of any kind is told by its fields (`render.py`). `_TELLERS` says more of the kinds for which the
+ledger knows more.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import msgspec
 
 from kvsm import events as ev
 from kvsm.errors import LogError
-from kvsm.events import OffloadingEvent, Owners
+from kvsm.events import KINDS, Direction, OffloadingEvent, Owners
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
@@ -33,11 +35,11 @@ from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 
 MOST_TOLD = 4
-"""States of at most this many blocks stand in one line."""
+"""Blocks whose states are told in one line."""
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """One event in the life of a thing. before, after: its state; the same if only a cause is told."""
+    """One event in the life of a thing. before, after: its state; equal if only a cause is told."""
 
     event: int
     step: int
@@ -52,9 +54,17 @@ class Life(Protocol):
     """A thing whose life can be told."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        """Its slots among those that the event concerns; None if the event does not concern it."""
+        """The thing's slots among those that the event concerns. None if the event does not concern it."""
 
-    def state(self, ledger: Ledger) -> str: ...
+    def state(self, ledger: Ledger) -> str:
+        """Its state in words."""
+
+    def state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
+        """Its state after an event. The ledger forgets a transfer that ended and a request that is over.
+
+        ended: the transfer that the event ended.
+        before: the state before it.
+        """
 
 
 class BlockLife(NamedTuple):
@@ -62,35 +72,32 @@ class BlockLife(NamedTuple):
 
     slot: int
 
-    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        if self.slot in found.slots:
-            return (self.slot,)
-        if isinstance(moment.event, ev.BlocksEvicted) and self.slot in to_list(moment.event.moved):
-            return (self.slot,)
-        return None
+    def met_by(self, _moment: Moment, found: Concern) -> Sequence[int] | None:
+        return (self.slot,) if self.slot in found.slots else None
 
     def state(self, ledger: Ledger) -> str:
         return BLOCK_WORDS.describe(ledger.blocks.words[self.slot])
+
+    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, _before: str) -> str:
+        return self.state(ledger)
 
     def __str__(self) -> str:
         return f"slot {self.slot}"
 
 
 class KeyLife:
-    """All blocks whose key starts with these hex digits. The state told is that of the keys of one event."""
+    """All blocks whose key starts with these hex digits. The state is that of the keys of one event."""
 
     def __init__(self, digits: str) -> None:
         self.digits = digits.lower().removesuffix("..")
         self._met: dict[bytes, None] = {}
-        """Keys of ours that the event in hand concerns."""
+        """The keys that start so and that the current event concerns."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
         ledger, event = moment.ledger, moment.event
-        named: Sequence[bytes] = getattr(event, "keys", ())
-        missed = getattr(event, "missed", None)
-        self._met = dict.fromkeys(key for key in (*named, missed) if key is not None and self._is_ours(key))
+        self._met = dict.fromkeys(filter(self.is_named, found.keys))
         if isinstance(event, ev.StorePlanned):
-            return [slot for slot, key in zip(to_list(event.slots), named) if key in self._met] or None
+            return [slot for slot, key in zip(to_list(event.slots), event.keys) if key in self._met] or None
         slots = [slot for slot in found.slots if self._is_held(ledger, slot)]
         self._met.update(dict.fromkeys(ledger.key_of[slot] for slot in slots))
         return slots if self._met else None
@@ -102,11 +109,15 @@ class KeyLife:
         ]
         return "; ".join(words) + ("; ..." if len(held) > MOST_TOLD else "") if held else "not on the host"
 
+    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, _before: str) -> str:
+        return self.state(ledger)
+
     def _is_held(self, ledger: Ledger, slot: int) -> bool:
         key = ledger.key_of[slot]
-        return self._is_ours(key) and ledger.index.get(key) == slot
+        return self.is_named(key) and ledger.index.get(key) == slot
 
-    def _is_ours(self, key: bytes) -> bool:
+    def is_named(self, key: bytes) -> bool:
+        """Whether this key starts with the digits."""
         return key.hex().startswith(self.digits)
 
     def __str__(self) -> str:
@@ -114,315 +125,324 @@ class KeyLife:
 
 
 class RequestLife(NamedTuple):
-    """A request, through all its lives if its name was used again. name: whole, or without what vLLM's server
-    puts behind the name that a client gave or got: a hyphen, and eight characters of its own."""
+    """A request, through all its lives if its name was used again.
+
+    name: as in the log, or as a client of vLLM's server knows it. The server appends a hyphen and eight
+    characters of its own.
+    """
 
     name: str
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
         named = (*found.requests, *names_of(makers_of(moment) or ()))
-        return () if any(map(self._is, named)) else None
+        return () if any(map(self.is_named, named)) else None
 
     def state(self, ledger: Ledger) -> str:
-        states = [request.state.name for name, request in ledger.requests.items() if self._is(name)]
+        states = [request.state.name for name, request in ledger.requests.items() if self.is_named(name)]
         return ", ".join(states) or "not there"
 
-    def _is(self, name: str) -> bool:
+    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, before: str) -> str:
+        after = self.state(ledger)
+        return RequestState.RELEASED.name if after == "not there" != before else after
+
+    def is_named(self, name: str) -> bool:
+        """Whether the log means this request by `name`."""
         return name == self.name or name.startswith(f"{self.name}-")
+
+    def share(self, owners: Owners, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys of a store that this request owns."""
+        ends = [0, *accumulate(count for _, count in owners)]
+        own = [span for (owner, _), span in zip(owners, pairwise(ends)) if self.is_named(owner)]
+        return [key for start, end in own for key in keys[start:end]]
 
     def __str__(self) -> str:
         return f"request {self.name}"
 
 
 class TransferLife(NamedTuple):
-    """One copy of several blocks."""
+    """A store or a load."""
 
     id: int
 
-    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:  # noqa: ARG002
+    def met_by(self, _moment: Moment, found: Concern) -> Sequence[int] | None:
         return () if self.id in found.transfers else None
 
     def state(self, ledger: Ledger) -> str:
         transfer = ledger.transfers.get(self.id)
         return "not planned" if transfer is None else transfer.state.name
 
+    def state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
+        if ended is not None and ended.id == self.id:
+            return ended.state.name
+        cancelled = self.id not in ledger.transfers and before == TransferState.PLANNED.name
+        return TransferState.CANCELLED.name if cancelled else self.state(ledger)
+
     def __str__(self) -> str:
         return f"transfer {self.id}"
 
 
-def tell(log: str | os.PathLike[str] | LogReader, target: Life) -> Iterator[StoryLine]:
-    """The lines of a thing's life, oldest first; none if the log knows nothing of it.
+def tell(log: str | os.PathLike[str] | LogReader, life: Life) -> Iterator[StoryLine]:
+    """The lines of a thing's life, oldest first. None if the log knows nothing of it.
 
-    Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log,
-    or no such slot.
+    Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log, or
+    no such slot.
     """
     reader = log if isinstance(log, LogReader) else LogReader(log)
-    _check_slot(reader, target)
-    narrator = _Narrator(target, Fates(_missed_by(reader, target)))
+    host_blocks = reader.head.config.host_blocks
+    if isinstance(life, BlockLife) and life.slot >= host_blocks:
+        raise LogError(f"{reader.directory}: there is no slot {life.slot}; the pool has {host_blocks}")
+    fates = Fates(_missed_by(reader, life))
     for moment in walk(reader):
-        line = narrator.follow(moment)
+        line = _follow(life, fates, moment)
         if line is not None:
             yield line
 
 
-def _check_slot(reader: LogReader, target: Life) -> None:
-    host_blocks = reader.head.config.host_blocks
-    if isinstance(target, BlockLife) and target.slot >= host_blocks:
-        raise LogError(f"{reader.directory}: there is no slot {target.slot}; the pool has {host_blocks}")
-
-
-def _missed_by(reader: LogReader, target: Life) -> Callable[[bytes], bool]:
-    """Which keys must be followed, so that a miss of the target can be explained."""
-    if isinstance(target, KeyLife):
-        return lambda key: key.hex().startswith(target.digits)
-    if not isinstance(target, RequestLife):
+def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
+    """Which keys must be followed to explain the misses in this life."""
+    if isinstance(life, KeyLife):
+        return life.is_named
+    if not isinstance(life, RequestLife):
         return lambda _: False
     missed = {
         event.missed
         for segment in reader.segments()
         for event in segment.events()
-        if isinstance(event, ev.HitMatched) and event.request == target.name and event.missed is not None
+        if isinstance(event, ev.HitMatched) and life.is_named(event.request) and event.missed is not None
     }
     return missed.__contains__
 
 
-class _Narrator:
-    """Folds one moment after another, and puts those that meet the target into words."""
+def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
+    """Fold the moment's event. Returns its line, if it concerns the thing."""
+    ledger, event, _ = moment
+    found = concern(ledger, event)
+    slots = life.met_by(moment, found)
+    text = before = ""
+    if slots is not None:
+        before = life.state(ledger)
+        text = _TELLERS[type(event)](_Telling(moment, life, slots, fates), event)
+    fates.before(moment, found)
+    ended = ledger.apply(event)
+    fates.after(moment, ended)
+    if slots is None:
+        return None
+    if ended is not None and isinstance(event, ev.WorkerReported):
+        outcome = _OUTCOMES.get((ended.direction, ended.state), "what the reset left is drained")
+        text += f"; the last one: {outcome}"
+    after = life.state_after(ledger, ended, before)
+    return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
 
-    def __init__(self, target: Life, fates: Fates) -> None:
-        self._target, self._fates = target, fates
-        self._tellers: dict[type[OffloadingEvent], Callable[[Moment, Any, Sequence[int]], str]] = {
-            ev.HitMatched: self._matched,
-            ev.RequestPreempted: self._left,
-            ev.RequestFinished: self._left,
-            ev.RequestDeferred: self._deferred,
-            ev.BlocksEvicted: self._evicted,
-            ev.StorePlanned: self._store_planned,
-            ev.LoadPlanned: self._load_planned,
-            ev.TransfersSubmitted: self._submitted,
-            ev.WorkerReported: self._reported,
-            ev.TransferCancelled: self._given_up,
-            ev.TransferLost: self._given_up,
-            ev.BlocksOffered: self._offered,
-            ev.StoreSkipped: self._skipped,
-            ev.CacheReset: self._reset,
-        }
 
-    def follow(self, moment: Moment) -> StoryLine | None:
-        """Fold the moment's event; its line, if it concerns the target."""
-        ledger, event, _ = moment
-        found = concern(ledger, event)
-        slots = self._target.met_by(moment, found)
-        text = before = ""
-        if slots is not None:
-            before = self._target.state(ledger)
-            text = self._tell(moment, slots)
-        self._fates.before(moment, found)
-        ended = ledger.apply(event)
-        self._fates.after(moment, ended)
-        if slots is None:
-            return None
-        text += self._outcome(event, ended)
-        after = self._state_after(ledger, ended, before)
-        return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+_OUTCOMES = {
+    (Direction.STORE, TransferState.COMPLETED): "stored, and can be matched",
+    (Direction.LOAD, TransferState.COMPLETED): "loaded",
+    (Direction.STORE, TransferState.FAILED): "failed, and nothing is stored",
+    (Direction.LOAD, TransferState.FAILED): "failed, and what it read is void",
+}
+"""What the last worker's report came to."""
 
-    def _tell(self, moment: Moment, slots: Sequence[int]) -> str:
-        teller = self._tellers.get(type(moment.event))
-        if teller is not None:
-            return teller(moment, moment.event, slots)
-        return _PLAIN.get(type(moment.event), render)(moment.event)
 
-    def _state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
-        """A transfer that ended and a request that was released are in the ledger no more."""
-        target = self._target
-        if isinstance(target, TransferLife) and ended is not None and ended.id == target.id:
-            return ended.state.name
-        if isinstance(target, TransferLife) and target.id not in ledger.transfers and before == "PLANNED":
-            return TransferState.CANCELLED.name
-        if isinstance(target, RequestLife) and target.name not in ledger.requests and before != "not there":
-            return RequestState.RELEASED.name
-        return target.state(ledger)
+# What an event means for the thing. One teller a kind.
 
-    def _outcome(self, event: OffloadingEvent, ended: TransferRecord | None) -> str:
-        """What the last worker's report came to."""
-        if ended is None or not isinstance(event, ev.WorkerReported):
-            return ""
-        store = kind_of(ended) == "store"
-        if ended.state is TransferState.COMPLETED:
-            return "; the last one: " + ("stored, and can be matched" if store else "loaded")
-        if ended.state is TransferState.FAILED:
-            return "; the last one: " + (
-                "failed, and nothing is stored" if store else "failed, and what it read is void"
-            )
-        return "; the last one: what the reset left is drained"
 
-    # One teller a kind. `slots`: the target's own among those that the event concerns.
+class _Telling(NamedTuple):
+    """What a teller may look at. slots: the thing's own slots among those that the event concerns."""
 
-    def _matched(self, moment: Moment, event: ev.HitMatched, slots: Sequence[int]) -> str:
-        matched = to_list(event.slots)
-        if slots:
-            place = matched.index(slots[0]) + 1
-            return f"request {event.request} matches it (block {place} of {len(matched)})"
-        hits = f"matches {render_ids('slot', matched)}" if matched else "matches nothing"
-        if event.missed is None:
-            return f"request {event.request} {hits}"
-        why = self._fates.why(moment.ledger, event.missed)
-        return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
+    moment: Moment
+    life: Life
+    slots: Sequence[int]
+    fates: Fates
 
-    def _left(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:
-        preempted = isinstance(event, ev.RequestPreempted)
-        does = "is preempted" if preempted else "is aborted" if event.aborted else "finishes"
-        told = f"request {event.request} {does}" + (", and gives its match back" if slots else "")
-        request = moment.ledger.requests.get(event.request)
-        if preempted and request is not None and request.offered:
-            told += "; its blocks are offered anew"
-        return told
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger right before the event."""
+        return self.moment.ledger
 
-    def _offered(self, moment: Moment, event: ev.BlocksOffered, slots: Sequence[int]) -> str:  # noqa: ARG002
-        """How far the target's blocks have been dealt with: what is new, by group, and what waits."""
-        assert isinstance(self._target, RequestLife)
-        name = self._target.name
-        request = moment.ledger.requests.get(name)
-        before = () if request is None else request.settled
-        told: list[str] = []
-        for settled, offered in [(one[1], one[2]) for one in event.offers if one[0] == name]:
-            starts = before or (0,) * len(settled)
-            for group, (start, end, last) in enumerate(zip(starts, settled, offered)):
-                of_group = f" of group {group}" if len(settled) > 1 else ""
-                told += [f"{_range(start, end)}{of_group} settled"] if end > start else []
-                told += [f"{_range(end, last)}{of_group} offered, and not settled yet"] if last > end else []
-        return f"request {name}: {'; '.join(told) or 'no block is offered'}"
-
-    def _skipped(self, moment: Moment, event: ev.StoreSkipped, slots: Sequence[int]) -> str:  # noqa: ARG002
-        owners: Owners = event.owners
-        keys: Sequence[bytes] = event.keys
-        if isinstance(self._target, RequestLife):
-            keys = _share(owners, keys, self._target.name)
-            owners = ((self._target.name, len(keys)),)
-        return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
-
-    def _reset(self, moment: Moment, event: ev.CacheReset, slots: Sequence[int]) -> str:  # noqa: ARG002
-        told = f"reset: epoch {event.epoch} begins"
-        target = self._target
-        request = moment.ledger.requests.get(target.name) if isinstance(target, RequestLife) else None
-        anew = request is not None and request.offered
-        return told + (f"; the blocks of {target} are offered anew" if anew else "")
-
-    def _deferred(self, moment: Moment, event: ev.RequestDeferred, slots: Sequence[int]) -> str:  # noqa: ARG002
-        waits_for = describe_transfer(moment.ledger, event.transfer)
-        return f"request {event.request} waits for {waits_for}, until tick {event.until} at most"
-
-    def _evicted(self, moment: Moment, event: ev.BlocksEvicted, slots: Sequence[int]) -> str:
-        cause = made_room_for(moment)
-        victims = to_list(event.slots)
-        if slots and slots[0] not in victims:
-            return f"passed over by the eviction that makes room for {cause}"
-        named = slots or victims
-        keys = [moment.ledger.key_of[slot] for slot in named]
-        what = render_keys(keys) if slots else f"{render_ids('slot', named)}, {render_keys(keys)},"
-        return f"{what} evicted to make room for {cause}"
-
-    def _store_planned(self, moment: Moment, event: ev.StorePlanned, slots: Sequence[int]) -> str:
-        planned, blocks, whose = (
-            to_list(event.slots),
-            to_list(event.device_blocks),
-            render_owners(event.owners),
+    @property
+    def offered_before(self) -> bool:
+        """Whether the thing is a request that has offered blocks."""
+        life, requests = self.life, self.ledger.requests.items()
+        return isinstance(life, RequestLife) and any(
+            one.offered for name, one in requests if life.is_named(name)
         )
-        if not slots:
-            if isinstance(self._target, RequestLife) and len(event.owners) > 1:
-                own = _share(event.owners, event.keys, self._target.name)
-                whose += f" ({self._target}: {render_keys(own)})"
-            return (
-                f"store {event.seq} of {whose} is planned: {render_keys(event.keys)}, "
-                f"{render_ids('device block', blocks)} to {render_ids('slot', planned)}"
-            )
-        place = planned.index(slots[0])
-        chunk = moment.ledger.config.blocks_per_chunk
+
+
+def _by_its_fields(_telling: _Telling, event: OffloadingEvent) -> str:
+    return render(event)
+
+
+def _matched(telling: _Telling, event: ev.HitMatched) -> str:
+    matched = to_list(event.slots)
+    if telling.slots:
+        place = matched.index(telling.slots[0]) + 1
+        return f"request {event.request} matches it (block {place} of {len(matched)})"
+    hits = f"matches {render_ids('slot', matched)}" if matched else "matches nothing"
+    if event.missed is None:
+        return f"request {event.request} {hits}"
+    why = telling.fates.why(telling.ledger, event.missed)
+    return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
+
+
+def _preempted(telling: _Telling, event: ev.RequestPreempted) -> str:
+    again = "; its blocks are offered again" if telling.offered_before else ""
+    return f"request {event.request} is preempted{_gives_back(telling)}{again}"
+
+
+def _finished(telling: _Telling, event: ev.RequestFinished) -> str:
+    return f"request {event.request} {'is aborted' if event.aborted else 'finishes'}{_gives_back(telling)}"
+
+
+def _gives_back(telling: _Telling) -> str:
+    return ", and gives its match back" if telling.slots else ""
+
+
+def _offered(telling: _Telling, event: ev.BlocksOffered) -> str:
+    """How far the request's blocks have been dealt with since its last offer, by group."""
+    life, told = telling.life, []
+    assert isinstance(life, RequestLife)
+    for name, settled, offered in event.offers:
+        if not life.is_named(name):
+            continue
+        request, news = telling.ledger.requests.get(name), []
+        starts = (request and request.settled) or (0,) * len(settled)
+        for group, (start, end, last) in enumerate(zip(starts, settled, offered)):
+            of_group = f" of group {group}" if len(settled) > 1 else ""
+            news += [f"{_blocks(start, end)}{of_group} settled"] if end > start else []
+            news += [f"{_blocks(end, last)}{of_group} offered, and not settled yet"] if last > end else []
+        told.append(f"request {name}: {'; '.join(news) or 'no block is offered'}")
+    return "; ".join(told)
+
+
+def _skipped(telling: _Telling, event: ev.StoreSkipped) -> str:
+    owners: Owners = event.owners
+    keys: Sequence[bytes] = event.keys
+    if isinstance(telling.life, RequestLife):
+        keys = telling.life.share(owners, keys)
+        owners = tuple(one for one in owners if telling.life.is_named(one[0]))
+    return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
+
+
+def _reset(telling: _Telling, event: ev.CacheReset) -> str:
+    again = f"; the blocks of {telling.life} are offered again" if telling.offered_before else ""
+    return f"reset: epoch {event.epoch} begins{again}"
+
+
+def _deferred(telling: _Telling, event: ev.RequestDeferred) -> str:
+    waits_for = describe_transfer(telling.ledger, event.transfer)
+    return f"request {event.request} waits for {waits_for}, until tick {event.until} at most"
+
+
+def _evicted(telling: _Telling, event: ev.BlocksEvicted) -> str:
+    cause, victims = made_room_for(telling.moment), to_list(event.slots)
+    own = [slot for slot in telling.slots if slot in victims]
+    if telling.slots and not own:
+        return f"passed over by the eviction that makes room for {cause}"
+    keys = render_keys([telling.ledger.key_of[slot] for slot in own or victims])
+    what = keys if own else f"{render_ids('slot', victims)}, {keys},"
+    return f"{what} evicted to make room for {cause}"
+
+
+def _store_planned(telling: _Telling, event: ev.StorePlanned) -> str:
+    slots, blocks, whose = to_list(event.slots), to_list(event.device_blocks), render_owners(event.owners)
+    if telling.slots:
+        place, chunk = slots.index(telling.slots[0]), telling.ledger.config.blocks_per_chunk
         source = render_ids("device block", blocks[place * chunk : (place + 1) * chunk])
         key = render_key(event.keys[place])
         return f"allocated for key {key}, from {source}, by store {event.seq} of {whose}"
-
-    def _load_planned(self, moment: Moment, event: ev.LoadPlanned, slots: Sequence[int]) -> str:
-        loaded, blocks = to_list(event.slots), to_list(event.device_blocks)
-        if event.voided:
-            return f"request {event.request} cannot load: a block of its match was voided"
-        parts = to_list(event.parts)
-        if not slots:
-            named = f"{render_ids('part', parts)} of {render_ids('slot', loaded)}"
-            what = named if parts else render_ids("slot", loaded)
-            return (
-                f"load {event.seq} of request {event.request} is planned: {what} "
-                f"to {render_ids('device block', blocks)}"
-            )
-        if slots[0] not in loaded:
-            return f"request {event.request} loads less than it matched, and gives this block back"
-        what, targets = _targets(loaded.index(slots[0]), parts, blocks, moment.ledger.config.blocks_per_chunk)
-        targets_told = render_ids("device block", targets)
-        return f"load {event.seq} of request {event.request} will read {what} into {targets_told}"
-
-    def _submitted(self, moment: Moment, event: ev.TransfersSubmitted, slots: Sequence[int]) -> str:
-        ledger, ids = moment.ledger, event.transfers
-        if isinstance(self._target, TransferLife):
-            ids = (self._target.id,)
-        elif isinstance(self._target, RequestLife):
-            name = self._target.name
-            ids = tuple(id for id in ids if name in names_of(ledger.transfers[id].owners))
-        else:
-            ids = tuple(id for id in ids if not set(to_list(ledger.transfers[id].slots)).isdisjoint(slots))
-        return f"submitted: {', '.join(describe_transfer(ledger, id) for id in ids)}"
-
-    def _reported(self, moment: Moment, event: ev.WorkerReported, slots: Sequence[int]) -> str:  # noqa: ARG002
-        how = "good" if event.good else "failed"
-        return f"worker {event.worker} reports {describe_transfer(moment.ledger, event.transfer)}: {how}"
-
-    def _given_up(self, moment: Moment, event: Any, slots: Sequence[int]) -> str:  # noqa: ARG002
-        ledger, name = moment.ledger, describe_transfer(moment.ledger, event.transfer)
-        transfer = ledger.transfers.get(event.transfer)
-        if transfer is None or isinstance(event, ev.TransferCancelled):
-            return f"{name} is cancelled"
-        memory = "slots" if kind_of(transfer) == "store" else "slots and device blocks"
-        return (
-            f"{name} is given up: a worker has not reported since tick {transfer.since}; "
-            f"its {memory} are never used again"
-        )
+    if isinstance(telling.life, RequestLife) and len(event.owners) > 1:
+        whose += f" ({telling.life}: {render_keys(telling.life.share(event.owners, event.keys))})"
+    return (
+        f"store {event.seq} of {whose} is planned: {render_keys(event.keys)}, "
+        f"{render_ids('device block', blocks)} to {render_ids('slot', slots)}"
+    )
 
 
-def _range(start: int, end: int) -> str:
+def _load_planned(telling: _Telling, event: ev.LoadPlanned) -> str:
+    loaded, blocks, parts = to_list(event.slots), to_list(event.device_blocks), to_list(event.parts)
+    if event.voided:
+        return f"request {event.request} cannot load: a block of its match was voided"
+    if not telling.slots:
+        what = f"{render_ids('part', parts)} of " if parts else ""
+        what += render_ids("slot", loaded)
+        blocks_told = render_ids("device block", blocks)
+        return f"load {event.seq} of request {event.request} is planned: {what} to {blocks_told}"
+    if telling.slots[0] not in loaded:
+        return f"request {event.request} loads less than it matched, and gives this block back"
+    place, chunk = loaded.index(telling.slots[0]), telling.ledger.config.blocks_per_chunk
+    what, targets = "it", blocks[place * chunk : (place + 1) * chunk]
+    if parts:
+        own = [(part % chunk, block) for part, block in zip(parts, blocks) if part // chunk == place]
+        what, targets = f"{render_ids('part', [part for part, _ in own])} of it", [block for _, block in own]
+    blocks_told = render_ids("device block", targets)
+    return f"load {event.seq} of request {event.request} will read {what} into {blocks_told}"
+
+
+def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:
+    life, ledger = telling.life, telling.ledger
+
+    def is_its(transfer: TransferRecord) -> bool:
+        if isinstance(life, TransferLife):
+            return transfer.id == life.id
+        if isinstance(life, RequestLife):
+            return any(map(life.is_named, names_of(transfer.owners)))
+        return not set(to_list(transfer.slots)).isdisjoint(telling.slots)
+
+    live = [ledger.transfers[id] for id in event.transfers if id in ledger.transfers]
+    return f"submitted: {', '.join(describe_transfer(ledger, one.id) for one in live if is_its(one))}"
+
+
+def _reported(telling: _Telling, event: ev.WorkerReported) -> str:
+    how = "good" if event.good else "failed"
+    return f"worker {event.worker} reports {describe_transfer(telling.ledger, event.transfer)}: {how}"
+
+
+def _cancelled(telling: _Telling, event: ev.TransferCancelled) -> str:
+    return f"{describe_transfer(telling.ledger, event.transfer)} is cancelled"
+
+
+def _lost(telling: _Telling, event: ev.TransferLost) -> str:
+    transfer = telling.ledger.transfers.get(event.transfer)
+    if transfer is None:
+        return render(event)
+    memory = "slots" if kind_of(transfer) == "store" else "slots and device blocks"
+    return (
+        f"{describe_transfer(telling.ledger, event.transfer)} is given up: a worker has not reported since "
+        f"tick {transfer.since}; its {memory} are never used again"
+    )
+
+
+def _blocks(start: int, end: int) -> str:
     """Blocks of a request from `start` to before `end`: `block 3`, `blocks 3..5`."""
     return f"block {start}" if end - start == 1 else f"blocks {start}..{end - 1}"
 
 
-def _share(owners: Owners, keys: Sequence[bytes], name: str) -> list[bytes]:
-    """Those of the keys that are this request's."""
-    ends = [0, *accumulate(count for _, count in owners)]
-    return [
-        key
-        for (owner, _), (start, end) in zip(owners, pairwise(ends))
-        if owner == name
-        for key in keys[start:end]
-    ]
+_Teller = Callable[[_Telling, Any], str]
 
-
-def _targets(
-    place: int, parts: Sequence[int], blocks: Sequence[int], chunk: int
-) -> tuple[str, Sequence[int]]:
-    """What is loaded of the slot at this place of a load, and into which device blocks."""
-    if not parts:
-        return "it", blocks[place * chunk : (place + 1) * chunk]
-    own = [(part % chunk, block) for part, block in zip(parts, blocks) if part // chunk == place]
-    return f"{render_ids('part', [part for part, _ in own])} of it", [block for _, block in own]
-
-
-_PLAIN: dict[type[OffloadingEvent], Callable[[Any], str]] = {
-    ev.RequestArrived: lambda event: f"request {event.request} arrives",
-    ev.HitReleased: lambda event: f"request {event.request} gives its match back",
-    ev.KeysRecalled: lambda event: f"{render_keys(event.keys)}: the policy remembers evicting it",
-    ev.ReportRejected: lambda event: (
+_TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fields) | {
+    ev.RequestArrived: lambda _, event: f"request {event.request} arrives",
+    ev.RequestPreempted: _preempted,
+    ev.RequestFinished: _finished,
+    ev.HitMatched: _matched,
+    ev.HitReleased: lambda _, event: f"request {event.request} gives its match back",
+    ev.RequestDeferred: _deferred,
+    ev.KeysRecalled: lambda _, event: f"{render_keys(event.keys)}: the policy remembers evicting it",
+    ev.BlocksEvicted: _evicted,
+    ev.StorePlanned: _store_planned,
+    ev.StoreSkipped: _skipped,
+    ev.LoadPlanned: _load_planned,
+    ev.TransfersSubmitted: _submitted,
+    ev.TransferCancelled: _cancelled,
+    ev.WorkerReported: _reported,
+    ev.ReportRejected: lambda _, event: (
         f"a report of worker {event.worker} on transfer {event.transfer} is rejected: {event.reason}"
     ),
-    ev.BlocksTouched: lambda _: "used without a load: the device had it too",
-    ev.FlushRequested: lambda event: f"the engine waits for {render_ids('transfer', event.transfers)}",
-    ev.OffersCounted: lambda event: f"{render_keys(event.keys)}: offered once more",
-    ev.Ticked: lambda event: f"tick {event.tick}: it has waited long enough",
+    ev.TransferLost: _lost,
+    ev.BlocksTouched: lambda *_: "used without a load: the device had it too",
+    ev.FlushRequested: lambda _, event: f"the engine waits for {render_ids('transfer', event.transfers)}",
+    ev.CacheReset: _reset,
+    ev.Ticked: lambda _, event: f"tick {event.tick}: it has waited long enough",
+    ev.BlocksOffered: _offered,
+    ev.OffersCounted: lambda _, event: f"{render_keys(event.keys)}: offered once more",
 }
-"""Events that are told without a look at the ledger."""
+"""Every kind is told by its fields, or in words of its own."""
