@@ -96,7 +96,10 @@ def test_verify_names_the_first_false_event_and_what_led_there(tmp_path: Path) -
     assert result.exit_code == 1
     last = len(life.events) + 2
     assert f"first broken by event {last}, step 0: HitMatched request r3 slot 0" in result.stdout
-    assert "no stale data (S14): request r3 matches slot 0, but it holds data from before the reset" in result.stdout
+    assert (
+        "no stale data (S14): request r3 matches slot 0, but it holds data from before the reset"
+        in result.stdout
+    )
     assert Property.NO_STALE_DATA.sentence in result.stdout
     told = result.stdout.split("what led there:\n")[1].splitlines()
     assert told[-1] == f"  event {last} step 0: HitMatched request r3 slot 0"

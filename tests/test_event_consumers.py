@@ -1,7 +1,10 @@
-"""Whatever consumes events handles every kind of event; a message here names the file that does not."""
+"""All consumers of events handle every kind of event. A failure names the file that lacks an entry."""
 
 from __future__ import annotations
 
+import ast
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,12 +12,124 @@ from hypothesis import given, settings
 from replay_life import CONFIGS, OPERATIONS, Life, Operations
 from test_core_world import walked
 
+from kvsm import ledger
 from kvsm.checker.walk import random_of
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import (
+    REACHES,
+    TRIGGERS,
+    OffloadConfig,
+    OffloadingEvent,
+    Reach,
+    RejectReason,
+    SkipReason,
+)
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
-from kvsm.replay.concern import concern
+from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern
+from kvsm.replay.fold import Moment
+from kvsm.replay.render import FIELDS
 from kvsm.worlds.core import draw_options
+
+KVSM = Path(__file__).parent.parent / "kvsm"
+KINDS = OffloadingEvent.__subclasses__()
+
+
+# Tables.
+
+
+@pytest.mark.parametrize(
+    ("place", "table"),
+    [
+        ("TRIGGERS in kvsm/events.py", TRIGGERS),
+        ("REACHES in kvsm/events.py", REACHES),
+        ("HANDLERS in kvsm/ledger/ledger.py", ledger.HANDLERS),
+        ("HANDLERS in kvsm/replay/book.py", book.HANDLERS),
+    ],
+)
+def test_table_has_an_entry_for_every_kind(place: str, table: dict[type[OffloadingEvent], Any]) -> None:
+    """What a kind means is decided for each of them, or that it means nothing here."""
+    missing = [kind.__name__ for kind in KINDS if kind not in table]
+    assert not missing, f"add {', '.join(missing)} to {place}"
+    assert len(table) == len(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("place", "table"),
+    [
+        ("FIELDS in kvsm/replay/render.py", FIELDS),
+        ("NAMED_BY_FIELDS in kvsm/replay/concern.py", concern.NAMED_BY_FIELDS),
+    ],
+)
+def test_table_has_an_entry_for_every_field(place: str, table: dict[str, Any]) -> None:
+    """`kvsm show` words an event, and finds the things that it names, by the names of its fields."""
+    fields = {field for kind in KINDS for field in kind.__struct_fields__[3:]}
+    assert set(table) == fields, f"add or remove {sorted(fields ^ set(table))} in {place}"
+
+
+def test_everything_that_an_event_may_reach_can_be_found() -> None:
+    assert set(concern.REACHED) == set(Reach), "add it to REACHED in kvsm/replay/concern.py"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_offloader_emits_every_kind(kind: type[OffloadingEvent]) -> None:
+    """A kind that nothing emits is a promise that no log can keep."""
+    used = names_used_in(*(KVSM / "offloader").glob("*.py"))
+    assert kind.__name__ in used, f"no file of kvsm/offloader/ emits {kind.__name__}"
+
+
+@pytest.mark.parametrize("reason", [*SkipReason, *RejectReason])
+def test_every_reason_is_given_by_some_code(reason: Enum) -> None:
+    used = names_used_in(*(path for path in KVSM.rglob("*.py") if path.name != "events.py"))
+    assert reason.name in used, f"no code gives the reason {reason!r}"
+
+
+def names_used_in(*paths: Path) -> set[str]:
+    """The names that follow a dot in the code of these files."""
+    return {
+        node.attr
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute)
+    }
+
+
+# What is told of an event.
+
+SAMPLES: dict[str, Any] = {
+    "request": "r",
+    "owners": (("r", 1),),
+    "offers": (("r", (1,), (2,)),),
+    "slots": (1,),
+    "moved": (1,),
+    "device_blocks": (2,),
+    "transfer": 3,
+    "transfers": (3,),
+    "keys": (b"key",),
+    "missed": b"key",
+}
+"""A value for each field that names a thing."""
+LIVES = {
+    "slots": BlockLife(1),
+    "requests": RequestLife("r"),
+    "transfers": TransferLife(3),
+    "keys": KeyLife(b"key".hex()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_event_is_told_in_the_life_of_each_thing_that_its_fields_name(kind: type[OffloadingEvent]) -> None:
+    """`kvsm show` leaves no event out, of whatever kind it is."""
+    fields = kind.__struct_fields__[3:]
+    event = kind(1, 0, 0, *(SAMPLES.get(field, 0) for field in fields))
+    empty = Ledger(OffloadConfig(host_blocks=4, device_blocks=4))
+    found = concern.concern(empty, event)
+    for field in set(fields) & set(SAMPLES):
+        meaning = concern.NAMED_BY_FIELDS[field]
+        assert meaning is not None, f"{field} names nothing in kvsm/replay/concern.py"
+        assert getattr(found, meaning[0])
+        if meaning[0] in LIVES:
+            assert LIVES[meaning[0]].met_by(Moment(empty, event, None), found) is not None
+
 
 # What an event concerns.
 
@@ -60,7 +175,7 @@ def assert_concern_names_every_change(config: OffloadConfig, events: list[Offloa
     ledger = Ledger(config)
     before = state_of(ledger)
     for event in events:
-        found = concern(ledger, event)
+        found = concern.concern(ledger, event)
         ledger.apply(event)
         after = state_of(ledger)
         for sort, things in changed(before, after).items():

@@ -33,7 +33,7 @@ class Concern(NamedTuple):
 def concern(ledger: Ledger, event: OffloadingEvent) -> Concern:
     """What `event` concerns, in a ledger to which it has not been applied yet."""
     named = _named(event)
-    reached = [_REACHED[reach](ledger, event, named) for reach in REACHES[type(event)]]
+    reached = [REACHED[reach](ledger, event, named) for reach in REACHES[type(event)]]
     return _union([named, *reached]) if reached else named
 
 
@@ -120,10 +120,11 @@ def _cache(ledger: Ledger, _event: Any, _named: Concern) -> Concern:
     )
 
 
-_REACHED: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
+REACHED: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
     Reach.PLAN: _plan,
     Reach.PINS: _pins,
     Reach.TRANSFERS: _transfers,
     Reach.WAITS: _waits,
     Reach.CACHE: _cache,
 }
+"""How to find what an event reaches."""
