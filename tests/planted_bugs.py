@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvsm.ledger import cache, requests
-from kvsm.offloader import Offloader
+from kvsm.offloader import transfers
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str) -> None:
@@ -39,13 +39,13 @@ def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """S5: a worker's second report is taken for that of the worker which has not reported yet."""
     plant(
         monkeypatch,
-        Offloader._report,
-        "reason = self._why_reject(transfer, worker, direction)",
-        "reason = self._why_reject(transfer, worker, direction)\n"
-        "    if reason == RejectReason.DUPLICATE:\n"
-        "        live = self.ledger.transfers[transfer]\n"
-        "        worker = next(one for one in range(self.config.workers) if not live.reported >> one & 1)\n"
-        "        reason = ''",
+        transfers._report,
+        "reason = _why_reject(core, transfer, worker, direction)",
+        "reason = _why_reject(core, transfer, worker, direction)\n"
+        "    if reason is RejectReason.DUPLICATE:\n"
+        "        live = core.ledger.transfers[transfer]\n"
+        "        worker = next(one for one in range(core.config.workers) if not live.reported >> one & 1)\n"
+        "        reason = None",
     )
 
 

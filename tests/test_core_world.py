@@ -20,7 +20,7 @@ from kvsm.checker.walk import random_of, walk
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Provenance, requests, transfers
-from kvsm.offloader import Offloader
+from kvsm.offloader import Offloader, storing
 from kvsm.policies.lru import LRUPolicy
 from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
 from kvsm.worlds.world import Action
@@ -222,14 +222,14 @@ def forget_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def swap_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Offloader._plan_store, "blocks, hosts)", "blocks, hosts[::-1])")
+    plant(monkeypatch, storing._plan_store, "blocks, hosts)", "blocks, hosts[::-1])")
 
 
 def serve_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         Offloader.lookup,
-        "LookupResult.HIT if self.ledger.readable(slot) else LookupResult.HIT_PENDING",
+        "LookupResult.HIT if core.ledger.readable(slot) else LookupResult.HIT_PENDING",
         "LookupResult.HIT",
     )
 
@@ -240,7 +240,7 @@ def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def store_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device block under a store is offered from the same block again: deferred, instead of passed over."""
-    plant(monkeypatch, Offloader._why_not, 'return "" if own and', "return None if own and")
+    plant(monkeypatch, storing._admit, "return Admission.BEING_STORED", "return Admission.STORE")
 
 
 def forget_what_is_old(monkeypatch: pytest.MonkeyPatch) -> None:

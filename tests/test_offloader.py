@@ -13,7 +13,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportReje
 from kvsm.ids import SMALL, to_list
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
-from kvsm.offloader import LookupResult, Match, Offloader
+from kvsm.offloader import LogFlush, LookupResult, Match, Offloader
 from kvsm.snapshot import digest
 from kvsm.states import BlockState, LeaseState, RequestState, TransferState
 
@@ -772,6 +772,54 @@ class TestStepsAndLog:
         core.finish("q")
         core.end_step()
         assert unwritten == []
+
+    def test_a_reset_is_written_at_once(self) -> None:
+        """Rule 6: an engine may be idle when its cache is reset, and may not step again for long."""
+        unwritten: list[str] = []
+
+        class Sink(MemoryLog):
+            def append(self, event: OffloadingEvent) -> None:
+                unwritten.append(event.kind)
+
+            def flush(self) -> None:
+                unwritten.clear()
+
+        core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), Sink())
+        store(core, "r", keys(1))
+        core.end_step()
+        core.reset()
+        assert unwritten == []
+
+    @pytest.mark.parametrize(
+        ("reason", "waits_in_flight", "waits_if_flushed_in_this_step"),
+        [
+            (LogFlush.JOBS_LEAVE, False, False),
+            (LogFlush.STEP_ENDED, False, True),
+            (LogFlush.REPORTS_TAKEN, True, True),
+            (LogFlush.CACHE_RESET, False, False),
+            (LogFlush.ENGINE_FAILS, False, False),
+        ],
+    )
+    def test_what_waits_to_be_written_waits_for_a_step_that_copies_bring(
+        self, reason: LogFlush, waits_in_flight: bool, waits_if_flushed_in_this_step: bool
+    ) -> None:
+        """Without copies in flight nothing waits."""
+        written = MemoryLog()
+        flushed: list[int] = []
+        written.flush = lambda: flushed.append(core.step)  # type: ignore[method-assign]
+        core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), written)
+
+        def writes() -> bool:
+            flushed.clear()
+            core.flush_log(reason)
+            return bool(flushed)
+
+        transfer = begin_store(core, "r", keys(1))
+        assert writes() == (not waits_if_flushed_in_this_step)
+        core.step += 1
+        assert writes() == (not waits_in_flight)
+        core.complete_store(transfer)
+        assert writes()
 
     def test_events_carry_the_clock_and_the_step(self) -> None:
         log, clock = MemoryLog(), iter((5, 6, 7))

@@ -1,23 +1,23 @@
-"""The deciding core: it reads the ledger, decides, and emits events. It never writes state.
+"""The offload core: it reads the ledger, decides, and emits events. It never writes state.
 
-An engine talks to it in the field's words. Per request: `match` (which prefix the host serves, pinned),
-`prepare_load` (into these device blocks), `prepare_store` (of these computed blocks), `preempt`,
-`finish`. Per step: `submit` the jobs, hand them to the workers, feed the workers' reports to `report`,
-`tick`, `end_step`. At any time: `lookup`, `touch`, `flush`, `lose`, `reset`.
+An engine talks to it in the field's words. For each request: `match` (which prefix the host serves, pinned),
+`prepare_load` (into these device blocks), `prepare_store` (of these computed blocks), `preempt`, `finish`.
+In each step: `submit` the jobs, hand them to the workers, give the workers' reports to `report`, then `tick`
+and `end_step`. At any time: `lookup`, `touch`, `flush`, `lose`, `reset`.
 
-Every call is legal in every state of every request (S8): a call that has nothing to do answers so, and
-emits no event. What a limit refuses raises `LimitReached`, what the engine got wrong (an id that does
-not exist) raises `IllegalTransition` or `InvalidEvent`; nothing has changed then. A call for a request
-that is over begins a new life under its name.
+Every call is legal in every state of every request (S8). A call that has nothing to do says so, and emits no
+event. A limit that refuses raises `LimitReached`. A mistake of the engine, such as a device block that does
+not exist, raises `IllegalTransition` or `InvalidEvent`. In both cases nothing has changed. A call for a
+request that is over begins a new life under its name.
 
-A file for what a reader looks for: `core` (how an event comes to be), `matching`, `storing`, `transfers`
-(loads, reports, losses), `offloader` (requests, time, reset: the whole).
+`Offloader` in offloader.py lists all calls. They are functions over one `EventEmitter` (emitter.py): what
+the host serves (matching.py), loads, reports and losses (transfers.py), what is stored (storing.py).
 """
 
-from kvsm.offloader.core import EventSink
+from kvsm.offloader.emitter import EventSink, LogFlush
 from kvsm.offloader.matching import LookupResult, Match
 from kvsm.offloader.offloader import Offloader
 from kvsm.offloader.storing import PreparedStore
 from kvsm.offloader.transfers import Ended
 
-__all__ = ["Ended", "EventSink", "LookupResult", "Match", "Offloader", "PreparedStore"]
+__all__ = ["Ended", "EventSink", "LogFlush", "LookupResult", "Match", "Offloader", "PreparedStore"]

@@ -12,21 +12,19 @@ from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
 from kvsm.ledger import TransferRecord
-from kvsm.offloader.core import Core
+from kvsm.offloader.emitter import EventEmitter, LogFlush, checked_device_blocks, has_room_for_transfer
 from kvsm.plan import TransferJob
-from kvsm.states.request import RequestState
-from kvsm.states.transfer import TransferState
+from kvsm.states.request import MATCHED
+from kvsm.states.transfer import COMPLETED, LOST, PLANNED
 from kvsm.states.words import STATE_MASK
-
-_PLANNED, _COMPLETED, _LOST = TransferState.PLANNED, TransferState.COMPLETED, TransferState.LOST
-_MATCHED = RequestState.MATCHED
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """A transfer that is over, and whether its bytes are right; its device blocks are free of leases.
+    """A transfer that is over. Its device blocks have no lease of it any more.
 
-    request: that it loaded for; "" for a store. lost: a worker never reported; what a lost load was to
-    write is retired, and must not be used again.
+    request: which request it loaded for; "" for a store.
+    good: whether its bytes are right.
+    lost: a worker never reported. Device blocks that a lost load may still write are retired: never use them.
     """
 
     transfer: int
@@ -37,157 +35,171 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     lost: bool = False
 
 
-class Transfers(Core):
-    def prepare_load(
-        self, request: str, device_blocks: Sequence[int], parts: Sequence[int] = ()
-    ) -> TransferJob | None:
-        """Load the first blocks of the request's match into these device blocks, a chunk of them for each.
+def prepare_load(
+    core: EventEmitter, request: str, device_blocks: Sequence[int], parts: Sequence[int] = ()
+) -> TransferJob | None:
+    """Load the first blocks of the request's match into these device blocks. Returns the job to submit.
 
-        parts: if not all of every chunk is wanted, which place of the match (slot by slot, blocks_per_chunk
-        places each, ascending) goes to the device block beside it. The engine may accept less than was
-        matched: the rest is released. Returns the job, to be submitted. None means that nothing is
-        loaded: there is no match, nothing was accepted, or the promise was voided since (a reset, bytes
-        found bad): the engine computes these blocks (S6).
-        """
-        entry = self.ledger.requests.get(request)
-        if entry is None or entry.word & STATE_MASK != _MATCHED:
-            return None
-        targets = self._device_ids(device_blocks)
-        chunk = self.config.blocks_per_chunk
-        if len(parts) and parts[0] < 0:
-            raise InvalidEvent(self.ledger.seq + 1, f"part {parts[0]} is no place of a match")
-        wanted = parts[-1] // chunk + 1 if len(parts) else -(-len(targets) // chunk)
-        if wanted == 0:
-            self._emit(ev.HitReleased, request)
-            return None
-        if wanted > len(entry.pins):
-            raise InvalidEvent(
-                self.ledger.seq + 1, f"request {request} matched {len(entry.pins)} blocks, not {wanted}"
-            )
-        if len(self.ledger.live_pins(entry)) < len(entry.pins):
-            self._emit(ev.LoadPlanned, request, NO_IDS, NO_IDS, True)
-            return None
-        if not self._has_room_for_transfer():
-            raise LimitReached(f"{self.config.max_live_transfers} transfers are live (max_live_transfers)")
-        slots, blocks = pack(entry.pins[:wanted]), pack(targets)
-        self._emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts))
-        seq = self.ledger.seq
-        hosts = slots if chunk == 1 else self._host_blocks(self.ledger.transfers[seq].slots, parts)
-        return TransferJob(seq, Direction.LOAD, blocks, hosts)
+    device_blocks: a chunk for each block. The engine may accept less than was matched; the rest is released.
+    parts: if only parts of the chunks are wanted, the place in the match of each device block: slot by slot,
+        blocks_per_chunk places each, ascending.
 
-    def _host_blocks(self, slots: IdArray, parts: Sequence[int] = ()) -> Ids:
-        """The places of whole slots in the host pool, or of the named parts of them."""
-        chunk, numbers = self.config.blocks_per_chunk, listed(slots)
-        places = parts if len(parts) else range(len(numbers) * chunk)
-        return pack([numbers[place // chunk] * chunk + place % chunk for place in places])
-
-    def complete_load(self, transfer: int, worker: int = 0) -> Ended | None:
-        """Worker `worker` has its shard of the load. Same as `report(transfer, worker, True)`."""
-        return self._report(transfer, worker, True, Direction.LOAD)
-
-    def fail_load(self, transfer: int, worker: int = 0) -> Ended | None:
-        """Worker `worker` failed. Once all have reported, the keys are gone before the request hears."""
-        return self._report(transfer, worker, False, Direction.LOAD)
-
-    def complete_store(self, transfer: int, worker: int = 0) -> Ended | None:
-        """Worker `worker` has stored its shard. Same as `report(transfer, worker, True)`."""
-        return self._report(transfer, worker, True, Direction.STORE)
-
-    def fail_store(self, transfer: int, worker: int = 0) -> Ended | None:
-        """Worker `worker` failed: once all have reported, the slots are free and nothing was stored."""
-        return self._report(transfer, worker, False, Direction.STORE)
-
-    def submit(self, transfers: Sequence[int]) -> None:
-        """These jobs leave for the workers: call it just before they do. Flushes the log first."""
-        if transfers:
-            self._emit(ev.TransfersSubmitted, tuple(transfers))
-            self._flush()
-
-    def report(self, transfer: int, worker: int, good: bool) -> Ended | None:
-        """A worker's report. Returns what it ended, if it was the last worker of the transfer.
-
-        A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
-        """
-        return self._report(transfer, worker, good, None)
-
-    def _report(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> Ended | None:
-        reason = self._why_reject(transfer, worker, direction)
-        if reason:
-            self._emit(ev.ReportRejected, transfer, worker, good, reason)
-            return None
-        ended = self._emit(ev.WorkerReported, transfer, worker, good)
-        if ended is None:
-            return None
-        if self.publisher is not None:
-            self.publisher.ended(transfer)
-        return _ended(ended)
-
-    def _why_reject(self, transfer: int, worker: int, direction: Direction | None) -> str:
-        entry = self.ledger.transfers.get(transfer)
-        if entry is None:
-            return RejectReason.STALE if 0 < transfer <= self.ledger.seq else RejectReason.UNKNOWN
-        if direction is not None and entry.direction is not direction:
-            return RejectReason.DIRECTION
-        if not 0 <= worker < self.config.workers:
-            return RejectReason.WORKER
-        if entry.reported >> worker & 1:
-            return RejectReason.DUPLICATE
-        planned = entry.word & STATE_MASK == _PLANNED
-        return RejectReason.NOT_SUBMITTED if planned else ""
-
-    def cancel(self, transfer: int) -> Ended | None:
-        """Take back a plan that was not submitted; None if there is nothing to take back."""
-        entry = self.ledger.transfers.get(transfer)
-        if entry is None or entry.state is not TransferState.PLANNED:
-            return None
-        return self._end(ev.TransferCancelled, entry)
-
-    def lose(self, transfer: int) -> Ended | None:
-        """A worker will never report: the transfer is over, and the memory that it may write is retired."""
-        entry = self.ledger.transfers.get(transfer)
-        if entry is None or entry.state is TransferState.PLANNED:
-            return None
-        return self._end(ev.TransferLost, entry)
-
-    def lose_overdue(self) -> list[Ended]:
-        """Give up every transfer that has been in flight for `transfer_ticks`. `tick` lets time pass."""
-        ticks, ledger = self.config.transfer_ticks, self.ledger
-        if not ticks:
-            return []
-        overdue = [
-            one.id
-            for one in ledger.transfers.values()
-            if ledger.tick - one.since >= ticks and one.word & STATE_MASK != _PLANNED
-        ]
-        return [ended for ended in map(self.lose, overdue) if ended is not None]
-
-    def _end(self, kind: type[ev.OffloadingEvent], entry: TransferRecord) -> Ended:
-        self._emit(kind, entry.id)
-        if self.publisher is not None:
-            self.publisher.ended(entry.id)
-        return _ended(entry)
-
-    def flush(self, transfers: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Ask that these transfers (default: all submitted) end before the engine goes on: the workers
-        wait for what is returned."""
-        live = self.ledger.transfers
-        wanted = live if transfers is None else [one for one in transfers if one in live]
-        named = tuple([one for one in wanted if live[one].state is not TransferState.PLANNED])
-        fresh = tuple([one for one in named if not live[one].flush])
-        if fresh:
-            self._emit(ev.FlushRequested, fresh)
-        return named
-
-    def leased(self, device_blocks: Sequence[int]) -> bool:
-        """Whether a copy in flight touches one of these: an engine without references must not reuse it."""
-        words = self.ledger.leases.view[np.asarray(device_blocks, dtype=np.int64)]
-        return bool(np.any(words))
+    None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, nothing
+    was accepted, or the promise was voided since, by a reset or by bytes found bad.
+    """
+    entry = core.ledger.requests.get(request)
+    if entry is None or entry.word & STATE_MASK != MATCHED:
+        return None
+    targets = checked_device_blocks(core, device_blocks)
+    chunk = core.config.blocks_per_chunk
+    if len(parts) and parts[0] < 0:
+        raise InvalidEvent(core.ledger.seq + 1, f"part {parts[0]} is no place of a match")
+    wanted = parts[-1] // chunk + 1 if len(parts) else -(-len(targets) // chunk)
+    if wanted == 0:
+        core.emit(ev.HitReleased, request)
+        return None
+    if wanted > len(entry.pins):
+        raise InvalidEvent(
+            core.ledger.seq + 1, f"request {request} matched {len(entry.pins)} blocks, not {wanted}"
+        )
+    if len(core.ledger.live_pins(entry)) < len(entry.pins):
+        core.emit(ev.LoadPlanned, request, NO_IDS, NO_IDS, True)
+        return None
+    if not has_room_for_transfer(core):
+        raise LimitReached(f"{core.config.max_live_transfers} transfers are live (max_live_transfers)")
+    slots, blocks = pack(entry.pins[:wanted]), pack(targets)
+    core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts))
+    seq = core.ledger.seq
+    hosts = slots if chunk == 1 else host_blocks(core, core.ledger.transfers[seq].slots, parts)
+    return TransferJob(seq, Direction.LOAD, blocks, hosts)
 
 
-def _ended(transfer: TransferRecord) -> Ended:
+def host_blocks(core: EventEmitter, slots: IdArray, parts: Sequence[int] = ()) -> Ids:
+    """The host blocks of whole slots, or of the named parts of them."""
+    chunk, numbers = core.config.blocks_per_chunk, listed(slots)
+    places = parts if len(parts) else range(len(numbers) * chunk)
+    return pack([numbers[place // chunk] * chunk + place % chunk for place in places])
+
+
+def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
+    """These jobs leave for the workers; call it just before they do. Flushes the log first."""
+    if transfers:
+        core.emit(ev.TransfersSubmitted, tuple(transfers))
+        core.flush_log(LogFlush.JOBS_LEAVE)
+
+
+def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> Ended | None:
+    """Take a worker's report. Returns the transfer if this was its last worker.
+
+    A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
+    """
+    return _report(core, transfer, worker, good, None)
+
+
+def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+    """Worker `worker` has loaded its shard: `report`, of a load."""
+    return _report(core, transfer, worker, True, Direction.LOAD)
+
+
+def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+    """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
+    return _report(core, transfer, worker, False, Direction.LOAD)
+
+
+def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+    """Worker `worker` has stored its shard: `report`, of a store."""
+    return _report(core, transfer, worker, True, Direction.STORE)
+
+
+def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+    """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
+    return _report(core, transfer, worker, False, Direction.STORE)
+
+
+def _report(
+    core: EventEmitter, transfer: int, worker: int, good: bool, direction: Direction | None
+) -> Ended | None:
+    reason = _why_reject(core, transfer, worker, direction)
+    if reason is not None:
+        core.emit(ev.ReportRejected, transfer, worker, good, reason)
+        return None
+    ended = core.emit(ev.WorkerReported, transfer, worker, good)
+    return None if ended is None else _ended(core, ended)
+
+
+def _why_reject(
+    core: EventEmitter, transfer: int, worker: int, direction: Direction | None
+) -> RejectReason | None:
+    """Why this report changes nothing; None if it counts."""
+    entry = core.ledger.transfers.get(transfer)
+    if entry is None:
+        return RejectReason.STALE if 0 < transfer <= core.ledger.seq else RejectReason.UNKNOWN
+    if direction is not None and entry.direction is not direction:
+        return RejectReason.DIRECTION
+    if not 0 <= worker < core.config.workers:
+        return RejectReason.WORKER
+    if entry.reported >> worker & 1:
+        return RejectReason.DUPLICATE
+    planned = entry.word & STATE_MASK == PLANNED
+    return RejectReason.NOT_SUBMITTED if planned else None
+
+
+def cancel(core: EventEmitter, transfer: int) -> Ended | None:
+    """Take back a plan that was not submitted; None if there is nothing to take back."""
+    entry = core.ledger.transfers.get(transfer)
+    if entry is None or entry.state is not PLANNED:
+        return None
+    core.emit(ev.TransferCancelled, transfer)
+    return _ended(core, entry)
+
+
+def lose(core: EventEmitter, transfer: int) -> Ended | None:
+    """A worker will never report: the transfer is over, and the memory that it may write is retired."""
+    entry = core.ledger.transfers.get(transfer)
+    if entry is None or entry.state is PLANNED:
+        return None
+    core.emit(ev.TransferLost, transfer)
+    return _ended(core, entry)
+
+
+def lose_overdue(core: EventEmitter) -> list[Ended]:
+    """Lose every transfer that has been in flight for `transfer_ticks`. `tick` counts the time."""
+    ticks, ledger = core.config.transfer_ticks, core.ledger
+    if not ticks:
+        return []
+    overdue = [
+        one.id
+        for one in ledger.transfers.values()
+        if ledger.tick - one.since >= ticks and one.word & STATE_MASK != PLANNED
+    ]
+    return [ended for one in overdue if (ended := lose(core, one)) is not None]
+
+
+def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
+    """Tell the publisher and the caller that this transfer is over."""
+    if core.publisher is not None:
+        core.publisher.ended(transfer.id)
     state = transfer.word & STATE_MASK
-    load = transfer.direction is Direction.LOAD
-    request = transfer.owners[0][0] if load else ""
-    return Ended(
-        transfer.id, transfer.direction, request, state == _COMPLETED, transfer.device_blocks, state == _LOST
-    )
+    request = transfer.owners[0][0] if transfer.direction is Direction.LOAD else ""
+    good, lost = state == COMPLETED, state == LOST
+    return Ended(transfer.id, transfer.direction, request, good, transfer.device_blocks, lost)
+
+
+def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[int, ...]:
+    """Ask that these transfers end before the engine goes on. Returns those that the workers wait for.
+
+    transfers: all submitted ones if None.
+    """
+    live = core.ledger.transfers
+    wanted = live if transfers is None else [one for one in transfers if one in live]
+    named = tuple([one for one in wanted if live[one].state is not PLANNED])
+    fresh = tuple([one for one in named if not live[one].flush])
+    if fresh:
+        core.emit(ev.FlushRequested, fresh)
+    return named
+
+
+def leased(core: EventEmitter, device_blocks: Sequence[int]) -> bool:
+    """Whether a copy in flight touches one of these; an engine without references must not reuse it."""
+    words = core.ledger.leases.view[np.asarray(device_blocks, dtype=np.int64)]
+    return bool(np.any(words))

@@ -22,7 +22,7 @@ from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
-from kvsm.offloader import Ended, Offloader
+from kvsm.offloader import Ended, LogFlush, Offloader
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
@@ -413,9 +413,7 @@ class OffloadScheduler:
                 self._note_transfer_end(ended)
         loads, self.state.ended_loads = tuple(self.state.ended_loads), []
         sent = self.device_blocks.take_sent()
-        if not core.ledger.transfers:
-            # The engine may not step again for a long time.
-            core.sync()
+        core.flush_log(LogFlush.REPORTS_TAKEN)
         return StepResults(loads, sent, not core.ledger.draining())
 
     def _note_transfer_end(self, ended: Ended) -> None:
@@ -442,8 +440,6 @@ class OffloadScheduler:
             tracked.next_offer = 0
         if self.walk is not None:
             self.walk.restart()
-        # An idle engine may not step again for a long time.
-        self.offloader.sync()
         return done
 
     def has_pending_work(self) -> bool:

@@ -24,7 +24,7 @@ from kvsm.invariants import Violation
 from kvsm.kv_events import Publisher
 from kvsm.ledger import TransferRecord
 from kvsm.log import LogWriter
-from kvsm.offloader import LookupResult, Offloader
+from kvsm.offloader import LogFlush, LookupResult, Offloader
 from kvsm.properties import Property
 from kvsm.replay.witness import Witness
 from kvsm.states.request import RequestState
@@ -126,8 +126,8 @@ class ManagerRecorder(Offloader):
                 told = f"request {request} loads key {key.hex()} from slot {slot}"
                 self._find(Property.CORRECT_BYTES, f"{told}; it was stored in slot {stored}")
         packed = pack(slots)
-        self._emit(ev.HitMatched, request, packed, self._missed.pop(request, None))
-        self._emit(ev.LoadPlanned, request, packed, self._numbers(Direction.LOAD, len(slots)))
+        self.emit(ev.HitMatched, request, packed, self._missed.pop(request, None))
+        self.emit(ev.LoadPlanned, request, packed, self._numbers(Direction.LOAD, len(slots)))
         transfer = self.ledger.seq
         self._loads[transfer] = frozenset(keys)
         self.submit([transfer])
@@ -153,7 +153,7 @@ class ManagerRecorder(Offloader):
         self._evict(evicted)
         if stored:
             numbers = self._numbers(Direction.STORE, len(slots))
-            self._emit(ev.StorePlanned, ((request, len(stored)),), tuple(stored), pack(slots), numbers)
+            self.emit(ev.StorePlanned, ((request, len(stored)),), tuple(stored), pack(slots), numbers)
             self._failed.difference_update(stored)
             self.submit([self.ledger.seq])
 
@@ -180,7 +180,6 @@ class ManagerRecorder(Offloader):
             self.publisher.take_events()
         self._reset_at = self.ledger.seq
         self._skipped.clear()
-        self.sync()
 
     def schedule_ended(self, preempted: Iterable[str]) -> None:
         """A step, as a log of this kind counts them, is from here to the next time."""
@@ -192,7 +191,7 @@ class ManagerRecorder(Offloader):
         for request, key in self._missed.items():
             entry = self.ledger.requests.get(request)
             if entry is not None and entry.state in _WITHOUT_ANSWER:
-                self._emit(ev.HitMatched, request, (), key)
+                self.emit(ev.HitMatched, request, (), key)
         self._missed.clear()
         self.end_step()
 
@@ -242,9 +241,9 @@ class ManagerRecorder(Offloader):
 
     # What that comes to.
 
-    def _emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
+    def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         try:
-            return super()._emit(kind, *fields)
+            return super().emit(kind, *fields)
         except (IllegalTransition, InvalidEvent) as refusal:
             event = kind(self.ledger.seq + 1, self.step, self._clock_ns(), *fields)
             self._end_with(event, refusal)
@@ -289,7 +288,7 @@ class ManagerRecorder(Offloader):
         if known:
             # The store that room is made for is the event after this one.
             slots = pack([self.ledger.index[key] for key in known])
-            self._emit(ev.BlocksEvicted, slots, (), self.ledger.seq + 2)
+            self.emit(ev.BlocksEvicted, slots, (), self.ledger.seq + 2)
 
     def _in_flight(self, transfer: int) -> TransferRecord | None:
         """This transfer, if its end is still to be told; None for one that a reset has made void."""
@@ -304,15 +303,14 @@ class ManagerRecorder(Offloader):
                 f"as its own; the first is {min(keys).hex()}",
             )
             self.report(0, 0, good)
-            self.sync()
+            # vLLM may end with an error now.
+            self.flush_log(LogFlush.ENGINE_FAILS)
 
     def _end_copy(self, transfer: TransferRecord, good: bool) -> None:
         self.report(transfer.id, 0, good)
         self._loads.pop(transfer.id, None)
         self._placeholders[transfer.direction].give_back(listed(transfer.device_blocks))
-        if not self.ledger.transfers:
-            # An engine without work takes no step that would end with a flush.
-            self.sync()
+        self.flush_log(LogFlush.REPORTS_TAKEN)
 
     def _numbers(self, direction: Direction, count: int) -> Ids:
         taken = self._placeholders[direction].take(count)

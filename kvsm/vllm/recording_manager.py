@@ -12,6 +12,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvsm.errors import described
+from kvsm.offloader import LogFlush
 from kvsm.vllm.manager_recorder import ManagerRecorder, StoreAnswer
 
 log = init_logger("vllm.kvsm")
@@ -96,7 +97,7 @@ def _recorded(name: str, tell: Callable[..., object]) -> Callable[..., Any]:
             answer = getattr(self._manager, name)(*arguments, **named)
         except BaseException:
             # This ends the engine, so the log must be complete. A completion that is refused is recorded too.
-            self._note(ManagerRecorder.sync)
+            self._note(ManagerRecorder.flush_log, LogFlush.ENGINE_FAILS)
             if tell in _COMPLETIONS:
                 self._note(tell, None, *arguments, **named)
             raise

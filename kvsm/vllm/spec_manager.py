@@ -221,9 +221,7 @@ class KvsmManager(OffloadingManager):
         named = frozenset(keys)
         if named:
             self._end(self._jobs.pop((request, direction, named), _UNKNOWN_TRANSFER), good=good)
-        if not self._core.ledger.transfers:
-            # vLLM may go idle now, and end no step before somebody reads the log.
-            self._core.sync()
+        self._core.flush_log(offloader.LogFlush.REPORTS_TAKEN)
 
     def _end(self, transfer: int, *, good: bool) -> None:
         ended = self._core.report(transfer, 0, good)

@@ -99,10 +99,10 @@ ENDING = (
             Edit(
                 "kvsm.offloader.offloader:Offloader.finish",
                 """
-                if entry is not None and entry.word & STATE_MASK != _FINISHED:
-                    self._emit(ev.RequestFinished, request, aborted)
+                if entry is not None and entry.word & STATE_MASK != FINISHED:
+                    self.emit(ev.RequestFinished, request, aborted)
                 """,
-                "self._emit(ev.RequestFinished, request, aborted)",
+                "self.emit(ev.RequestFinished, request, aborted)",
             ),
         ),
         stop="has not arrived, or was released",
@@ -116,9 +116,12 @@ ENDING = (
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:Transfers.lose",
-                "return self._end(ev.TransferLost, entry)",
-                "return [self._report(transfer, one, True, None) for one in range(self.config.workers)][-1]",
+                "kvsm.offloader.transfers:lose",
+                """
+                core.emit(ev.TransferLost, transfer)
+                return _ended(core, entry)
+                """,
+                "return [report(core, transfer, one, True) for one in range(core.config.workers)][-1]",
             ),
         ),
     ),
@@ -149,23 +152,23 @@ ENDING = (
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:Transfers.submit",
+                "kvsm.offloader.transfers:submit",
                 "if transfers:",
                 """
                 if transfers:
-                    live = self.ledger.transfers
+                    live = core.ledger.transfers
                     sent = {one: live[one].keys for one in transfers if one in live}
-                    self._sent = {**getattr(self, "_sent", {}), **sent}
+                    core._sent = {**getattr(core, "_sent", {}), **sent}
                 """,
             ),
             Edit(
-                "kvsm.offloader.transfers:Transfers._report",
-                "reason = self._why_reject(transfer, worker, direction)",
+                "kvsm.offloader.transfers:_report",
+                "reason = _why_reject(core, transfer, worker, direction)",
                 """
-                keys, live = getattr(self, "_sent", {}).get(transfer), self.ledger.transfers
+                keys, live = getattr(core, "_sent", {}).get(transfer), core.ledger.transfers
                 if keys and transfer not in live:
                     transfer = next((one.id for one in live.values() if one.keys == keys), transfer)
-                reason = self._why_reject(transfer, worker, direction)
+                reason = _why_reject(core, transfer, worker, direction)
                 """,
             ),
         ),

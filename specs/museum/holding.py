@@ -95,8 +95,8 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.offloader.storing:Storing._plan_store",
-                "packed, blocks = pack(self.ledger.free.first(len(keys))), pack(sources)",
+                "kvsm.offloader.storing:_plan_store",
+                "packed, blocks = pack(core.ledger.free.first(len(keys))), pack(sources)",
                 "packed, blocks = pack(tuple(range(len(keys)))), pack(sources)",
             ),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_IN_FLIGHT = "kvsm.offloader.matching:Matching.in_flight"
+_IN_FLIGHT = "kvsm.offloader.matching:in_flight"
 _ALLOCATED = "kvsm.scheduler.scheduler:OffloadScheduler.update_state_after_alloc"
 
 MATCHING = (
@@ -36,7 +36,7 @@ MATCHING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.offloader.matching:Matching._readable_prefix",
+                "kvsm.offloader.matching:_readable_prefix",
                 "return slots, ledger.generation[slot]",
                 "break",
             ),
@@ -89,10 +89,10 @@ MATCHING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.matching:Matching.defer",
+                "kvsm.offloader.matching:defer",
                 """
-                if entry.word & STATE_MASK == _MATCHED:
-                    self._emit(ev.HitReleased, request)
+                if entry.word & STATE_MASK == MATCHED:
+                    core.emit(ev.HitReleased, request)
                 """,
             ),
         ),
@@ -124,8 +124,8 @@ MATCHING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.offloader.matching:Matching.release",
-                "if entry is not None and entry.word & STATE_MASK == _MATCHED:",
+                "kvsm.offloader.matching:release",
+                "if entry is not None and entry.word & STATE_MASK == MATCHED:",
                 "if False:  # the load gives the pins back",
             ),
         ),

@@ -18,14 +18,14 @@ RESETTING = (
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:Transfers._report",
-                "reason = self._why_reject(transfer, worker, direction)",
+                "kvsm.offloader.transfers:_report",
+                "reason = _why_reject(core, transfer, worker, direction)",
                 """
-                named = self.ledger.transfers.get(transfer)
+                named = core.ledger.transfers.get(transfer)
                 if named is not None and named.keys:
-                    live = self.ledger.transfers.values()
+                    live = core.ledger.transfers.values()
                     transfer = [one.id for one in live if one.keys == named.keys][-1]
-                reason = self._why_reject(transfer, worker, direction)
+                reason = _why_reject(core, transfer, worker, direction)
                 """,
             ),
         ),
@@ -78,12 +78,12 @@ RESETTING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:Transfers._why_reject",
-                "planned = entry.word & STATE_MASK == _PLANNED",
+                "kvsm.offloader.transfers:_why_reject",
+                "planned = entry.word & STATE_MASK == PLANNED",
                 """
-                if entry.state is TransferState.ABANDONED:
+                if entry.state.name == "ABANDONED":
                     return RejectReason.STALE
-                planned = entry.word & STATE_MASK == _PLANNED
+                planned = entry.word & STATE_MASK == PLANNED
                 """,
             ),
         ),

@@ -30,7 +30,7 @@ STORING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.offloader.storing:Storing._why_not",
+                "kvsm.offloader.storing:_admit",
                 "leased = any(words[block] for block in sources)",
                 "leased, slot = False, None  # what earlier steps have in flight is forgotten",
             ),
@@ -73,7 +73,7 @@ STORING = (
         breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
-                "kvsm.offloader.storing:Storing._partition",
+                "kvsm.offloader.storing:_partition",
                 "return list(new.values()), sorted(chain.from_iterable(skipped.values())), list(resident)",
                 "return list(new.values()), sorted(chain.from_iterable(skipped.values())), []",
             ),
@@ -88,9 +88,8 @@ STORING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.offloader.storing:Storing._all_new",
-                "if len(keys) > 1 and (len(set(keys)) != len(keys)"
-                " or not self.ledger.leases.distinct(device_blocks)):",
+                "kvsm.offloader.storing:_all_new",
+                "if len(keys) > 1 and (len(set(keys)) != len(keys) or not leases.distinct(device_blocks)):",
                 "if len(keys) > 1 and len(set(keys)) != len(keys):",
             ),
         ),
@@ -112,10 +111,9 @@ STORING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.offloader.storing:Storing._all_new",
-                "if len(keys) > 1 and (len(set(keys)) != len(keys)"
-                " or not self.ledger.leases.distinct(device_blocks)):",
-                "if len(keys) > 1 and not self.ledger.leases.distinct(device_blocks):",
+                "kvsm.offloader.storing:_all_new",
+                "if len(keys) > 1 and (len(set(keys)) != len(keys) or not leases.distinct(device_blocks)):",
+                "if len(keys) > 1 and not leases.distinct(device_blocks):",
             ),
         ),
         stop=DOUBLED_KEY,

@@ -1,0 +1,131 @@
+"""How an event comes to be, and when the log is flushed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from kvsm import events as ev
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.ids import SMALL, IdArray
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger, TransferRecord
+from kvsm.states import machines_digest
+
+
+class EventSink(Protocol):
+    """Where events go once they are applied: a `LogWriter`, or a list in tests."""
+
+    def append(self, event: OffloadingEvent) -> None:
+        """Take the next event."""
+
+    def flush(self) -> None:
+        """Write what was appended."""
+
+
+class LogFlush(Enum):
+    """Why the log is flushed. `EventEmitter.flush_log` says which of them can wait."""
+
+    JOBS_LEAVE = "jobs leave for the workers"
+    """The log must have a plan before a worker acts on it."""
+    STEP_ENDED = "the step has ended"
+    REPORTS_TAKEN = "the workers' reports were taken"
+    CACHE_RESET = "the cache was reset"
+    """Nothing may follow for a long time: an idle engine takes no steps."""
+    ENGINE_FAILS = "the engine may stop with an error"
+
+
+class EventEmitter:
+    """A ledger, a log, and the one way to change the ledger: `emit`. Not thread safe."""
+
+    def __init__(
+        self,
+        config: OffloadConfig,
+        log: EventSink | None = None,
+        *,
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """Emits the first event, `LogOpened`.
+
+        config: fixed for life, and written into the log.
+        log: where events go; None keeps none.
+        publisher: collects what leaves for schedulers and routers. It grows until that is taken from it.
+        clock_ns: wall time; recorded, never decided by.
+        """
+        self.config = config
+        self.publisher = publisher
+        self.ledger = Ledger(config, publisher)
+        self.log = log
+        self.step = 0
+        self._clock_ns = clock_ns
+        self._poisoned: str | None = None
+        self._flushed_at = -1
+        """The step in which the log was last flushed."""
+        self.emit(ev.LogOpened, config, machines_digest())
+
+    def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
+        """Make the next event, check and apply it, and hand it to the log. Returns the transfer it ended.
+
+        A refused event leaves no trace. Any other failure poisons this emitter: the ledger may have what the
+        log lacks.
+        """
+        if self._poisoned is not None:
+            raise Poisoned(f"this offloader stopped at event {self.ledger.seq}: {self._poisoned}")
+        ledger = self.ledger
+        event = kind(ledger.seq + 1, self.step, self._clock_ns(), *fields)
+        try:
+            ended = ledger.apply(event)
+            if self.log is not None:
+                self.log.append(event)
+            return ended
+        except (IllegalTransition, InvalidEvent):
+            raise
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._poisoned = str(error) or type(error).__name__
+            raise
+
+    def flush_log(self, reason: LogFlush) -> None:
+        """Let the log write everything decided so far, unless `reason` can wait for another step.
+
+        Copies in flight bring another step. So reports can wait while there are any; so can the end of a
+        step whose jobs were flushed when they left.
+        """
+        if self.ledger.transfers and (
+            reason is LogFlush.REPORTS_TAKEN
+            or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
+        ):
+            return
+        self._flushed_at = self.step
+        if self.log is None:
+            return
+        try:
+            self.log.flush()
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._poisoned = str(error) or type(error).__name__
+            raise
+
+
+def checked_device_blocks(core: EventEmitter, device_blocks: Sequence[int]) -> IdArray:
+    """The engine's list in the ledger's form. Raises `InvalidEvent` if a block does not exist."""
+    limit = core.config.device_blocks
+    ids: IdArray
+    if len(device_blocks) <= SMALL:
+        ids = tuple(device_blocks)
+        wrong = [one for one in ids if not 0 <= one < limit]
+    else:
+        ids = np.asarray(device_blocks, dtype=np.int64)
+        wrong = ids[(ids < 0) | (ids >= limit)].tolist()
+    if wrong:
+        raise InvalidEvent(core.ledger.seq + 1, f"device block {wrong[0]} is not one of the {limit}")
+    return ids
+
+
+def has_room_for_transfer(core: EventEmitter) -> bool:
+    """Whether one more transfer may be planned."""
+    return len(core.ledger.transfers) < core.config.max_live_transfers
