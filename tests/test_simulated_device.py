@@ -247,7 +247,7 @@ def test_the_host_is_ordered_behind_a_copy_by_its_event_alone(learn: str) -> Non
         assert event.done()
     elif learn == "synchronize":
         event.synchronize()
-    device.host_reads("the checksum of transfer 1", [5])
+    device.host_accesses("the checksum of transfer 1", [5])
     assert [race.second for race in device.races] == (
         ["the checksum of transfer 1 on the host reads"] if learn == "not at all" else []
     ), kept
@@ -257,7 +257,7 @@ def test_what_the_host_did_is_before_what_it_queues() -> None:
     """S12: but not before what was queued already."""
     device = new_device()
     early = device.copy(device.compute, 0, LOAD, (0,), (5,))
-    device.host_writes("filling", [5, 6])
+    device.host_accesses("filling", writes=[5, 6])
     late = device.copy(device.compute, 1, LOAD, (1,), (6,))
     run_all(device)
     assert [race.location for race in device.races] == [("host block", 5)], (early, late)
@@ -267,19 +267,19 @@ def test_the_submitter_is_a_thread_of_its_own() -> None:
     """S12: it knows what the host knew at `put`; the host knows what it did only after `flush`."""
     device = new_device()
     submitter = device.new_submitter("own", pytest.fail)
-    device.host_writes("filling", [1, 2])
-    submitter.put(lambda: device.host_writes("the checksum", [1, 3]))
-    device.host_writes("filling", [4])
+    device.host_accesses("filling", writes=[1, 2])
+    submitter.put(lambda: device.host_accesses("the checksum", writes=[1, 3]))
+    device.host_accesses("filling", writes=[4])
     run_all(device)
     assert device.races == []
-    device.host_reads("a look", [2, 4])
+    device.host_accesses("a look", [2, 4])
     assert device.races == []
     submitter.flush()
-    device.host_reads("a look", [1, 3])
+    device.host_accesses("a look", [1, 3])
     assert device.races == []
-    submitter.put(lambda: device.host_writes("the checksum", [5]))
+    submitter.put(lambda: device.host_accesses("the checksum", writes=[5]))
     run_all(device)
-    device.host_reads("a look", [5])
+    device.host_accesses("a look", [5])
     assert [race.first for race in device.races] == ["the checksum on submitter 'own' writes"]
 
 

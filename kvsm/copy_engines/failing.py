@@ -1,7 +1,7 @@
 """A copy engine that fails on purpose: some transfers copy a part of their blocks, and end as bad.
 
-Which, and how much of them, follows from a seed and the transfer's id alone: so the same copies fail
-whoever carries them out, and in whatever order they end.
+Which transfers, and how much of them, follows from a seed and the transfer's id alone. So the same transfers
+fail on every engine below, in whatever order they end.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from kvsm.plan import TransferJob
 
 
 class FailingCopyEngine:
-    """A `CopyEngine` over another one. rate: share of transfers that fail, 0 to 1. Engines of different
-    seeds fail different transfers. A job that cannot be right is passed on whole, so that nothing of it runs.
+    """A `CopyEngine` over another one. A job that cannot be right is passed on whole: nothing of it runs.
+
+    engine: the one below.
+    seed: engines with different seeds fail different transfers.
+    rate: share of transfers that fail, 0 to 1.
     """
 
     def __init__(self, engine: CopyEngine, seed: int, rate: float) -> None:

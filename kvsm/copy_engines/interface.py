@@ -1,22 +1,20 @@
-"""What a copy engine is: the least that a worker needs in order to carry out jobs.
+"""The interface of copy engines: what a worker needs in order to carry out its jobs.
 
-A copy engine moves bytes between the device pool and the host pool of one rank. Its promises, the same
-for every implementation and held by one conformance suite:
+A copy engine moves bytes between the device pool and the host pool of one rank. Every engine makes these
+promises, and one conformance suite tests them:
 
-1. `submit` never waits and never looks at the blocks of a job. It raises `TransferFailed` for a transfer
-   id that is live, and for an engine that is closed or broken; the transfer has no result then. Whatever
-   else is wrong with a job (an id out of range, a target used twice) makes its result bad, with nothing of
-   it run.
-2. A transfer that was accepted ends exactly once, good or bad. A failure is an outcome in `poll`, never
-   a silence, and the engine goes on serving. Where it cannot, because what carries the copies out is
-   gone, every transfer that was not begun, or cannot end by itself, ends as bad, and each new one is
-   refused with what broke it.
-3. A store reads what compute that was queued before its mark has written; a load writes after compute that
-   was queued before its mark has read (S12). Between its start and its result in `poll` a transfer touches
-   its memory at any moment and in any order, also between blocks of one transfer: whoever plans keeps live
-   transfers, and compute after the mark, off each other's bytes.
-4. What a bad transfer wrote is unknown: its targets may hold all, some or none of the bytes. None of it is
-   written after the result.
+1. `submit` never waits and never looks at the blocks of a job. It raises `TransferFailed` for a transfer id
+   that is live, and if the engine is closed or broken; such a transfer has no result. Any other fault of a
+   job (an id out of range, a target used twice) makes its result bad, and nothing of the job runs.
+2. Every accepted transfer ends exactly once, good or bad. A failure is a result of `poll`, never a silence,
+   and the engine goes on serving. If it cannot, because whatever carries out its copies is gone, then every
+   transfer that has not begun or cannot end by itself ends as bad. Each later one is refused with the reason.
+3. A store reads what was written by compute queued before its mark. A load writes after compute queued before
+   its mark has read: the order of copies (S12). Between its start and its result a transfer may touch its
+   memory at any moment and in any order, also between blocks of one transfer. The planner keeps other live
+   transfers, and compute after the mark, off those bytes.
+4. After a bad transfer its targets may hold all, some or none of the bytes. Nothing is written after the
+   result.
 
 A transfer is live from `submit` until `poll` has returned its result.
 """
@@ -36,9 +34,10 @@ from kvsm.plan import TransferJob
 class CopyResult(msgspec.Struct, frozen=True, gc=False):
     """The end of one transfer on one rank.
 
-    good: every byte of every pair was copied. error: what went wrong, for people; empty if good. bytes:
-    copied by a good transfer; a bad one counts none. seconds: time spent in the copy itself, summed over
-    the pieces that ran side by side; 0 where the engine has no clock.
+    good: whether every byte of every pair was copied.
+    error: what went wrong, for people; empty if good.
+    bytes: how many bytes a good transfer copied; 0 if bad.
+    seconds: time spent copying, summed over pieces that ran side by side; 0 if the engine has no clock.
     """
 
     transfer: int
@@ -50,7 +49,7 @@ class CopyResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class CopyEngine(Protocol):
-    """Carries out jobs on the pools of one rank. The module's text holds the promises."""
+    """Carries out jobs on the pools of one rank. The head of this module lists the promises."""
 
     @property
     def num_device_blocks(self) -> int:
@@ -58,39 +57,40 @@ class CopyEngine(Protocol):
 
     @property
     def num_host_blocks(self) -> int:
-        """Size of the host pool, in places of one device block."""
+        """Size of the host pool, in device blocks."""
 
     def mark(self) -> Any:
-        """This moment of compute: all that has been queued for it so far, and nothing that comes later.
-
-        Opaque, for `submit` of this engine alone. None where compute is over when its call returns.
-        """
+        """A mark behind all compute that is queued so far, for `submit` of this engine. None if compute is
+        over when its call returns."""
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        """Start a transfer behind the mark `after`, or behind a mark of now, and return without waiting. A
-        job without blocks ends as good. Raises `TransferFailed`; nothing has run then."""
+        """Start a transfer behind the mark `after`, or behind a new mark, and return without waiting. A job
+        without blocks ends as good. Raises `TransferFailed`; nothing has run then."""
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        """Let compute that is queued from now on start after these have ended, good or bad; others than live
-        ones are passed over. Returns when the device knows, not when they have ended."""
+        """Make compute that is queued from now on start after these transfers have ended, good or bad. Ids
+        that are not live are ignored. Returns when the device knows, not when they have ended."""
 
     def poll(self) -> list[CopyResult]:
         """The transfers that ended since the last call, each once, in the order in which they ended."""
 
     def wait(self, transfers: Iterable[int]) -> None:
-        """Block until these have ended; their results still come from `poll`. Others are passed over:
-        a transfer that is not live has nothing left to wait for."""
+        """Block until these have ended; `poll` still gives their results. Ids that are not live are
+        ignored."""
 
     def drain(self) -> None:
         """Block until every live transfer has ended; `poll` still gives the results."""
 
     def close(self) -> None:
         """Refuse new transfers, and return when every live one has ended; `poll` still gives the results.
-        Closing twice is as closing once."""
+        Idempotent."""
 
 
 def check_accepted(transfer: int, live: Container[int], broken: str, closed: bool = False) -> None:
-    """What `submit` refuses in every engine. broken: by what; empty if it is not. Raises `TransferFailed`."""
+    """Raise the `TransferFailed` with which every engine refuses a transfer.
+
+    broken: why the engine is broken; empty if it is not.
+    """
     if closed:
         raise TransferFailed(f"transfer {transfer}: the engine is closed")
     if broken:

@@ -1,27 +1,26 @@
-"""A device on which everything happens as late, and in whatever order, as somebody chooses.
+"""A device on which everything happens as late, and in whatever order, as a chooser says.
 
-Nothing here has a thread or a clock. What a GPU and a submitting thread would do by themselves are steps
-that wait to be run, one at a time: the submitter's next call, and of each stream what stands at its head.
+Nothing here has a thread or a clock. What a GPU and a submitting thread would do by themselves are steps, run
+one at a time: the next call of a submitter, and the work at the head of each stream.
 
 =============  ==================================================================================
 step           what it does
 =============  ==================================================================================
-call           the submitter runs what was put first
-kernel         does all that it does to the memory
+call           the submitter runs its oldest call
+kernel         does everything that it does to the memory
 piece          copies a part of a transfer; the parts come in any order, and read their ids only then
-failure        ends a copy as failed; what is left of it is never copied
+failure        ends a copy as failed; the rest of it is never copied
 event          is recorded, and done from now on
 =============  ==================================================================================
 
-A wait is no step: it keeps what stands behind it from being one. Nor are the starts of kernels and copies,
-of which nobody could see anything. Streams are in order, and otherwise free of each other, as on hardware.
-Whoever chooses is a function from n to one of n possible steps: a seeded generator, Hypothesis, a search
-through all schedules. All accesses go to a race detector, which sees what is unordered even where the bytes
-came out right (`races.py` says what it does not see).
+A wait is not a step: it keeps the work behind it from being one. Streams are in order, and otherwise
+independent of each other, as on hardware. A chooser is a function from n to one of n possible steps: a seeded
+generator, Hypothesis, a search through all schedules. A race detector hears of every access. It sees what is
+unordered even if the bytes came out right; `races.py` says what it does not see.
 
-The ids of a copy are memory too. What `copy` returns is held only weakly here: an engine that drops it, or
-writes into the arrays, while the copy is still to come has raced with the copy (B37). An array counts as
-one table with all of its views, and as written anew by whoever hands it to `copy`.
+The ids of a copy are memory too. The device holds what `copy` returns only weakly: an engine that drops it,
+or writes into the arrays, before the copy has run has raced with the copy (B37). An array counts as one table
+with all of its views, and as written at the moment when it is given to `copy`.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import count, pairwise
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.copy_engines.interface import CopyResult
+from kvsm.copy_engines.layout import MemoryLayout
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.copy_engines.races import Clock, ClockedOperation, Location, Race, RaceDetector
 from kvsm.copy_engines.streams import StreamCopyEngine
@@ -49,15 +49,15 @@ PIECES = 3
 """A copy is cut into up to this many pieces."""
 
 LONGEST_QUEUE = 1024
-"""Work that compute may be behind by. A launch beyond that waits, as on hardware; else a host that waits for
-no copy would queue its whole life."""
+"""Most work that is queued for compute. A further launch waits, as on hardware. Otherwise a host that waits
+for no copy would queue work without limit."""
 
 LONGEST_POLLS = 4
-"""A transfer of a `SimulatedCopyEngine` ends in one of this many calls of `poll` after its submission."""
+"""A transfer of a `SimulatedCopyEngine` ends within this many calls of `poll` after its submission."""
 
 
 class SimulatedStep(NamedTuple):
-    """Something that may happen next. place: which of those that its source offers."""
+    """Something that may happen next. place: which of the steps that its source offers."""
 
     source: SimulatedStream | SimulatedSubmitter
     place: int
@@ -67,60 +67,56 @@ class SimulatedStep(NamedTuple):
 
 
 class SimulatedEvent:
-    """A place in a stream; see `streams.StreamEvent`. error: of the copy right before it."""
+    """A `StreamEvent`. error: of the copy right before it. clock: what is over when it is done."""
 
-    __slots__ = ("_clock", "_device", "error", "is_recorded", "name")
+    __slots__ = ("_device", "clock", "error", "is_recorded", "name")
 
     def __init__(self, device: SimulatedDevice, name: str, clock: Clock) -> None:
-        self._device, self._clock, self.name = device, clock, name
+        self._device, self.name, self.clock = device, name, clock
         self.is_recorded = False
         self.error: Exception | None = None
 
     def done(self) -> bool:
-        self._device.check_alive()
-        if not self.is_recorded:
+        if not self.is_over():
             return False
-        self._device.acting.learn(self._clock)
+        self._device.acting.learn(self.clock)
         if self.error is not None:
             raise self.error
         return True
 
     def synchronize(self) -> None:
-        """Run steps until it is done. Raises `PropertyBroken` (S9) if it never will be."""
+        """Run steps until it is done. Raises `PropertyBroken` (progress, S9) if it never will be."""
         self._device.run_until(self.name, self.is_over)
         self.done()
 
     def is_over(self) -> bool:
+        """Whether it is recorded. Other than `done` it raises no error of a copy."""
         self._device.check_alive()
         return self.is_recorded
 
     def seconds_after(self, _earlier: Any) -> float:
         return 0.0
 
-    def clock(self) -> Clock:
-        """What is over when the event is done."""
-        return self._clock
 
+class _QueuedWork:
+    """Work in a stream: one step, unless `choices` and `run` say otherwise."""
 
-class _QueuedWork(Protocol):
-    """What stands in a stream, with the steps that it consists of."""
-
-    @property
-    def name(self) -> str: ...
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def choices(self) -> int:
-        """How many steps it offers now, any of which may be next."""
+        """How many steps it offers now. Any of them may be next."""
+        return 1
 
     def run(self, place: int) -> bool:
-        """Run one of them. Whether all of it is over."""
+        """Run one of them. Returns whether all of the work is over."""
+        raise NotImplementedError
 
 
-class _EventRecording:
+class _EventRecording(_QueuedWork):
     def __init__(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
-        self._stream, self._event, self.name = stream, event, event.name
-
-    def choices(self) -> int:
-        return 1
+        super().__init__(event.name)
+        self._stream, self._event = stream, event
 
     def run(self, _place: int) -> bool:
         self._event.error, self._stream.error = self._stream.error, None
@@ -128,7 +124,7 @@ class _EventRecording:
         return True
 
 
-class _SimulatedKernel:
+class _SimulatedKernel(_QueuedWork):
     def __init__(
         self,
         detector: RaceDetector,
@@ -137,24 +133,19 @@ class _SimulatedKernel:
         writes: Iterable[int],
         action: Callable[[], object] | None,
     ) -> None:
-        self._detector, self._operation, self.name = detector, operation, operation.name
+        super().__init__(operation.name)
+        self._detector, self._operation = detector, operation
         self._reads, self._writes, self._action = tuple(reads), tuple(writes), action
 
-    def choices(self) -> int:
-        return 1
-
     def run(self, _place: int) -> bool:
-        for block in self._reads:
-            self._detector.reads(self._operation, ("device block", block))
-        for block in self._writes:
-            self._detector.writes(self._operation, ("device block", block))
+        self._detector.accesses(self._operation, "device block", self._reads, self._writes)
         if self._action is not None:
             self._action()
         return True
 
 
 class _IdTable:
-    """The ids of a copy. locations: of its arrays; a tuple has none, for nobody can change it."""
+    """The ids of a copy. locations: of its arrays. A tuple has none, because nobody can change it."""
 
     __slots__ = ("__weakref__", "device_blocks", "host_blocks", "locations")
 
@@ -162,7 +153,7 @@ class _IdTable:
         self.device_blocks, self.host_blocks, self.locations = device_blocks, host_blocks, locations
 
 
-class _SimulatedCopy:
+class _SimulatedCopy(_QueuedWork):
     def __init__(
         self,
         stream: SimulatedStream,
@@ -171,7 +162,8 @@ class _SimulatedCopy:
         transfer: int,
         table: _IdTable,
     ) -> None:
-        self._stream, self._operation, self.name = stream, operation, operation.name
+        super().__init__(operation.name)
+        self._stream, self._operation = stream, operation
         self._direction, self._transfer, self._table = direction, transfer, ref(table)
         blocks, pieces = len(table.host_blocks), stream.device.pieces
         cuts = [blocks * piece // pieces for piece in range(pieces + 1)]
@@ -213,7 +205,7 @@ class _SimulatedCopy:
 
 
 class SimulatedStream:
-    """A queue of work that is done in order; see `streams.DeviceStream`."""
+    """A `DeviceStream` whose work is run step by step."""
 
     def __init__(self, device: SimulatedDevice, name: str) -> None:
         self.device, self.name = device, f"stream {name!r}"
@@ -221,9 +213,9 @@ class SimulatedStream:
         """Of the copy that ended last, until an event has taken it."""
         self._actor = device.detector.new_actor(self.name)
         self._queue: deque[tuple[tuple[SimulatedEvent, ...], _QueuedWork]] = deque()
-        """Work, oldest first, and what it waits for."""
+        """Work, oldest first, and the events that it waits for."""
         self._awaited: tuple[SimulatedEvent, ...] = ()
-        """What the next work will wait for."""
+        """The events that the next work will wait for."""
 
     def record(self) -> SimulatedEvent:
         self._begin()
@@ -233,7 +225,7 @@ class SimulatedStream:
 
     def wait(self, event: SimulatedEvent) -> None:
         self._begin()
-        self._actor.learn(event.clock())
+        self._actor.learn(event.clock)
         self._awaited = (*self._awaited, event)
 
     def launch(
@@ -243,14 +235,17 @@ class SimulatedStream:
         writes: Iterable[int] = (),
         action: Callable[[], object] | None = None,
     ) -> None:
-        """Queue a kernel. reads, writes: the device blocks that it accesses, for the race detector. action:
-        what it does to them."""
+        """Queue a kernel.
+
+        reads, writes: the device blocks that it accesses, for the race detector.
+        action: what it does to them.
+        """
         self._begin()
         operation = ClockedOperation(self._actor, f"kernel {name!r} on {self.name}")
         self._put(_SimulatedKernel(self.device.detector, operation, reads, writes, action))
 
     def copy(self, direction: Direction, transfer: int, table: _IdTable) -> None:
-        """Queue a copy: what is left to do of `SimulatedDevice.copy`."""
+        """Queue a copy, for `SimulatedDevice.copy`."""
         self._begin()
         name = f"{direction.name.lower()} {transfer} on {self.name}"
         if len(table.host_blocks):
@@ -259,11 +254,11 @@ class SimulatedStream:
 
     @property
     def backlog(self) -> int:
-        """How much work is queued; a copy may take several steps."""
+        """How much work is queued. A copy may take several steps."""
         return len(self._queue)
 
     def copies(self) -> list[str]:
-        """Those that are not over, by name."""
+        """The names of the copies that are not over."""
         return [work.name for _, work in self._queue if isinstance(work, _SimulatedCopy)]
 
     def choices(self) -> int:
@@ -274,6 +269,7 @@ class SimulatedStream:
         return work.choices() if all(event.is_recorded for event in awaited) else 0
 
     def run(self, place: int) -> None:
+        """Run one of the possible steps."""
         if self._queue[0][1].run(place):
             self._queue.popleft()
 
@@ -296,7 +292,7 @@ class SimulatedStream:
 
 
 class SimulatedSubmitter:
-    """A thread of the host, each call of which is a step; see `streams.Submitter`."""
+    """A `Submitter`: a thread of the host, each call of which is a step."""
 
     def __init__(self, device: SimulatedDevice, name: str, died: Callable[[str], None]) -> None:
         self._device, self._died = device, died
@@ -318,13 +314,14 @@ class SimulatedSubmitter:
         self._stopped = True
 
     def die(self, reason: str) -> None:
-        """Stop without having been told to: what has not run never will."""
+        """Stop unexpectedly. Calls that have not run never will."""
         self._stopped = True
         self._calls.clear()
         self._died(reason)
 
     @property
     def backlog(self) -> int:
+        """How many calls are queued."""
         return len(self._calls)
 
     def choices(self) -> int:
@@ -332,6 +329,7 @@ class SimulatedSubmitter:
         return 1 if self._calls else 0
 
     def run(self, _place: int) -> None:
+        """Run the oldest call."""
         clock, call = self._calls.popleft()
         self._actor.learn(clock)
         device = self._device
@@ -349,11 +347,14 @@ class SimulatedSubmitter:
 
 
 class SimulatedDevice:
-    """A `StreamDevice` in numpy arrays (see `NumpyPools`), for one thread.
+    """A `StreamDevice` whose memory is numpy arrays (see `NumpyPools`), for one thread.
 
-    choose: from n to one of 0 .. n - 1, the step to run next; asked where there is more than one. pieces: a
-    copy is cut into up to this many. Attributes: `detector`; `submitters`; `acting`, the thread of the host
-    whose turn it is; `failing`: for each transfer that is to fail, after how many pieces.
+    device, host: the pools.
+    choose: from n to one of 0 .. n - 1, the step to run next; asked only if there is more than one.
+    pieces: a copy is cut into up to this many.
+
+    Attributes: `detector`; `submitters`; `acting`, the thread of the host whose turn it is; `failing`, for
+    each transfer that is to fail after how many pieces.
     """
 
     def __init__(self, device: Any, host: Any, choose: Callable[[int], int], pieces: int = PIECES) -> None:
@@ -372,16 +373,8 @@ class SimulatedDevice:
         self._compute = self.new_stream("compute")
 
     @property
-    def num_device_blocks(self) -> int:
-        return self.pools.layout.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self.pools.layout.num_host_blocks
-
-    @property
-    def block_bytes(self) -> int:
-        return self.pools.layout.block_bytes
+    def layout(self) -> MemoryLayout:
+        return self.pools.layout
 
     @property
     def compute(self) -> SimulatedStream:
@@ -389,6 +382,7 @@ class SimulatedDevice:
 
     @property
     def races(self) -> list[Race]:
+        """The races that were found, oldest first."""
         return self.detector.races
 
     def new_stream(self, name: str) -> SimulatedStream:
@@ -409,16 +403,16 @@ class SimulatedDevice:
     ) -> object:
         arrays = [ids for ids in (device_blocks, host_blocks) if isinstance(ids, np.ndarray)]
         table = _IdTable(device_blocks, host_blocks, [self._location(ids) for ids in arrays])
-        filling = ClockedOperation(
-            self.acting, f"{self.acting.name}, for {direction.name.lower()} {transfer},"
-        )
+        purpose = f"for {direction.name.lower()} {transfer}"
+        filling = ClockedOperation(self.acting, f"{self.acting.name}, {purpose},")
         for location in table.locations:
             self.detector.writes(filling, location)
         stream.copy(direction, transfer, table)
         return table
 
     def close(self) -> None:
-        """Raises `PropertyBroken` (S3) if a copy is still to touch memory that may be given back now."""
+        """Raises `PropertyBroken` (no reuse in flight, S3) if a copy has still to touch memory: that may be
+        given back now."""
         left = [copy for stream in self._streams for copy in stream.copies()]
         if left and not self._lost:
             raise PropertyBroken(
@@ -433,7 +427,8 @@ class SimulatedDevice:
         writes: Iterable[int] = (),
         action: Callable[[], object] | None = None,
     ) -> None:
-        """Queue a kernel for compute; see `SimulatedStream.launch`. Runs steps where it is too far behind."""
+        """Queue a kernel for compute; see `SimulatedStream.launch`. Runs steps first if too much is
+        queued."""
         self.run_until(f"room for kernel {name!r}", self._has_room)
         self._compute.launch(name, reads, writes, action)
 
@@ -443,28 +438,27 @@ class SimulatedDevice:
 
     @property
     def backlog(self) -> int:
-        """How much work is queued; a copy may take several steps."""
+        """How much work is queued. A copy may take several steps."""
         return sum(source.backlog for source in self._sources())
 
     def steps(self) -> list[SimulatedStep]:
-        """What may happen next, in an order that depends on nothing but what was done before."""
-        return [
-            SimulatedStep(source, place) for source in self._sources() for place in range(source.choices())
-        ]
+        """What may happen next. The order depends only on what was done before."""
+        sources = self._sources()
+        return [SimulatedStep(source, place) for source in sources for place in range(source.choices())]
 
     def run(self, step: SimulatedStep) -> None:
         """Let one of `steps()` happen."""
         step.source.run(step.place)
 
     def step(self) -> bool:
-        """Let happen what is chosen. False if nothing can."""
+        """Let the chosen step happen. Returns False if no step is possible."""
         steps = self.steps()
         if steps:
             self.run(steps[self._choose(len(steps)) if len(steps) > 1 else 0])
         return bool(steps)
 
     def run_until(self, what: str, is_over: Callable[[], bool]) -> None:
-        """Run steps until this is over. Raises `PropertyBroken` (S9) if no step is left."""
+        """Run steps until `is_over`. Raises `PropertyBroken` (progress, S9) if no step is left."""
         while not is_over():
             if not self.step():
                 waits = [(stream.name, stream.awaited()) for stream in self._streams]
@@ -472,30 +466,25 @@ class SimulatedDevice:
                 raise PropertyBroken(Property.PROGRESS, f"{what} never comes: {told or 'nothing is queued'}")
 
     def lose(self, reason: str) -> None:
-        """From now on nothing touches memory, and whatever is asked of the device raises `DeviceLost`."""
+        """From now on nothing touches memory, and every request to the device raises `DeviceLost`."""
         self._lost = reason
 
     def check_alive(self) -> None:
+        """Raises `DeviceLost` if the device is lost."""
         if self._lost:
             raise DeviceLost(self._lost)
 
-    def host_reads(self, what: str, host_blocks: Iterable[int]) -> None:
-        """The running thread of the host reads these itself, now. what: for people."""
+    def host_accesses(self, what: str, reads: Iterable[int] = (), writes: Iterable[int] = ()) -> None:
+        """The acting thread of the host reads and writes these host blocks itself, now. what: for people."""
         operation = ClockedOperation(self.acting, f"{what} on {self.acting.name}")
-        for block in host_blocks:
-            self.detector.reads(operation, ("host block", block))
-
-    def host_writes(self, what: str, host_blocks: Iterable[int]) -> None:
-        """The running thread of the host writes these itself, now."""
-        operation = ClockedOperation(self.acting, f"{what} on {self.acting.name}")
-        for block in host_blocks:
-            self.detector.writes(operation, ("host block", block))
+        self.detector.accesses(operation, "host block", reads, writes)
 
     def new_event_name(self, stream: str) -> str:
+        """A name for the next event of a stream."""
         return f"event {next(self._event_numbers)} of {stream}"
 
     def dropped_ids(self, copy: str, transfer: int) -> Exception:
-        """A copy comes to read ids that nobody has kept: a race, and the copy's error."""
+        """The error of a copy whose ids nobody has kept until it read them. It counts as a race."""
         race = Race(("id table of transfer", transfer), "whoever dropped it too early frees", f"{copy} reads")
         self.races.append(race)
         return RuntimeError(str(race))
@@ -508,7 +497,7 @@ class SimulatedDevice:
         return self._compute.backlog < LONGEST_QUEUE
 
     def _location(self, ids: NDArray[np.int64]) -> Location:
-        """The memory of these ids: that of the array of which they are a view, if they are one."""
+        """The memory of these ids. A view counts as the array that it is a view of."""
         while isinstance(ids.base, np.ndarray):
             ids = ids.base
         identity = id(ids)
@@ -524,12 +513,12 @@ class SimulatedDevice:
 
 
 class SimulatedCopyEngine(StreamCopyEngine):
-    """A `CopyEngine` for one thread, whose device and submitter go on by a seed, when they are polled or
-    waited for. The same calls on the same seed give the same results, in every process.
+    """A `CopyEngine` for one thread. A seed decides how far its device gets in each poll and wait, so the
+    same calls with the same seed give the same results in every process.
 
-    A transfer behind a mark of this engine ends within `LONGEST_POLLS` calls of `poll`. `simulated`: the
-    device. Every call that lets it go on raises `PropertyBroken` (S12) once it has found a race: the bytes
-    may be wrong, and who does not look must not miss it. Ends are kept for whoever goes on all the same.
+    A transfer behind a mark of this engine ends within `LONGEST_POLLS` calls of `poll`. `simulated` is the
+    device. Once a race was found, each call that lets the device go on raises `PropertyBroken` (order of
+    copies, S12), because the bytes may be wrong. Results are kept for callers who go on all the same.
     """
 
     def __init__(self, device: Any, host: Any, seed: int) -> None:
@@ -540,13 +529,14 @@ class SimulatedCopyEngine(StreamCopyEngine):
 
     @property
     def races(self) -> list[Race]:
-        return self.simulated.detector.races
+        """The races that were found, oldest first."""
+        return self.simulated.races
 
     def poll(self) -> list[CopyResult]:
         self._polls += 1
         device = self.simulated
         if self._polls % LONGEST_POLLS:
-            # One call of the submitter becomes several steps: up to four times, so that all may end at once.
+            # One call of the submitter becomes several steps. Up to four times as many let all of them end.
             for _ in range(self._below(4 * device.backlog + 1)):
                 device.step()
         else:

@@ -1,27 +1,28 @@
 """The engine of devices that have streams and events: a GPU, and the device that simulates one.
 
-What is here is the order in which things happen, and their ends; how bytes move is the device's own. The
-same lines run on a GPU and under the race detector of `simulated.py`. S12 comes from five orders:
+This file decides what happens after what, and how transfers end. How bytes move is up to the device. The same
+lines run on a GPU and under the race detector of `simulated.py`. Five orders make the order of copies (S12):
 
 ===========================  =======================================  =================================
 what                         happens after                            because
 ===========================  =======================================  =================================
 a store reads a block        compute wrote it                         the store stream waits for a mark
-                                                                      of compute, made after that compute
+                                                                      that was made after that compute
                                                                       was queued
 a load writes a block        compute of its former owner read it      the load stream waits for the mark
-compute reads a block        its load                                 the load had been polled before that
-                                                                      compute was queued; or `hold_compute`
+compute reads a block        its load                                 the load was polled before that
+                                                                      compute was queued, or compute was
+                                                                      held (`hold_compute`)
 compute overwrites a block   its store read it                        likewise: the lease of the ledger
 a transfer touches a slot    the transfer that had it before          likewise: the states of the ledger
 ===========================  =======================================  =================================
 
-Prior art orders a store behind the *end of the step* on the host's books (B02) or lets a load start as soon
-as its target was free there (B03); a device that is a step behind its host makes both wrong.
+Other systems order a store behind the *end of the step* on the host's books (B02), or start a load as soon as
+its target was free there (B03). Both are wrong on a device that is a step behind its host.
 
-Handing a copy to a device takes time that grows with its blocks, so it is not the caller who does it: a
-submitter runs `_issue` for one transfer after the other, elsewhere. Each direction has its own: a load, for
-which a request waits, does not stand behind the descriptors of a large store.
+Handing a copy to a device takes time that grows with its blocks, so the caller does not do it. A submitter
+does, one transfer after another. Each direction has its own submitter: a load, for which a request waits,
+does not stand behind the descriptors of a large store.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from kvsm.copy_engines.interface import CopyResult, check_accepted
+from kvsm.copy_engines.layout import MemoryLayout
 from kvsm.copy_engines.pairs import checked_pairs
 from kvsm.errors import DeviceLost, TransferFailed, described
 from kvsm.events import Direction
@@ -42,13 +44,13 @@ from kvsm.plan import TransferJob
 
 
 class StreamEvent(Protocol):
-    """A place in a stream. Everything that was queued there before it is over when it is done."""
+    """A place in a stream. It is done when everything that was queued before it is over."""
 
     def done(self) -> bool:
-        """Whether all before it is over. Raises `DeviceLost`, or what made a copy right before it fail."""
+        """Whether it is done. Raises `DeviceLost`, or the error of a copy right before it."""
 
     def synchronize(self) -> None:
-        """Block until done. Raises as `done` does."""
+        """Block until it is done. Raises as `done` does."""
 
     def seconds_after(self, earlier: Any) -> float:
         """Device time between two events of one stream that are done."""
@@ -61,34 +63,28 @@ class DeviceStream(Protocol):
         """A new event behind all that is queued so far."""
 
     def wait(self, event: Any) -> None:
-        """Let what is queued from now on start after the event. Returns at once."""
+        """Make work that is queued from now on start after the event. Returns at once."""
 
 
 class Submitter(Protocol):
-    """Runs calls one after the other, in the order in which they were put, apart from who put them."""
+    """Runs calls one after another, in the order in which they were put, beside the thread that puts them."""
 
     def put(self, call: Callable[[], None]) -> None:
         """Run this later. Never waits."""
 
     def flush(self) -> None:
-        """Return when all calls that were put before have run, or never will."""
+        """Return when each call that was put before has run, or never will."""
 
     def close(self) -> None:
-        """Run what was put, then no more. Closing twice is as closing once."""
+        """Run what was put, then nothing more. Idempotent."""
 
 
 class StreamDevice(Protocol):
     """A device, and the two pools of one rank between which it copies."""
 
     @property
-    def num_device_blocks(self) -> int: ...
-
-    @property
-    def num_host_blocks(self) -> int: ...
-
-    @property
-    def block_bytes(self) -> int:
-        """Of one block: what a pair copies, in all parts of the device pool together."""
+    def layout(self) -> MemoryLayout:
+        """Where the blocks of both pools are."""
 
     @property
     def compute(self) -> DeviceStream:
@@ -98,8 +94,7 @@ class StreamDevice(Protocol):
         """A stream that gives way to compute."""
 
     def new_submitter(self, name: str, died: Callable[[str], None]) -> Submitter:
-        """What will hand copies to the device, beside others. died: called with the reason if it ever stops
-        on its own."""
+        """What hands copies to the device. died: called with the reason if it ever stops by itself."""
 
     def copy(
         self,
@@ -109,9 +104,11 @@ class StreamDevice(Protocol):
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> Any:
-        """Queue the copy of the checked pairs of a transfer. The answer is what the device still reads after
-        the call: kept until the copy is over (B37). Raises if the device refuses, maybe with a part of it
-        queued."""
+        """Queue the copy of these checked pairs.
+
+        Returns what the device still reads after the call; the engine keeps it until the copy is over (B37).
+        Raises if the device refuses. A part of the copy may be queued then.
+        """
 
     def close(self) -> None:
         """Give back what the device holds. Nothing is queued any more."""
@@ -134,7 +131,7 @@ class _StreamTransfer:
 class StreamCopyEngine:
     """A `CopyEngine` over a device with streams. All methods may be called from any thread.
 
-    Takes the device over: closing the engine closes it.
+    Closing the engine closes the device.
     """
 
     def __init__(self, device: StreamDevice) -> None:
@@ -155,11 +152,11 @@ class StreamCopyEngine:
 
     @property
     def num_device_blocks(self) -> int:
-        return self._device.num_device_blocks
+        return self._device.layout.num_device_blocks
 
     @property
     def num_host_blocks(self) -> int:
-        return self._device.num_host_blocks
+        return self._device.layout.num_host_blocks
 
     def mark(self) -> StreamEvent:
         return self._device.compute.record()
@@ -172,10 +169,10 @@ class StreamCopyEngine:
             self._submitters[job.direction].put(partial(self._issue, transfer))
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        # The device cannot wait for an event that is not recorded yet: it would take it for done.
+        # A device takes an event that is not recorded yet for done, so it cannot wait for one.
         compute = self._device.compute
-        with suppress(DeviceLost):  # there is no compute then that could be held; the transfers end as bad
-            for transfer in self._named(transfers):
+        with suppress(DeviceLost):  # no compute is left to be held, and the transfers end as bad
+            for transfer in self._issued_among(transfers):
                 if transfer.end is not None:
                     compute.wait(transfer.end)
 
@@ -188,7 +185,7 @@ class StreamCopyEngine:
         return finished
 
     def wait(self, transfers: Iterable[int]) -> None:
-        for transfer in self._named(transfers):
+        for transfer in self._issued_among(transfers):
             if transfer.end is None or transfer.ended:
                 continue
             try:
@@ -196,7 +193,7 @@ class StreamCopyEngine:
             except Exception:
                 with self._lock:
                     self._collect()
-                if not transfer.ended:  # the error is not that of the transfer, and nobody has heard of it
+                if not transfer.ended:  # the error is not the transfer's own, and nobody has heard of it
                     raise
         with self._lock:
             self._collect()
@@ -207,7 +204,8 @@ class StreamCopyEngine:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        # Who closes second waits as the first does; and goes through it if that one was interrupted (Ctrl-C).
+        # A second caller waits as the first does, and finishes the close if that one was interrupted
+        # (Ctrl-C).
         self.drain()
         with self._closing:
             for submitter in self._submitters.values():
@@ -217,7 +215,7 @@ class StreamCopyEngine:
                 self._device.close()
 
     def _own_mark(self, job: TransferJob) -> StreamEvent:
-        """A mark of now. Without one the transfer cannot start: `TransferFailed`."""
+        """A new mark. A transfer cannot start without one: raises `TransferFailed`."""
         try:
             return self.mark()
         except Exception as error:
@@ -225,8 +223,8 @@ class StreamCopyEngine:
                 self._break(str(error))
             raise TransferFailed(f"transfer {job.transfer}: {described(error)}; make a new engine") from error
 
-    def _named(self, transfers: Iterable[int]) -> list[_StreamTransfer]:
-        """Those of these that are live, each with its end recorded, or over."""
+    def _issued_among(self, transfers: Iterable[int]) -> list[_StreamTransfer]:
+        """The live ones among these, once each has its end recorded or is over."""
         with self._lock:
             named = [self._live[one] for one in transfers if one in self._live]
         for direction in {transfer.job.direction: None for transfer in named if transfer.end is None}:
@@ -234,16 +232,16 @@ class StreamCopyEngine:
         return named
 
     def _issue(self, transfer: _StreamTransfer) -> None:
-        """Hand a transfer to the device; the submitter's part."""
+        """Hand a transfer to the device. The submitter runs this."""
         job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
         try:
-            pairs = checked_pairs(job, device.num_device_blocks, device.num_host_blocks)
+            pairs = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
             stream.wait(transfer.after)
             transfer.begin = stream.record()
             transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)
         except BaseException as error:  # whatever it is, the transfer must end and the submitter must live
             transfer.error = described(error)
-        # Also behind a copy that was refused: a part of it may be queued, and touches memory until then.
+        # Also behind a refused copy: a part of it may be queued, and touches memory until then.
         try:
             end = stream.record()
         except DeviceLost as error:
@@ -275,15 +273,16 @@ class StreamCopyEngine:
     def _end(self, transfer: _StreamTransfer) -> None:
         job, good, seconds = transfer.job, not transfer.error, 0.0
         if good and transfer.begin is not None and transfer.end is not None:
-            # A time that cannot be told makes no copy bad, and must not lose its end.
+            # A time that cannot be measured does not make the copy bad.
             with suppress(Exception):
                 seconds = transfer.end.seconds_after(transfer.begin)
-        copied = count(job.host_blocks) * self._device.block_bytes if good else 0
+        copied = count(job.host_blocks) * self._device.layout.block_bytes if good else 0
         transfer.ended, transfer.keep = True, None
         self._finished.append(CopyResult(job.transfer, job.direction, good, transfer.error, copied, seconds))
 
     def _submitter_died(self, direction: Direction, reason: str) -> None:
-        """What the device has still ends by itself; what it was not given, by this submitter, never will."""
+        """What the device already has still ends by itself. What this submitter did not hand over never
+        will."""
         with self._lock:
             self._broken = self._broken or reason
             live = self._live.values()

@@ -217,18 +217,6 @@ class CudaDevice:
         self._tell([path] if path else self._copier.available)
 
     @property
-    def num_device_blocks(self) -> int:
-        return self.layout.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self.layout.num_host_blocks
-
-    @property
-    def block_bytes(self) -> int:
-        return self.layout.block_bytes
-
-    @property
     def compute(self) -> CudaStream:
         return CudaStream(self._compute(), self._marks)
 
@@ -312,7 +300,7 @@ class CudaDevice:
         log.info("%s copies by %s", device, ", ".join(one.value for one in paths))
         if CopyPath.BATCH not in self._copier.available:
             log.warning("%s: %s", device, self._why_not(CopyPath.BATCH))
-        if not self._copier.page_locked and self.num_host_blocks:
+        if not self._copier.page_locked and self.layout.num_host_blocks:
             log.warning("%s: the host pool is not page-locked; copies will be several times slower", device)
 
 

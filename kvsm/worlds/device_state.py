@@ -93,7 +93,7 @@ class _StateReading:
     def _name(self, event: SimulatedEvent) -> int:
         if event not in self._events:
             self._events[event] = len(self._events)
-            self._clocks.append(event.clock())
+            self._clocks.append(event.clock)
         return self._events[event]
 
     def _orders(self) -> Value:
