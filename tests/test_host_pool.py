@@ -20,7 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.copy_engines import host_pool
-from kvsm.copy_engines.host_pool import PAGE_BYTES, HostPool, PageLocking, available_memory_bytes
+from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copy_engines.host_pool import PAGE_BYTES, HostPool, PageLocking
 from kvsm.copy_engines.layout import rows_of
 from kvsm.errors import ConfigError
 

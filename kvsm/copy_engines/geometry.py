@@ -1,6 +1,6 @@
-"""Which pieces of memory a transfer is made of: planned without a device, and without a loop over blocks.
+"""Which pieces of memory a transfer consists of, planned without a device and without a loop over blocks.
 
-The pairs of a transfer are merged into runs. What a run becomes depends on what is strided:
+The pairs of a transfer are merged into runs. What becomes of a run depends on its strides:
 
 =====================================  ======================================  ===========================
 a run of `count` blocks                rectangles                              because
@@ -12,7 +12,7 @@ the same, fewer blocks than layers     one for each block, a layer a row       l
 wider apart than a pitch may be        one, flat, for each row                 `MAX_PITCH`
 =====================================  ======================================  ===========================
 
-Tensors that are neighbours in every block, on the device as on the host, count as one (`joined`).
+Tensors that are neighbours in every block, on the device and on the host, count as one (`joined`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 
 MAX_PITCH = 2**31 - 1
-"""Largest distance between the rows of a 2-D copy that CUDA takes, in bytes."""
+"""Largest distance in bytes between the rows of a 2-D copy that CUDA takes."""
 
 
 class Rectangles(NamedTuple):
-    """Rectangle i: heights[i] rows of widths[i] bytes, whose starts are a pitch apart on either side.
+    """Rectangle i is heights[i] rows of widths[i] bytes, whose starts are a pitch apart on either side.
 
-    Addresses and bytes, uint64 and C-contiguous. A rectangle of one row is flat: its pitches are its width,
-    which may be more than `MAX_PITCH`, so a device copies it as plain bytes.
+    The columns are addresses and bytes, uint64 and C-contiguous. A rectangle of one row is flat: its
+    pitches are its width, which may be more than `MAX_PITCH`, so a device copies it as plain bytes.
     """
 
     sources: NDArray[np.uint64]
@@ -48,7 +48,9 @@ class Rectangles(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """Fragment i: sizes[i] bytes, contiguous on both sides. Addresses and bytes, uint64 and C-contiguous."""
+    """Fragment i is sizes[i] contiguous bytes. The columns are addresses and bytes, uint64 and
+    C-contiguous.
+    """
 
     sources: NDArray[np.uint64]
     targets: NDArray[np.uint64]
@@ -56,7 +58,7 @@ class Fragments(NamedTuple):
 
 
 class CopyShape(NamedTuple):
-    """What the choice of a path needs to know of a copy: `PathTable.choose(direction, *shape)`."""
+    """What `PathTable.choose(direction, *shape)` needs to know about a copy."""
 
     fragment_bytes: int
     """Mean size of a fragment."""
@@ -65,7 +67,7 @@ class CopyShape(NamedTuple):
 
 
 def shape(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> CopyShape:
-    """The shape of the copy that `rectangles` and `fragments` would plan, for a small part of their time."""
+    """The shape of the copy that `rectangles` and `fragments` would plan, in a small part of their time."""
     layout = joined(layout)
     counts = _runs(layout, device_blocks, host_blocks).counts
     pairs, rectangles = int(counts.sum()), int(np.minimum.outer(_bands(layout).heights, counts).sum())
@@ -76,14 +78,14 @@ def shape(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) ->
 def rectangles(
     layout: MemoryLayout, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
 ) -> Rectangles:
-    """The copy of checked pairs as few rectangles."""
+    """The copy of checked pairs as a few rectangles."""
     layout = joined(layout)
     return run_rectangles(layout, direction, _runs(layout, device_blocks, host_blocks))
 
 
 def run_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
-    """As `rectangles`, of pairs that are merged already. Where a run is wider than `MAX_PITCH`, so may a
-    pitch be: good for `fragments`, and not for a 2-D copy."""
+    """As `rectangles`, for pairs that are merged already. A pitch may be larger than `MAX_PITCH`; then the
+    result serves `fragments`, but no 2-D copy."""
     if layout.is_dense:
         return _flat_rectangles(layout, direction, runs)
     tensors = _columns(layout)
@@ -104,7 +106,7 @@ def run_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) 
 
 
 def _flat_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
-    """Each run is contiguous on both sides."""
+    """The rectangles of runs that are contiguous on both sides."""
     rows, host_rows = layout.tensors[0], layout.host
     device = (rows.address + runs.device_blocks * rows.stride).view(np.uint64)
     host = (host_rows.address + runs.host_blocks * host_rows.stride).view(np.uint64)
@@ -114,7 +116,7 @@ def _flat_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns
 
 
 def fragments(rectangles: Rectangles) -> Fragments:
-    """The rows of the rectangles, each a fragment."""
+    """Each row of the rectangles as a fragment."""
     if bool((rectangles.heights == 1).all()):
         return Fragments(rectangles.sources, rectangles.targets, rectangles.widths)
     heights = rectangles.heights.view(np.int64)
@@ -129,7 +131,7 @@ def fragments(rectangles: Rectangles) -> Fragments:
 
 @lru_cache(maxsize=16)
 def joined(layout: MemoryLayout) -> MemoryLayout:
-    """The same bytes in as few tensors as can be: neighbours on both sides, in every block, become one."""
+    """The same bytes in as few tensors as possible: neighbours in every block, on both sides, become one."""
     tensors, offsets = [layout.tensors[0]], [layout.offsets[0]]
     for rows, offset in zip(layout.tensors[1:], layout.offsets[1:]):
         last = tensors[-1]
@@ -142,7 +144,7 @@ def joined(layout: MemoryLayout) -> MemoryLayout:
 
 
 class _TensorColumns(NamedTuple):
-    """The tensors of a layout as columns, and the host addresses of their parts of host block 0."""
+    """The tensors of a layout as columns. host_addresses: of their parts of host block 0."""
 
     addresses: NDArray[np.int64]
     strides: NDArray[np.int64]
@@ -159,21 +161,24 @@ def _columns(layout: MemoryLayout) -> _TensorColumns:
 
 
 class _TensorBands(NamedTuple):
-    """Band i: heights[i] tensors from firsts[i] on that differ in their addresses alone, by pitches[i] each.
+    """Band i is heights[i] tensors from firsts[i] on, which differ only in their addresses, by pitches[i]
+    each.
 
-    One block of a band is a rectangle of that pitch on the device, and without gaps on the host.
+    One block of a band is a rectangle: with that pitch on the device, without gaps on the host.
     """
 
     firsts: NDArray[np.int64]
     heights: NDArray[np.int64]
     pitches: NDArray[np.int64]
     of_tensors: NDArray[np.int64]
-    """For each tensor its band."""
+    """The band of each tensor."""
 
 
 @lru_cache(maxsize=16)
 def _bands(layout: MemoryLayout) -> _TensorBands:
-    """The tensors in as few bands as can be: each takes all it can, as what is cut off a band is one, too."""
+    """The tensors in as few bands as possible. Each band takes all it can: the rest of a cut band is a band
+    too.
+    """
     firsts, heights, pitches, of_tensors = [0], [1], [layout.tensors[0].row_bytes], [0]
     for place, (last, rows) in enumerate(zip(layout.tensors, layout.tensors[1:]), start=1):
         pitch = rows.address - last.address
@@ -190,7 +195,7 @@ def _bands(layout: MemoryLayout) -> _TensorBands:
 
 
 class _RectangleCorners(NamedTuple):
-    """Rectangle i, before it has addresses: it starts with a block of a tensor, and has heights[i] rows."""
+    """Rectangle i before it has addresses: it starts at a block of a tensor, and has heights[i] rows."""
 
     tensors: NDArray[np.int64]
     device_blocks: NDArray[np.int64]
@@ -201,7 +206,7 @@ class _RectangleCorners(NamedTuple):
 
 
 def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
-    """For each band and run the fewer rectangles: one for each tensor of the band, or for each block."""
+    """For each band and run the smaller number of rectangles: one for each tensor, or one for each block."""
     tensors, bands = _columns(layout), _bands(layout)
     by_block = np.greater.outer(bands.heights, runs.counts)
     tensor, run = np.nonzero(~by_block[bands.of_tensors])
@@ -230,7 +235,7 @@ def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
 
 
 def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> BlockRuns:
-    """The runs of the pairs; each pair by itself where the rows of a run are wider apart than a pitch."""
+    """The runs of the pairs. Each pair is its own run if rows are further apart than a pitch may be."""
     device, host = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
     widest = max(layout.host.stride, *(rows.stride for rows in layout.tensors))
     if widest > MAX_PITCH and not layout.is_dense:
@@ -239,6 +244,8 @@ def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) ->
 
 
 def spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Thing i counts[i] times: which thing each one is, and the how manieth of it, from 0 on."""
+    """Each thing i repeated counts[i] times: for each repetition which thing it is, and its number from 0
+    on.
+    """
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,21 +1,22 @@
-"""The memory behind a host pool: of its exact size, page-locked where the system allows it, shared between
-the ranks of one host where asked.
+"""The memory behind a host pool: exactly as large as asked, page-locked if the system allows it, shared
+between the ranks of one host if asked.
 
-A pool that does not fit is refused before anything of it is allocated. What the system may refuse to give,
-large pages and page-locking, is asked for and done without: the pool works, slower, and says what it got.
+A pool that does not fit is refused before any of it is allocated. Large pages and page-locking are asked for.
+If the system refuses them, the pool works, slower, and says what it got.
 
-Ranks of one host may keep their blocks in one file, in /dev/shm say. Block b of all ranks is contiguous:
+Ranks of one host may keep their blocks in one file, for example in /dev/shm. Block b of all ranks is
+contiguous:
 
-    | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | last page: what the sizes are |
+    | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | last page: the sizes |
 
-Who makes the file, and who finds it made, is settled by locks that the kernel drops when a process dies:
+Locks decide which rank makes the file. The kernel drops them when a process dies:
 
 =============================  =====================================  ==================================
 a rank finds                   it                                     because
 =============================  =====================================  ==================================
-nobody in the file             makes it, over what a dead run left    no bytes outlive the ledger that
-                                                                      knew what they are
-others, of equal sizes         takes its own rows                     they are of its run
+nobody in the file             makes it, over what a dead run left    the ledger that knew those bytes is
+                                                                      gone
+others, of equal sizes         takes its own rows                     they belong to its run
 others, and its rank taken     refuses                                two runs never share bytes
 others, of other sizes         refuses                                likewise
 a file that is no host pool    refuses                                it is somebody's data
@@ -31,7 +32,7 @@ import mmap
 import os
 import resource
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +40,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError, described
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
@@ -46,19 +48,22 @@ _LOGGER = logging.getLogger("kvsm.copy_engines")
 PAGE_BYTES = mmap.PAGESIZE
 
 _MAPPINGS = Path("/proc/self/smaps")
-"""Where the system tells which pages a mapping stands on."""
+"""Where the system tells which pages a mapping has."""
 
 
 class PageLocking(NamedTuple):
-    """How to page-lock memory for a device. lock: address and bytes; it raises where that is refused.
-    unlock: the address."""
+    """How to page-lock memory for a device.
+
+    lock: takes address and bytes; raises if that is refused.
+    unlock: takes the address.
+    """
 
     lock: Callable[[int, int], None]
     unlock: Callable[[int], None]
 
 
 class _PoolSizes(NamedTuple):
-    """Of a pool. In a shared file, ranks of one run agree on all three."""
+    """The sizes of a pool. All ranks that share a file must agree on them."""
 
     num_blocks: int
     ranks: int
@@ -70,7 +75,7 @@ class _PoolSizes(NamedTuple):
 
     @property
     def mapped_bytes(self) -> int:
-        """In whole pages, which is what a mapping has."""
+        """In whole pages, as a mapping has them."""
         return -(-self.total_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def __str__(self) -> str:
@@ -81,12 +86,16 @@ class HostPool:
     """Host memory of one rank. `blocks` is its uint8 array `[num_blocks, block_bytes]`, zeros at first; after
     `close` it has no rows.
 
-    path: a file that `ranks` ranks share, of which this is number `rank`; it must be this run's alone. None:
-    memory of this process. The file is removed by the pool that made it. `page_locked` tells whether
-    `page_locking` has succeeded.
+    num_blocks, block_bytes: the size.
+    path: a file that ranks of this run share, and no other run; None: memory of this process. The pool that
+        made
+    the file removes it.
+    ranks: how many ranks share the file.
+    rank: the number of this one.
+    page_locking: how to page-lock the memory; None: not at all. `page_locked` tells whether it succeeded.
 
-    What a pool holds of the system it gives back when it is closed, or at the end of the process. Memory goes
-    when the last view of it is gone. Raises `ConfigError`.
+    The pool gives back what it holds of the system when it is closed, or at the end of the process. Memory
+    goes when the last view of it is gone. Raises `ConfigError`.
     """
 
     def __init__(
@@ -103,7 +112,7 @@ class HostPool:
         _check(sizes, rank, shared=path is not None)
         self._file = None if path is None else _SharedPoolFile(Path(path), sizes, rank)
         try:
-            mapping = _anonymous(sizes) if self._file is None else self._file.map(sizes.mapped_bytes)
+            mapping = _anonymous(sizes) if self._file is None else self._file.map()
         except BaseException:
             if self._file is not None:
                 self._file.close()
@@ -123,16 +132,16 @@ class HostPool:
 
     @property
     def huge_page_bytes(self) -> int:
-        """How much of the memory stands on large pages now. Pages come with their first use, or with
-        page-locking. 0 where the system does not tell."""
+        """How much of the memory is on large pages now; 0 if the system does not tell. Pages come with
+        their first use, or with page-locking."""
         return _huge_page_bytes(self._address, self._mapped_bytes) if len(self.blocks) else 0
 
     def close(self) -> None:
-        """Give back what the pool holds. No copy may be under way. Closing twice is as closing once."""
+        """Give back what the pool holds. No copy may be under way. Idempotent."""
         atexit.unregister(self.close)
         self.blocks = np.empty((0, self.blocks.shape[1]), np.uint8)
         if os.getpid() != self._process:
-            return  # a forked child has a copy of this object, but all of it is its parent's
+            return  # a forked child has a copy of this object, but everything in it belongs to the parent
         file, self._file = self._file, None
         try:
             if self.page_locked and self._page_locking is not None:
@@ -147,13 +156,6 @@ class HostPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def available_memory_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that a process may still take: of the machine, and of the control groups that it is in. None
-    where the system does not tell. root: of the file system that tells it."""
-    rooms = [*_machine_rooms(root), *_cgroup_rooms(root)]
-    return max(0, min(rooms)) if rooms else None
 
 
 def _check(sizes: _PoolSizes, rank: int, shared: bool) -> None:
@@ -178,7 +180,7 @@ def _check_memory(sizes: _PoolSizes) -> None:
 def _anonymous(sizes: _PoolSizes) -> mmap.mmap:
     _check_memory(sizes)
     try:
-        # Private: large pages of shared memory are another setting of the system, and mostly off.
+        # Private: large pages of shared memory are a separate setting of the system, and mostly off.
         return mmap.mmap(-1, sizes.mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise ConfigError(
@@ -187,11 +189,11 @@ def _anonymous(sizes: _PoolSizes) -> mmap.mmap:
 
 
 def _advise(mapping: mmap.mmap, is_private: bool) -> None:
-    """Ask for large pages. A forked child goes without private memory: its pages are page-locked, and a fork
-    would copy every one of them."""
+    """Ask for large pages. Private memory is not inherited by a forked child: its pages may be page-locked,
+    and a fork would copy every one of them."""
     for name in ("MADV_HUGEPAGE", "MADV_DONTFORK") if is_private else ("MADV_HUGEPAGE",):
         if hasattr(mmap, name):
-            with suppress(OSError):  # a kernel that was built without
+            with suppress(OSError):  # a kernel that was built without it
                 mapping.madvise(getattr(mmap, name))
 
 
@@ -230,11 +232,12 @@ def _huge_page_bytes(address: int, size: int) -> int:
 
 
 class _SharedPoolFile:
-    """The file of a pool, opened by one rank; made if this is the first. The module's text says when what.
+    """The file of a pool, opened by one rank and made by the first. The head of this module says who does
+    what.
 
-    Two kinds of locks. `flock` lets one rank at a time look and make. A lock on the byte of its number, of
-    the sort that belongs to an open file and not to a process, says as long as the pool is open that this
-    rank is there.
+    There are two kinds of locks. `flock` lets one rank at a time look at the file and make it. A lock on
+    one byte says that the rank of that number is there, as long as its pool is open; it belongs to the open
+    file and not to the process.
     """
 
     _MARK = b"kvsm host pool 1"
@@ -255,15 +258,17 @@ class _SharedPoolFile:
             os.close(self._descriptor)
             raise
 
-    def map(self, size: int) -> mmap.mmap:
-        return mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED)
+    def map(self) -> mmap.mmap:
+        """The blocks of all ranks."""
+        return mmap.mmap(self._descriptor, self._sizes.mapped_bytes, flags=mmap.MAP_SHARED)
 
     def close(self) -> None:
+        """Leave the file, and remove it if this rank made it."""
         with suppress(FileNotFoundError):
-            # A file of that name may be another run's by now.
+            # Another run may have a file of that name by now.
             if self.made and os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
                 self._path.unlink()
-        # Closing is not enough: a mapping has the open file too, as long as there is a view.
+        # Closing is not enough: a mapping keeps the file open too, as long as there is a view.
         self._lock(fcntl.F_UNLCK)
         os.close(self._descriptor)
 
@@ -286,10 +291,10 @@ class _SharedPoolFile:
             raise ConfigError(f"{self._path}: is not a host pool; give another path, or remove the file")
         need = self._sizes.mapped_bytes + PAGE_BYTES
         try:
-            # First what a dead run left goes: in memory, as in /dev/shm, there may be no room for both.
+            # What a dead run left goes first: memory, as in /dev/shm, may have no room for both.
             os.ftruncate(self._descriptor, 0)
             self._check_room(need)
-            # All of it now: a full file system would later be a signal that kills the process.
+            # All of it now: later a full file system would kill the process with a signal.
             os.posix_fallocate(self._descriptor, 0, need)
             os.pwrite(self._descriptor, self._MARK + struct.pack("<QQQ", *self._sizes), need - PAGE_BYTES)
         except BaseException as error:
@@ -328,63 +333,11 @@ class _SharedPoolFile:
         return _PoolSizes(*struct.unpack("<QQQ", found[len(self._MARK) :]))
 
     def _lock(self, kind: int, start: int = 0, length: int = 0) -> bool:
-        """Lock or unlock bytes of the file; length 0 means all from there on. Whether it was free."""
-        # struct flock: kind, from where `start` counts, start, length, and a process that must be 0.
+        """Lock or unlock bytes of the file; length 0: all from `start` on. Returns whether they were free."""
+        # struct flock: kind, what `start` counts from, start, length, and a process that must be 0.
         request = struct.pack("@hhqqi0q", kind, os.SEEK_SET, start, length, 0)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, request)
         except (BlockingIOError, PermissionError):
             return False
         return True
-
-
-class _CgroupFiles(NamedTuple):
-    """Where a version of control groups tells of memory."""
-
-    folder: str
-    limit: str
-    used: str
-    reclaimable: str
-
-
-_V1 = _CgroupFiles(
-    "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
-)
-_V2 = _CgroupFiles("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
-
-
-def _machine_rooms(root: Path) -> Iterator[int]:
-    with suppress(OSError):
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                yield int(line.split()[1]) * 1024
-
-
-def _cgroup_rooms(root: Path) -> Iterator[int]:
-    """What each control group above this process leaves. In a container the groups may be mounted without
-    the path that they have outside; then the one at the mount counts."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        names = _V1 if controllers else _V2
-        mount = root / names.folder
-        group = mount / path.lstrip("/")
-        for directory in (group, *group.parents):
-            if directory.is_relative_to(mount):
-                with suppress(OSError, ValueError):  # a group without a limit says so, or says nothing
-                    yield _room(directory, names)
-
-
-def _room(directory: Path, names: _CgroupFiles) -> int:
-    limit = int((directory / names.limit).read_text())
-    used = int((directory / names.used).read_text())
-    for line in (directory / "memory.stat").read_text().splitlines():
-        name, _, value = line.partition(" ")
-        if name == names.reclaimable:
-            used -= int(value)  # cached files, which give way
-    return limit - used

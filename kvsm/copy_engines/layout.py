@@ -1,16 +1,16 @@
-"""Where the bytes of a block are: in the tensors of the device pool, and in the host pool.
+"""Where the bytes of a block are, in the tensors of the device pool and in the host pool.
 
-The device pool is one or more tensors, each `[num_blocks, block_bytes]` by stride: one for each layer, say,
-or one for each storage that several KV cache groups share. Block b is row b of every one of them. On the
-host a block is one row, in which the parts of its tensors stand one after another (block-major): so what is
-loaded together lies together.
+The device pool is one or more tensors, each `[num_blocks, block_bytes]` by stride: one for each layer for
+example, or one for each storage that several KV cache groups share. Block b is row b of each tensor. On the
+host a block is one row with the parts of all tensors one after another (block-major), so that what is
+loaded together is stored together.
 
     device   tensor 0   | 0:b0 | 0:b1 | 0:b2 | ...        host   | 0:b7 1:b7 | 0:b2 1:b2 | ...
              tensor 1   | 1:b0 | 1:b1 | 1:b2 | ...                  block 0     block 1
 
-Groups with blocks of different bytes may share a storage: their tensors start at the same byte of it, and
-have the same stride. The longest rows then stand for all: a block belongs to one group at a time, and the
-bytes behind a shorter row are copied, and nobody's.
+Groups with blocks of different sizes may share a storage: their tensors start at the same byte and have the
+same stride. Then only the tensor with the longest rows is copied. A block belongs to one group at a time,
+so the bytes behind a shorter row are copied for nothing, and nobody uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.errors import ConfigError
 
 
 class MemoryRows(NamedTuple):
-    """Memory in regular pieces: row b is `row_bytes` bytes from address + b * stride on."""
+    """Memory in regular pieces. Row b is `row_bytes` bytes, starting at address + b * stride."""
 
     address: int
     stride: int
@@ -32,14 +32,19 @@ class MemoryRows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The address behind the last byte."""
+        """The address after the last byte."""
         if not self.num_rows:
             return self.address
         return self.address + (self.num_rows - 1) * self.stride + self.row_bytes
 
 
 class MemoryLayout(NamedTuple):
-    """The two pools of a rank. tensors: of the device pool. offsets: of their parts in a row of the host."""
+    """The two pools of a rank.
+
+    tensors: the device pool.
+    host: the host pool.
+    offsets: where each tensor's part starts in a row of the host pool.
+    """
 
     tensors: tuple[MemoryRows, ...]
     host: MemoryRows
@@ -55,13 +60,13 @@ class MemoryLayout(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
-        """Of one block, all its parts together."""
+        """Bytes of one block, all its parts together."""
         return self.host.row_bytes
 
     @property
     def is_dense(self) -> bool:
-        """Whether consecutive blocks are contiguous on both sides. Those of two tensors never are: they share
-        a row of the host."""
+        """Whether consecutive blocks are contiguous on both sides. With two tensors they never are, because
+        their parts share a row of the host."""
         return self.tensors[0].stride == self.tensors[0].row_bytes == self.host.stride
 
 
@@ -71,7 +76,7 @@ def tensors_of(pool: Any | Sequence[Any]) -> list[Any]:
 
 
 def rows_of(name: str, pool: Any) -> MemoryRows:
-    """Where the rows of a numpy array or a torch tensor are. Raises `ConfigError`."""
+    """The rows of a numpy array or a torch tensor. Raises `ConfigError`."""
     if not hasattr(pool, "ndim") or not (hasattr(pool, "data_ptr") or hasattr(pool, "ctypes")):
         raise ConfigError(f"{name} is a {type(pool).__name__}; give a numpy array or a torch tensor")
     if pool.ndim != 2:
@@ -93,8 +98,8 @@ def rows_of(name: str, pool: Any) -> MemoryRows:
 
 
 def make_layout(tensors: Sequence[Any], host: Any) -> tuple[MemoryLayout, tuple[int, ...]]:
-    """The layout of these pools, and which of the tensors (places) it is made of: not those that are part of
-    another. Raises `ConfigError`."""
+    """The layout of these pools, and the places of the tensors that it uses: tensors that are part of
+    another one are left out. Raises `ConfigError`."""
     rows, places = _device_rows(tensors)
     kept = tuple(rows[place] for place in places)
     host_rows = rows_of("host pool", host)
@@ -108,13 +113,13 @@ def make_layout(tensors: Sequence[Any], host: Any) -> tuple[MemoryLayout, tuple[
 
 
 def block_bytes_of(tensors: Sequence[Any]) -> int:
-    """How long a row of the host pool must be for these tensors. Raises `ConfigError`."""
+    """How many bytes a row of the host pool needs for these tensors. Raises `ConfigError`."""
     rows, places = _device_rows(tensors)
     return sum(rows[place].row_bytes for place in places)
 
 
 def _device_rows(tensors: Sequence[Any]) -> tuple[list[MemoryRows], tuple[int, ...]]:
-    """The rows of each tensor, and the places of those that are not part of another."""
+    """The rows of each tensor, and the places of the tensors that are not part of another one."""
     if not tensors:
         raise ConfigError("the device pool has no tensors; register at least one")
     rows = [rows_of(f"device tensor {place}", tensor) for place, tensor in enumerate(tensors)]
@@ -128,9 +133,9 @@ def _device_rows(tensors: Sequence[Any]) -> tuple[list[MemoryRows], tuple[int, .
 
 
 def _distinct(rows: Sequence[MemoryRows]) -> tuple[int, ...]:
-    """Places of the rows that are not part of other ones, in the order given. Raises `ConfigError` for rows
+    """The places of rows that are not part of other ones, in the given order. Raises `ConfigError` for rows
     that overlap in any other way."""
-    # Longest first, so that a shorter one finds what it is part of.
+    # Longest first, so that a shorter one finds the one it is part of.
     kept: list[int] = []
     for place in sorted(range(len(rows)), key=lambda place: (-rows[place].row_bytes, place)):
         if not any(_is_part(rows[place], rows[other]) for other in kept):
@@ -152,7 +157,9 @@ def _is_part(one: MemoryRows, other: MemoryRows) -> bool:
 
 
 def _overlap(one: MemoryRows, other: MemoryRows) -> bool:
-    """Whether any two rows of the two share a byte. Of different strides, whether they could."""
+    """Whether a row of one shares a byte with a row of the other; with different strides, whether it
+    could.
+    """
     if one.end <= other.address or other.end <= one.address:
         return False
     if one.stride != other.stride:

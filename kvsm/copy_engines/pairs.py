@@ -1,4 +1,4 @@
-"""The pairs of a job: checked before anything of it runs, and merged into runs that are copied as one."""
+"""The pairs of a job: checked before any of them is copied, and merged into runs that are copied as one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from kvsm.plan import TransferJob
 
 
 class BlockRuns(NamedTuple):
-    """Run i: counts[i] blocks from device_blocks[i] on, and as many host blocks from host_blocks[i] on."""
+    """Run i is counts[i] device blocks from device_blocks[i] on, and as many host blocks from
+    host_blocks[i] on.
+    """
 
     device_blocks: NDArray[np.int64]
     host_blocks: NDArray[np.int64]
@@ -22,10 +24,11 @@ class BlockRuns(NamedTuple):
 
 
 def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> BlockRuns:
-    """The pairs of a job in the order of their host blocks, consecutive ones on both sides merged into runs.
+    """The pairs of a job in the order of their host blocks, with pairs merged that are consecutive on both
+    sides.
 
-    Sorting finds runs that the job lists backwards, as caches do that free a request's tail first. With
-    distinct host blocks no two of the runs could be merged further.
+    Sorting finds runs that a job lists backwards, as caches do that free a request's tail first. If the host
+    blocks are distinct, no two of the runs can be merged further.
     """
     order = np.argsort(host_blocks, kind="stable")
     device_blocks, host_blocks = device_blocks[order], host_blocks[order]
@@ -37,7 +40,7 @@ def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64])
 
 
 def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int) -> tuple[IdArray, IdArray]:
-    """(device blocks, host blocks) of a job that can be carried out. Raises `TransferFailed` if not."""
+    """The device blocks and host blocks of a job. Raises `TransferFailed` if it cannot be carried out."""
     what = f"{job.direction.name.lower()} {job.transfer}"
     try:
         device_blocks, host_blocks = job.pairs()
@@ -52,7 +55,7 @@ def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int
 
 
 def _check_ids(what: str, ids: IdArray, limit: int, distinct: bool) -> None:
-    """Refuse an id that is outside the pool (numpy would count a negative one from the end), or doubled."""
+    """Refuse an id that is doubled or outside the pool. (numpy would count a negative one from the end.)"""
     if not len(ids):
         return
     if isinstance(ids, tuple):

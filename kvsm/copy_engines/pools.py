@@ -1,25 +1,26 @@
-"""The two memories of one rank as numpy sees them, and the copy between them.
+"""The two memories of one rank as numpy arrays, and the copy between them.
 
-The copy has three forms, because threads that copy share the interpreter and its lock with the thread that
-decides; `vectored.py` says what that costs.
+The copy has three forms, because threads that copy share the interpreter's lock with the thread that decides;
+`vectored.py` says what that costs.
 
 ====================  ==================================  ===========================================
 runs, on average      form                                why
 ====================  ==================================  ===========================================
-256 KiB and longer,   one slice assignment for each run,  each byte moves once: full bandwidth. As soon
-or up to four runs    while that is quick; then the rest  as another thread keeps the lock, what is
-                      as below                            left takes it once, not once a run
-12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the lock is taken
-                                                          once; but the kernel looks up each page
+256 KiB and longer,   one slice assignment for each run,  each byte moves once: full bandwidth. When another
+or up to four runs    while that is quick; then the rest  thread keeps the lock, the rest takes it once
+                      as below                            instead of once a run
+12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the lock is taken once;
+                                                          but the kernel looks up each page
 shorter               one indexed assignment for each     each byte moves twice, but a block costs less
                       tensor                              than the 1 us of a statement or of the kernel
 ====================  ==================================  ===========================================
 
-Where that call is refused, and for rows that are short in runs that are long, slices come first from 12 KiB
-on, and indices after them.
+If that call is refused, and for short rows in long runs, runs from 12 KiB on are copied by slices while
+that is quick, and the rest by indices.
 
-Measured on 2 cores, random blocks, pieces of 16 MiB, medians in GB/s; and as shares of 16 MiB slices
-of contiguous memory, which in the same run had 10.3 by one thread and 15.8 by two. Small pages are of 4 KiB.
+Measured on 2 cores, random blocks, pieces of 16 MiB, medians in GB/s. The second figure is the share of
+slices of 16 MiB of contiguous memory, which reached 10.3 with one thread and 15.8 with two. Small pages
+have 4 KiB.
 
 =========  ==========  ===========  ======================  ============================
 blocks of  one thread  two threads  one, with small pages   two beside a busy Python one
@@ -30,8 +31,8 @@ blocks of  one thread  two threads  one, with small pages   two beside a busy Py
 1 MiB      13.0 1.24   14.3 0.88    11.6 1.21               1.9
 =========  ==========  ===========  ======================  ============================
 
-Slices of 64 KiB are as fast with large pages, twice as fast by one thread with small ones (10.0), and beside
-a busy thread a hundred times slower (0.03).
+Slices of 64 KiB are as fast with large pages, twice as fast with small ones by one thread (10.0), and a
+hundred times slower beside a busy thread (0.03).
 """
 
 from __future__ import annotations
@@ -52,26 +53,32 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 
 LONG_BYTES = 12 << 10
-"""Mean length from which on a statement for each run, or a fragment for each row, pays."""
+"""Least mean length for which a statement for each run, or a fragment for each row, pays."""
 
 FEW_RUNS = 4
-"""So many statements wait for the lock no longer than the one call and what plans it take."""
+"""This many statements wait for the lock no longer than one call and its planning take."""
 
 SLICED_BYTES = 256 << 10
-"""Mean length from which on copying threads do not hold each other up by taking the lock for each run."""
+"""Least mean length for which copying threads may take the lock for each run without holding each other
+up.
+"""
 
 PATIENCE_SECONDS = 0.004
-"""How far copying by slices may fall behind its pace: less than the 5 ms of one wait for the lock."""
+"""How far copying by slices may fall behind its pace. One wait for the lock takes 5 ms."""
 
 PACE_BYTES_PER_SECOND = 2e9
-"""Of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is not."""
+"""The pace of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is slower."""
 
 
 class NumpyPools:
-    """Device pool and host pool of one rank; `layout` says how a block lies in them.
+    """Device pool and host pool of one rank; `layout` says where the blocks are.
 
     device: the tensors of the device pool, or its only one: numpy arrays, or torch CPU tensors, which are
-    viewed without copying. host: likewise. Raises `ConfigError`.
+        viewed
+    without copying.
+    host: the host pool, likewise.
+
+    Raises `ConfigError`.
     """
 
     def __init__(self, device: Any | Sequence[Any], host: Any) -> None:
@@ -89,8 +96,8 @@ class NumpyPools:
     def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
         """Copy checked pairs now.
 
-        Raises `TransferFailed`, with nothing copied, if the targets are read-only; and what numpy and the
-        system raise, after which the targets may hold part of the bytes.
+        Raises `TransferFailed` if the targets are read-only; nothing is copied then. After an error of
+        numpy or of the system the targets may hold part of the bytes.
         """
         if not len(host_blocks):
             return
@@ -118,7 +125,7 @@ class NumpyPools:
             self._copy_indexed(to_host, *pairs)
 
     def _copy_while_quick(self, to_host: bool, runs: BlockRuns) -> BlockRuns:
-        """Copy run by run as long as that keeps its pace. Returns what is left."""
+        """Copy run by run as long as that keeps its pace. Returns the runs that are left."""
         sources, targets = (self.device, self.host) if to_host else (self.host, self.device)
         tensors = list(zip(targets, sources))
         heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
@@ -144,17 +151,17 @@ class NumpyPools:
 
 
 def _places(heads: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterable[int | slice]:
-    """What numpy takes for each run. A number is quicker than a slice of one."""
+    """The index that numpy takes for each run. A number is quicker than a slice of length one."""
     if (counts == 1).all():
         return heads.tolist()  # type: ignore[no-any-return]
     return map(slice, heads.tolist(), (heads + counts).tolist())
 
 
 def _as_bytes(name: str, pool: Any) -> NDArray[np.uint8]:
-    """View a pool as numpy bytes. What is no array is a torch tensor, maybe of a type that numpy lacks."""
+    """View an array or torch tensor as numpy bytes. A tensor may have a type that numpy lacks."""
     try:
         if not isinstance(pool, np.ndarray):
-            import torch  # only whoever brings a tensor needs it
+            import torch  # needed only for a tensor
 
             pool = pool.view(torch.uint8).numpy()
         array: NDArray[np.uint8] = pool.view(np.uint8)

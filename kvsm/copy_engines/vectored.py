@@ -1,13 +1,13 @@
 """Many fragments of memory copied in one call: `process_vm_readv` of Linux.
 
 A thread that copies drops the interpreter's lock (GIL) while bytes move, and must get it back after each
-call. Beside a thread that computes in Python that takes up to the switch interval, 5 ms, also for a fragment
-that was copied in 5 us: what counts there is the number of calls.
+call. Beside a thread that computes in Python this takes up to the switch interval of 5 ms, even for a
+fragment that was copied in 5 us. There the number of calls decides.
 
-The call was made to read the memory of another process, and reads that of the own one as well, 1024 fragments
-at a time. Two things set it apart from so many `memcpy`: the kernel looks up each page of the source, which
-costs up to a third of the speed where pages are small; and memory that is not there gives an error, not the
-end of the process.
+The call was made to read the memory of another process, and also reads that of its own, 1024 fragments at a
+time. It differs from 1024 calls of `memcpy` in two ways. The kernel looks up each page of the source, which
+costs up to a third of the speed with small pages. And memory that is not mapped gives an error instead of
+ending the process.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from kvsm.copy_engines.geometry import Fragments, spread
 from kvsm.copy_engines.layout import MemoryRows
 
 MOST_FRAGMENTS = 1024
-"""What the kernel takes in one call (its UIO_MAXIOV)."""
+"""Fragments that the kernel takes in one call (its UIO_MAXIOV)."""
 
 LONGEST_BYTES = 1 << 20
-"""Longer fragments are cut: of what one call is given, the kernel copies less than 2 GiB."""
+"""Longer fragments are cut, because the kernel copies less than 2 GiB in one call."""
 
 
 def copy_vectored(fragments: Fragments) -> None:
-    """Copy all, `MOST_FRAGMENTS` a call; no two targets overlap. Raises `OSError`; the targets may then hold
-    part of the bytes. The caller answers for the addresses; a wrong one that is mapped is not noticed.
-    """
+    """Copy these fragments, whose targets must not overlap. Raises `OSError`; the targets may then hold
+    part of the bytes. The caller answers for the addresses: a wrong one that is mapped is not noticed."""
     call = _process_vm_readv()
     fragments = _cut(fragments)
     for first in range(0, len(fragments.sizes), MOST_FRAGMENTS):
@@ -42,7 +41,7 @@ def copy_vectored(fragments: Fragments) -> None:
         targets = np.stack((fragments.targets[part], lengths), axis=1)
         sources = np.stack((fragments.sources[part], lengths), axis=1)
         count, expected = len(lengths), int(lengths.sum())
-        # The process is asked for each time: a fork has another one.
+        # Asked each time, because a forked child has another id.
         copied = call(os.getpid(), targets.ctypes.data, count, sources.ctypes.data, count, 0)
         if copied < 0:
             number = ctypes.get_errno()
@@ -52,10 +51,10 @@ def copy_vectored(fragments: Fragments) -> None:
 
 
 def reaches(pools: Iterable[MemoryRows]) -> bool:
-    """Whether `copy_vectored` is there, and may read these.
+    """Whether `copy_vectored` can read these rows.
 
-    It is not on other systems than Linux, nor in sandboxes that forbid the call; and it reads no memory that
-    has no pages, as that of a mapped device.
+    It cannot on systems other than Linux, in sandboxes that forbid the call, and for memory without pages,
+    such as that of a mapped device.
     """
     byte = np.zeros(1, np.uint8)
     try:
@@ -69,7 +68,7 @@ def reaches(pools: Iterable[MemoryRows]) -> bool:
 
 
 def _cut(fragments: Fragments) -> Fragments:
-    """The same bytes in fragments of up to `LONGEST_BYTES`."""
+    """The same bytes in fragments of at most `LONGEST_BYTES`."""
     parts = (fragments.sizes.view(np.int64) - 1) // LONGEST_BYTES + 1
     if bool((parts == 1).all()):
         return fragments
@@ -81,7 +80,7 @@ def _cut(fragments: Fragments) -> Fragments:
 
 @cache
 def _process_vm_readv() -> Any:
-    """The call of the C library. Raises `AttributeError` or `TypeError` where there is none."""
+    """The call of the C library. Raises `AttributeError` or `TypeError` if there is none."""
     call = ctypes.CDLL(None, use_errno=True).process_vm_readv
     number = ctypes.c_ulong
     call.argtypes = (ctypes.c_int, ctypes.c_void_p, number, ctypes.c_void_p, number, number)

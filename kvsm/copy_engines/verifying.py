@@ -1,8 +1,8 @@
-"""A copy engine that checks bytes (S15): a wrong byte becomes a failed transfer, never a wrong answer.
+"""A copy engine that checks bytes: a wrong byte becomes a failed transfer, never a wrong answer (S15).
 
-When a store has ended well, the checksum of each of its host blocks is taken and kept; when a load has ended
-well, that of each host block that it read is taken again, and compared. Where the device pool can be read by
-the host, the device blocks of both are compared with their host blocks too. The result is given after that.
+After each good store, the checksum of each of its host blocks is kept. After each good load, the checksum of
+each host block that it read is taken again and compared. If the host can read the device pool, the device
+blocks of both are compared with their host blocks too. The result comes after that.
 
 =====================================  =========================  =====================================
 what is wrong                          is found                   where
@@ -10,15 +10,14 @@ what is wrong                          is found                   where
 a host block changed between its       yes                        at each load of it, until the next
 store and the end of a load                                       store
 a copy brought other bytes, or took    if `device` can be read    at that copy
-those of another block
+another block's bytes
 =====================================  =========================  =====================================
 
-Not found: bytes that were wrong in the device block before they were stored; a wrong copy where `device`
-cannot be read, since what arrives on the host then counts as what was stored; a block in the slot of another
-key, which is the ledger's to tell; what changes after a check; and one change in 2**64.
+Not found: bytes that were wrong in the device block before they were stored; a wrong copy if `device` cannot
+be read, because what arrives on the host then counts as what was stored; a block in another key's slot, which
+is for the ledger to tell; changes after a check; one change in 2**64.
 
-Blocks that were not stored by this engine, brought back from a file for example, are loaded unverified, and
-counted.
+Blocks that this engine did not store are loaded unverified, and counted.
 
 The checksum is XXH3 of 64 bits. On one core it was 2 to 3 times as fast as CRC-32C (11 against 5 GB/s in
 blocks of 4 KiB, 33 against 14 in blocks of 1 MiB), and it drops the interpreter's lock for long blocks.
@@ -32,7 +31,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -49,25 +48,43 @@ from kvsm.ids import IdArray, listed
 from kvsm.plan import TransferJob
 
 PIECE_BYTES = 4 << 20
-"""Hashed at a stretch, some hundred microseconds. Hashing short blocks keeps the interpreter's lock, and the
-thread that decides would get it back after the switch interval only, 5 ms."""
+"""Bytes that are hashed in one go, some hundred microseconds. Hashing short blocks keeps the interpreter's
+lock, which the deciding thread would otherwise get back only after the switch interval of 5 ms."""
 
 
 class VerifyingStatistics(msgspec.Struct, frozen=True):
-    """Blocks so far. checked: loaded, and compared with what was stored. mismatched: found wrong in a store
-    or a load. unverified: loaded without a checksum to compare with."""
+    """Blocks so far.
+
+    checked: loaded, and compared with what was stored.
+    mismatched: found wrong in a store or a load.
+    unverified: loaded without a checksum to compare with.
+    """
 
     checked: int = 0
     mismatched: int = 0
     unverified: int = 0
 
+    def __add__(self, other: VerifyingStatistics) -> VerifyingStatistics:
+        return VerifyingStatistics(
+            self.checked + other.checked,
+            self.mismatched + other.mismatched,
+            self.unverified + other.unverified,
+        )
+
+
+_NOTHING = VerifyingStatistics()
+
 
 class VerifyingCopyEngine:
-    """A `CopyEngine` over another one, which it takes over: closing it closes both.
+    """A `CopyEngine` over another one. Closing it closes both.
 
-    host: the host pool. device: the device pool or its tensors, if the host can read them. threads: that
-    check, apart from the caller; 0: `poll`, `wait` and `close` check before they return. reads: is told the
-    host blocks that are about to be read. Raises `ConfigError`.
+    engine: the one below.
+    host: its host pool.
+    device: its device pool or the tensors of that, if the host can read them.
+    threads: how many threads check; 0: `poll`, `wait` and `close` check before they return.
+    reads: called with the host blocks that are about to be read.
+
+    Raises `ConfigError`.
     """
 
     def __init__(
@@ -89,14 +106,14 @@ class VerifyingCopyEngine:
         self._engine = engine
         self._changed = Condition()
         self._live: dict[int, TransferJob] = {}
-        self._unchecked: dict[int, _EndedTransfer] = {}
-        """What the engine has ended, and no check yet, in the order in which it ended."""
+        self._unchecked: dict[int, tuple[TransferJob, CopyResult]] = {}
+        """Ended by the engine and not checked yet, in the order in which they ended."""
         self._finished: list[CopyResult] = []
-        self._statistics = VerifyingStatistics()
+        self._statistics = _NOTHING
         self._broken = ""
-        """What a checking thread died of."""
-        self._queue: SimpleQueue[_EndedTransfer | None] = SimpleQueue()
-        # Daemons: an embedder that dies without closing must not hang at exit behind an idle thread.
+        """Why a checking thread died."""
+        self._queue: SimpleQueue[tuple[TransferJob, CopyResult] | None] = SimpleQueue()
+        # Daemons: a process that ends without closing the engine must not hang behind an idle thread.
         self._threads = [Thread(target=self._run, name="kvsm-verify", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -119,7 +136,7 @@ class VerifyingCopyEngine:
             self._live[job.transfer] = job
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        # Compute may change what a check has still to read; so the host holds it, until after the checks.
+        # Compute may change what a check has still to read, so the host waits for the checks.
         self.wait(transfers)
 
     def poll(self) -> list[CopyResult]:
@@ -151,13 +168,14 @@ class VerifyingCopyEngine:
             thread.join()
 
     def statistics(self) -> VerifyingStatistics:
+        """What was checked so far."""
         return self._statistics
 
     def _collect(self) -> None:
-        """Have checked what the engine has ended."""
+        """Have the checks done of what the engine has ended."""
         with self._changed:
             for result in self._engine.poll():
-                ended = _EndedTransfer(self._live[result.transfer], result)
+                ended = self._live[result.transfer], result
                 self._unchecked[result.transfer] = ended
                 if self._threads:
                     self._queue.put(ended)
@@ -165,67 +183,43 @@ class VerifyingCopyEngine:
                 self._give_up()
             waiting = [] if self._threads else list(self._unchecked.values())
         for ended in waiting:
-            self._check(ended)
+            self._check(*ended)
 
     def _run(self) -> None:
         """A checking thread."""
         try:
             while (ended := self._queue.get()) is not None:
-                self._check(ended)
+                self._check(*ended)
         except BaseException as error:  # nobody else would hear of it
             with self._changed:
                 self._broken = self._broken or f"a checking thread died of {described(error)}"
                 self._give_up()
 
     def _give_up(self) -> None:
-        """No byte is sure any more: what is not checked ends as bad."""
+        """No byte is certain any more: unchecked transfers end as bad."""
         for _, result in list(self._unchecked.values()):
-            self._end(_bad(result, self._broken), _NOTHING_FOUND)
+            self._end(_bad(result, self._broken), _NOTHING)
 
-    def _check(self, ended: _EndedTransfer) -> None:
-        (job, result), found = ended, _NOTHING_FOUND
+    def _check(self, job: TransferJob, result: CopyResult) -> None:
+        found = _NOTHING
         try:
             if result.good:
-                found = self._checksums.check(job)
-            if found.error:
-                result = _bad(result, f"{job.direction.name.lower()} {job.transfer}: {found.error}")
+                error, found = self._checksums.check(job)
+                if error:
+                    result = _bad(result, f"{job.direction.name.lower()} {job.transfer}: {error}")
         except Exception as error:
             result = _bad(result, f"its bytes could not be checked: {described(error)}")
         if job.direction is Direction.STORE and not result.good:
             self._checksums.forget(job, self.num_device_blocks)
         self._end(result, found)
 
-    def _end(self, result: CopyResult, found: _CheckOutcome) -> None:
+    def _end(self, result: CopyResult, found: VerifyingStatistics) -> None:
         with self._changed:
             if self._unchecked.pop(result.transfer, None) is None:
                 return  # given up meanwhile
-            total = self._statistics
-            self._statistics = VerifyingStatistics(
-                total.checked + found.checked,
-                total.mismatched + found.mismatched,
-                total.unverified + found.unverified,
-            )
+            self._statistics += found
             self._finished.append(result)
             self._changed.notify_all()
-
-
-class _EndedTransfer(NamedTuple):
-    """A transfer that the engine below has ended."""
-
-    job: TransferJob
-    result: CopyResult
-
-
-class _CheckOutcome(NamedTuple):
-    """What a check has found; counts are of blocks. error: about the first wrong block, empty if none is."""
-
-    error: str
-    checked: int
-    mismatched: int
-    unverified: int
-
-
-_NOTHING_FOUND = _CheckOutcome("", 0, 0, 0)
 
 
 def _bad(result: CopyResult, error: str) -> CopyResult:
@@ -233,10 +227,10 @@ def _bad(result: CopyResult, error: str) -> CopyResult:
 
 
 class _Checksums:
-    """What each host block must hold. Checks of transfers that have no block in common may run at once."""
+    """What each host block must hold. Transfers that have no block in common may be checked at once."""
 
     def __init__(self, host: Any, device: Any | None, reads: Callable[[Sequence[int]], None] | None) -> None:
-        # The pools themselves are kept, for the views hold no reference to them.
+        # The pools are kept, because the views hold no reference to them.
         self._pools = (host, device)
         tensors = [] if device is None else tensors_of(device)
         _refuse_device_memory("host pool", host)
@@ -252,8 +246,12 @@ class _Checksums:
     def num_blocks(self) -> int:
         return len(self._host)
 
-    def check(self, job: TransferJob) -> _CheckOutcome:
-        """Check a transfer that has ended well, and keep what a store has brought."""
+    def check(self, job: TransferJob) -> tuple[str, VerifyingStatistics]:
+        """Check a good transfer, and keep the checksums of a store.
+
+        Returns the error about the first wrong block, empty if there is none, and the blocks that were
+        checked.
+        """
         device_blocks, host_blocks = job.pairs()
         if self._reads is not None:
             self._reads(listed(host_blocks))
@@ -269,14 +267,13 @@ class _Checksums:
             first = wrong[0]
             tell = self._not_stored if changed[first] else self._not_copied
             error = tell(device_blocks[first], hosts[first], found[first])
-        if is_store:
-            return _CheckOutcome(error, 0, len(wrong), 0)
-        checked = int(np.count_nonzero(known))
-        return _CheckOutcome(error, checked, len(wrong), len(known) - checked)
+        checked = 0 if is_store else int(np.count_nonzero(known))
+        unverified = 0 if is_store else len(known) - checked
+        return error, VerifyingStatistics(checked, len(wrong), unverified)
 
     def forget(self, job: TransferJob, num_device_blocks: int) -> None:
-        """What a bad store has left in its host blocks, nobody knows. One that could not be right has not run
-        at all."""
+        """The host blocks of a bad store may hold anything. A job that could not be right has not run at
+        all."""
         with suppress(TransferFailed):
             _, host_blocks = checked_pairs(job, num_device_blocks, self.num_blocks)
             self._known[np.asarray(host_blocks, np.int64)] = False
@@ -315,7 +312,7 @@ class _Checksums:
         return found
 
     def _of_device_block(self, block: int) -> int:
-        """Of its parts one after another, as they stand in a host block."""
+        """The checksum of its parts in the order in which a host block has them."""
         hasher = xxhash.xxh3_64()
         for rows in self._device:
             hasher.update(rows[block])
@@ -329,7 +326,7 @@ def _refuse_device_memory(name: str, pool: Any) -> None:
 
 
 def _view(rows: MemoryRows) -> NDArray[np.uint8]:
-    """Memory of the host as an array that is only read, whatever made it."""
+    """Host memory as an array that is only read, whatever library made it."""
     memory = (ctypes.c_uint8 * (rows.end - rows.address)).from_address(rows.address)
     flat = np.ctypeslib.as_array(memory)
     return as_strided(flat, (rows.num_rows, rows.row_bytes), (rows.stride, 1), writeable=False)

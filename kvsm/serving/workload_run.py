@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from kvsm.copy_engines import VerifyingStatistics
-from kvsm.copy_engines.host_pool import available_memory_bytes
+from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation
@@ -247,10 +247,7 @@ class WorkloadRun:
     def _verified(self) -> VerifyingStatistics | None:
         if not self._options.verify_copies:
             return None
-        counted = [rank.verified() for rank in self.ranks]
-        return VerifyingStatistics(
-            *(sum(getattr(one, field) for one in counted) for field in VerifyingStatistics.__struct_fields__)
-        )
+        return sum((rank.verified() for rank in self.ranks), VerifyingStatistics())
 
     def _result(self, verification: Verification) -> RunResult:
         counts, engine, metrics = self.engine.scheduler.counts, self.engine, self.metrics.values()
