@@ -22,7 +22,8 @@ from kvsm.kv_events import Publisher
 from kvsm.ledger import Provenance, requests, transfers
 from kvsm.offloader import Offloader, storing
 from kvsm.policies.lru import LRUPolicy
-from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
+from kvsm.worlds.core_options import CoreOptions, draw_options
+from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.world import Action
 
 SMALL = CoreOptions(host_blocks=2, chunks=2, workers=1, requests=1, prompts=1, length=2)
@@ -106,7 +107,8 @@ def test_the_same_actions_give_the_same_log() -> None:
 
 _LOG_OF_A_WALK = """
 from random import Random
-from kvsm.worlds.core import CoreOptions, CoreWorld
+from kvsm.worlds.core_options import CoreOptions
+from kvsm.worlds.core_world import CoreWorld
 world, random = CoreWorld(CoreOptions(policy="arc")), Random(4)
 for _ in range(400):
     world.do(world.draw(random))

@@ -18,7 +18,8 @@ from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import MOST_ACTIONS, WalkResult, random_of, walk
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.properties import Property
-from kvsm.worlds.core import CoreWorld, draw_options
+from kvsm.worlds.core_options import draw_options
+from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.world import Action, Finding, World
 
 

@@ -12,7 +12,8 @@ from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
-from kvsm.worlds.core import CoreOptions, CoreWorld, draw_options
+from kvsm.worlds.core_options import CoreOptions, draw_options
+from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.world import Action, World

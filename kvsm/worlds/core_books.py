@@ -1,14 +1,15 @@
-"""Beside the core: a plain account of whose bytes are where, and of what the core must answer.
+"""The reference books of the core world: whose bytes are where, and what the core must answer.
 
-It is kept from the calls that were made and from nothing else. It shares no code with the ledger and never
-looks at one: so what the two agree on, they have found out apart. Which blocks a policy chooses to evict it
-takes from the core's answer; that they could be evicted, it knows.
+They are kept from the calls that were made and from nothing else. They share no code with the ledger and
+never read one, so the two reach the same answer in two ways. Only the victims of an eviction are taken from
+the core's answer; the books know whether they could be evicted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
@@ -19,87 +20,112 @@ Offered = list[tuple[bytes, tuple[int, ...]]]
 """Keys, each with the chunk of device blocks that holds it."""
 
 
-class Block:
-    """What a slot holds during one life. void: no match finds it any more, and a pin on it is worth nothing;
-    the slot is free when the last copy has ended, and never if it was retired."""
+@dataclass(slots=True, eq=False)
+class BookedBlock:
+    """What a slot holds, from its store to the end of its last copy.
 
-    __slots__ = ("copies", "key", "pins", "retired", "slot", "store", "stored", "void")
+    store: the transfer that brought it.
+    void: no match finds it any more, and pins on it are worth nothing. Its slot is free when the last copy
+        has ended, or never if it was retired.
+    """
 
-    def __init__(self, key: bytes, slot: int, store: int) -> None:
-        self.key, self.slot, self.store = key, slot, store
-        self.stored = self.void = self.retired = False
-        self.copies, self.pins = 1, 0
-
-
-class Copy:
-    """A transfer: what it must bring, which workers' bytes have moved, and which workers have reported."""
-
-    __slots__ = (
-        "blocks",
-        "contents",
-        "epoch",
-        "failed",
-        "id",
-        "landed",
-        "pairs",
-        "reported",
-        "request",
-        "since",
-        "sources",
-        "store",
-        "void",
-    )
-
-    def __init__(
-        self, id: int, request: str | None, pairs: list[tuple[int, int]], contents: list[Content], epoch: int
-    ) -> None:
-        self.id, self.request, self.store = id, request or "", request is None
-        self.pairs, self.contents, self.epoch = pairs, contents, epoch
-        self.blocks: list[Block] = []
-        self.sources: dict[bytes, tuple[int, ...]] = {}
-        self.since = -1
-        """Tick at which it was submitted; -1: it was not."""
-        self.landed = self.reported = 0
-        """A bit for each worker."""
-        self.failed = self.void = False
+    key: bytes
+    slot: int
+    store: int
+    stored: bool = False
+    void: bool = False
+    retired: bool = False
+    copies: int = 1
+    pins: int = 0
 
 
-class RequestBook:
-    """A request that the core knows. waits: the copy that it is deferred for. fresh: neither told that there
-    is nothing to wait for, nor under way. over: finished, and kept for its load alone."""
+@dataclass(slots=True, eq=False)
+class BookedCopy:
+    """A transfer as the books know it.
 
-    __slots__ = ("cursors", "fresh", "load", "loading", "matched", "over", "patience", "waits")
+    request_name: the request of a load; None for a store.
+    pairs: (device block, host block) of each copied block.
+    contents: what each of them must hold.
+    sources: for a store, the device blocks of each key.
+    since: the tick at which it was submitted; -1 before.
+    landed, reported: a bit for each worker whose bytes have moved, or who has reported.
+    void: a reset has abandoned it.
+    """
 
-    def __init__(self) -> None:
-        self.matched: list[Block] = []
-        self.load: Copy | None = None
-        self.loading, self.fresh, self.over = False, True, False
-        self.waits, self.patience = 0, -1
-        self.cursors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    id: int
+    request_name: str | None
+    pairs: list[tuple[int, int]]
+    contents: list[Content]
+    epoch: int
+    blocks: list[BookedBlock] = field(default_factory=list)
+    sources: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    since: int = -1
+    landed: int = 0
+    reported: int = 0
+    failed: bool = False
+    void: bool = False
+
+    @property
+    def store(self) -> bool:
+        """Whether it copies to the host."""
+        return self.request_name is None
+
+    @property
+    def request(self) -> str:
+        """The request of a load; empty for a store."""
+        return self.request_name or ""
+
+    @property
+    def submitted(self) -> bool:
+        """Whether the workers have it."""
+        return self.since >= 0
 
 
-class Books:
-    """All of it. The methods say what follows from a call, and raise `PropertyBroken` where an answer of the
-    core contradicts what is known."""
+@dataclass(slots=True, eq=False)
+class BookedRequest:
+    """A request that the core knows.
+
+    fresh: it has no match, no wait and no answered miss, so that preempting it is no event.
+    over: it is finished, and kept only because its load is in flight.
+    waits: the transfer that it is deferred for; 0 for none.
+    patience: the tick at which it stops waiting; -1 until it first waits.
+    cursors: (settled, offered), by group.
+    """
+
+    matched: list[BookedBlock] = field(default_factory=list)
+    load: BookedCopy | None = None
+    loading: bool = False
+    fresh: bool = True
+    over: bool = False
+    waits: int = 0
+    patience: int = -1
+    cursors: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+
+
+class ReferenceBooks:
+    """Blocks, copies, requests and bytes. Each method says what follows from a call.
+
+    It raises `PropertyBroken` if an answer of the core contradicts the books.
+    """
 
     def __init__(self, slots: int, device_blocks: int, workers: int, chunk: int, defer_ticks: int) -> None:
         self.chunk, self.defer_ticks = chunk, defer_ticks
         self.workers = range(workers)
         self.all_workers = (1 << workers) - 1
         self.tick = self.epoch = 0
-        self.where: dict[bytes, Block] = {}
+        self.where: dict[bytes, BookedBlock] = {}
         """Key -> the one block of it that is being stored or can be read."""
         self.free = set(range(slots))
         self.idle = 0
         """How many blocks can be evicted."""
-        self.copies: dict[int, Copy] = {}
-        self.lost: list[Copy] = []
-        self.leased: dict[int, Copy] = {}
+        self.copies: dict[int, BookedCopy] = {}
+        self.lost: list[BookedCopy] = []
+        self.leased: dict[int, BookedCopy] = {}
         self.retired: set[int] = set()
         """Device blocks that a lost load may still write."""
-        self.requests: dict[str, RequestBook] = {}
+        self.requests: dict[str, BookedRequest] = {}
         self.notes: dict[int, tuple[bytes, int]] = {}
-        """Device block -> key and epoch of the load that brought what is in it, as far as the core knows."""
+        """Device block -> key and epoch of the last load into it, as far as the core knows."""
         self.offers: OrderedDict[bytes, int] = OrderedDict()
         self.device: list[list[Content | None]] = [[None] * device_blocks for _ in self.workers]
         self.host: list[list[Content | None]] = [[None] * (slots * chunk) for _ in self.workers]
@@ -107,11 +133,12 @@ class Books:
     # Device blocks.
 
     def idle_device_blocks(self) -> list[int]:
+        """Device blocks that no copy touches, by number."""
         leased, retired = self.leased, self.retired
         return [one for one in range(len(self.device[0])) if one not in leased and one not in retired]
 
     def compute(self, contents: Sequence[tuple[int, Content]]) -> bool:
-        """The engine computes these blocks anew. Returns whether the core must note it."""
+        """The engine computes these blocks. Returns whether that must be an event."""
         noted = False
         for block, content in contents:
             for cells in self.device:
@@ -122,7 +149,7 @@ class Books:
         return noted
 
     def holder(self, content: Content, choice: int) -> int | None:
-        """A device block that holds this and is not being written."""
+        """One of the device blocks that hold this content and that no load writes; None if there is none."""
         leased, retired = self.leased, self.retired
         there = [
             block
@@ -132,10 +159,11 @@ class Books:
         return there[choice % len(there)] if there else None
 
     def under_copy(self, blocks: Sequence[int]) -> bool:
+        """Whether a copy touches one of these device blocks, or may still write it."""
         return not self.leased.keys().isdisjoint(blocks) or not self.retired.isdisjoint(blocks)
 
     def is_of_older_epoch(self, key: bytes, blocks: Sequence[int]) -> bool:
-        """Whether a load before the last reset brought this key there."""
+        """Whether a load before the last reset brought this key into one of these device blocks."""
         for block in blocks:
             note = self.notes.get(block)
             if note is not None and note[0] == key and note[1] < self.epoch:
@@ -144,7 +172,7 @@ class Books:
 
     # Blocks of the host pool.
 
-    def _void(self, block: Block) -> None:
+    def _void(self, block: BookedBlock) -> None:
         if block.void:
             return
         if block.stored and not block.copies and not block.pins:
@@ -154,12 +182,12 @@ class Books:
         if not block.copies:
             self.free.add(block.slot)
 
-    def _retire(self, block: Block) -> None:
+    def _retire(self, block: BookedBlock) -> None:
         self._void(block)
         block.retired = True
 
-    def _leave(self, block: Block) -> None:
-        """A copy less."""
+    def _leave(self, block: BookedBlock) -> None:
+        """One copy of the block has ended."""
         block.copies -= 1
         if block.copies:
             return
@@ -168,41 +196,38 @@ class Books:
         elif not block.retired:
             self.free.add(block.slot)
 
-    def _unpin(self, blocks: Sequence[Block]) -> None:
+    def _unpin(self, blocks: Sequence[BookedBlock]) -> None:
         for block in blocks:
             if not block.void:
                 block.pins -= 1
                 self.idle += not (block.pins or block.copies)
 
     def evict(self, keys: Sequence[bytes], needed: set[bytes]) -> None:
-        """The policy's choice. needed: keys of the offer that it makes room for."""
+        """The policy chose these keys to make room for an offer, which names the keys `needed`."""
         for key in keys:
             block = self.where.get(key)
             if block is None or not block.stored:
-                raise PropertyBroken(
-                    Property.NO_REUSE_IN_FLIGHT, f"key {key.hex()} was evicted, and it is not stored"
-                )
+                message = f"key {key.hex()} was evicted, but it is not stored"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
             if block.copies:
-                raise PropertyBroken(
-                    Property.NO_REUSE_IN_FLIGHT, f"slot {block.slot} was evicted while a load reads it"
-                )
+                message = f"slot {block.slot} was evicted while a load reads it"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
             if block.pins:
-                raise PropertyBroken(
-                    Property.MATCH_HOLDS, f"slot {block.slot} was evicted, and a match holds it"
-                )
+                message = f"slot {block.slot} was evicted while a match holds it"
+                raise PropertyBroken(Property.MATCH_HOLDS, message)
             if key in needed:
-                raise PropertyBroken(
-                    Property.MATCH_HOLDS, f"key {key.hex()} was evicted to make room for its own offer"
-                )
+                message = f"key {key.hex()} was evicted to make room for its own offer"
+                raise PropertyBroken(Property.MATCH_HOLDS, message)
             self._void(block)
 
     # Requests.
 
-    def book(self, name: str) -> RequestBook:
-        return self.requests.setdefault(name, RequestBook())
+    def book(self, name: str) -> BookedRequest:
+        """What is booked of this request, which becomes known if it was not."""
+        return self.requests.setdefault(name, BookedRequest())
 
     def match(self, name: str, keys: Sequence[bytes]) -> tuple[int, int | None]:
-        """(blocks served and pinned, the copy that the request waits for)."""
+        """(blocks that are served and pinned, the transfer that the request waits for)."""
         book = self.requests.get(name)
         if book is not None and (book.load is not None or book.over or book.waits):
             return 0, self.waits_for(name)
@@ -220,6 +245,7 @@ class Books:
         return len(blocks), None
 
     def waits_for(self, name: str) -> int | None:
+        """The transfer that the request waits for. A preempted request may begin to wait for its own load."""
         book = self.requests.get(name)
         if book is None:
             return None
@@ -231,7 +257,7 @@ class Books:
         return None
 
     def _defer(self, name: str, copy: int) -> bool:
-        book = self.requests.get(name) or RequestBook()
+        book = self.requests.get(name) or BookedRequest()
         if not self.defer_ticks or 0 <= book.patience <= self.tick:
             return False
         self.release(name)
@@ -241,7 +267,7 @@ class Books:
         self.requests[name] = book
         return True
 
-    def _pin(self, book: RequestBook, blocks: list[Block]) -> None:
+    def _pin(self, book: BookedRequest, blocks: list[BookedBlock]) -> None:
         if book.matched:
             if book.matched == blocks:
                 return
@@ -256,12 +282,14 @@ class Books:
             book.fresh = False
 
     def release(self, name: str) -> None:
+        """The request gives back its match."""
         book = self.requests.get(name)
         if book is not None and book.matched:
             self._unpin(book.matched)
             book.matched, book.fresh = [], True
 
     def preempt(self, name: str) -> None:
+        """The request loses its match, its wait and its cursors."""
         book = self.requests.get(name)
         if book is None or book.over:
             return
@@ -270,7 +298,7 @@ class Books:
             self._stop(book)
 
     def finish(self, name: str) -> bool:
-        """Whether nothing of it is left."""
+        """The request is over. Returns whether it is forgotten."""
         book = self.requests.get(name)
         if book is None:
             return True
@@ -281,13 +309,13 @@ class Books:
             del self.requests[name]
         return not book.over
 
-    def _stop(self, book: RequestBook) -> None:
+    def _stop(self, book: BookedRequest) -> None:
         self._unpin(book.matched)
         book.matched, book.loading, book.fresh = [], False, True
         book.waits, book.patience, book.cursors = 0, -1, ((), ())
 
     def let_time_pass(self, transfer_ticks: int) -> bool:
-        """Whether a tick is noted: only if something waits for a bound."""
+        """Returns whether the tick is an event: only if something waits for a bound."""
         if not (transfer_ticks and self.copies) and not any(one.waits for one in self.requests.values()):
             return False
         self.tick += 1
@@ -298,28 +326,27 @@ class Books:
 
     # Copies.
 
-    def plan_store(self, copy: Copy, keys: Sequence[bytes]) -> None:
-        """`copy.pairs` are as the core's job says; the slots must be free."""
+    def plan_store(self, copy: BookedCopy, keys: Sequence[bytes]) -> None:
+        """The store occupies slots, which must be free, and leases its device blocks."""
         for place in range(0, len(copy.pairs), self.chunk):
             slot = copy.pairs[place][1] // self.chunk
             if slot not in self.free:
-                raise PropertyBroken(
-                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} was handed out to a store, and it is in use"
-                )
+                message = f"slot {slot} was handed out to a store while it is in use"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
             key = keys[place // self.chunk]
             if key in self.where:
-                raise PropertyBroken(
-                    Property.STORED_ONCE, f"key {key.hex()} is stored again, and it is on the host"
-                )
+                message = f"key {key.hex()} is stored again, but it is on the host already"
+                raise PropertyBroken(Property.STORED_ONCE, message)
             self.free.remove(slot)
-            self.where[key] = block = Block(key, slot, copy.id)
+            self.where[key] = block = BookedBlock(key, slot, copy.id)
             copy.blocks.append(block)
         for device_block, _ in copy.pairs:
             if device_block in self.notes and self.notes[device_block][1] < self.epoch:
                 del self.notes[device_block]
         self._plan(copy)
 
-    def plan_load(self, copy: Copy, accepted: int) -> None:
+    def plan_load(self, copy: BookedCopy, accepted: int) -> None:
+        """The load reads the first `accepted` blocks of the match; the other pins are given back."""
         book = self.requests[copy.request]
         matched, book.matched = book.matched, []
         copy.blocks = matched[:accepted]
@@ -332,27 +359,25 @@ class Books:
         book.load, book.loading = copy, True
         self._plan(copy)
 
-    def _plan(self, copy: Copy) -> None:
+    def _plan(self, copy: BookedCopy) -> None:
         leased = self.leased
         for (device_block, host), content in zip(copy.pairs, copy.contents):
             if device_block in leased:
-                message = (
-                    f"device block {device_block} is copied, and transfer {leased[device_block].id} has it"
-                )
-                raise PropertyBroken(
-                    Property.STORED_ONCE if copy.store else Property.NO_REUSE_IN_FLIGHT, message
-                )
+                holder = leased[device_block].id
+                message = f"device block {device_block} is copied again while transfer {holder} has it"
+                broken = Property.STORED_ONCE if copy.store else Property.NO_REUSE_IN_FLIGHT
+                raise PropertyBroken(broken, message)
             leased[device_block] = copy
             if not copy.store and not self.has_everywhere(host, content):
-                raise PropertyBroken(
-                    Property.MATCH_HOLDS, f"host block {host} is to be loaded, and does not hold {content}"
-                )
+                message = f"host block {host} is to be loaded, but it does not hold {content}"
+                raise PropertyBroken(Property.MATCH_HOLDS, message)
         self.copies[copy.id] = copy
 
     def has_everywhere(self, host: int, content: Content) -> bool:
+        """Whether this host block has this content on every worker."""
         return all([cells[host] == content for cells in self.host])  # noqa: C419 (a list is faster)
 
-    def land(self, copy: Copy, worker: int) -> None:
+    def land(self, copy: BookedCopy, worker: int) -> None:
         """The bytes of one worker's shard move now."""
         device, host = self.device[worker], self.host[worker]
         copy.landed |= 1 << worker
@@ -363,9 +388,14 @@ class Books:
             for block, place in copy.pairs:
                 device[block] = host[place]
 
-    def end(self, copy: Copy, good: bool, failed: bool = False, lost: bool = False) -> None:
-        """The transfer is over. good: all of it arrived. failed: what it read or wrote is not to be trusted.
-        Neither of them: it was taken back, or a reset had voided it."""
+    def end(self, copy: BookedCopy, good: bool, failed: bool = False, lost: bool = False) -> None:
+        """The transfer is over.
+
+        good: all its bytes arrived.
+        failed: a worker failed, so what it read or wrote is not trusted.
+        lost: a worker will never report.
+        None of them: it was cancelled, or a reset had abandoned it.
+        """
         del self.copies[copy.id]
         for device_block, _ in copy.pairs:
             del self.leased[device_block]
@@ -386,13 +416,13 @@ class Books:
             if book.waits == copy.id:
                 book.waits, book.fresh = 0, True
 
-    def _check_published(self, copy: Copy) -> None:
+    def _check_published(self, copy: BookedCopy) -> None:
         for (_, host), content in zip(copy.pairs, copy.contents):
             if not self.has_everywhere(host, content):
-                message = f"transfer {copy.id} was published, and host block {host} does not hold {content}"
+                message = f"transfer {copy.id} was published, but host block {host} does not hold {content}"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
 
-    def _end_load(self, copy: Copy, good: bool, failed: bool, lost: bool) -> None:
+    def _end_load(self, copy: BookedCopy, good: bool, failed: bool, lost: bool) -> None:
         if failed:
             for block in copy.blocks:
                 self._void(block)
@@ -401,7 +431,7 @@ class Books:
         for (device_block, _), content in zip(copy.pairs, copy.contents):
             for cells in self.device:
                 if not good:
-                    # Nobody knows what it wrote, and nobody offers these blocks before they are computed.
+                    # What it wrote is unknown. The engine offers these blocks only once it computed them.
                     cells[device_block] = None
                 elif cells[device_block] != content:
                     message = f"transfer {copy.id} did not bring {content} to device block {device_block}"
@@ -416,15 +446,15 @@ class Books:
             book.loading = book.fresh = False
 
     def reset(self) -> bool:
-        """Whether there was anything to reset."""
+        """Void everything that is stored or in flight. Returns whether there was anything."""
         brought = any(epoch == self.epoch for _, epoch in self.notes.values())
         if not (self.where or brought or any(not one.void for one in self.copies.values())):
             return False
         for copy in list(self.copies.values()):
-            if copy.since < 0:
-                self.end(copy, good=False)
-            else:
+            if copy.submitted:
                 copy.void = True
+            else:
+                self.end(copy, good=False)
         for block in list(self.where.values()):
             self._void(block)
         self.epoch += 1

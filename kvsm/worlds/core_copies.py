@@ -1,4 +1,4 @@
-"""Copies in the core world: submitted, taken back, carried out, reported in every way, and lost."""
+"""Actions of copies in the core world: submitted, cancelled, carried out, reported in every way, and lost."""
 
 from __future__ import annotations
 
@@ -7,50 +7,32 @@ from kvsm.events import Direction, ReportRejected
 from kvsm.ids import to_list
 from kvsm.offloader import Ended
 from kvsm.properties import Property
-from kvsm.worlds.core_books import Copy
-from kvsm.worlds.core_offers import Offers
-from kvsm.worlds.core_options import CoreOptions
-
-_LATE = 16
-"""How many transfers that are over may still be reported."""
+from kvsm.worlds.core_bench import CoreActions
+from kvsm.worlds.core_books import BookedCopy
 
 
-class Copies(Offers):
-    """The actions of workers and of whoever drives them."""
+class CopyActions(CoreActions):
+    """Every call of the core that names a transfer, and the moves of bytes at the workers."""
 
-    def __init__(self, options: CoreOptions) -> None:
-        super().__init__(options)
-        self._over: list[Copy] = []
+    def submit(self, place: int) -> bool:
+        """Hand one planned copy to the workers."""
+        planned = self.bench.planned()
+        return bool(planned) and self._submit([planned[place % len(planned)]])
 
-    def _forget_older(self) -> None:
-        del self._over[:-_LATE]
+    def submit_all(self) -> bool:
+        """Hand every planned copy to the workers."""
+        planned = self.bench.planned()
+        return bool(planned) and self._submit(planned)
 
-    def _submitted(self) -> list[Copy]:
-        return [copy for copy in self.books.copies.values() if copy.since >= 0]
-
-    def _planned(self) -> list[Copy]:
-        return [copy for copy in self.books.copies.values() if copy.since < 0]
-
-    def _any(self, place: int) -> Copy | None:
-        copies = list(self.books.copies.values())
-        return copies[place % len(copies)] if copies else None
-
-    def _submit(self, place: int) -> bool:
-        planned = self._planned()
-        return bool(planned) and self._submit_these([planned[place % len(planned)]])
-
-    def _submit_all(self) -> bool:
-        planned = self._planned()
-        return bool(planned) and self._submit_these(planned)
-
-    def _submit_these(self, copies: list[Copy]) -> bool:
+    def _submit(self, copies: list[BookedCopy]) -> bool:
         self.core.submit([copy.id for copy in copies])
         for copy in copies:
             copy.since = self.books.tick
         return True
 
-    def _land(self, place: int, worker: int) -> bool:
-        copies = self._submitted()
+    def land(self, place: int, worker: int) -> bool:
+        """The bytes of one worker's shard move. Nothing is reported yet."""
+        copies = self.bench.submitted()
         copy = copies[place % len(copies)] if copies else None
         worker %= self.options.workers
         if copy is None or copy.reported >> worker & 1:
@@ -58,75 +40,66 @@ class Copies(Offers):
         self.books.land(copy, worker)
         return True
 
-    def _land_lost(self, place: int, worker: int) -> bool:
-        """Nobody knows when a worker that was given up stops writing (S3)."""
+    def land_lost(self, place: int, worker: int) -> bool:
+        """A worker writes although its transfer was given up: this can happen at any time (S3)."""
         lost = self.books.lost
         if lost:
             self.books.land(lost[place % len(lost)], worker % self.options.workers)
         return bool(lost)
 
-    def _report(self, place: int, worker: int) -> bool:
-        """Good: its bytes have moved by then."""
-        copies = self._submitted()
-        return bool(copies) and self._hear(copies[place % len(copies)], worker, True)
+    # Reports.
 
-    def _report_early(self, place: int, worker: int, good: int) -> bool:
-        """A copy that was not submitted has nothing to report."""
-        copies = self._planned()
-        return bool(copies) and self._hear(copies[place % len(copies)], worker, bool(good))
+    def report(self, place: int, worker: int) -> bool:
+        """A worker reports success; its bytes have moved by then."""
+        copies = self.bench.submitted()
+        return bool(copies) and self._report(copies[place % len(copies)], worker, True)
 
-    def _fail(self, place: int, worker: int) -> bool:
-        copies = self._submitted()
-        return bool(copies) and self._hear(copies[place % len(copies)], worker, False)
+    def fail(self, place: int, worker: int) -> bool:
+        """A worker reports failure."""
+        copies = self.bench.submitted()
+        return bool(copies) and self._report(copies[place % len(copies)], worker, False)
 
-    def _report_as(self, place: int, worker: int, good: int, right: int) -> bool:
-        """By the calls that name a direction, the right one or the other."""
-        copy = self._any(place)
+    def report_early(self, place: int, worker: int, good: int) -> bool:
+        """A report on a transfer that was not submitted: it must be rejected (S5)."""
+        copies = self.bench.planned()
+        return bool(copies) and self._report(copies[place % len(copies)], worker, bool(good))
+
+    def report_late(self, place: int, worker: int, good: int) -> bool:
+        """A report on a transfer that has ended: it must be rejected (S5)."""
+        copies = self.bench.ended
+        return bool(copies) and self._report(copies[place % len(copies)], worker, bool(good))
+
+    def report_as(self, place: int, worker: int, good: int, right: int) -> bool:
+        """Report through the calls that name a direction: the right one, or the other."""
+        copy = self.bench.live_copy(place)
         if copy is None:
             return False
         direction = Direction.STORE if copy.store == bool(right) else Direction.LOAD
-        return self._hear(copy, worker, bool(good), direction)
+        return self._report(copy, worker, bool(good), direction)
 
-    def _report_late(self, place: int, worker: int, good: int) -> bool:
-        copies = self._over
-        return bool(copies) and self._hear(copies[place % len(copies)], worker, bool(good))
-
-    def _report_stray(self, which: int, good: int) -> bool:
-        """Of a transfer or of a worker that does not exist."""
+    def report_stray(self, which: int, good: int) -> bool:
+        """A report on a transfer, or of a worker, that does not exist: it must be rejected (S5)."""
         live, seq = next(iter(self.books.copies), 1), self.core.ledger.seq
-        transfer, worker = (
-            (seq + 3, 0),
-            (0, 0),
-            (-1, 0),
-            (live, self.options.workers),
-            (live, -1),
-        )[which]
-        events = len(self._log)
-        self._must_be_rejected(self.core.report(transfer, worker, bool(good)), events, transfer, worker)
+        strays = ((seq + 3, 0), (0, 0), (-1, 0), (live, self.options.workers), (live, -1))
+        transfer, worker = strays[which]
+        events = len(self.log)
+        self._check_rejected(self.core.report(transfer, worker, bool(good)), events, transfer, worker)
         return True
 
-    def _must_be_rejected(self, ended: Ended | None, events: int, transfer: int, worker: int) -> None:
-        if ended is not None or len(self._log) != events + 1 or type(self._log[-1]) is not ReportRejected:
-            message = f"a report of worker {worker} on transfer {transfer} was taken"
-            raise PropertyBroken(
-                Property.STALE_REPORTS, f"{message}: it is late, doubled, or names what does not exist"
-            )
-
-    def _hear(self, copy: Copy, worker: int, good: bool, direction: Direction | None = None) -> bool:
-        """Hand a report to the core. Whether it counts, the books know."""
+    def _report(self, copy: BookedCopy, worker: int, good: bool, direction: Direction | None = None) -> bool:
+        """Hand a report to the core. The books know whether it counts."""
         books, worker = self.books, worker % self.options.workers
-        runs = copy.id in books.copies and copy.since >= 0 and not copy.reported >> worker & 1
+        runs = copy.id in books.copies and copy.submitted and not copy.reported >> worker & 1
         if runs and good and not copy.landed >> worker & 1:
             books.land(copy, worker)
-        events = len(self._log)
+        events = len(self.log)
         ended = self._call(copy.id, worker, good, direction)
         if not runs or (direction is not None and (direction is Direction.STORE) != copy.store):
-            self._must_be_rejected(ended, events, copy.id, worker)
+            self._check_rejected(ended, events, copy.id, worker)
             return True
-        if type(self._log[-1]) is ReportRejected:
-            raise PropertyBroken(
-                Property.STALE_REPORTS, f"the report of worker {worker} on transfer {copy.id} was rejected"
-            )
+        if type(self.log[-1]) is ReportRejected:
+            message = f"the report of worker {worker} on transfer {copy.id} was rejected"
+            raise PropertyBroken(Property.STALE_REPORTS, message)
         copy.reported |= 1 << worker
         copy.failed |= not good
         if copy.reported == books.all_workers:
@@ -134,9 +107,8 @@ class Copies(Offers):
             self._check_end(copy, ended, whole)
             self._close(copy, whole, failed=copy.failed and not copy.void)
         elif ended is not None:
-            raise PropertyBroken(
-                Property.PUBLISH_AFTER_COMMIT, f"transfer {copy.id} ended before every worker had reported"
-            )
+            message = f"transfer {copy.id} ended before every worker had reported"
+            raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
         return True
 
     def _call(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> Ended | None:
@@ -147,83 +119,88 @@ class Copies(Offers):
             return (core.complete_store if good else core.fail_store)(transfer, worker)
         return (core.complete_load if good else core.fail_load)(transfer, worker)
 
-    def _check_end(self, copy: Copy, ended: Ended | None, good: bool, lost: bool = False) -> None:
-        if ended is None:
-            raise PropertyBroken(
-                Property.PROGRESS, f"transfer {copy.id} has nothing left to wait for, and did not end"
-            )
-        if ended.good != good:
-            raise PropertyBroken(
-                Property.FAILURE_IS_NOT_SUCCESS,
-                f"transfer {copy.id} ended, and good is said to be {ended.good}",
-            )
-        told = (ended.transfer, ended.direction is Direction.STORE, ended.request, ended.lost)
-        if told != (copy.id, copy.store, copy.request, lost):
-            raise PropertyBroken(Property.STALE_REPORTS, f"the end of transfer {copy.id} is told as {ended}")
-        if to_list(ended.device_blocks) != [block for block, _ in copy.pairs]:
-            raise PropertyBroken(
-                Property.STALE_REPORTS, f"transfer {copy.id} ended with other device blocks: {ended}"
-            )
+    def _check_rejected(self, ended: Ended | None, events: int, transfer: int, worker: int) -> None:
+        if ended is not None or len(self.log) != events + 1 or type(self.log[-1]) is not ReportRejected:
+            message = f"a wrong report of worker {worker} on transfer {transfer} was not rejected"
+            raise PropertyBroken(Property.STALE_REPORTS, message)
 
-    def _close(self, copy: Copy, good: bool, failed: bool = False, lost: bool = False) -> None:
-        self.books.end(copy, good, failed, lost)
-        self._over.append(copy)
-        self._forget_older()
-        self._look_at_leases([block for block, _ in copy.pairs])
+    # Ends.
 
-    def _cancel(self, place: int) -> bool:
-        copy = self._any(place)
+    def cancel(self, place: int) -> bool:
+        """Take a copy back. This works only before it is submitted (S3)."""
+        copy = self.bench.live_copy(place)
         if copy is None:
             return False
         ended = self.core.cancel(copy.id)
-        if copy.since >= 0:
+        if copy.submitted:
             if ended is not None:
-                raise PropertyBroken(
-                    Property.NO_REUSE_IN_FLIGHT, f"transfer {copy.id} was taken back, and workers have it"
-                )
+                message = f"transfer {copy.id} was taken back, but the workers have it"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
             return True
         self._check_end(copy, ended, False)
         self._close(copy, False)
         return True
 
-    def _end_late(self, place: int) -> bool:
-        """What is over can be neither taken back nor lost (S8)."""
-        transfer, events = self._over[place % len(self._over)].id if self._over else 0, len(self._log)
-        if self.core.cancel(transfer) or self.core.lose(transfer) or len(self._log) != events:
+    def end_late(self, place: int) -> bool:
+        """Cancel and lose a transfer that has ended: nothing happens (S8)."""
+        over, events = self.bench.ended, len(self.log)
+        transfer = over[place % len(over)].id if over else 0
+        if self.core.cancel(transfer) or self.core.lose(transfer) or len(self.log) != events:
             raise PropertyBroken(Property.STALE_REPORTS, f"transfer {transfer} was over, and ended again")
         return True
 
-    def _lose(self, place: int) -> bool:
-        copy = self._any(place)
+    def lose(self, place: int) -> bool:
+        """Give up a copy. This works only after it was submitted."""
+        copy = self.bench.live_copy(place)
         if copy is None or not self._may_lose():
             return False
         ended = self.core.lose(copy.id)
-        if copy.since >= 0:
-            self._check_lost(copy, ended)
+        if copy.submitted:
+            self._close_lost(copy, ended)
         elif ended is not None:
-            raise PropertyBroken(Property.PROGRESS, f"transfer {copy.id} was lost, and no worker has it")
+            raise PropertyBroken(Property.PROGRESS, f"transfer {copy.id} was lost, but no worker has it")
         return True
 
-    def _lose_overdue(self) -> bool:
+    def lose_overdue(self) -> bool:
+        """Give up the copies that have reached their bound in ticks, and no others (S9)."""
         ticks, tick = self.options.transfer_ticks, self.books.tick
-        overdue = [one for one in self._submitted() if ticks and tick - one.since >= ticks]
+        overdue = [one for one in self.bench.submitted() if ticks and tick - one.since >= ticks]
         if overdue and not self._may_lose():
             return False
         lost = self.core.lose_overdue()
         if [ended.transfer for ended in lost] != [copy.id for copy in overdue]:
-            raise PropertyBroken(
-                Property.PROGRESS, f"lost are {lost}; at their bound are {[one.id for one in overdue]}"
-            )
+            message = f"the core gave up {lost}; at their bound are {[one.id for one in overdue]}"
+            raise PropertyBroken(Property.PROGRESS, message)
         for copy, ended in zip(overdue, lost):
-            self._check_lost(copy, ended)
+            self._close_lost(copy, ended)
         return True
 
     def _may_lose(self) -> bool:
-        """Whether enough is left to go on with."""
+        """Whether enough slots and device blocks are left to go on with."""
         books, chunk = self.books, self.options.blocks_per_chunk
         return len(books.free) + books.idle > 1 and len(books.retired) <= chunk
 
-    def _check_lost(self, copy: Copy, ended: Ended | None) -> None:
+    def _close_lost(self, copy: BookedCopy, ended: Ended | None) -> None:
         self._check_end(copy, ended, False, lost=True)
         self.books.lost.append(copy)
         self._close(copy, False, lost=True)
+
+    def _check_end(self, copy: BookedCopy, ended: Ended | None, good: bool, lost: bool = False) -> None:
+        if ended is None:
+            message = f"transfer {copy.id} has nothing left to wait for, but did not end"
+            raise PropertyBroken(Property.PROGRESS, message)
+        if ended.good != good:
+            message = f"the core says that transfer {copy.id} ended with good={ended.good}; it is {good}"
+            raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
+        told = (ended.transfer, ended.direction is Direction.STORE, ended.request, ended.lost)
+        if told != (copy.id, copy.store, copy.request, lost):
+            message = f"transfer {copy.id} ended, but the core reports {ended}"
+            raise PropertyBroken(Property.STALE_REPORTS, message)
+        if to_list(ended.device_blocks) != [block for block, _ in copy.pairs]:
+            message = f"transfer {copy.id} ended with other device blocks: {ended}"
+            raise PropertyBroken(Property.STALE_REPORTS, message)
+
+    def _close(self, copy: BookedCopy, good: bool, failed: bool = False, lost: bool = False) -> None:
+        self.books.end(copy, good, failed, lost)
+        self.bench.keep_ended([copy])
+        self.bench.check_leases([block for block, _ in copy.pairs])

@@ -1,48 +1,42 @@
-"""Offers to the core: which device blocks hold what, and what of it is stored, deferred or dropped."""
+"""Actions that compute device blocks and offer them: which blocks are stored, deferred or dropped."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvsm.errors import PropertyBroken
-from kvsm.events import BlocksTouched, SkipReason, StorePlanned, StoreSkipped
-from kvsm.ids import to_list
-from kvsm.kv_events import Publisher
-from kvsm.log import MemoryLog
-from kvsm.offloader import Offloader
-from kvsm.plan import TransferJob
+from kvsm.events import BlocksTouched, Owners, SkipReason, StorePlanned, StoreSkipped
+from kvsm.offloader import PreparedStore
 from kvsm.properties import Property
-from kvsm.worlds.core_books import Books, Copy, Offered
-from kvsm.worlds.core_options import CoreOptions
-
-Owners = tuple[tuple[str, int], ...]
+from kvsm.worlds.core_bench import CoreActions
+from kvsm.worlds.core_books import BookedCopy, Offered
 
 
-class Offers:
-    """The core, the books beside it, and the actions that compute and offer device blocks."""
+class ExpectedOffer(NamedTuple):
+    """What the books expect of an offer. Its places count from 0 in the order of the offered keys."""
 
-    def __init__(self, options: CoreOptions) -> None:
-        self.options = options
-        config = options.config()
-        self._log = MemoryLog()
-        self.core = Offloader(config, self._log, publisher=Publisher(), clock_ns=lambda: 0)
-        self.books = Books(
-            options.host_blocks,
-            config.device_blocks,
-            options.workers,
-            options.blocks_per_chunk,
-            options.defer_ticks,
-        )
-        self._prompts = [options.keys(prompt) for prompt in range(options.prompts)]
-        self._names = [f"r{number}" for number in range(options.requests)]
-        self.operations = 0
-        """Calls on the core and moves of bytes, each compared. An action makes at least one."""
+    storable: list[int]
+    """Places to store while there is room."""
+    deferred: list[int]
+    """Places that must wait for a copy in flight."""
+    resident: set[bytes]
+    """Keys that are stored already."""
+    stale: list[int]
+    """Places whose bytes a load of an older epoch brought."""
 
-    def _store(
-        self, number: int, prompt: int, start: int, size: int, on: int, twist: int, fresh: int
-    ) -> bool:
-        """twist: 0 offers as is; 1 the first key twice; 2 all in the same blocks; 3 for nobody."""
-        keys = self._prompts[prompt % len(self._prompts)][start : start + size + 1]
+
+class OfferActions(CoreActions):
+    """Each offer is compared with what the books expect, and then repeated: that stores nothing (S13)."""
+
+    def store(self, number: int, prompt: int, start: int, size: int, on: int, twist: int, fresh: int) -> bool:
+        """Offer a part of a prompt.
+
+        on: where to look for device blocks.
+        twist: 0 offers it as it is, 1 the first key twice, 2 all keys in the same blocks, 3 without an owner.
+        fresh: compute it first; else offer what the device holds.
+        """
+        keys = self.bench.prompt(prompt)[start : start + size + 1]
         if twist == 1:
             keys = keys + keys[:1]
         if not fresh:
@@ -53,30 +47,31 @@ class Offers:
             offered = self._due(self._computed(keys, on))
         if not offered:
             return False
-        name = self._names[number % len(self._names)]
-        self._offer(() if twist == 3 else ((name, len(offered)),), offered)
+        self._offer(() if twist == 3 else ((self.bench.name(number), len(offered)),), offered)
         return True
 
-    def _store_two(self, prompt: int, other: int, size: int, on: int, fresh: int) -> bool:
-        """Of two requests, which share a prefix, at once; the second's are on the device, or computed too."""
-        first = self._computed(self._prompts[prompt % len(self._prompts)][: size + 1], on)
-        keys = self._prompts[other % len(self._prompts)][: size + 1]
+    def store_two(self, prompt: int, other: int, size: int, on: int, fresh: int) -> bool:
+        """Offer the prefixes of two requests at once. The second is computed too, or is on the device."""
+        first = self._computed(self.bench.prompt(prompt)[: size + 1], on)
+        keys = self.bench.prompt(other)[: size + 1]
         second = self._computed(keys, on + len(first)) if fresh else self._held(keys, on)
-        first, second = self._due(self._kept(first)), self._due(second)
+        first, second = self._due(self._still_there(first)), self._due(second)
         if not first and not second:
             return False
-        owners = ((self._names[0], len(first)), (self._names[-1] + "-too", len(second)))
-        self._offer(owners, [*first, *second])
+        names = self.bench.names
+        self._offer(((names[0], len(first)), (f"{names[-1]}-too", len(second))), [*first, *second])
         return True
 
-    def _compute(self, prompt: int, start: int, on: int) -> bool:
-        """The engine computes a block, and keeps it to itself."""
-        return bool(self._computed(self._prompts[prompt % len(self._prompts)][start : start + 1], on))
+    def compute(self, prompt: int, start: int, on: int) -> bool:
+        """The engine computes a block and does not offer it."""
+        return bool(self._computed(self.bench.prompt(prompt)[start : start + 1], on))
+
+    # Which device blocks hold what.
 
     def _at_several_positions(self, keys: Sequence[bytes], on: int) -> Offered:
-        """Compute these keys in the same device blocks, the first one last. If that one is to be stored, they
-        are all offered, as by an engine with one block at several positions of a table: the block holds the
-        first, and the others have to wait. Else it alone is."""
+        """Offer one chunk of device blocks under several keys, as an engine does whose table names a block at
+        several positions. The chunk holds the first key; the others must wait. If the first key is stored
+        already, it is offered alone."""
         offered = self._computed(keys[::-1], on, same=True)
         if not offered or keys[0] in self.books.where or self.options.store_threshold > 1:
             return self._due(offered)
@@ -84,7 +79,7 @@ class Offers:
         return [(key, blocks) for key in keys]
 
     def _computed(self, keys: Sequence[bytes], on: int, *, same: bool = False) -> Offered:
-        """Compute these keys in idle device blocks. What is written over by a later one is not offered."""
+        """Compute these keys in idle device blocks. A key whose block a later key overwrote is left out."""
         books, chunk = self.books, self.options.blocks_per_chunk
         idle = books.idle_device_blocks()
         if not idle or not keys:
@@ -95,17 +90,16 @@ class Offers:
             blocks = tuple([idle[(first + part) % len(idle)] for part in range(chunk)])
             offered.append((key, blocks))
             written += [(block, (key, part)) for part, block in enumerate(blocks)]
-        events = len(self._log)
-        self.operations += 1
+        events = len(self.log)
+        self.bench.operations += 1
         self.core.rewrite([block for block, _ in written])
-        if books.compute(written) != (len(self._log) > events):
-            raise PropertyBroken(
-                Property.NO_STALE_DATA, f"that {written} were computed, is noted if a load brought them"
-            )
-        return self._kept(offered)
+        if books.compute(written) != (len(self.log) > events):
+            message = f"computing {written} is an event exactly if a load had brought one of these blocks"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        return self._still_there(offered)
 
-    def _kept(self, offered: Offered) -> Offered:
-        """Those that are where they were computed, still."""
+    def _still_there(self, offered: Offered) -> Offered:
+        """Leave out the keys whose blocks were overwritten since."""
         cells = self.books.device[0]
         return [
             (key, blocks)
@@ -114,7 +108,7 @@ class Offers:
         ]
 
     def _held(self, keys: Sequence[bytes], on: int) -> Offered:
-        """Where these keys are on the device already, loaded or computed, under a store or not."""
+        """The keys that the device holds already, loaded or computed, whether a store reads them or not."""
         holder, chunk = self.books.holder, self.options.blocks_per_chunk
         offered: Offered = []
         for key in keys:
@@ -124,7 +118,7 @@ class Offers:
         return offered
 
     def _due(self, offered: Offered) -> Offered:
-        """Those that `store_threshold` lets pass; the books count for themselves."""
+        """The keys that were offered `store_threshold` times. The books count for themselves."""
         threshold, books = self.options.store_threshold, self.books
         if threshold == 1 or not offered:
             return offered
@@ -138,56 +132,51 @@ class Offers:
         due = {key for key in keys if key in books.where or books.offers.get(key, 0) >= threshold}
         for key in keys:
             if self.core.offered_enough(key) != (key in due):
-                raise PropertyBroken(
-                    Property.STORED_ONCE, f"key {key.hex()} is due at its offer number {threshold}"
-                )
+                message = f"key {key.hex()} is due at its offer number {threshold}, not before or after"
+                raise PropertyBroken(Property.STORED_ONCE, message)
         return [(key, blocks) for key, blocks in offered if key in due]
 
+    # What becomes of an offer.
+
     def _offer(self, owners: Owners, offered: Offered) -> None:
-        """Offer, compare with what the books expect, and offer all of it once more."""
-        books, log = self.books, self._log
-        new, deferred, resident, old = self._expected(offered)
-        room = 0
-        if len(books.copies) < self.options.max_live_transfers:
-            kept = [key for key in resident if not (books.where[key].pins or books.where[key].copies)]
-            room = len(books.free) + books.idle - len(kept)
+        expected = self._expected(offered)
+        room = self._room(expected.resident)
         keys = [key for key, _ in offered]
         blocks = [block for _, chunk in offered for block in chunk]
-        since = len(log)
+        events = len(self.log)
         outcome = self.core.store(owners, keys, blocks)
-        stored, waiting = new[:room], sorted(deferred + new[room:])
+        stored, waiting = expected.storable[:room], sorted(expected.deferred + expected.storable[room:])
         if list(outcome.stored) != stored or list(outcome.deferred) != waiting:
             message = f"of {keys}, {list(outcome.stored)} are stored and {outcome.deferred} deferred"
             raise PropertyBroken(Property.STORED_ONCE, f"{message}; the books say {stored} and {waiting}")
-        if outcome.keys != tuple([keys[place] for place in stored]) or outcome.resident != len(resident):
-            raise PropertyBroken(Property.STORED_ONCE, f"{outcome} does not say what is stored of {keys}")
-        self._check_said(owners, since, offered, waiting, old, bool(resident))
-        self._take(outcome.job, outcome.keys, outcome.evicted, resident, [offered[place] for place in stored])
-        since = len(log)
-        self.operations += 1
-        again = self.core.store(owners, keys, blocks, range(len(keys)))
-        if again.job is not None or not {*waiting, *old}.issuperset(again.deferred):
-            raise PropertyBroken(
-                Property.STORED_ONCE, f"what was offered a moment ago is stored again: {again}"
-            )
-        if len(log) - since != bool(again.resident):
-            raise PropertyBroken(
-                Property.STORED_ONCE, "what was offered a moment ago and waits still is an event"
-            )
+        resident = len(expected.resident)
+        if outcome.keys != tuple([keys[place] for place in stored]) or outcome.resident != resident:
+            message = f"{outcome} does not name what is stored of {keys}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        self._check_events(owners, events, offered, waiting, expected)
+        self._book_store(outcome, expected.resident, [offered[place] for place in stored])
+        self._offer_again(owners, keys, blocks, {*waiting, *expected.stale})
 
-    def _expected(self, offered: Offered) -> tuple[list[int], list[int], set[bytes], list[int]]:
-        """(places to store if there is room, places to defer, resident keys, places of an older epoch)."""
+    def _room(self, resident: set[bytes]) -> int:
+        """How many slots a store may take. The offered keys that are resident are not evicted for it."""
+        books = self.books
+        if len(books.copies) >= self.options.max_live_transfers:
+            return 0
+        kept = [key for key in resident if not (books.where[key].pins or books.where[key].copies)]
+        return len(books.free) + books.idle - len(kept)
+
+    def _expected(self, offered: Offered) -> ExpectedOffer:
         books = self.books
         new: dict[bytes, int] = {}
         taken: set[int] = set()
         resident: set[bytes] = set()
-        deferred, old = [], []
+        deferred, stale = [], []
         for place, (key, blocks) in enumerate(offered):
             block, busy = books.where.get(key), books.under_copy(blocks)
             if block is not None and block.stored:
                 resident.add(key)
             elif not busy and books.notes and books.is_of_older_epoch(key, blocks):
-                old.append(place)
+                stale.append(place)
             elif block is not None:
                 if books.copies[block.store].sources[key] != blocks:
                     deferred.append(place)
@@ -196,79 +185,63 @@ class Offers:
             else:
                 new[key] = place
                 taken.update(blocks)
-        return list(new.values()), deferred, resident, old
+        return ExpectedOffer(list(new.values()), deferred, resident, stale)
 
-    def _check_said(
-        self,
-        owners: Owners,
-        since: int,
-        offered: Offered,
-        waiting: list[int],
-        old: list[int],
-        touched: bool,
+    def _check_events(
+        self, owners: Owners, first: int, offered: Offered, waiting: list[int], expected: ExpectedOffer
     ) -> None:
-        """What is not stored is said so once, with a reason, and under the name of its owner (S13)."""
-        said: list[bytes] = []
+        """Each block that is not stored is named once, with a reason and its owner (S13)."""
+        skipped: list[bytes] = []
         dropped: list[bytes] = []
-        for event in self._log[since:]:
+        for event in self.log[first:]:
             if isinstance(event, StoreSkipped):
-                said += event.keys
+                skipped += event.keys
                 if event.reason == SkipReason.OLDER_EPOCH:
                     dropped += event.keys
             if isinstance(event, StorePlanned | StoreSkipped):
                 counts = [count for _, count in event.owners]
                 if sum(counts) != (len(event.keys) if owners else 0):
-                    raise PropertyBroken(Property.STORED_ONCE, f"{event} names owners of more or fewer keys")
-        if dropped != [offered[place][0] for place in old]:
-            raise PropertyBroken(
-                Property.NO_STALE_DATA, f"dropped as of an older epoch are {dropped}, and not places {old}"
-            )
-        if sorted(said) != sorted([offered[place][0] for place in [*waiting, *old]]):
-            raise PropertyBroken(
-                Property.STORED_ONCE, f"said to be skipped are {said}, and not places {waiting} and {old}"
-            )
-        if touched and not any(isinstance(event, BlocksTouched) for event in self._log[since:]):
-            raise PropertyBroken(
-                Property.FULL_OFFLOAD, "what is resident is touched by an offer, and was not"
-            )
+                    message = f"the owners in {event} do not add up to its keys"
+                    raise PropertyBroken(Property.STORED_ONCE, message)
+        stale = [offered[place][0] for place in expected.stale]
+        if dropped != stale:
+            message = f"the core dropped {dropped} as data of an older epoch; the books say {stale}"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        if sorted(skipped) != sorted([*[offered[place][0] for place in waiting], *stale]):
+            message = f"the log says that {skipped} were skipped; the books say places {waiting} and {stale}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        touched = any(isinstance(event, BlocksTouched) for event in self.log[first:])
+        if expected.resident and not touched:
+            message = f"an offer touches the keys that are resident, but not {expected.resident}"
+            raise PropertyBroken(Property.FULL_OFFLOAD, message)
 
-    def _take(
-        self,
-        job: TransferJob | None,
-        keys: Sequence[bytes],
-        evicted: Sequence[bytes],
-        resident: set[bytes],
-        stored: Offered,
-    ) -> None:
-        """What is being stored from here on, and what went for it."""
-        books, chunk = self.books, self.options.blocks_per_chunk
-        books.evict(evicted, resident)
+    def _book_store(self, outcome: PreparedStore, resident: set[bytes], stored: Offered) -> None:
+        """Note in the books what is being stored now, and what was evicted for it."""
+        books, keys, job = self.books, outcome.keys, outcome.job
+        books.evict(outcome.evicted, resident)
         if (job is not None) != bool(keys):
-            raise PropertyBroken(
-                Property.STORED_ONCE, f"{len(keys)} keys are to be stored, and the job is {job}"
-            )
+            message = f"{len(keys)} keys are to be stored, but the job is {job}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
         if job is None:
             return
-        pairs = self._pairs(job, [block for _, blocks in stored for block in blocks])
-        contents = [(key, part) for key in keys for part in range(chunk)]
-        copy = Copy(job.transfer, None, pairs, contents, books.epoch)
+        pairs = self.bench.pairs_of(job, [block for _, blocks in stored for block in blocks])
+        contents = [(key, part) for key in keys for part in range(self.options.blocks_per_chunk)]
+        copy = BookedCopy(job.transfer, None, pairs, contents, books.epoch)
         copy.sources = dict(stored)
         for key in keys:
             books.offers.pop(key, None)
         books.plan_store(copy, keys)
-        self._look_at_leases([block for block, _ in pairs])
+        self.bench.check_leases([block for block, _ in pairs])
 
-    def _pairs(self, job: TransferJob, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        sources = to_list(job.device_blocks)
-        if sources != list(blocks):
-            raise PropertyBroken(
-                Property.CORRECT_BYTES, f"a job names device blocks {sources}, and not {list(blocks)}"
-            )
-        return list(zip(sources, to_list(job.host_blocks), strict=True))
-
-    def _look_at_leases(self, blocks: Sequence[int]) -> None:
-        words, books = self.core.ledger.leases.words, self.books
-        for block in blocks:
-            if (words[block] != 0) != (block in books.leased or block in books.retired):
-                held = "is leased, and no copy has it" if words[block] else "is not leased, and a copy has it"
-                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, f"device block {block} {held}")
+    def _offer_again(
+        self, owners: Owners, keys: Sequence[bytes], blocks: Sequence[int], may_wait: set[int]
+    ) -> None:
+        events = len(self.log)
+        self.bench.operations += 1
+        again = self.core.store(owners, keys, blocks, range(len(keys)))
+        if again.job is not None or not may_wait.issuperset(again.deferred):
+            message = f"an offer that was repeated at once is stored again: {again}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        if len(self.log) - events != bool(again.resident):
+            message = "an offer that was repeated at once, and must still wait, is an event"
+            raise PropertyBroken(Property.STORED_ONCE, message)

@@ -1,4 +1,4 @@
-"""What the core world is made of: its configuration, and what may happen in it how often."""
+"""The options of the core world, and its kinds of action with their weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from kvsm.events import OffloadConfig
 from kvsm.policies import POLICIES
 
 LIVE, OVER, LOST = -1, -2, -3
-"""Ranges of an action's numbers that are as long as there are such copies."""
+"""In place of a size: the number of copies that are live, have ended, or were lost."""
 
 
 class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The core's configuration (see `OffloadConfig`), and who asks for what.
+    """The core's configuration (see `OffloadConfig`), and the requests that use it.
 
-    chunks: the device pool holds so many chunks of blocks_per_chunk blocks. requests, prompts: how many of
-    each. length: keys of a prompt; all prompts share their first half. folds_log: whether `check` folds the
-    log, too, when all is at rest: it takes as long as a third of the run.
+    chunks: size of the device pool, in chunks of `blocks_per_chunk` blocks.
+    requests, prompts: how many there are.
+    length: keys of a prompt. All prompts share their first half.
+    folds_log: whether `check` also folds the log at rest; this takes a third of the run's time.
     """
 
     host_blocks: int = 4
@@ -37,6 +38,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     folds_log: bool = True
 
     def config(self) -> OffloadConfig:
+        """The configuration of the core."""
         return OffloadConfig(
             host_blocks=self.host_blocks,
             device_blocks=self.chunks * self.blocks_per_chunk,
@@ -51,6 +53,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def keys(self, prompt: int) -> list[bytes]:
+        """The keys of the prompt of this number."""
         shared = self.length // 2
         return [
             (b"all" if place < shared else b"own-%d" % prompt) + b"-%d" % place + bytes(4)
@@ -59,7 +62,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_options(random: Random) -> CoreOptions:
-    """A small configuration; one in sixteen has batches that are long enough to be arrays."""
+    """A small configuration. One in sixteen has batches that are long enough to be arrays."""
     long = random.random() < 1 / 16
     length = random.randint(17, 24) if long else random.randint(2, 4)
     return CoreOptions(
@@ -81,7 +84,7 @@ def draw_options(random: Random) -> CoreOptions:
 
 
 def action_kinds(options: CoreOptions) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """By the name of each action: how often it is drawn, and the ranges of its numbers."""
+    """For each action by name: its weight in the draw, and the size of the range of each of its numbers."""
     requests, prompts, workers = options.requests, options.prompts, options.workers
     blocks, places = options.chunks * options.blocks_per_chunk, options.length
     return {

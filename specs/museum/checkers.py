@@ -38,8 +38,8 @@ from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
 from kvsm.testing import OffloadMachine
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
-from kvsm.worlds.core import CoreWorld
 from kvsm.worlds.core_options import draw_options
+from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.world import Action, Finding, finding_of
 

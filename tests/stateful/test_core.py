@@ -20,8 +20,8 @@ from kvsm.policies import POLICIES
 from kvsm.snapshot import digest, restore, snapshot
 from kvsm.testing.base import PropertyMachine
 from kvsm.testing.recording import event_lines
-from kvsm.worlds.core import CoreOptions, CoreWorld
-from kvsm.worlds.core_options import action_kinds
+from kvsm.worlds.core_options import CoreOptions, action_kinds
+from kvsm.worlds.core_world import CoreWorld
 
 SMALLEST = CoreOptions(host_blocks=5, chunks=7, max_live_transfers=6, length=4)
 PLACES = st.integers(0, 5)
@@ -97,7 +97,7 @@ class CoreMachine(PropertyMachine):
         world.do(("submit_all",))
         for transfer in [id for id in world.books.copies if id not in live]:
             for worker in range(world.options.workers):
-                submitted = [id for id, copy in world.books.copies.items() if copy.since >= 0]
+                submitted = [id for id, copy in world.books.copies.items() if copy.submitted]
                 if transfer in submitted:
                     world.do((ending, submitted.index(transfer), worker))
 
