@@ -28,7 +28,7 @@ from kvsm.ledger import Ledger
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import FIELDS
-from kvsm.worlds.core import draw_options
+from kvsm.worlds.core_options import draw_options
 
 KVSM = Path(__file__).parent.parent / "kvsm"
 KINDS = OffloadingEvent.__subclasses__()
