@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 import sys
 from collections import deque
@@ -22,10 +23,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy
+from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 NAMES = sorted(POLICIES)
@@ -465,6 +468,21 @@ def test_the_form_of_a_batch_does_not_matter(name: str, examples: int) -> None:
         assert loops.policy.snapshot() == arrays.policy.snapshot()
 
     check_property(examples // 3, worlds, body)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keeps_its_word_in_the_whole_core(name: str) -> None:
+    """Under the small engine: what it chooses is idle, and a restored one chooses the same (S3, S10)."""
+    machine = type(f"{name} machine", (OffloadMachine,), {"policy": name})
+    limits = settings(machine.TestCase.settings, max_examples=15, derandomize=True, database=None)
+    run_state_machine_as_test(machine, settings=limits)
+
+
+def test_each_policy_is_documented() -> None:
+    """docs/policies.md has a row for each, and its tables a column."""
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(POLICIES)
+    assert page.count(f"| {' | '.join(POLICIES)} |") == 2
 
 
 def fingerprint() -> str:
