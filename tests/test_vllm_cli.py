@@ -168,12 +168,12 @@ def test_other_tokens_are_wrong(tokens: list[list[int]]) -> None:
 def test_blocks_that_do_not_come_back_are_wrong() -> None:
     idle = msgspec.structs.replace(GOOD, cached_tokens=0, blocks_loaded=0)
     assert judged(idle, PLAIN_OUTCOME, PLAIN_OUTCOME).wrong == (
-        "0 blocks were loaded, of 72 stored; 72 came again",
-        "0 prompt tokens came from a cache, and without kvsm 0",
+        "0 blocks were loaded (72 were stored), but the prompts repeat 72",
+        "0 prompt tokens came from a cache; without kvsm it is 0",
     )
 
 
-@pytest.mark.parametrize(("good", "wrong"), [(True, ()), (False, ("stores that failed: 1",))])
+@pytest.mark.parametrize(("good", "wrong"), [(True, ()), (False, ("failed stores: 1",))])
 def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[str, ...]) -> None:
     """Tokens do not tell: what failed was computed again."""
     config = OffloadConfig(host_blocks=4, device_blocks=4)

@@ -1,11 +1,11 @@
-"""kvsm in vLLM. Thin: what is here translates, and the offload core decides.
+"""kvsm in vLLM. This room translates; the offload core decides.
 
-Named in vLLM's `--kv-transfer-config`, and imported by vLLM itself:
+A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
 =================  =========================================================================================
-`KvsmConnector`    a `KVConnectorBase_V1`: the whole scheduler of kvsm, its workers and its log
-`KvsmSpec`         an `OffloadingSpec` for vLLM's own OffloadingConnector: kvsm's core and copies behind it
-`RecordingSpec`    vLLM's own `CPUOffloadingManager`, unchanged, with kvsm's event log of what it does
+`KvsmConnector`    a `KVConnectorBase_V1`: all of kvsm, with its scheduler, workers and log
+`KvsmSpec`         an `OffloadingSpec`: kvsm's core and copies behind vLLM's own OffloadingConnector
+`RecordingSpec`    vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
 =================  =========================================================================================
 
 Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
@@ -37,8 +37,11 @@ __all__ = ["KvsmConnector", "KvsmSpec", "RecordingSpec"]
 
 
 def __getattr__(name: str) -> Any:
-    """Each when it is asked for: a connector needs nothing of what a spec needs, and vLLM's interface of one
-    may change without the other's. Raises `ConfigError` where vLLM is missing, or lacks what it needs."""
+    """Import a class when it is needed, so that a changed interface of vLLM breaks only the class that uses
+    it.
+
+    Raises `ConfigError` if vLLM is missing or lacks what the class needs.
+    """
     if name not in _ROOMS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
@@ -48,5 +51,5 @@ def __getattr__(name: str) -> Any:
             raise
         raise ConfigError(
             f"{name} needs something that vLLM {installed()} does not have ({error}); kvsm was tested with "
-            f"{', '.join(TESTED)}, and `kvsm vllm-check` says all that is missing"
+            f"{', '.join(TESTED)}; `kvsm vllm-check` lists all that is missing"
         ) from error

@@ -1,16 +1,18 @@
-"""`KvsmConnector`: what vLLM calls, each call handed to the side of the process that it is made in."""
+"""`KvsmConnector`: hands each call of vLLM to the connector's side in this process.
+
+vLLM's `KVConnectorBase_V1` documents the methods.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
-    KVConnectorMetadata,
     KVConnectorRole,
-    KVConnectorTransferResults,
     SupportsHMA,
 )
 from vllm.logger import init_logger
@@ -19,7 +21,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvsm.errors import ConfigError
 from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions, parse
-from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.scheduler_side import SchedulerSide
 from kvsm.vllm.versions import warn_if_untested
 from kvsm.vllm.worker_side import WorkerSide
@@ -27,10 +28,20 @@ from kvsm.vllm.worker_side import WorkerSide
 log = init_logger("vllm.kvsm")
 
 
-class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
-    """KV-cache offload to host memory: `ConnectorOptions` says what can be configured.
+def _forwarded(method: Callable[..., Any]) -> Any:
+    """A method of the connector that calls the method of the same name on its side in this process."""
 
-    Raises `ConfigError` at start-up for options that cannot work, and for a model that it cannot serve.
+    @wraps(method)
+    def forward(self: KvsmConnector, *arguments: Any, **named: Any) -> Any:
+        return getattr(self._side, method.__name__)(*arguments, **named)
+
+    return forward
+
+
+class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
+    """KV cache offload to host memory. `ConnectorOptions` are its options.
+
+    Raises `ConfigError` at start-up for options that cannot work, and for a model that kvsm cannot serve.
     """
 
     _cache_hit_source = CacheHitSource.HOST
@@ -47,136 +58,91 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         parallel = vllm_config.parallel_config
         if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
             raise ConfigError(
-                "external_launcher makes a scheduler in each rank, and none hears of the other ranks' "
-                "copies; use the executor mp or ray"
+                "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
+                "ranks; use the executor mp or ray"
             )
-        self._scheduler: SchedulerSide | None = None
-        self._worker: WorkerSide | None = None
+        self._side: SchedulerSide | WorkerSide
         if role is KVConnectorRole.SCHEDULER:
             if transfer.kv_load_failure_policy != "recompute":
                 log.warning(
                     "kvsm: kv_load_failure_policy is %r, so a request whose load fails ends with an error; "
-                    "with 'recompute' it is computed, and nobody notices (of a MultiConnector's, its own "
-                    "policy counts)",
+                    "with 'recompute' it is computed instead (in a MultiConnector, only the MultiConnector's "
+                    "own policy counts)",
                     transfer.kv_load_failure_policy,
                 )
-            self._scheduler = SchedulerSide(options, vllm_config, kv_cache_config)
+            self._side = SchedulerSide(options, vllm_config, kv_cache_config)
         else:
-            self._worker = WorkerSide(options, vllm_config, kv_cache_config)
+            self._side = WorkerSide(options, vllm_config, kv_cache_config)
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: what is not stored is computed again."""
+        """No: what is not stored can be recomputed."""
         return False
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:  # noqa: ARG003 (vLLM's signature)
-        """Layer by layer, and of a layer block by block: a block is contiguous in each layer."""
+        """Layers, then blocks: within a layer each block is contiguous."""
         return "LBHNC"
 
-    # In a worker process, in the order of a step.
+    # In a worker process, in the order of a step. Copies start before the step computes (`WorkerSide`).
 
-    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        self._on_worker.register_kv_caches(kv_caches)
-
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Called before every step's compute: here its copies start."""
-        assert isinstance(kv_connector_metadata, StepPlan)
-        self._on_worker.start(kv_connector_metadata)
+    register_kv_caches = _forwarded(WorkerSide.register_kv_caches)
+    handle_preemptions = _forwarded(WorkerSide.handle_preemptions)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads are under way by now."""
+        """Loads have started already."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A request is computed when its load has ended."""
+        """A request is not scheduled before its load has ended."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are stored when they are confirmed, all layers together."""
+        """Blocks are stored when they are complete, all layers together."""
 
     def wait_for_save(self) -> None:
-        """A store holds its blocks; nobody waits for it."""
+        """A store holds its device blocks, so nothing has to wait for it."""
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        failed = self._on_worker.take_failed_loads()
-        return KVConnectorTransferResults(finished_recving=set(failed), failed_recving=failed)
-
-    def build_connector_worker_meta(self) -> StepReports | None:
-        return self._on_worker.reports()
+    get_transfer_results = _forwarded(WorkerSide.get_transfer_results)
+    build_connector_worker_meta = _forwarded(WorkerSide.build_connector_worker_meta)
 
     # In the scheduler's process, in the order of a step.
 
-    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        self._on_scheduler.bind_gpu_block_pool(gpu_block_pool)
-
-    def on_new_request(self, request: Any) -> None:
-        self._on_scheduler.on_new_request(request)
-
-    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        return self._on_scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
-
-    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        self._on_scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
-
-    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        return self._on_scheduler.build_connector_meta(scheduler_output)
-
-    def update_connector_output(self, connector_output: Any) -> None:
-        self._on_scheduler.update_connector_output(connector_output)
+    bind_gpu_block_pool = _forwarded(SchedulerSide.bind_gpu_block_pool)
+    on_new_request = _forwarded(SchedulerSide.on_new_request)
+    get_num_new_matched_tokens = _forwarded(SchedulerSide.get_num_new_matched_tokens)
+    update_state_after_alloc = _forwarded(SchedulerSide.update_state_after_alloc)
+    build_connector_meta = _forwarded(SchedulerSide.build_connector_meta)
+    update_connector_output = _forwarded(SchedulerSide.update_connector_output)
+    request_finished_all_groups = _forwarded(SchedulerSide.request_finished_all_groups)
+    has_pending_push_work = _forwarded(SchedulerSide.has_pending_push_work)
+    has_pending_block_frees = _forwarded(SchedulerSide.has_pending_block_frees)
+    take_events = _forwarded(SchedulerSide.take_events)
+    reset_cache = _forwarded(SchedulerSide.reset_cache)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        return self.request_finished_all_groups(request, (block_ids,))
+        """The same for a model with one KV cache group."""
+        answer: tuple[bool, None] = self.request_finished_all_groups(request, (block_ids,))
+        return answer
 
-    def request_finished_all_groups(
-        self, request: Any, block_ids: tuple[list[int], ...]
-    ) -> tuple[bool, dict[str, Any] | None]:
-        return self._on_scheduler.request_finished(request, block_ids), None
+    # In both processes.
 
-    def has_pending_push_work(self) -> bool:
-        return self._on_scheduler.has_pending_push_work()
-
-    def has_pending_block_frees(self) -> bool:
-        return self._on_scheduler.has_pending_block_frees()
-
-    def take_events(self) -> Iterable[Any]:
-        return self._on_scheduler.take_events()
-
-    def reset_cache(self) -> bool:
-        """False while copies of before are under way; nothing of before is found any more all the same."""
-        return self._on_scheduler.reset_cache()
-
-    # In both.
-
-    def get_kv_connector_stats(self) -> KvsmStats | None:
-        return self._worker.stats() if self._worker is not None else self._on_scheduler.take_stats()
-
-    def shutdown(self) -> None:
-        for side in (self._worker, self._scheduler):
-            if side is not None:
-                side.close()
+    get_kv_connector_stats = _forwarded(SchedulerSide.get_kv_connector_stats)
+    shutdown = _forwarded(SchedulerSide.shutdown)
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvsmStats:
+        """Statistics that came from another process."""
         return KvsmStats(data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
     ) -> KvsmPromMetrics:
+        """The exporter of the statistics."""
         return KvsmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-
-    @property
-    def _on_scheduler(self) -> SchedulerSide:
-        assert self._scheduler is not None, "vLLM called the scheduler's side of a connector in a worker"
-        return self._scheduler
-
-    @property
-    def _on_worker(self) -> WorkerSide:
-        assert self._worker is not None, "vLLM called the worker's side of a connector in the scheduler"
-        return self._worker
 
 
 def _register() -> None:
-    """MultiConnector looks its children's statistics up by name, in processes that know no module path."""
+    """A MultiConnector finds its children's statistics by name, also in processes without a module path."""
     if KvsmConnector.__name__ not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(KvsmConnector.__name__, "kvsm.vllm", KvsmConnector.__name__)
 

@@ -1,7 +1,8 @@
-"""What vLLM logs and exports of kvsm: counters as they grew since the last step, and gauges as they stand.
+"""kvsm's metrics in vLLM's log and at its metrics endpoint.
 
-Names are those of `kvsm.metrics`, behind `vllm:kvsm_`, without its histograms: vLLM hands on numbers, and a
-log gives the histograms at any time. Two are of the workers: bytes copied, and seconds spent in copies.
+Counters are sent as their growth since the last step, gauges as their value. The names are those of
+`kvsm.metrics` behind `vllm:kvsm_`. Histograms are left out, because vLLM passes on plain numbers only; an
+event log gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
 """
 
 from __future__ import annotations
@@ -29,19 +30,22 @@ Series = tuple[str, ...]
 
 
 class KvsmStats(KVConnectorStats):
-    """`data`: name -> values of the labels, joined with commas -> number. Plain, for it crosses processes."""
+    """data: metric -> label values, joined with commas -> number. It is plain data that crosses processes."""
 
     data: dict[str, dict[str, float]]
 
     def count(self, name: str, labels: Series, more: float) -> None:
+        """Add to a counter."""
         if more:
             series = self.data.setdefault(name, {})
             series[",".join(labels)] = series.get(",".join(labels), 0) + more
 
     def gauge(self, name: str, labels: Series, value: float) -> None:
+        """Set a gauge."""
         self.data.setdefault(name, {})[",".join(labels)] = value
 
     def aggregate(self, other: KVConnectorStats) -> KvsmStats:
+        """Add the statistics of another process or step."""
         for name, series in other.data.items():
             for labels, value in series.items():
                 if name in _COUNTERS:
@@ -51,10 +55,11 @@ class KvsmStats(KVConnectorStats):
         return self
 
     def reset(self) -> None:
+        """Forget everything."""
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """One line of vLLM's log: what happened, and how full it is."""
+        """The numbers for one line of vLLM's log."""
         return {
             f"kvsm_{name}{'{' + labels + '}' if labels else ''}": round(value, 6)
             for name, series in self.data.items()
@@ -63,29 +68,30 @@ class KvsmStats(KVConnectorStats):
         }
 
     def is_empty(self) -> bool:
+        """Whether there is nothing to report."""
         return not self.data
 
 
 class StatsSource:
-    """What has changed since it was asked last."""
+    """The statistics of a ledger since they were taken last."""
 
     def __init__(self, metrics: Metrics, ledger: Ledger) -> None:
         self._metrics, self._ledger = metrics, ledger
-        self._told: dict[Series, float] = {}
-        self._told_at = -1
+        self._sent: dict[Series, float] = {}
+        self._sent_at = -1
 
     def take(self) -> KvsmStats | None:
-        """None where no event has happened."""
-        if self._ledger.seq == self._told_at:
+        """What has changed since the last call; None if no event has happened."""
+        if self._ledger.seq == self._sent_at:
             return None
-        self._told_at = self._ledger.seq
+        self._sent_at = self._ledger.seq
         stats = KvsmStats()
         values = self._metrics.values() | gauges(self._ledger)
         for name, labels, value in _numbers(values):
             if name in _COUNTERS:
                 series = (name, *labels)
-                stats.count(name, labels, value - self._told.get(series, 0))
-                self._told[series] = value
+                stats.count(name, labels, value - self._sent.get(series, 0))
+                self._sent[series] = value
             else:
                 stats.gauge(name, labels, value)
         return stats
@@ -102,7 +108,7 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
 
 
 class KvsmPromMetrics(KVConnectorPromMetrics):
-    """Registers every exported metric with vLLM's registry, labelled as vLLM labels its own."""
+    """Registers the exported metrics with vLLM's registry, under vLLM's labels and their own."""
 
     def __init__(
         self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
@@ -111,6 +117,7 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
         self._families = {metric.name: self._family(metric) for metric in EXPORTED}
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Export what an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
         engine = self.per_engine_labelvalues[engine_idx]
         for name, series in transfer_stats_data.items():
             for labels, value in series.items():

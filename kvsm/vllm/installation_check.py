@@ -1,13 +1,13 @@
-"""Does the vLLM that is installed here work with kvsm?
+"""Does the installed vLLM work with kvsm?
 
-First what can be read: are the names there that kvsm imports, and do its methods fit those that vLLM calls.
-Then what can be run: a tiny model serves the same prompts without kvsm, by `KvsmConnector` and by `KvsmSpec`.
-The device pool holds a third of them, so without offload nothing is found again. The tokens must be the same,
-blocks must be loaded, and each event log must verify.
+First the interface is read: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
+vLLM's calls. Then a tiny model serves the same prompts without kvsm, with `KvsmConnector` and with
+`KvsmSpec`. The device pool holds a third of the prompts, so without offload no prompt is found again. The
+tokens must be equal, blocks must be loaded, and each event log must verify.
 
-What it does not show: that your model, your options and your load work. The tests of kvsm are broader, for
-the versions that are named as tested. Nor do tokens tell if blocks of one request were exchanged, for keys
-carry their positions with them; the connector's checksums do.
+This does not show that your model, options and load work. The tests of kvsm cover more, for the tested
+versions. Equal tokens would also not show that blocks within one request were swapped, because cached keys
+carry their positions; the connector's checksums show it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kvsm.vllm.versions import TESTED, installed
 CONTESTANTS = ("KvsmConnector", "KvsmSpec")
 
 LATER = frozenset({"on_reset_flushed"})
-"""Methods that newer versions call than the oldest that was tested."""
+"""Methods that only versions newer than the oldest tested one call."""
 
 _CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
@@ -43,7 +43,7 @@ _CALLED = (
     ("kvsm.vllm.spec_manager", "KvsmManager"),
     ("kvsm.vllm.spec_worker", "KvsmOffloadingWorker"),
 )
-"""What vLLM calls: (module, class)."""
+"""The classes that vLLM calls: (module, class)."""
 
 _CONVERSATIONS, _PROMPT_TOKENS, _ROUNDS = 12, 200, 2
 _DEVICE_BLOCKS = 32
@@ -51,8 +51,12 @@ _HOST_BYTES = 1 << 26
 
 
 class EngineCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine did. wrong: a line for each thing that is not as it must be. other_tokens: requests
-    that got other tokens than without kvsm. log: where the event log is, if it was kept."""
+    """What one engine did.
+
+    wrong: one line for each problem.
+    other_tokens: requests whose tokens differ from those without kvsm.
+    log: the directory of the event log, if it was kept.
+    """
 
     name: str
     wrong: tuple[str, ...] = ()
@@ -69,8 +73,13 @@ class EngineCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """version: of vLLM. platform: what its engine runs on. interface: what kvsm needs of vLLM and does not
-    find. engines: the first is that without kvsm."""
+    """The result.
+
+    version: of vLLM.
+    platform: what its engines run on.
+    interface: what kvsm needs and vLLM does not have.
+    engines: the first one has no kvsm.
+    """
 
     version: str
     tested: bool
@@ -81,15 +90,18 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wrong(self) -> list[str]:
-        """A line for each thing that is wrong; empty: kvsm works here."""
+        """One line for each problem; none if kvsm works here."""
         return [*self.interface, *(f"{one.name}: {line}" for one in self.engines for line in one.wrong)]
 
 
 def check_installation(
     ranks: int = 1, logs: Path | None = None, tell: Callable[[str], None] = lambda _: None
 ) -> InstallationCheck:
-    """logs: where event logs are kept; None: nowhere. tell: hears what is going on now.
+    """Check the installation.
 
+    ranks: tensor-parallel ranks of each engine.
+    logs: the directory in which event logs are kept; None keeps none.
+    tell: called with the progress.
     Raises `ConfigError` without vLLM, and `TrialFailed` if vLLM does not serve even without kvsm.
     """
     version = installed()
@@ -113,14 +125,14 @@ def check_installation(
     )
 
 
-# What can be read.
+# The interface.
 
 
 def _look() -> tuple[list[str], str]:
-    """(what is missing, the platform)."""
+    """(what is missing, the platform of vLLM)."""
     try:
         from vllm.platforms import current_platform
-    except Exception as error:  # Whatever keeps vLLM from being imported is what the user must hear.
+    except Exception as error:  # The user must hear the reason, whatever it is.
         raise KvsmError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
     missing = missing_names(Path(__file__).parent)
     if not missing:
@@ -129,7 +141,7 @@ def _look() -> tuple[list[str], str]:
 
 
 def missing_names(package: Path) -> list[str]:
-    """What the files of a package import from vLLM that is not there."""
+    """The names that the files of this directory import from vLLM and that do not exist."""
     missing = []
     for path in sorted(package.glob("*.py")):
         for module, name in _imported(ast.parse(path.read_text())):
@@ -152,8 +164,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def misfits(ours: type) -> list[str]:
-    """Why vLLM cannot call this class of kvsm as it calls its own: what it has not, what vLLM does not know,
-    what takes other arguments."""
+    """Why vLLM cannot call this class of kvsm: missing methods, unknown methods, other arguments."""
     title = ours.__name__
     theirs = [base for base in ours.__mro__ if base.__module__.split(".")[0] == "vllm"]
     found = [f"{title} lacks {name}, which vLLM needs" for name in sorted(_abstract(ours))]
@@ -178,17 +189,17 @@ def _arguments(title: str, name: str, ours: Any, theirs: Any) -> list[str]:
     if any(one.kind is one.VAR_KEYWORD for one in taken.values()):
         return []
     needed = [one.name for one in taken.values() if one.default is one.empty]
-    # vLLM gives arguments by place and by name: those that it gives must come first, in its order.
+    # vLLM passes arguments by position and by name, so its arguments must come first and in its order.
     if list(taken)[: len(given)] == list(given) and len(needed) <= len(given):
         return []
     return [f"{title}.{name} takes ({', '.join(taken)}); vLLM gives ({', '.join(given)})"]
 
 
-# What can be run.
+# Engines.
 
 
 def prompts() -> list[list[int]]:
-    """Conversations that share nothing, and that together are three times what the device holds."""
+    """Prompts that share nothing. Together they need three times the blocks of the device."""
     drawn = random.Random(0)
     return [[drawn.randrange(3, VOCABULARY) for _ in range(_PROMPT_TOKENS)] for _ in range(_CONVERSATIONS)]
 
@@ -199,18 +210,18 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
         "max_num_seqs": 4,
         "tensor_parallel_size": ranks,
     }
-    # Every rank needs a head of its own.
+    # Each rank needs its own attention head.
     model = {**LLAMA, "num_attention_heads": max(ranks, LLAMA["num_attention_heads"])}
     return Trial(rounds=[prompts()] * _ROUNDS, kv_transfer=kv_transfer, engine=engine, model=model)
 
 
 def kv_transfer_of(name: str, **options: Any) -> dict[str, Any]:
-    """vLLM's configuration for one of the contestants."""
+    """vLLM's `kv_transfer_config` for `KvsmConnector` or a spec."""
     return connector_config(**options) if name == "KvsmConnector" else spec_config(name, **options)
 
 
 def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
-    # Checksums are of the connector alone: vLLM gives a spec no way to say that a copy failed.
+    # A spec has no checksums, because it cannot tell vLLM that a copy failed.
     options = {"verify_copies": True} if name == "KvsmConnector" else {}
     kv_transfer = kv_transfer_of(name, cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
     try:
@@ -230,7 +241,7 @@ def _served(name: str, outcome: TrialOutcome) -> EngineCheck:
 
 
 def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
-    """With what the engine's event log tells."""
+    """The same, with what the engine's event log shows."""
     directories = sorted(logs.iterdir()) if logs.exists() else []
     if not directories:
         return msgspec.structs.replace(served, wrong=(f"no event log in {logs}",))
@@ -238,12 +249,12 @@ def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
     found = verify_log(directory)
     wrong = [f"the event log breaks {one.property}: {one.message}" for one in found.violations]
     if found.damage is not None or not found.condition.complete:
-        wrong.append(f"the event log is not whole: {found.damage or found.condition.notes()}")
+        wrong.append(f"the event log is incomplete: {found.damage or found.condition.notes()}")
     reader = LogReader(directory)
     counted = Metrics.of(reader.head.config, reader.events()).values()
     for direction, outcomes in counted["transfers_ended"].items():
         if outcomes["failed"]:
-            wrong.append(f"{direction}s that failed: {outcomes['failed']:,}")
+            wrong.append(f"failed {direction}s: {outcomes['failed']:,}")
     return msgspec.structs.replace(
         served,
         wrong=tuple(wrong),
@@ -257,21 +268,21 @@ def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
 
 
 def judged(served: EngineCheck, plain: TrialOutcome, outcome: TrialOutcome) -> EngineCheck:
-    """With what is wrong beside the engine without kvsm."""
+    """The same, compared with the engine without kvsm."""
     others = sum(ours != theirs for ours, theirs in zip_longest(outcome.tokens, plain.tokens))
     wrong = list(served.wrong)
     if others:
         wrong.append(f"{others} of {len(plain.tokens)} requests got other tokens than without kvsm")
-    # What comes again is in whole blocks, and its last token is computed. A few blocks may come too late.
+    # Whole blocks are loaded, and the last token of a prompt is computed. A few blocks may come too late.
     again = (_ROUNDS - 1) * _CONVERSATIONS * ((_PROMPT_TOKENS - 1) // BLOCK_TOKENS)
     if served.blocks_loaded < again * 3 // 4:
         wrong.append(
-            f"{served.blocks_loaded:,} blocks were loaded, of {served.blocks_stored:,} stored; "
-            f"{again:,} came again"
+            f"{served.blocks_loaded:,} blocks were loaded ({served.blocks_stored:,} were stored), but the "
+            f"prompts repeat {again:,}"
         )
     if served.cached_tokens <= sum(plain.cached_tokens):
         wrong.append(
-            f"{served.cached_tokens:,} prompt tokens came from a cache, and without kvsm "
+            f"{served.cached_tokens:,} prompt tokens came from a cache; without kvsm it is "
             f"{sum(plain.cached_tokens):,}"
         )
     return msgspec.structs.replace(served, other_tokens=others, wrong=tuple(wrong))

@@ -1,4 +1,4 @@
-"""The KV cache of a model, as vLLM lays it out: which groups of layers, and where their bytes are."""
+"""What kvsm reads from vLLM's `KVCacheConfig`: the groups of layers, and where their bytes are."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import Any
 from kvsm.errors import ConfigError
 from kvsm.scheduler import GroupKind, KVCacheGroup
 
-_LOST_BYTES = "KV cache that is not loaded would be read as if it were"
+_LOST_BYTES = "the model would read KV cache that was never loaded"
 
 
 def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...]:
-    """Its groups, in the order of the block tables. Raises `ConfigError` for layers that kvsm cannot serve:
-    a hit that leaves out a group would be wrong."""
+    """The KV cache groups, in the order of the block tables.
+
+    Raises `ConfigError` for layers that kvsm cannot serve: a hit that leaves out a group would be wrong.
+    """
     from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 
     shards = vllm_config.parallel_config.decode_context_parallel_size
@@ -23,8 +25,8 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...
         spec = _single_spec(index, group.kv_cache_spec)
         if index not in served:
             raise ConfigError(
-                f"KV cache group {index} ({type(spec).__name__}) has no prefix cache, so that no hit can "
-                f"cover it: {_LOST_BYTES}"
+                f"KV cache group {index} ({type(spec).__name__}) has no prefix cache, so no hit can cover "
+                f"it: {_LOST_BYTES}"
             )
         kind, window = _kind_of(index, spec)
         tokens = resolve_dcp_kv_block_size(spec, shards)
@@ -33,19 +35,19 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...
 
 
 def _single_spec(index: int, spec: Any) -> Any:
-    """Layers of one group may differ in what a token takes, not in how far back they look."""
+    """Layers of one group may differ in bytes per token, but not in how far back they look."""
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
     if not isinstance(spec, UniformTypeKVCacheSpecs):
         return spec
     specs = list(spec.kv_cache_specs.values())
     if len({_kind_of(index, one) for one in specs}) > 1:
-        raise ConfigError(f"KV cache group {index} has layers that look back differently far")
+        raise ConfigError(f"KV cache group {index} has layers with different windows")
     return specs[0]
 
 
 def _kind_of(index: int, spec: Any) -> tuple[GroupKind, int]:
-    """(kind, window in tokens). Types are compared as they are: a subclass may look back otherwise."""
+    """(kind, window in tokens). Subclasses do not count: they may look back in another way."""
     from vllm.v1 import kv_cache_interface as kv
 
     if type(spec) in (kv.FullAttentionSpec, kv.MLAAttentionSpec):
@@ -55,18 +57,18 @@ def _kind_of(index: int, spec: Any) -> tuple[GroupKind, int]:
     if type(spec) is kv.MambaSpec:
         if spec.mamba_cache_mode != "align":
             raise ConfigError(
-                f"KV cache group {index} is of mamba layers in cache mode {spec.mamba_cache_mode!r}; kvsm "
+                f"KV cache group {index} has mamba layers in cache mode {spec.mamba_cache_mode!r}, but kvsm "
                 "needs states at block boundaries: --mamba-cache-mode align"
             )
         return GroupKind.MAMBA, 0
     raise ConfigError(
-        f"KV cache group {index} is a {type(spec).__name__}, which kvsm cannot offload: it does not know "
-        f"which blocks a hit needs, and {_LOST_BYTES}"
+        f"KV cache group {index} is a {type(spec).__name__}, and kvsm does not know which blocks a hit on it "
+        f"needs: {_LOST_BYTES}"
     )
 
 
 def hash_tokens_of(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many tokens one of a request's block hashes covers."""
+    """How many tokens one block hash of a request covers."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
@@ -99,7 +101,7 @@ def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
 
 
 def block_tensors(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Any]:
-    """The blocks of each layer, as `byte_rows`. Views of layers that share bytes overlap."""
+    """The blocks of each layer as `byte_rows`. Layers that share bytes have overlapping views."""
     from vllm.v1.kv_cache_interface import group_kernel_blocks
 
     views = []

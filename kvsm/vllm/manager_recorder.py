@@ -1,8 +1,8 @@
-"""The recorder: what a manager of vLLM was asked and answered, as kvsm's events, checked as they come.
+"""`ManagerRecorder`: writes what a manager of vLLM was asked and answered as kvsm's events, and checks it.
 
-Each call below is told of after the fact. What it means becomes the events that kvsm's own core would have
-written; what the ledger says to them, and what is wrong with an answer itself, becomes a finding with the id
-of the property that it breaks. `recording` says which properties these calls show.
+It hears of each call afterwards, and emits the events that kvsm's own core would have written. An answer
+that is wrong, or an event that the ledger refuses, becomes a finding with the property that it breaks.
+docs/vllm-recording.md says which properties these calls show.
 """
 
 from __future__ import annotations
@@ -34,20 +34,25 @@ from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 log = init_logger("vllm.kvsm")
 
 LOADED_AT_ONCE = 1 << 16
-"""How many blocks the loads in flight may have together; the log has a number for each."""
+"""Most blocks in all loads in flight together: as many placeholders does the log have for them."""
 
 STORES_PER_SLOT = 2
-"""One in flight, and one of before a reset whose end nobody tells."""
+"""One store in flight, and one from before a reset, whose end the manager never hears."""
 
 KEPT = 100
-"""Findings that are kept, and told in vLLM's log and beside the event log; all are counted."""
+"""Most findings that are kept and written out. All are counted."""
 
 FINDINGS = "findings.txt"
-"""Where they are told, a line each, in the directory of the event log; absent if there are none."""
+"""The file beside the event log that lists the findings, one a line. There is none without findings."""
 
 
 class StoreAnswer(NamedTuple):
-    """keys: what is stored, each in the slot of its place. evicted: the keys that made room."""
+    """What a manager answered to `prepare_store`.
+
+    keys: what is stored.
+    slots: the slot of each of these keys.
+    evicted: the keys that were evicted for them.
+    """
 
     keys: list[bytes]
     slots: list[int]
@@ -55,10 +60,11 @@ class StoreAnswer(NamedTuple):
 
 
 class ManagerRecorder(Offloader):
-    """An offloader whose decisions are somebody else's: it is told of them, and writes and checks them.
+    """An offloader that does not decide: it hears of a manager's decisions, writes them and checks them.
 
-    findings: the first broken properties. found: how many of each. stopped: why nothing is recorded any more.
-    announces: whether the manager publishes KV events, so that these are checked too.
+    findings: the first broken properties.
+    found: how often each property was broken.
+    stopped: why nothing is recorded any more; None while it records.
     """
 
     def __init__(
@@ -69,18 +75,19 @@ class ManagerRecorder(Offloader):
         announces: bool = False,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """announces: whether the manager publishes KV events, so that these are checked too."""
         self.findings: list[Violation] = []
         self.found: Counter[Property] = Counter()
         self.stopped: str | None = None
-        self._told: set[tuple[Property, str]] = set()
+        self._written: set[tuple[Property, str]] = set()
         self._reset_at = 0
         """Number of the last reset's event."""
         self._missed: dict[str, bytes] = {}
-        """request -> the first key of its that a lookup missed in this step."""
+        """Request -> the first key that its lookups missed in this step."""
         self._failed: set[bytes] = set()
         """Keys whose last store failed."""
         self._skipped: dict[str, tuple[bytes, ...]] = {}
-        """request -> what was last not stored of it: said again, it is no event."""
+        """Request -> the keys of its last offer that were not stored. The same keys again are no event."""
         self._loads: dict[int, frozenset[bytes]] = {}
         stores = range(STORES_PER_SLOT * config.host_blocks)
         loads = range(len(stores), config.device_blocks)
@@ -88,101 +95,104 @@ class ManagerRecorder(Offloader):
             Direction.STORE: PlaceholderBlocks(stores),
             Direction.LOAD: PlaceholderBlocks(loads),
         }
-        """Stores and loads have separate numbers. A number that a load wrote before a reset would count as a
+        """Stores and loads have separate numbers. After a reset, a number that a load wrote counts as a
         device block with stale content, which must not be stored."""
         self._writer = event_log
         super().__init__(config, event_log, publisher=Publisher() if announces else None, clock_ns=clock_ns)
 
-    # What the manager was asked, and answered.
+    # The calls of the manager.
 
     def looked_up(self, request: str, key: bytes, answer: str) -> None:
-        """answer: the name of one of vLLM's `LookupResult`s."""
+        """The manager answered a lookup. answer: the name of a member of vLLM's `LookupResult`."""
         expected = self.lookup(key)
         if answer == "MISS":
             self._missed.setdefault(request, key)
-        if answer == expected.name or answer == "RETRY":
+        if answer in (expected.name, "RETRY"):
             return
-        told = f"a lookup of request {request} answers {answer} for key {key.hex()}"
+        broken, why = Property.PUBLISH_AFTER_COMMIT, "no store brought it, or it was evicted since"
         if answer != "HIT":
-            self._find(Property.EVENTS_ARE_STATE, f"{told}, and what was recorded adds up to {expected.name}")
+            broken, why = Property.EVENTS_ARE_STATE, f"the recorded calls add up to {expected.name}"
         elif expected is LookupResult.HIT_PENDING:
-            self._find(Property.PUBLISH_AFTER_COMMIT, f"{told}, and its store is in flight")
-        elif self._is_of_before_the_reset(key):
-            self._find(Property.NO_STALE_DATA, f"{told}, which was stored before the last reset")
+            why = "its store is in flight"
+        elif self._is_from_before_reset(key):
+            broken, why = Property.NO_STALE_DATA, "it was stored before the last reset"
         elif key in self._failed:
-            self._find(Property.FAILURE_IS_NOT_SUCCESS, f"{told}, and its store failed")
-        else:
-            self._find(
-                Property.PUBLISH_AFTER_COMMIT, f"{told}, and no store brought it, or it was evicted since"
-            )
+            broken, why = Property.FAILURE_IS_NOT_SUCCESS, "its store failed"
+        self._find(broken, f"a lookup of request {request} answers {answer} for key {key.hex()}, but {why}")
 
     def load_prepared(self, request: str, keys: Sequence[bytes], slots: Sequence[int]) -> None:
-        """The manager gave these slots to be read for these keys."""
+        """The manager told the request to load these keys from these slots."""
         if not keys:
             return
         for key, slot in zip(keys, slots):
             stored = self.ledger.index.get(key)
             if stored is not None and stored != slot:
-                told = f"request {request} loads key {key.hex()} from slot {slot}"
-                self._find(Property.CORRECT_BYTES, f"{told}; it was stored in slot {stored}")
+                self._find(
+                    Property.CORRECT_BYTES,
+                    f"request {request} loads key {key.hex()} from slot {slot}, but it is in slot {stored}",
+                )
         packed = pack(slots)
         self.emit(ev.HitMatched, request, packed, self._missed.pop(request, None))
-        self.emit(ev.LoadPlanned, request, packed, self._numbers(Direction.LOAD, len(slots)))
+        self.emit(ev.LoadPlanned, request, packed, self._placeholders_for(Direction.LOAD, len(slots)))
         transfer = self.ledger.seq
         self._loads[transfer] = frozenset(keys)
         self.submit([transfer])
 
     def load_completed(self, request: str, keys: Collection[bytes]) -> None:
+        """vLLM told the manager that the request's load of these keys has ended."""
         entry = self.ledger.requests.get(request)
         transfer = self._in_flight(entry.load) if entry is not None else None
         if transfer is None or self._loads[transfer.id] != frozenset(keys):
-            self._completes_nothing("load", request, keys, True)
+            self._find_stale_completion("load", request, keys, True)
         else:
             self._end_copy(transfer, True)
 
-    def store_prepared(self, request: str, keys: Sequence[bytes], plan: StoreAnswer | None) -> None:
-        """Offered these keys, the manager planned this; None: it had no room."""
-        stored, slots, evicted = plan or StoreAnswer([], [], [])
+    def store_prepared(self, request: str, keys: Sequence[bytes], answer: StoreAnswer | None) -> None:
+        """The request offered these keys. answer: None if the manager had no room."""
+        stored, slots, evicted = answer or StoreAnswer([], [], [])
         chosen, held = set(stored), self.ledger.index
-        left = tuple([key for key in keys if key not in chosen and key not in held])
-        if left != self._skipped.get(request, ()):
-            self._skipped[request] = left
-            if left:
-                reason = SkipReason.POOL_FULL if plan is None else SkipReason.BELOW_THRESHOLD
-                self.skip(((request, len(left)),), left, reason)
+        skipped = tuple([key for key in keys if key not in chosen and key not in held])
+        if skipped != self._skipped.get(request, ()):
+            self._skipped[request] = skipped
+            if skipped:
+                reason = SkipReason.POOL_FULL if answer is None else SkipReason.BELOW_THRESHOLD
+                self.skip(((request, len(skipped)),), skipped, reason)
         self._evict(evicted)
         if stored:
-            numbers = self._numbers(Direction.STORE, len(slots))
-            self.emit(ev.StorePlanned, ((request, len(stored)),), tuple(stored), pack(slots), numbers)
+            placeholders = self._placeholders_for(Direction.STORE, len(slots))
+            self.emit(ev.StorePlanned, ((request, len(stored)),), tuple(stored), pack(slots), placeholders)
             self._failed.difference_update(stored)
             self.submit([self.ledger.seq])
 
     def store_completed(self, request: str, keys: Collection[bytes], good: bool) -> None:
+        """vLLM told the manager that the request's store of these keys has ended."""
         slot = next((self.ledger.index[key] for key in keys if key in self.ledger.index), None)
         transfer = self._in_flight(self.ledger.generation[slot]) if slot is not None else None
         if transfer is None or set(transfer.keys) != set(keys):
-            self._completes_nothing("store", request, keys, good)
+            self._find_stale_completion("store", request, keys, good)
         else:
             self._end_copy(transfer, good)
             if not good:
                 self._failed.update(keys)
 
     def request_finished(self, request: str) -> None:
+        """vLLM told the manager that the request is over."""
         self._missed.pop(request, None)
         self._skipped.pop(request, None)
         self.finish(request)
 
     def cache_reset(self) -> None:
+        """The manager dropped all its keys."""
         self.flush()
         self.reset()
         if self.publisher is not None:
-            # vLLM announces a reset in one event for the whole cache, and not through the manager.
+            # vLLM announces a reset as one event for the whole cache, and not through the manager.
             self.publisher.take_events()
         self._reset_at = self.ledger.seq
         self._skipped.clear()
 
     def schedule_ended(self, preempted: Iterable[str]) -> None:
-        """A step, as a log of this kind counts them, is from here to the next time."""
+        """vLLM has scheduled a step. In the log, a step lasts from one such call to the next."""
         for request in sorted(preempted):
             self.preempt(request)
         for transfer in list(self.ledger.transfers.values()):
@@ -190,32 +200,30 @@ class ManagerRecorder(Offloader):
                 self._end_copy(transfer, True)
         for request, key in self._missed.items():
             entry = self.ledger.requests.get(request)
-            if entry is not None and entry.state in _WITHOUT_ANSWER:
+            if entry is not None and entry.state in _UNANSWERED:
                 self.emit(ev.HitMatched, request, (), key)
         self._missed.clear()
         self.end_step()
 
     def announced(self, events: Sequence[tuple[Collection[bytes], bool]]) -> None:
-        """The manager published these: (keys, whether they were removed)."""
+        """The manager published these KV events: (keys, whether they were removed)."""
         if self.publisher is None:
             return
-        said: dict[bytes, bool] = {}
-        for keys, removed in events:
-            said.update(dict.fromkeys(keys, not removed))
-        happened: dict[bytes, bool] = {}
-        for event in self.publisher.take_events():
-            happened.update(dict.fromkeys(event.keys, not event.removed))
-        for key in sorted(said.keys() | happened.keys()):
-            if said.get(key) is not happened.get(key):
-                told = {True: "stored", False: "removed", None: "nothing"}
+        expected = [(event.keys, event.removed) for event in self.publisher.take_events()]
+        told, happened = (
+            {key: "removed" if removed else "stored" for keys, removed in changes for key in keys}
+            for changes in (events, expected)
+        )
+        for key in sorted(told.keys() | happened.keys()):
+            ours, theirs = happened.get(key, "unchanged"), told.get(key, "unchanged")
+            if ours != theirs:
                 self._find(
                     Property.EVENTS_ARE_STATE,
-                    f"KV events say of key {key.hex()}: {told[said.get(key)]}; what happened to it: "
-                    f"{told[happened.get(key)]}",
+                    f"KV events say that key {key.hex()} is {theirs}, but it is {ours}",
                 )
 
     def counted(self, gauges: Mapping[str, float]) -> None:
-        """The manager's gauges, as fractions of its slots."""
+        """The manager reported its gauges, as fractions of its slots."""
         copies = [one for one in self.ledger.transfers.values() if one.state is TransferState.SUBMITTED]
         stores = sum(len(one.slots) for one in copies if one.direction is Direction.STORE)
         read = [one.slots for one in copies if one.direction is Direction.LOAD]
@@ -224,24 +232,24 @@ class ManagerRecorder(Offloader):
             (CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, stores),
             (CPUOffloadingMetrics.CPU_CACHE_USAGE_PERC, held),
         ):
-            used = gauges.get(gauge)
-            if used is not None and round(used * self.config.host_blocks) != slots:
+            used = round(gauges.get(gauge, slots / self.config.host_blocks) * self.config.host_blocks)
+            if used != slots:
                 self._find(
                     Property.ONE_RELEASE_PER_HOLD,
-                    f"{gauge} says that {round(used * self.config.host_blocks)} slots are in use; copies in "
-                    f"flight hold {slots}",
+                    f"{gauge} says that {used} slots are in use, but copies in flight hold {slots}",
                 )
 
     def stop(self, reason: str) -> None:
-        """Close the log; nothing is recorded any more."""
+        """Close the log, and record nothing any more."""
         self.stopped = reason
         if self._writer is not None:
             with suppress(KvsmError, OSError):
                 self._writer.close()
 
-    # What that comes to.
+    # Events and findings.
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
+        """Emit an event. An illegal one ends the recording."""
         try:
             return super().emit(kind, *fields)
         except (IllegalTransition, InvalidEvent) as refusal:
@@ -250,7 +258,7 @@ class ManagerRecorder(Offloader):
             raise
 
     def _end_with(self, event: OffloadingEvent, refusal: KvsmError) -> None:
-        """What happened is illegal: say so, let it be the log's last event, and stop."""
+        """What happened is illegal: report it, make it the log's last event, and stop."""
         broken = Witness.of(self.ledger).follow(event)
         for one in broken or [Violation(Property.EVENTS_ARE_STATE, str(refusal))]:
             self._find(one.property, one.message)
@@ -260,23 +268,20 @@ class ManagerRecorder(Offloader):
         log.error("kvsm: recording ends with event %d: what happened is illegal (%s)", event.seq, refusal)
 
     def _find(self, property: Property, message: str) -> None:
-        if (property, message) in self._told:
-            return
+        """Report a broken property, in vLLM's log and beside the event log: many findings are no event."""
+        if (property, message) in self._written:
+            return  # vLLM may ask a wrong manager the same question many times.
         self.found[property] += 1
-        if len(self.findings) < KEPT:
-            # Asked again and again, a manager that is wrong is wrong again; it is told once.
-            self._told.add((property, message))
-            self.findings.append(Violation(property, message))
-            told = f"{property}, after event {self.ledger.seq}: {message}"
-            log.error("kvsm: vLLM's offload breaks %s", told)
-            self._write_down(told)
-
-    def _write_down(self, told: str) -> None:
-        """Beside the log: not all that is broken is an event."""
+        if len(self.findings) >= KEPT:
+            return
+        self._written.add((property, message))
+        self.findings.append(Violation(property, message))
+        line = f"{property}, after event {self.ledger.seq}: {message}"
+        log.error("kvsm: vLLM's offload breaks %s", line)
         if self._writer is not None:
             try:
                 with open(self._writer.directory / FINDINGS, "a") as file:
-                    file.write(told + "\n")
+                    file.write(line + "\n")
             except OSError as error:
                 log.warning("kvsm: %s cannot be written: %s", FINDINGS, error)
 
@@ -284,23 +289,23 @@ class ManagerRecorder(Offloader):
         known = [key for key in keys if key in self.ledger.index]
         for key in keys:
             if key not in self.ledger.index:
-                self._find(Property.EVENTS_ARE_STATE, f"key {key.hex()} is evicted, and was in no slot")
+                self._find(Property.EVENTS_ARE_STATE, f"key {key.hex()} is evicted, but it is in no slot")
         if known:
-            # The store that room is made for is the event after this one.
+            # The event after this one is the store that needs the room.
             slots = pack([self.ledger.index[key] for key in known])
             self.emit(ev.BlocksEvicted, slots, (), self.ledger.seq + 2)
 
     def _in_flight(self, transfer: int) -> TransferRecord | None:
-        """This transfer, if its end is still to be told; None for one that a reset has made void."""
+        """This transfer; None if it has ended, or if a reset has abandoned it."""
         found = self.ledger.transfers.get(transfer)
         return found if found is not None and found.state is TransferState.SUBMITTED else None
 
-    def _completes_nothing(self, what: str, request: str, keys: Collection[bytes], good: bool) -> None:
+    def _find_stale_completion(self, what: str, request: str, keys: Collection[bytes], good: bool) -> None:
         if keys:
             self._find(
                 Property.STALE_REPORTS,
-                f"complete_{what} of request {request} names {len(keys)} keys, which no {what} in flight has "
-                f"as its own; the first is {min(keys).hex()}",
+                f"complete_{what} of request {request} names {len(keys)} keys, the first is "
+                f"{min(keys).hex()}, but no {what} in flight has exactly these keys",
             )
             self.report(0, 0, good)
             # vLLM may end with an error now.
@@ -312,13 +317,13 @@ class ManagerRecorder(Offloader):
         self._placeholders[transfer.direction].give_back(listed(transfer.device_blocks))
         self.flush_log(LogFlush.REPORTS_TAKEN)
 
-    def _numbers(self, direction: Direction, count: int) -> Ids:
+    def _placeholders_for(self, direction: Direction, count: int) -> Ids:
         taken = self._placeholders[direction].take(count)
         if taken is None:
-            raise KvsmError(f"{direction.name.lower()}s in flight have more blocks than the log has numbers")
+            raise KvsmError(f"the {direction.name.lower()}s in flight have more blocks than placeholders")
         return pack(taken)
 
-    def _is_of_before_the_reset(self, key: bytes) -> bool:
+    def _is_from_before_reset(self, key: bytes) -> bool:
         ledger = self.ledger
         return any(
             0 < ledger.generation[slot] <= self._reset_at
@@ -327,4 +332,4 @@ class ManagerRecorder(Offloader):
         )
 
 
-_WITHOUT_ANSWER = (RequestState.NEW, RequestState.PREEMPTED)
+_UNANSWERED = (RequestState.NEW, RequestState.PREEMPTED)

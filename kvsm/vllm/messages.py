@@ -1,4 +1,4 @@
-"""What goes between the scheduler's process and the workers', in each step. Small, and pickled by vLLM."""
+"""What the two sides of the connector send each other in each step. vLLM pickles it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from kvsm.plan import TransferPlan, WorkerReport
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """To every worker. plan: what is copied. host_blocks: how many slots the scheduler plans with.
-    failed_loads: requests whose load has failed, which the workers tell vLLM's scheduler: it hears of
-    failures from them alone."""
+    """From the scheduler to every worker.
+
+    host_blocks: the size of the host pool that the scheduler plans with (blocks).
+    plan: what is copied.
+    failed_loads: requests whose load has failed. The workers report them to vLLM's scheduler, which hears of
+        failures from workers alone.
+    """
 
     host_blocks: int = 0
     plan: TransferPlan = field(default_factory=TransferPlan)
@@ -25,10 +29,11 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass
 class StepReports(KVConnectorWorkerMetadata):
-    """From the workers: each report names its rank, so that those of all ranks are one list."""
+    """From the workers. Each report names its rank, so the reports of all ranks form one list."""
 
     reports: tuple[WorkerReport, ...]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReports:
+        """The reports of two ranks together."""
         assert isinstance(other, StepReports)
         return StepReports(self.reports + other.reports)

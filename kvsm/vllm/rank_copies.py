@@ -1,4 +1,4 @@
-"""Host memory and copy engine of one rank: on a GPU streams, on a CPU platform threads."""
+"""Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from kvsm.errors import ConfigError
 
 
 class RankCopies(NamedTuple):
-    """engine: what copies. pool: the host memory, to be closed after it."""
+    """A copy engine and the host memory that it uses."""
 
     engine: CopyEngine
     pool: HostPool
 
     def close(self) -> None:
-        """Let every copy end, and give the memory back."""
+        """Wait for every copy, and free the memory."""
         self.engine.close()
         self.pool.close()
 
 
 def make_copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankCopies:
-    """Between the rows of these torch tensors and a new pool of `host_blocks` rows. Raises `ConfigError`."""
+    """An engine that copies between the rows of these tensors and a new host pool.
+
+    host_blocks: rows of the host pool.
+    verify: whether loads compare checksums.
+    Raises `ConfigError`.
+    """
     kind = tensors[0].device.type
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")

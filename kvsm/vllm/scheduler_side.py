@@ -1,12 +1,13 @@
-"""The connector in the scheduler's process: vLLM's calls, in vLLM's types, handed to `OffloadScheduler`.
+"""The connector in the scheduler's process: it translates vLLM's calls for `OffloadScheduler`.
 
-Who says what of a load. vLLM's scheduler hears of loads from the workers: which have ended, which of them
-failed. Here the core decides that, when all ranks have reported: a load that was given up by a reset has
-failed, though every copy was good. So workers send reports, and what the core makes of them comes back:
+vLLM's scheduler hears from the workers which loads have ended and which of them failed. In kvsm the core
+decides this, when all ranks have reported: a load that a reset abandoned has failed, even if every copy was
+good. So the workers send reports, and the core's verdicts take two ways to vLLM:
 
-- a good end is added to the workers' output, in `update_connector_output`, before vLLM reads it there;
-- vLLM reads failures before it calls us. They go to the workers with the next step, and every one of them
-  tells it in that step.
+- A good load is added to the workers' output, in `update_connector_output`, before vLLM reads it there.
+- vLLM reads failures before it calls the connector. So a failed load is sent to the workers with the next
+step, and
+  all of them report it in that step.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 log = init_logger("vllm.kvsm")
 
 BoundaryState = tuple[int, int, int]
-"""Of a mamba group: (group, device block, tokens before the boundary)."""
+"""A state of a mamba group: (group, device block, tokens before the boundary)."""
 
 NULL_BLOCK = 0
-"""What vLLM puts into a block table where there is no block."""
+"""Stands in a block table where there is no block."""
 
 
 class SchedulerSide:
-    """Decides for one engine."""
+    """The scheduler's side of one engine."""
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         config = _core_config(options, vllm_config, kv_cache_config)
@@ -63,46 +64,57 @@ class SchedulerSide:
         )
         self._stats = StatsSource(self._core.metrics, self._core.offloader.ledger)
         self._failed_loads: set[str] = set()
-        """To be told by the workers, in the next step."""
+        """Requests whose failed load the workers must report in the next step."""
         self._waiting: set[str] = set()
-        """Requests that have blocks and nothing to load from us, and were not scheduled since: maybe another
-        connector (of a MultiConnector) is still filling them, while vLLM counts their tokens as computed."""
+        """Requests that got blocks without a load of ours, and were not scheduled since. Another connector
+        of a MultiConnector may still be filling these blocks, although vLLM counts their tokens as
+        computed.
+        """
         self._misplaced: set[str] = set()
-        """Requests whose load has failed, and that have not asked for another one."""
+        """Requests whose load has failed, and that have not asked for a match since."""
         self._admitted: set[str] = set()
-        """Requests that got their first blocks since the last step."""
+        """Requests that got blocks since the last step."""
         self._states: dict[str, Sequence[BoundaryState]] = {}
-        """Boundary states of mamba groups that the last step computes, held: vLLM offers them in the very
-        step that does so, and a store that leaves with it would read them too early (S12)."""
+        """Request -> boundary states that the last step computes; their blocks are held. vLLM offers a
+        state in the step that computes it, and a store that leaves with that step would read it too early."""
         self._pool: VllmBlockPool | None = None
 
-    def bind_gpu_block_pool(self, pool: Any) -> None:
-        self._pool = VllmBlockPool(pool)
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        """Take vLLM's block pool."""
+        self._pool = VllmBlockPool(gpu_block_pool)
         self._scheduler.bind_gpu_block_pool(self._pool)
 
     def on_new_request(self, request: Any) -> None:
+        """Make the request known."""
         self._scheduler.add_request(request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """(tokens that the host serves beyond the computed ones, whether they are loaded asynchronously).
+
+        None instead of the tokens: ask again later.
+        """
         if request.request_id in self._misplaced:
-            # vLLM has taken its blocks, and left it in the queue of those that hold some, which are served in
-            # turn. Told to wait, it joins the others. Else who has blocks could wait for it to get new ones.
+            # vLLM has taken the request's blocks, but left it in the queue of requests that hold blocks. That
+            # queue is served in order, so a request with blocks could wait until this one gets new ones. Told
+            # to wait once, it moves to the other queue.
             self._misplaced.remove(request.request_id)
             return None, False
         return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """The request got these blocks. num_external_tokens: how many tokens are loaded into them."""
         self._admitted.add(request.request_id)
         if not num_external_tokens:
             self._waiting.add(request.request_id)
         self._scheduler.update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
-    def build_connector_meta(self, output: Any) -> StepPlan:
+    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """What the workers do in this step."""
+        output = scheduler_output
         self._waiting.difference_update(output.num_scheduled_tokens)
         pool, groups = self._pool, self._scheduler.config.groups
         if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
-            # What a group of these has given back is looked for in the pool; a full one gives nothing back.
+            # These groups give blocks back, which the scheduler then looks for in the pool.
             pool.computing = _computed_blocks(output, groups)
         computed, self._states = self._states, self._hold_states(output)
         plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
@@ -111,22 +123,22 @@ class SchedulerSide:
         if pool is not None:
             pool.computing = ()
         if self._scheduler.has_pending_work():
-            # A load that was given up has failed, and there may be no report upon which vLLM would ask.
+            # An abandoned load has failed, and there may be no report that makes vLLM ask.
             good = self._take(())
-            assert not good, "a load ends well with a report"
+            assert not good, "a good load needs a report"
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         return StepPlan(self._host_blocks, plan, failed)
 
-    def update_connector_output(self, output: Any) -> None:
-        """Take the workers' reports, and add to their output which loads have ended well."""
-        meta = output.kv_connector_worker_meta
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take the workers' reports, and add the loads that ended well to their output."""
+        meta = connector_output.kv_connector_worker_meta
         reports = meta.reports if isinstance(meta, StepReports) else ()
         good = self._take(reports)
         if good:
-            output.finished_recving = (output.finished_recving or set()) | good
+            connector_output.finished_recving = (connector_output.finished_recving or set()) | good
 
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
-        """The states that this step computes. Who is preempted in it has lost his blocks, maybe to others."""
+        """Hold the states that this step computes. A request preempted in it has lost its blocks already."""
         offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
         if offered is None or self._pool is None:
             return {}
@@ -143,28 +155,31 @@ class SchedulerSide:
             self._pool.free_blocks([block for found in states.values() for _, block, _ in found])
 
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
-        """Take these, and note which loads have failed. Returns those that have ended well."""
+        """Take reports, and note the failed loads. Returns the requests whose load ended well."""
         ended = self._scheduler.update_connector_output(reports).loads
         failed = {load.request for load in ended if not load.good}
         self._failed_loads |= failed
         self._misplaced |= failed
         return {load.request for load in ended if load.good}
 
-    def request_finished(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
-        """Whether vLLM must keep its blocks until they are named as sent."""
+    def request_finished_all_groups(
+        self, request: Any, block_ids: Sequence[Sequence[int]]
+    ) -> tuple[bool, None]:
+        """The request is over. Returns (whether vLLM must keep its blocks until they are sent, None)."""
         self._misplaced.discard(request.request_id)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         if request.request_id in self._waiting:
             self._waiting.discard(request.request_id)
             block_ids = ()
         keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
-        return keep
+        return keep, None
 
     def has_pending_push_work(self) -> bool:
+        """Whether vLLM must keep stepping, even without requests."""
         return bool(self._failed_loads or self._states) or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
-        """Whether a store will give a block back that nobody else holds: sooner than a preemption pays."""
+        """Whether a store is the last holder of a block: waiting for it is cheaper than a preemption."""
         pool = self._pool
         return pool is not None and any(
             pool.references(block) == 1
@@ -174,17 +189,21 @@ class SchedulerSide:
         )
 
     def take_events(self) -> list[Any]:
+        """The KV events since the last call."""
         return to_vllm_kv_events(self._scheduler.take_events())
 
-    def take_stats(self) -> KvsmStats | None:
+    def get_kv_connector_stats(self) -> KvsmStats | None:
+        """The metrics that have changed since the last call."""
         return self._stats.take()
 
     def reset_cache(self) -> bool:
+        """Make every key unmatchable. Returns whether no copy from before is left."""
         self._free_states(self._states)
         self._states = {}
         return self._scheduler.reset_cache()
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
+        """Close the event log."""
         self._core.close()
 
 
@@ -199,9 +218,9 @@ def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: A
         blocks_per_chunk=chunk,
         policy=options.policy,
         store_threshold=options.store_threshold,
-        # Steps are no measure of time: an idle engine makes a thousand in a second, a busy one twenty. So a
-        # match waits long for a block in flight, and a transfer is waited for as long as it takes: a rank
-        # that does not report has died, and the engine with it.
+        # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
+        # waits long for a block in flight. A transfer has no limit: if a rank never reports, it has died, and
+        # the engine with it.
         defer_ticks=256,
         transfer_ticks=0,
     )
@@ -214,7 +233,7 @@ def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_conf
         groups=groups,
         hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
         store=StoreMode(options.store),
-        # vLLM goes on stepping as long as `has_pending_push_work`.
+        # vLLM keeps stepping while `has_pending_push_work`.
         last_step=LastStep.KEEP_STEPPING,
         prompt_only=options.prompt_only,
         lazy_target_blocks=options.lazy_target_blocks
@@ -224,14 +243,14 @@ def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_conf
 
 
 def _step_blocks(group: KVCacheGroup, tokens: int) -> int:
-    """Most blocks of a group that a step with so many tokens takes out of the free queue."""
+    """Most blocks of a group that a step with `tokens` tokens takes from the free queue."""
     if group.kind is GroupKind.MAMBA:
         return 2
     return -(-tokens // group.block_tokens) + 1
 
 
 def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
-    """What the step writes."""
+    """The device blocks that the step writes."""
     cached, states = output.scheduled_cached_reqs, output.kv_connector_block_state
     begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     begins.update(zip(cached.req_ids, cached.num_computed_tokens))
@@ -247,15 +266,15 @@ def _step_output(
     output: Any, admitted: Container[str], states: Mapping[str, Sequence[BoundaryState]]
 ) -> StepOutput:
     cached = output.scheduled_cached_reqs
-    # Those that are new, or come back from a preemption, have told all their blocks when they got them.
+    # New and resumed requests have reported all their blocks when they got them.
     grown = {
         name: blocks
         for name, blocks in zip(cached.req_ids, cached.new_block_ids)
         if blocks is not None and name not in cached.resumed_req_ids
     }
     return StepOutput(
-        # What an admitted request has found on the device may be what another computes in this very step: it
-        # is stored one step later.
+        # The prefix that an admitted request found on the device may be computed in this very step, so it is
+        # stored one step later.
         scheduled=[name for name in output.num_scheduled_tokens if name not in admitted],
         new_block_ids=grown,
         preempted=output.preempted_req_ids or (),

@@ -1,14 +1,8 @@
 """`KvsmSpec`: kvsm's core and copies behind vLLM's own OffloadingConnector.
 
-vLLM's scheduler side decides which blocks of which request are offered and loaded; kvsm decides where they
-are kept, for how long, and copies them. `SpecOptions` says what can be configured; `manager` and
-`spec_worker` what vLLM's interface cannot say, and what comes of it. Checksums of what is loaded, and the
-failure or the loss of one rank, are `KvsmConnector`'s.
-
-What vLLM's connector does wrong by itself no spec can mend. In 0.32, with any spec: two resets without a step
-between them, or a reset that preempts running requests and leaves the host alone, end in an assertion; and
-after a reset of the host while requests with a sliding window run, it stores blocks that the window has left
-and that others compute into by then, under the keys of what was in them.
+vLLM's scheduler side decides which blocks of which request are offered and loaded. kvsm decides where they
+are kept and for how long, and copies them. `SpecOptions` are its options. `spec_manager` and `spec_worker`
+say what vLLM's interface leaves out; docs/vllm.md, what vLLM's connector does wrong with any spec.
 """
 
 from __future__ import annotations
@@ -43,10 +37,11 @@ _CALLED_BY_VLLM = ("lookup", "prepare_load", "prepare_store", "complete_load", "
 
 
 class KvsmSpec(OffloadingSpec):
-    """KV-cache offload to host memory. Raises `ConfigError` at start-up for options that cannot work."""
+    """KV cache offload to host memory. Raises `ConfigError` at start-up for options that cannot work."""
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """The metrics that the manager may report."""
         return dict(metric_definitions())
 
     def __init__(self, config: Any) -> None:
@@ -57,7 +52,7 @@ class KvsmSpec(OffloadingSpec):
         if config.canonical_layout:
             raise ConfigError(
                 "canonical_layout is for host memory that ranks share, and each rank of kvsm has its own; "
-                "leave it out"
+                "omit the option"
             )
         self._num_slots = host_slots(
             self._options.cpu_bytes_to_use,
@@ -68,6 +63,7 @@ class KvsmSpec(OffloadingSpec):
         self._worker: KvsmOffloadingWorker | None = None
 
     def get_manager(self) -> OffloadingManager:
+        """The manager, in the scheduler's process."""
         if self._manager is None:
             publisher = Publisher() if self.kv_events_config.enable_kv_cache_events else None
             config, engine = self._core_config(), self.config.parallel.data_parallel_index
@@ -75,11 +71,11 @@ class KvsmSpec(OffloadingSpec):
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        """The worker of one rank. kv_caches: vLLM's `CanonicalKVCaches`."""
         if self._worker is None:
             rank = self.config.parallel.rank
-            self._worker = KvsmOffloadingWorker(
-                rank, kv_caches.tensors, self._num_slots, self.blocks_per_chunk
-            )
+            slots, chunk = self._num_slots, self.blocks_per_chunk
+            self._worker = KvsmOffloadingWorker(rank, kv_caches.tensors, slots, chunk)
         return self._worker
 
     def _core_config(self) -> OffloadConfig:
@@ -87,12 +83,12 @@ class KvsmSpec(OffloadingSpec):
         return OffloadConfig(
             host_blocks=self._num_slots,
             device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * self._num_slots * chunk,
-            # The one worker of the core stands for all ranks.
+            # The core has one worker for all ranks.
             block_bytes=self.config.worker_kv_bytes_per_block * ranks,
             workers=1,
             blocks_per_chunk=chunk,
             policy=self._options.policy,
-            # Who waits for what is vLLM's connector's business, and so is a worker that never reports.
+            # vLLM's connector decides who waits, and what to do if a worker never reports.
             defer_ticks=0,
             transfer_ticks=0,
             store_threshold=self._options.store_threshold,

@@ -1,29 +1,26 @@
-"""`KvsmManager`: the offload core behind vLLM's `OffloadingManager`, for its own OffloadingConnector.
+"""`KvsmManager`: the offload core behind vLLM's `OffloadingManager`, for vLLM's own OffloadingConnector.
 
-vLLM's connector decides when to ask, this decides what to answer, and what that interface cannot say is made
-up for here:
+vLLM's connector decides when to ask, and this manager decides what to answer. It makes up for what the
+interface does not say:
 
-=============================  ============================================================================
-it does not say                so
-=============================  ============================================================================
-which transfer has ended       (request, direction, keys) names it: of a request at most one load is under
-                               way, and a key is in one store at a time
-in which order a set is        it is sorted, by group, position in the prompt and key; lists keep their order
-that a hit is not wanted       a lookup promises its hit until `on_schedule_end`: what may evict before that
-                               pins all promises first, and nothing else makes an event of them
-that a load must wait          a hit that cannot be promised is HIT_PENDING: vLLM asks again
-that part of an offer is       all of an offer is stored, or None is answered and vLLM offers it again. What
-not stored                     is in flight for another request counts as stored, as vLLM will have it
-that jobs of before a reset    they count as ended at the second `on_schedule_end` after it. With the first,
-have ended                     vLLM sends the workers the order to wait for them, and before they have waited
-                               they may start a store that was planned behind that call. Where vLLM has
-                               `on_reset_flushed`, that says it
-which device blocks are        a copy holds places, numbers in their stead: leases and events name these.
-copied                         Whether a device block is free (S3, S12), and whether a load of an older epoch
-                               brought what is in it (S14), is vLLM's to know: it fences them itself
-that a copy failed on a rank   vLLM counts the ranks, and reports what all have done: the core has one worker.
-                               Its workers stop at a copy that fails (`spec_worker`)
-=============================  ============================================================================
+- **Which transfer has ended.** (request, direction, keys) identifies it: a request has at most one load in
+  flight, and a key is in one store at a time.
+- **The order of a set.** Sets are sorted by group, position in the prompt and key. Lists keep their order.
+- **That a hit is not wanted.** A hit is promised until `on_schedule_end`. Before anything is evicted, all
+  promises are pinned; otherwise a promise is no event.
+- **That a load must wait.** A hit that cannot be promised is HIT_PENDING: vLLM asks again.
+- **That part of an offer is not stored.** All of an offer is stored, or the answer is None and vLLM offers it
+  again. Like vLLM, a key in flight for another request counts as stored.
+- **That jobs from before a reset have ended.** They count as ended at the second `on_schedule_end` after
+it. With
+  the first one vLLM sends the workers the order to wait for these jobs, and before they have waited, the
+  workers may start a store that was planned after it. A vLLM with `on_reset_flushed` says so itself.
+- **Which device blocks are copied.** Leases and events name `PlaceholderBlocks`. Whether a device block is
+free
+  (S3, S12) and whether its content is stale after a reset (S14) is up to vLLM, which waits for its jobs.
+- **That a copy failed on one rank.** vLLM counts the ranks and reports what all of them have done, so the
+core has
+  one worker. A rank stops at a copy that fails (`spec_worker`).
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 from kvsm.vllm.spec_stats import to_offloading_stats
 
 PLACEHOLDERS_PER_HOST_BLOCK = 2
-"""All stores together need at most one for each host block, and so does the load of one request."""
+"""All stores together need at most one for each host block. So does the load of one request."""
 
 _STEPS_TO_FLUSH = 2
 
@@ -67,7 +64,7 @@ _HIT, _MISS = offloader.LookupResult.HIT, offloader.LookupResult.MISS
 
 
 class HostSlots(CPULoadStoreSpec):
-    """Slots of the host pool, and how many it has: a rank that counts fewer makes a larger pool."""
+    """Slots of the host pool. num_slots: the size of the pool; a rank with fewer slots enlarges its own."""
 
     def __init__(self, slots: Sequence[int], num_slots: int) -> None:
         super().__init__(list(slots))
@@ -75,7 +72,7 @@ class HostSlots(CPULoadStoreSpec):
 
 
 class KvsmManager(OffloadingManager):
-    """Decides for one engine. Needs a core with one worker and `PLACEHOLDERS_PER_HOST_BLOCK`; closes it."""
+    """The manager of one engine. Its core has one worker, and `PLACEHOLDERS_PER_HOST_BLOCK`."""
 
     def __init__(self, core: EngineOffloader) -> None:
         self._engine_core, self._core = core, core.offloader
@@ -85,18 +82,18 @@ class KvsmManager(OffloadingManager):
         self._placeholders = PlaceholderBlocks(range(config.device_blocks))
         self._promises = _Promises()
         self._missed: dict[str, bytes] = {}
-        """Request -> the first key that a lookup of it missed in this step."""
+        """Request -> the first key that its lookups missed in this step."""
         self._jobs: dict[tuple[str, Direction, frozenset[bytes]], int] = {}
-        """What names a transfer in this interface -> its id."""
+        """What identifies a transfer in this interface -> its id."""
         self._refused: set[str] = set()
-        """Requests whose offer there was no room for: that they offer it again is no event."""
+        """Requests whose offer found no room. When they offer it again, that is no event."""
         self._steps_to_flush = 0
         self._stats = StatsSource(core.metrics, core.offloader.ledger)
 
     # Loads.
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """A HIT holds until `on_schedule_end`."""
+        """Whether this key can be loaded. A HIT holds until `on_schedule_end`."""
         request = req_context.req_id
         found = self._core.lookup(key)
         if found is _MISS:
@@ -108,18 +105,22 @@ class KvsmManager(OffloadingManager):
         return LookupResult.HIT_PENDING
 
     def _may_promise(self, request: str) -> bool:
-        """Whether one more key could be loaded for it, beside all that is promised."""
+        """Whether the request could load one more key besides all that is promised."""
         transfers = len(self._core.ledger.transfers) + len(self._promises.by_request)
         blocks = (self._promises.num_keys + 1) * self._chunk
         has_room = transfers < self._max_transfers and blocks <= self._placeholders.num_free
         return has_room and self._core.may_match(request)
 
     def get_load_source(self, key: Any, req_context: Any) -> CacheHitSource:  # noqa: ARG002 (vLLM's signature)
+        """Where a hit comes from: host memory."""
         return CacheHitSource.HOST
 
     def prepare_load(self, keys: Collection[Any], req_context: Any) -> HostSlots:
-        """Raises `InvalidEvent` for a key that cannot be read, and `LimitReached` where no lookup promised
-        that there is room for the load."""
+        """Plan the load of these keys, and say which slots to read.
+
+        Raises `InvalidEvent` for a key that cannot be read, and `LimitReached` if no lookup has promised the
+        load and there is no room for it.
+        """
         request, wanted = req_context.req_id, in_order(keys, req_context)
         if not wanted:
             return HostSlots((), self._num_slots)
@@ -127,37 +128,39 @@ class KvsmManager(OffloadingManager):
         for key in wanted:
             if core.lookup(key) is not _HIT:
                 raise InvalidEvent(
-                    core.ledger.seq + 1, f"request {request} loads {key.hex()}, which is not on the host"
+                    core.ledger.seq + 1, f"request {request} loads key {key.hex()}, which is not on the host"
                 )
         slots = [core.ledger.index[key] for key in wanted]
-        places = self._placeholders.take(len(wanted) * self._chunk)
-        if places is None:
-            raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are under way")
+        blocks = self._placeholders.take(len(wanted) * self._chunk)
+        if blocks is None:
+            raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are in flight")
         self._promises.drop(request)
         core.pin(request, slots, self._missed.pop(request, None))
-        job = core.prepare_load(request, places)
-        assert job is not None, "a match that was pinned just now holds"
-        self._leave(request, Direction.LOAD, wanted, job.transfer)
+        job = core.prepare_load(request, blocks)
+        assert job is not None, "the match was pinned just now"
+        self._submit(request, Direction.LOAD, wanted, job.transfer)
         return HostSlots(slots, self._num_slots)
 
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
+        """The load of these keys has ended on all ranks."""
         self._complete(req_context.req_id, Direction.LOAD, keys, good=True)
 
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
+        """The request used these keys."""
         self._core.touch(in_order(keys, req_context))
 
     # Stores.
 
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput | None:
-        """None: there is no room for all of it now."""
+        """Plan the store of these keys. None: there is no room for all of them now."""
         request, core = req_context.req_id, self._core
         self._pin_promises()
         offered = in_order(keys, req_context)
-        seldom = () if is_remote_decode(req_context) else self._offered_too_seldom(offered)
+        seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
         left_out = set(seldom)
         wanted = [key for key in offered if key not in left_out]
-        places = self._places_for(wanted)
-        if places is None:
+        blocks = self._placeholders_for(wanted)
+        if blocks is None:
             self._refuse(request, wanted)
             return None
         self._refused.discard(request)
@@ -165,37 +168,37 @@ class KvsmManager(OffloadingManager):
             core.count_offers(offered)
         if seldom:
             core.skip(((request, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
-        # What a load brought to these places is nobody's any more.
-        core.rewrite(places)
-        prepared = core.prepare_store(request, wanted, places)
+        # A load may have written these placeholders before; its content is gone.
+        core.rewrite(blocks)
+        prepared = core.prepare_store(request, wanted, blocks)
         if prepared.job is None:
-            self._placeholders.give_back(places)
+            self._placeholders.give_back(blocks)
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
         transfer = core.ledger.transfers[prepared.job.transfer]
         used = set(listed(transfer.device_blocks))
-        self._placeholders.give_back([place for place in places if place not in used])
-        self._leave(request, Direction.STORE, prepared.keys, transfer.id)
+        self._placeholders.give_back([block for block in blocks if block not in used])
+        self._submit(request, Direction.STORE, prepared.keys, transfer.id)
         slots = HostSlots(listed(transfer.slots), self._num_slots)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
 
-    def _offered_too_seldom(self, keys: Sequence[bytes]) -> Sequence[bytes]:
-        """Those that this offer does not bring to the threshold. It counts only if there is room for it."""
+    def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys that stay below `store_threshold` with this offer, which counts only if there is room."""
         threshold, ledger = self._core.config.store_threshold, self._core.ledger
         if threshold < 2:
-            return ()
+            return []
         times = ledger.offers.times
         return [key for key in keys if key not in ledger.index and times.get(key, 0) + 1 < threshold]
 
-    def _places_for(self, keys: Sequence[bytes]) -> list[int] | None:
-        """Places for these keys, if all of them that are new can be stored now."""
+    def _placeholders_for(self, keys: Sequence[bytes]) -> list[int] | None:
+        """Placeholders for these keys, if all new ones among them can be stored now."""
         ledger = self._core.ledger
         slots = list(map(ledger.index.get, keys))
         new = slots.count(None)
-        # What the offer itself finds on the host is not evicted for the rest of it.
+        # A key of the offer that is on the host already is not evicted for the others.
         kept = sum(slot in ledger.policy for slot in slots if slot is not None)
         if new > len(ledger.free) + len(ledger.policy) - kept:
             return None
-        # The other half is for loads, which cannot be put off once they are promised.
+        # Half of the transfers are for loads: a promised load cannot wait.
         if new and len(ledger.transfers) >= self._max_transfers // 2:
             return None
         return self._placeholders.take(len(keys) * self._chunk)
@@ -207,17 +210,18 @@ class KvsmManager(OffloadingManager):
             self._core.skip(((request, len(new)),), new, SkipReason.POOL_FULL)
 
     def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
+        """The store of these keys has ended on all ranks."""
         self._complete(req_context.req_id, Direction.STORE, keys, good=success)
 
     # Transfers.
 
-    def _leave(self, request: str, direction: Direction, keys: Iterable[bytes], transfer: int) -> None:
-        """vLLM says nothing more before this job goes to the workers: the log must have it now."""
+    def _submit(self, request: str, direction: Direction, keys: Iterable[bytes], transfer: int) -> None:
+        # vLLM says nothing more before this job goes to the workers, so the log is flushed now.
         self._jobs[request, direction, frozenset(keys)] = transfer
         self._core.submit([transfer])
 
     def _complete(self, request: str, direction: Direction, keys: Iterable[bytes], *, good: bool) -> None:
-        """All ranks have done it. What names no live transfer changes nothing, and is recorded (S5)."""
+        """A job has ended. One that names no live transfer changes nothing, and is recorded (S5)."""
         named = frozenset(keys)
         if named:
             self._end(self._jobs.pop((request, direction, named), _UNKNOWN_TRANSFER), good=good)
@@ -231,12 +235,13 @@ class KvsmManager(OffloadingManager):
     # Requests and steps.
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
-        """Of a request that is decoded elsewhere everything is stored, its prefix hits too (S16)."""
+        """Make the request known. If another engine decodes it, its prefix hits are stored too (S16)."""
         self._core.arrive(req_context.req_id)
         whole = is_remote_decode(req_context)
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL if whole else OffloadPolicy.CHUNK_LEVEL)
 
     def on_request_finished(self, req_context: Any) -> None:
+        """The request is over."""
         request = req_context.req_id
         self._promises.drop(request)
         self._missed.pop(request, None)
@@ -244,6 +249,7 @@ class KvsmManager(OffloadingManager):
         self._core.finish(request)
 
     def on_schedule_end(self, context: Any) -> None:
+        """A step is scheduled: promises that were not loaded are void."""
         core = self._core
         for request, key in self._missed.items():
             if request not in self._promises.by_request and core.may_match(request):
@@ -261,7 +267,7 @@ class KvsmManager(OffloadingManager):
         core.end_step()
 
     def _pin_promises(self) -> None:
-        """Before anything is evicted: what a lookup found stays until the step is scheduled (S7)."""
+        """Called before anything is evicted: what a lookup found stays until the step is scheduled (S7)."""
         index = self._core.ledger.index
         for request, keys in self._promises.by_request.items():
             self._core.pin(request, [index[key] for key in keys], None)
@@ -269,7 +275,7 @@ class KvsmManager(OffloadingManager):
     # The cache as a whole.
 
     def reset_cache(self) -> None:
-        """Nothing of before is found any more. Slots that a copy touches are used again when it has ended."""
+        """No key is found any more. A slot that a copy touches is used again when the copy has ended."""
         self._promises = _Promises()
         self._missed.clear()
         self._refused.clear()
@@ -278,7 +284,7 @@ class KvsmManager(OffloadingManager):
             self._steps_to_flush = _STEPS_TO_FLUSH
 
     def on_reset_flushed(self) -> None:
-        """Every job of before the last reset has ended on all ranks."""
+        """Every job from before the last reset has ended on all ranks."""
         self._steps_to_flush = 0
         self._drain()
 
@@ -288,22 +294,26 @@ class KvsmManager(OffloadingManager):
                 self._end(transfer.id, good=True)
 
     def has_pending_work(self) -> bool:
+        """Whether a reset still waits for copies."""
         return self._core.ledger.draining()
 
     def take_events(self) -> Iterable[OffloadingEvent]:
+        """The KV events since the last call."""
         return [
             OffloadingEvent(one.keys, Medium(one.medium), one.removed) for one in self._core.take_events()
         ]
 
     def get_stats(self) -> Any:
+        """The metrics that have changed since the last call."""
         return to_offloading_stats(self._stats.take())
 
     def shutdown(self) -> None:
+        """Close the event log."""
         self._engine_core.close()
 
 
 class _Promises:
-    """Keys that lookups of this step found, and that are not loaded yet."""
+    """Keys that lookups found in this step, and that are not loaded yet."""
 
     def __init__(self) -> None:
         self.by_request: dict[str, dict[bytes, None]] = {}
@@ -319,7 +329,7 @@ class _Promises:
 
 
 def in_order(keys: Collection[bytes], req_context: Any) -> list[bytes]:
-    """Each once, in the order given; of a set, in that of the prompt, group after group."""
+    """Each key once, in the given order. A set is sorted by group and position in the prompt."""
     if not isinstance(keys, (set, frozenset)):
         return list(dict.fromkeys(keys))
 
@@ -330,5 +340,5 @@ def in_order(keys: Collection[bytes], req_context: Any) -> list[bytes]:
 
 
 def is_remote_decode(req_context: Any) -> bool:
-    """Whether another engine is to decode what this one prefills."""
+    """Whether another engine will decode what this one prefills."""
     return bool((req_context.kv_transfer_params or {}).get("do_remote_decode"))

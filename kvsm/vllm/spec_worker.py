@@ -1,13 +1,13 @@
 """`KvsmOffloadingWorker`: kvsm's copy engine of one rank behind vLLM's `OffloadingWorker`.
 
-vLLM names device blocks one by one, group after group, and slots of `blocks_per_chunk` blocks each. A group's
-blocks follow each other in its request, from block index i on: its first slot is entered at place
-i % blocks_per_chunk, and its last one may be left early.
+vLLM names device blocks one by one, group after group, and slots of `blocks_per_chunk` blocks each. The
+blocks of a group are consecutive in their request, from block index i on. So the first slot of the group is
+used from place i % blocks_per_chunk on, and the last one may be used in part.
 
     blocks_per_chunk 4, a group of 5 blocks, block index 6     slots   | 9: . . 0 1 | 3: 2 3 4 . |
 
-vLLM has no word for a copy that failed: it would take a failed load for loaded, and a failed store for
-stored. So a copy that fails stops the engine, with the reason.
+vLLM cannot be told that a copy failed: it would treat a failed load as loaded and a failed store as stored.
+So a failed copy stops the engine, with the reason.
 """
 
 from __future__ import annotations
@@ -29,19 +29,22 @@ log = init_logger("vllm.kvsm")
 
 
 class KvsmOffloadingWorker(OffloadingWorker):
-    """Rank `rank`. caches: vLLM's `CanonicalKVCacheTensor`s. Raises `ConfigError`."""
+    """The worker of one rank. Raises `ConfigError`."""
 
     def __init__(self, rank: int, caches: Sequence[Any], num_slots: int, blocks_per_chunk: int) -> None:
+        """caches: vLLM's `CanonicalKVCacheTensor`s."""
         self._rank, self._chunk = rank, blocks_per_chunk
         self._rows = [block_rows(cache) for cache in caches]
         self._num_slots = num_slots
         self._copies = self._make_copies()
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Begin a store, from device blocks into slots."""
         self._submit(job_id, Direction.STORE, src_spec, dst_spec)
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Begin a load, from slots into device blocks."""
         self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
         return True
 
@@ -58,23 +61,25 @@ class KvsmOffloadingWorker(OffloadingWorker):
         self._copies.engine.submit(TransferJob(job_id, direction, pack(blocks), pack(hosts)))
 
     def get_finished(self) -> list[TransferResult]:
-        """Raises `TransferFailed` for a copy that failed."""
+        """The jobs that have ended since the last call. Raises `TransferFailed` if one failed."""
         results = self._copies.engine.poll()
         for result in results:
             if not result.good:
                 text = (
                     f"a {result.direction.name.lower()} failed on rank {self._rank}: {result.error}. vLLM's "
-                    "OffloadingConnector cannot be told, and would serve wrong tokens; KvsmConnector can, "
-                    "and has such a request computed again"
+                    "OffloadingConnector cannot be told, and would serve wrong tokens; with KvsmConnector "
+                    "such a request is recomputed"
                 )
                 log.error("kvsm: %s", text)
                 raise TransferFailed(text)
         return [TransferResult(one.transfer, True, one.bytes, one.seconds) for one in results]
 
     def wait(self, job_ids: set[int]) -> None:
+        """Return when these jobs have ended. Unknown ones have."""
         self._copies.engine.wait(sorted(job_ids))
 
     def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
         self._copies.close()
 
     def _make_copies(self) -> RankCopies:
@@ -84,9 +89,10 @@ class KvsmOffloadingWorker(OffloadingWorker):
 
 
 def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> list[int]:
-    """The place in the host pool for each device block of vLLM's `GPULoadStoreSpec`, in its order.
+    """The host block for each device block, in order.
 
-    Raises `TransferFailed` if these are not the slots of these blocks.
+    device: vLLM's `GPULoadStoreSpec`.
+    Raises `TransferFailed` if the number of slots does not fit these blocks.
     """
     entered = [index % blocks_per_chunk for index in device.block_indices]
     counts = [
@@ -97,7 +103,7 @@ def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> lis
         raise TransferFailed(
             f"vLLM names {len(slots)} slots for groups of {list(device.group_sizes)} blocks from block "
             f"indices {list(device.block_indices)} on, which are {sum(counts)} slots of {blocks_per_chunk} "
-            "blocks"
+            "blocks each"
         )
     places: list[int] = []
     left = list(slots)

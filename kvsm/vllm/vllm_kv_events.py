@@ -1,4 +1,4 @@
-"""kvsm's KV events of the wire as vLLM's own objects: its publisher encodes no others."""
+"""kvsm's KV events as vLLM's own objects, which are the only ones that its publisher encodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.kv_events import BlockStored, KVCacheEvent
 
 
 def to_vllm_kv_events(events: Iterable[KVCacheEvent]) -> list[Any]:
-    """The same events. Block hashes are whole, or integers where vLLM is told to send these."""
+    """The same events. vLLM's settings decide whether block hashes become integers."""
     return [_to_vllm_kv_event(event) for event in events]
 
 

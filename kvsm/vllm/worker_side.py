@@ -1,13 +1,16 @@
-"""The connector in a worker process: carries out the plans of one rank, and reports."""
+"""The connector in a worker process: it carries out the plans of one rank, and reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorTransferResults,
+)
 from vllm.logger import init_logger
 
-from kvsm.events import Direction
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
@@ -19,9 +22,11 @@ log = init_logger("vllm.kvsm")
 
 
 class WorkerSide:
-    """One rank. Everything is submitted before the step computes, behind all compute that was queued before:
-    so that a load overwrites nothing that is still read, a store reads what is computed (S12), and both run
-    beside the step."""
+    """The worker's side of one rank.
+
+    A step's copies are submitted before the step computes, behind all compute that was queued before. So a
+    load overwrites nothing that is still read, a store reads what is computed, and both run beside the step.
+    """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         parallel = vllm_config.parallel_config
@@ -31,33 +36,41 @@ class WorkerSide:
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
         self._failed_loads: frozenset[str] = frozenset()
-        self._told: WorkerStatistics | None = None
+        self._sent: WorkerStatistics | None = None
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        """Take the device pool, and make the host pool of this rank's share."""
+        """Take the device pool, and make the host pool for this rank's share."""
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
         chunk = self._options.blocks_per_chunk
         slot_bytes = block_bytes_of(self._kv_cache_config) * chunk
         slots = host_slots(self._options.cpu_bytes_to_use, self._ranks, slot_bytes)
         self._make(slots * chunk)
 
-    def start(self, step: StepPlan) -> None:
-        """What the step's plan says. Returns when what vLLM must wait for has ended."""
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """Start the step's copies: vLLM calls this before the step computes.
+
+        Returns when the copies have ended that the step must wait for.
+        """
+        step = kv_connector_metadata
+        assert isinstance(step, StepPlan)
         self._failed_loads = step.failed_loads
         if not step.plan:
             return
         worker = self._worker
         if worker is None or worker.num_host_blocks < step.host_blocks:
-            # The stages of a pipeline may have more layers, or fewer, than that of the scheduler's numbers.
+            # Pipeline stages may have different numbers of layers, so the scheduler may count more blocks.
             worker = self._make(step.host_blocks)
         worker.start(step.plan)
 
-    def take_failed_loads(self) -> set[str]:
-        failed, self._failed_loads = self._failed_loads, frozenset()
-        return set(failed)
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
+        """The requests whose load has failed, once each. The scheduler's side decides it
+        (`scheduler_side`).
+        """
+        failed, self._failed_loads = set(self._failed_loads), frozenset()
+        return KVConnectorTransferResults(finished_recving=set(failed), failed_recving=failed)
 
-    def reports(self) -> StepReports | None:
-        """What has ended. None, where that is nothing: vLLM drops what is false."""
+    def build_connector_worker_meta(self) -> StepReports | None:
+        """The copies that have ended. None if nothing ended: vLLM discards falsy metadata."""
         reports = self._worker.poll() if self._worker is not None else []
         for report in reports:
             if not report.good:
@@ -66,23 +79,21 @@ class WorkerSide:
                 )
         return StepReports(tuple(reports)) if reports else None
 
-    def stats(self) -> KvsmStats | None:
-        """What was copied since the last call."""
+    def get_kv_connector_stats(self) -> KvsmStats | None:
+        """Bytes and seconds of copies since the last call; None if there were none."""
         if self._worker is None:
             return None
-        now, before = self._worker.statistics(), self._told
-        self._told = now
+        now, before = self._worker.statistics(), self._sent
+        self._sent = now
         stats = KvsmStats()
-        for direction, ours, theirs in (
-            (Direction.STORE, now.store, before and before.store),
-            (Direction.LOAD, now.load, before and before.load),
-        ):
-            labels = (direction.name.lower(),)
-            stats.count("copied_bytes", labels, ours.bytes - (theirs.bytes if theirs else 0))
-            stats.count("copy_seconds", labels, ours.seconds - (theirs.seconds if theirs else 0.0))
+        for name in ("store", "load"):
+            total, sent = getattr(now, name), getattr(before, name, None)
+            stats.count("copied_bytes", (name,), total.bytes - (sent.bytes if sent else 0))
+            stats.count("copy_seconds", (name,), total.seconds - (sent.seconds if sent else 0.0))
         return None if stats.is_empty() else stats
 
-    def close(self) -> None:
+    def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
         if self._copies is not None:
             self._copies.close()
             self._copies = self._worker = None

@@ -31,7 +31,7 @@ class CorruptingConnector(KvsmConnector):
         meta = super().build_connector_worker_meta()
         for report in meta.reports if meta is not None else ():
             if report.good and not self._corrupted and report.transfer in self._stored_in:
-                block = self._on_worker._copies.pool.blocks[self._stored_in[report.transfer]]
+                block = self._side._copies.pool.blocks[self._stored_in[report.transfer]]
                 # Little endian: a float32 has its sign in its last byte.
                 block[3::4] ^= SIGN
                 self._corrupted = True

@@ -117,8 +117,8 @@ class SteeredConnector(KvsmConnector):
         super().__init__(vllm_config, role, kv_cache_config)
         if role is KVConnectorRole.WORKER:
             options = parse(ConnectorOptions, vllm_config.kv_transfer_config.kv_connector_extra_config)
-            self._worker = _WrappedWorkerSide(options, vllm_config, kv_cache_config)
-            self._worker.owner = self
+            self._side = _WrappedWorkerSide(options, vllm_config, kv_cache_config)
+            self._side.owner = self
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002 (others look at the rank)
         SteeredConnector.copies = SteeredEngine(engine)

@@ -166,7 +166,7 @@ class Engine:
         self._directory = TemporaryDirectory(prefix="kvsm-real-scheduler-")
         config, kv_cache = make_configs(shape, self._directory.name)
         self.scheduler: Any = make_scheduler(shape, config, kv_cache)
-        self._side = self.scheduler.connector._scheduler
+        self._side = self.scheduler.connector._side
         self._core = self._side._core
         self.ledger: Ledger = self._core.offloader.ledger
         self.ranks = [Rank(config, kv_cache, shape, rank, seed) for rank in range(shape.ranks)]

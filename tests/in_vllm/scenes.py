@@ -145,7 +145,7 @@ class Stage:
         self.engine = llm.llm_engine
         self.core = self.engine.engine_core.engine_core
         self.scheduler = self.core.scheduler
-        self.ledger = self.scheduler.connector._scheduler._core.offloader.ledger
+        self.ledger = self.scheduler.connector._side._core.offloader.ledger
         self.copies = SteeredConnector.copies
         self.answers: list[tuple[int, list[int], str]] = []
         self.cached: list[int] = []

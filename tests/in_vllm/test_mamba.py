@@ -49,7 +49,7 @@ class Engine:
         config = changed(config, cache_config=changed(config.cache_config, mamba_cache_mode="align"))
         self.scheduler = make_scheduler(SHAPE, config, _kv_cache())
         self.pool = self.scheduler.kv_cache_manager.block_pool
-        self.core = self.scheduler.connector._on_scheduler._core.offloader
+        self.core = self.scheduler.connector._side._core.offloader
         self.offered: list[set[int]] = []
         """Of each step, the device blocks of the states that vLLM offered in it."""
         self.stored: list[set[int]] = []

@@ -95,7 +95,7 @@ def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> Non
     assert request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
     assert request.num_computed_tokens == 4 * BLOCK_TOKENS
     scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    ledger = connector._on_scheduler._core.offloader.ledger
+    ledger = connector._side._core.offloader.ledger
     assert not ledger.transfers
     assert not ledger.index
     scheduler.shutdown()

@@ -158,7 +158,7 @@ def test_blocks_of_the_step_count_as_cached_by_nobody(seed: int) -> None:
     looked for in the pool, and must not be found in a block that the step has yet to write."""
     shape = Shape(is_async=True, groups=2, device_blocks=34, host_blocks=6)
     engine = Engine(shape, seed)
-    side = engine.scheduler.connector._scheduler
+    side = engine.scheduler.connector._side
     pool, plan = side._pool, side._scheduler.build_connector_meta
     hidden: list[set[int]] = []
 

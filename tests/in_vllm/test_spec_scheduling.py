@@ -33,7 +33,7 @@ class SpecConnector(OffloadingConnector):
     """vLLM's connector, with the core where these engines look for it."""
 
     @property
-    def _scheduler(self) -> Any:
+    def _side(self) -> Any:
         return SimpleNamespace(_core=self.scheduler.manager._engine_core)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 from vllm.distributed.kv_events import EventBatch, EventPublisher, EventPublisherFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from workloads import END_DIGEST, KV_EVENTS
 
 from kvsm.snapshot import digest
@@ -23,12 +24,12 @@ class WatchedConnector(KvsmConnector):
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self._notes = Path(vllm_config.kv_transfer_config.kv_connector_extra_config["event_log"])
-        if self._scheduler is not None:
+        if role is KVConnectorRole.SCHEDULER:
             FilePublisher.path = self._notes / KV_EVENTS
 
     def shutdown(self) -> None:
-        if self._scheduler is not None:
-            ledger = self._scheduler._core.offloader.ledger
+        if self.role is KVConnectorRole.SCHEDULER:
+            ledger = self._side._core.offloader.ledger
             (self._notes / END_DIGEST).write_text(digest(ledger))
         super().shutdown()
 
