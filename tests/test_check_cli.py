@@ -94,7 +94,7 @@ def test_a_limit_of_depth_is_for_the_models_that_have_one(monkeypatch: pytest.Mo
     result = run("--depth", "4")
     assert result.stdout.count("verdict    UNDETERMINED (stopped at the depth of 4 actions)") == 1
     assert result.stdout.count("verdict    PROVED") == 1
-    assert result.stderr == "kvsm: core knows no --depth, and is explored without\n"
+    assert result.stderr == "kvsm: core does not support --depth and is explored without it\n"
 
 
 def test_a_proof_says_for_which_bounds_and_what_was_seen() -> None:
@@ -109,7 +109,7 @@ def test_a_refutation_is_told_step_by_step() -> None:
     lines = run("commit", "-b", "hasty=1").stdout.splitlines()
     assert "commit: consistent is broken, in 5 steps" in lines
     assert lines[-1] == "because: step 5 (leave 1) led there"
-    assert not [line for line in lines if "all was seen" in line]
+    assert not [line for line in lines if "all states were seen" in line]
 
 
 def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> Non
     assert result.exit_code == 2
     assert result.stdout.splitlines()[3:] == [
         "  unreached  all commit, all abort",
-        "             all was seen, so they cannot be: that refutes it",
+        "             all states were seen, so they are unreachable: this refutes the model",
     ]
 
 
@@ -151,14 +151,14 @@ def test_json_is_a_line_for_each_model() -> None:
 def test_the_log_of_a_refutation_is_kept(tmp_path: Path) -> None:
     result = run("core", "--scope", "broken", "--log", str(tmp_path / "logs"))
     assert result.exit_code == 2
-    assert f"its 5 events are in {tmp_path / 'logs' / 'core'}: kvsm show" in result.stderr
+    assert f"its 5 events are in {tmp_path / 'logs' / 'core'}; try kvsm show" in result.stderr
     assert list((tmp_path / "logs" / "core").glob("*.kvsm"))
 
 
 def test_where_no_core_runs_it_says_that_there_is_no_log(tmp_path: Path) -> None:
     result = run("commit", "-b", "hasty=1", "--log", str(tmp_path))
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
-    assert "commit runs no offload core, so there is no event log to keep" in result.stderr
+    assert "commit runs no offload core, so it has no event log" in result.stderr
 
 
 def test_what_is_there_is_listed() -> None:
@@ -192,9 +192,9 @@ def test_what_is_there_is_listed_as_json_too() -> None:
         (["--scope", "huge"], "no model has a scope 'huge'; see kvsm check --list"),
         (["-b", "managers"], "--bound 'managers' is not NAME=N"),
         (["-b", "managers=-1"], "--bound 'managers=-1' is not NAME=N"),
-        (["-b", "managers=1000001"], "is more than any bound can be: 1,000,000"),
+        (["-b", "managers=1000001"], "is too large; the limit is 1,000,000"),
         (["--jobs", "257"], "257 is not in the range"),
-        (["--log", "/dev/null"], "/dev/null cannot be a directory for logs"),
+        (["--log", "/dev/null"], "/dev/null cannot hold logs"),
         (["-b", "slots=2"], "there is no bound 'slots' here; there are hasty, managers"),
         (["core", "-b", "managers=2"], "there is no bound 'managers' here"),
     ],
@@ -219,7 +219,7 @@ def test_a_place_that_is_not_free_for_a_log_is_refused_at_once(tmp_path: Path) -
     (tmp_path / "core" / "something").touch()
     result = run("--log", str(tmp_path))
     assert (result.exit_code, result.stdout) == (1, "")
-    assert f"{tmp_path / 'core'} is not free for a log" in result.stderr
+    assert f"{tmp_path / 'core'} is not empty" in result.stderr
 
 
 def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ def test_a_way_that_goes_round_says_from_where_on() -> None:
         Graph({0: {"go": 1}, 1: {"down": 2}, 2: {"down": 1}}, [eventually(lambda state: state == 0)])
     )
     assert found.circle == 2
-    assert render(found).splitlines()[-3] == "and from step 2 on again, for ever"
+    assert render(found).splitlines()[-3] == "and again from step 2 on, endlessly"
 
 
 def test_what_is_broken_from_the_start_has_no_steps() -> None:
@@ -112,7 +112,7 @@ def test_what_is_broken_from_the_start_has_no_steps() -> None:
         "toy: conservation (S1) is broken, in 0 steps",
         "within all of it",
         "broken: conservation (S1): does not hold: it holds",
-        "because: it is so from the start",
+        "because: the initial state is wrong",
     ]
 
 
@@ -220,6 +220,6 @@ def test_a_log_that_ends_in_a_broken_state_is_still_read(tmp_path: Path) -> None
 
 
 def test_what_is_no_core_has_no_log(tmp_path: Path) -> None:
-    with pytest.raises(LogError, match="no log, for these are not the events of a core from its start on"):
+    with pytest.raises(LogError, match="no log: these are not the events of a core from its start"):
         save_log([], tmp_path / "log")
     assert not (tmp_path / "log").exists()

@@ -203,10 +203,7 @@ def test_winding_down_in_a_circle_is_refuted(jobs: int) -> None:
     edges = {0: {"go": 1}, 1: {"go": 2, "down": 0}, 2: {"down": 3}, 3: {"down": 2}}
     found = explore(Graph(edges, [eventually(lambda state: state == 0)]), jobs=jobs)
     assert found.refutation is not None
-    assert (
-        str(found.refutation.finding)
-        == "progress (S9): winding down goes round in a circle: it comes to rest"
-    )
+    assert str(found.refutation.finding) == "progress (S9): winding down enters a cycle: it comes to rest"
     assert path_of(found) == ("go", "go", "down", "down")
     assert found.refutation.circle == 2
 
@@ -245,7 +242,7 @@ def test_a_cut_search_still_refutes_what_it_has_seen() -> None:
 def test_what_winds_down_must_be_one_of_the_actions() -> None:
     model = Graph({0: {"go": 1}}, [eventually(lambda state: state == 1)])
     model.wind_down = lambda _state: "vanish"  # type: ignore[method-assign]
-    with pytest.raises(ConfigError, match="'vanish' is to wind down, and it is none of the actions"):
+    with pytest.raises(ConfigError, match="'vanish' should wind down and is not among the actions"):
         explore(model)
 
 
@@ -432,7 +429,7 @@ def test_a_broken_state_without_a_fingerprint_is_a_finding(jobs: int) -> None:
 
 
 def test_a_process_that_is_killed_is_told() -> None:
-    with pytest.raises(ConfigError, match="was killed, maybe for want of memory; try fewer --jobs"):
+    with pytest.raises(ConfigError, match="was killed, perhaps for lack of memory; try fewer --jobs"):
         explore(Failing(lambda: os.kill(os.getpid(), signal.SIGKILL)), jobs=2)
 
 
@@ -442,9 +439,9 @@ def test_a_process_that_is_killed_while_it_waits_is_told() -> None:
         ((worker, _),) = processes._workers
         worker.kill()
         worker.join()
-        with pytest.raises(ConfigError, match="was killed, maybe for want of memory"):
+        with pytest.raises(ConfigError, match="was killed, perhaps for lack of memory"):
             list(processes.expand([0]))
-        with pytest.raises(ConfigError, match="was killed, maybe for want of memory"):
+        with pytest.raises(ConfigError, match="was killed, perhaps for lack of memory"):
             processes.edges()
 
 

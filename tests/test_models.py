@@ -67,7 +67,10 @@ def test_with_bounds_of_your_own_what_was_never_met_is_told_and_refutes_nothing(
     assert result.exit_code == 0
     assert "  reached    a hit is loaded, a key waits, deferred\n" in result.stdout
     unreached = "  unreached  a load fails, a reset under a store, a reset under a load\n"
-    assert f"{unreached}             all was seen, so they cannot be; with bounds" in result.stdout
+    assert (
+        f"{unreached}             all states were seen, so they are unreachable; changed bounds"
+        in result.stdout
+    )
 
 
 ONE_REQUEST = ServingScope(

@@ -72,8 +72,8 @@ class _Killed(Counting):
 
 def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its runs would be waited for for ever."""
-    monkeypatch.setattr(walking, "_LOOK_AFTER_S", 0.02)
-    with pytest.raises(ConfigError, match="a process of the walk was killed, maybe for want of memory"):
+    monkeypatch.setattr(walking, "_LIVENESS_S", 0.02)
+    with pytest.raises(ConfigError, match="a process of the walk was killed, perhaps for lack of memory"):
         walk(lambda _: _Killed(most=10**6), 1, runs=1, jobs=2)
 
 

@@ -1,1 +1,1 @@
-"""The checkers: an explorer of all interleavings, a random walk, and the reduction of what they find."""
+"""The checkers: an explorer of all interleavings, a random walk, and the reduction of their failures."""

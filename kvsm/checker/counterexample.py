@@ -1,11 +1,11 @@
-"""A refutation as a story: numbered steps, each with what it changed, and why the end is wrong.
+"""A refutation as a story: numbered steps, what each step changed, and why the end is wrong.
 
-The actions are done again on the model, and the state is described before and after each. A thing that stays
-as it is, is not told again. At the end stand the property, what the check said of it, and the last step that
-changed a thing which the check names: that is where to look first.
+The actions are done again on the model, and the state is described before and after each step. Only changes
+are told. The story ends with the broken property, what the check found, and the last step that changed a
+thing named by the check: look there first.
 
-If the model runs the real offload core, its events are written as a log that `kvsm show`, `kvsm verify` and
-`kvsm replay` read, even if it ends in a state that is broken.
+If the model runs the real offload core, its events can be written as a log. `kvsm show`, `kvsm verify` and
+`kvsm replay` read this log even if it ends in a broken state.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from kvsm.log import LogWriter
 from kvsm.worlds.world import Finding
 
 Described = dict[str, str]
-"""Each thing of a state by its name, with what is to be said of it. What is absent is nothing yet."""
+"""The things of a state by name, each as text. A thing that does not exist is absent."""
 
 
 class Describable(Model[Any, Any], Protocol):
-    """A model whose states can be told."""
+    """A model whose states can be described."""
 
     def describe(self, state: Any) -> Described: ...
 
 
 class StateChange(msgspec.Struct, frozen=True):
-    """A thing of a state, before and after a step; empty where there was, or is, none."""
+    """A thing of a state before and after a step. An empty text means that it did not exist."""
 
     thing: str
     before: str
@@ -46,7 +46,7 @@ class StateChange(msgspec.Struct, frozen=True):
 
 
 class CounterexampleStep(msgspec.Struct, frozen=True):
-    """number: from 1."""
+    """One action with what it changed. number: from 1."""
 
     number: int
     action: str
@@ -54,7 +54,11 @@ class CounterexampleStep(msgspec.Struct, frozen=True):
 
 
 class Counterexample(msgspec.Struct, frozen=True):
-    """circle: the number of the step with which it begins to go round for ever; 0 if it does not."""
+    """A refutation step by step.
+
+    circle: the number of the step that enters an endless cycle; 0 if none does.
+    because: the step to look at first.
+    """
 
     model: str
     bounds: str
@@ -65,12 +69,12 @@ class Counterexample(msgspec.Struct, frozen=True):
 
 
 def retell(model: Describable, refutation: Refutation) -> Counterexample:
-    """Do its actions again."""
+    """Repeat the actions of a refutation and describe each step."""
     state = list(model.initial())[refutation.start]
     seen, steps = model.describe(state), []
     for number, action in enumerate(refutation.path, 1):
-        # The last action may raise: it is what is broken. A live state shows how far it has come by then,
-        # as far as it can still be described.
+        # The last action may raise, for it breaks something. A live state then shows how far the action came,
+        # if the state can still be described.
         after = None
         try:
             after = model.next(state, action)
@@ -98,16 +102,16 @@ def _changes(before: Described, after: Described) -> tuple[StateChange, ...]:
 
 
 def _because(finding: Finding, steps: Sequence[CounterexampleStep]) -> str:
-    """The last step that changed a thing which is named in the finding."""
+    """The last step that changed a thing named in the finding."""
     for step in reversed(steps):
         for change in step.changes:
             if re.search(rf"\b{re.escape(change.thing)}\b", finding.message):
                 return f"step {step.number} ({step.action}) was the last to change {change}"
-    return f"step {len(steps)} ({steps[-1].action}) led there" if steps else "it is so from the start"
+    return f"step {len(steps)} ({steps[-1].action}) led there" if steps else "the initial state is wrong"
 
 
 def render(told: Counterexample) -> str:
-    """As lines for people."""
+    """The story as lines for people."""
     lines = [f"{told.model}: {told.finding.property} is broken, in {len(told.steps)} steps"]
     lines.append(f"within {told.bounds}")
     width = len(str(len(told.steps)))
@@ -115,17 +119,17 @@ def render(told: Counterexample) -> str:
         lines.append(f"{step.number:>{width + 2}}. {step.action}")
         lines += [f"{'':{width + 4}}{change}" for change in step.changes]
     if told.circle:
-        lines.append(f"and from step {told.circle} on again, for ever")
+        lines.append(f"and again from step {told.circle} on, endlessly")
     lines += [f"broken: {told.finding}", f"because: {told.because}"]
     return "\n".join(lines)
 
 
 def save_log(events: Sequence[OffloadingEvent], directory: Path) -> None:
-    """Write events of one core as a log. Raises `LogError` if there are none, or the directory is in use."""
+    """Write the events of one core as a log. Raises `LogError` if that is impossible."""
     if not events or not isinstance(events[0], LogOpened):
-        raise LogError(f"{directory}: no log, for these are not the events of a core from its start on")
-    # One segment: a later one would need a snapshot of a state that may be broken. The clock is that of the
-    # last event: the same finding gives the same log, byte for byte.
+        raise LogError(f"{directory}: no log: these are not the events of a core from its start")
+    # One segment, because a second one would need a snapshot of a state that may be broken. The clock is the
+    # time of the last event, so that the same finding gives the same log, byte for byte.
     with LogWriter(
         directory,
         config=events[0].config,

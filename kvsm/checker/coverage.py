@@ -1,10 +1,10 @@
-"""Which edges of the machine tables were taken: what a search has been through, and what it has not.
+"""Which edges of the machine tables a search has taken, and which it has not.
 
-An edge is a row of a table for one source state. No hook is needed to see them: the memo of a trigger is
-filled from the table the first time that a word is met (`kvsm.states.words`), so a memo that was emptied
-before a search holds afterwards just the words that took this trigger.
+An edge is a row of a table for one source state. No hook is needed to see edges: `kvsm.states.words` fills
+the memo of a trigger from the table when a word is met for the first time. A memo that was emptied before a
+search therefore holds exactly the words that took this trigger.
 
-What it does not see: how often. And a step that was looked up for an event which was then refused counts.
+Not counted: how often an edge was taken. A step that was looked up for a refused event counts as taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODECS: tuple[Codec, ...] = (BLOCK_WORDS, TRANSFER_WORDS, LEASE_WORDS, REQUEST_W
 
 
 class TableEdge(NamedTuple):
-    """A row of a machine's table, from one of its sources. why: as the table has it."""
+    """A row of a machine's table, from one of its sources. why: the reason that the table gives."""
 
     machine: str
     source: str
@@ -37,7 +37,7 @@ class TableEdge(NamedTuple):
 
 
 def all_edges(machine: Machine) -> tuple[TableEdge, ...]:
-    """Of a machine, in the order of its triggers and states."""
+    """All edges of a machine, in the order of its triggers and states."""
     return tuple(
         edge_of(machine, state, trigger, arc)
         for trigger in machine.triggers
@@ -47,7 +47,7 @@ def all_edges(machine: Machine) -> tuple[TableEdge, ...]:
 
 
 def edge_of(machine: Machine, state: int, trigger: int, arc: Arc) -> TableEdge:
-    """state, trigger: their numbers, with the arc that applied to them."""
+    """The edge of an arc. state, trigger: their numbers."""
     states, why = machine.states, machine.rows[arc.row].why
     return TableEdge(
         machine.name, states(state).name, machine.triggers(trigger).name, states(arc.target).name, why
@@ -55,19 +55,19 @@ def edge_of(machine: Machine, state: int, trigger: int, arc: Arc) -> TableEdge:
 
 
 def never_taken(taken: Collection[TableEdge], machines: Iterable[str] = MACHINES) -> tuple[TableEdge, ...]:
-    """Edges of these machines that are not among those taken, in the order of the tables."""
+    """The edges of these machines that are not in `taken`, in the order of the tables."""
     return tuple(edge for name in machines for edge in all_edges(MACHINES[name]) if edge not in taken)
 
 
 def forget() -> None:
-    """From here on `taken` counts anew, in this process."""
+    """Make `taken` start from nothing in this process."""
     for codec in CODECS:
         for memo in codec.next:
             memo.clear()
 
 
 def taken() -> set[TableEdge]:
-    """The edges that were taken since `forget`, in this process."""
+    """The edges that this process has taken since `forget`."""
     edges: set[TableEdge] = set()
     for codec in CODECS:
         machine = codec.machine

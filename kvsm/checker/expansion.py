@@ -1,9 +1,9 @@
-"""What one state leads to; and the processes that find it out for many.
+"""What one state leads to, and the processes that find this out for many states.
 
-An expander loads a state, takes each of its actions, and looks at each state that follows. It is the only
-part of the explorer that runs the model, and it runs in the explorer's own process or in forked ones. Which
-process expands a state changes nothing: each sends all states that it has not sent before, so the first
-sight of a state, in the explorer's order, always comes with the state itself.
+An expander loads a state, takes each of its actions, and checks each state that follows. It is the only part
+of the explorer that runs the model. It runs in the explorer's own process or in forked ones, with the same
+result: each process sends every state that it has not sent before, so a state's first appearance in the
+explorer's order always comes with the state itself.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ from kvsm.errors import ConfigError
 from kvsm.worlds.world import Finding, finding_of
 
 YOUNG_OBJECTS = 50_000
-"""A search makes millions of small objects that live on, and the collector would look at all of them again
-and again. It looks at the young ones alone, so that live objects in circles still go."""
+"""A search makes millions of small objects that stay alive, and a full collection would scan them all. The
+collector scans only young objects, which still frees discarded worlds with reference cycles."""
 
 BATCH_STATES = 128
-"""Most states that a process expands between two messages."""
+"""How many states a process expands at most between two messages."""
 
 
 class Expansion(NamedTuple):
-    """What a state leads to. moves: (action, fingerprint) of each action that applies. new: those of these
-    states that were not sent before. wind_down: which of the moves winds down; -1 if nothing does. holds: the
-    "eventually" that hold here, a bit each. reached: the "sometimes" that hold after some move, likewise.
-    broken: what the last action led to, if it broke something; a move too if there is a state after it.
+    """What a state leads to.
+
+    moves: (action, fingerprint) of each action that applies.
+    new: the states among them that were not sent before, by fingerprint.
+    wind_down: which of the moves winds down; -1 if none does.
+    holds: a bit for each "eventually" that holds in the state.
+    reached: a bit for each "sometimes" that holds after some move.
+    broken: the last action and what it broke. The action is among the moves if a state follows it.
     """
 
     moves: list[tuple[Any, Hashable]]
@@ -48,7 +52,7 @@ class Expansion(NamedTuple):
 
 
 class Expander:
-    """known: fingerprints of states that need not be looked at, nor sent, again."""
+    """Expands states. known: fingerprints of states that need not be checked or sent again."""
 
     def __init__(self, model: Model[Any, Any], known: Container[Hashable]) -> None:
         self._model, self._known = model, known
@@ -57,9 +61,10 @@ class Expander:
             of[one.kind].append(one)
         self._always, self._eventually = of[Kind.ALWAYS], of[Kind.EVENTUALLY]
         self._sometimes = list(enumerate(of[Kind.SOMETIMES]))
-        """Those that were not met here yet, with their bits."""
+        """The "sometimes" that this expander has not seen hold, with their bits."""
 
     def expand(self, saved: Any) -> Expansion:
+        """Take every action of a saved state."""
         model, known = self._model, self._known
         state = model.load(saved)
         actions = list(model.actions(state))
@@ -81,7 +86,7 @@ class Expander:
             try:
                 fingerprint = model.fingerprint(after)
             except Exception:
-                # What is broken may have no name. If nothing is broken, it is the model that cannot name it.
+                # A broken state may have no fingerprint. If nothing is broken, the model is at fault.
                 finding = self.broken(after)
                 if finding is None:
                     raise
@@ -99,7 +104,7 @@ class Expander:
         return Expansion(moves, new, wind_down, holds, reached, None)
 
     def broken(self, state: Any) -> Finding | None:
-        """The first "always" that does not hold in it. One that raises says itself what is wrong."""
+        """The first "always" that does not hold in the state. An exception is the finding itself."""
         for one in self._always:
             try:
                 holds = one.holds(state)
@@ -110,7 +115,7 @@ class Expander:
         return None
 
     def reached(self, state: Any) -> int:
-        """The "sometimes" that hold in it, of those that this expander has not met before."""
+        """The "sometimes" that hold in the state and that this expander has not seen hold before, as bits."""
         reached = 0
         for bit, one in self._sometimes:
             if one.holds(state):
@@ -120,20 +125,21 @@ class Expander:
         return reached
 
     def _look_at(self, state: Any, actions: Sequence[Any]) -> tuple[int, Any]:
-        """Which "eventually" hold in it, and the action that winds down."""
+        """The "eventually" that hold in the state, as bits, and the action that winds down."""
         if not self._eventually:
             return 0, None
         holds = sum(1 << bit for bit, one in enumerate(self._eventually) if one.holds(state))
         winding = self._model.wind_down(state)
         if winding is not None and winding not in actions:
             raise ConfigError(
-                f"model {self._model.name}: {winding!r} is to wind down, and it is none of the actions"
+                f"model {self._model.name}: {winding!r} should wind down and is not among the actions"
             )
         return holds, winding
 
 
 @contextmanager
 def collecting_young_objects() -> Iterator[None]:
+    """Let the garbage collector scan only young objects."""
     before = gc.get_threshold()
     gc.set_threshold(YOUNG_OBJECTS, 1 << 30, 1 << 30)
     try:
@@ -143,13 +149,13 @@ def collecting_young_objects() -> Iterator[None]:
 
 
 class Processes:
-    """Forked processes that expand a level together. To be used as a context manager."""
+    """Forked processes that expand a level together. A context manager."""
 
     def __init__(self, model: Model[Any, Any], jobs: int) -> None:
         context = get_context("fork")  # so that a model may be made of closures
         self._workers: list[tuple[Any, Connection]] = []
         self._busy: dict[Connection, int] = {}
-        """For each process that has one, the number of its batch."""
+        """Connection of a busy process -> number of its batch."""
         for _ in range(jobs):
             here, there = context.Pipe()
             not_theirs = [connection for _, connection in self._workers] + [here]
@@ -168,7 +174,7 @@ class Processes:
             connection.close()
 
     def expand(self, level: Sequence[Any]) -> Iterator[Expansion]:
-        """What these states lead to, in their order. May be left before its end."""
+        """What these states lead to, in their order. The caller may stop early."""
         size = max(1, min(BATCH_STATES, len(level) // (4 * len(self._workers))))
         batches = deque(enumerate(level[first : first + size] for first in range(0, len(level), size)))
         done: dict[int, list[Expansion]] = {}
@@ -183,7 +189,7 @@ class Processes:
             yield from done.pop(wanted)
 
     def edges(self) -> set[TableEdge]:
-        """Wait for what is under way, and send the processes home: the edges that were taken in them."""
+        """Wait for running batches, end the processes, and return the edges taken in them."""
         while self._busy:
             self._receive()
         taken: set[TableEdge] = set()
@@ -214,15 +220,15 @@ class Processes:
 
 def _killed() -> ConfigError:
     return ConfigError(
-        "a process of the explorer was killed, maybe for want of memory; try fewer --jobs, or a smaller scope"
+        "a process of the explorer was killed, perhaps for lack of memory; try fewer --jobs, or a small scope"
     )
 
 
 def _serve(model: Model[Any, Any], connection: Connection, not_ours: Sequence[Connection]) -> None:
-    """The life of a process: expand batches until there is none, then tell the edges that were taken."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the explorer who stops
+    """The main function of a process: expand batches until None comes, then send the edges taken."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the explorer decides when to stop
     for inherited in not_ours:
-        inherited.close()  # else nobody would notice that the explorer is gone
+        inherited.close()  # else the end of the explorer would go unnoticed
     with suppress(EOFError, ConnectionError):
         _expand_what_comes(model, connection)
 

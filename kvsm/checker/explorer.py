@@ -1,20 +1,20 @@
-"""Explores a model: every action in every state that can be reached, breadth first.
+"""Explores a model: every action in every reachable state, breadth first.
 
     found = explore(model, jobs=2)
     found.verdict                       # PROVED, REFUTED or UNDETERMINED
 
-A level is what is as many actions away from the start. One level is expanded after the other, and the states
-of a level in their order, so what is found first is shortest, and is the same whatever `jobs` is. States are
-known by their fingerprints; what is kept of a visited state is that, the state it came from, the action,
-and the one that winds down: less than 250 bytes with a fingerprint of 16. Saved states are kept for one
-level, and the next.
+A level holds the states that are equally many actions away from the start. Levels are expanded one after the
+other, and the states of a level in order. So the first finding is a shortest one, and does not depend on
+`jobs`. States are identified by their fingerprints. For a visited state the explorer keeps the fingerprint,
+the state before it, the action between, and the state that winding down leads to: less than 250 bytes if a
+fingerprint has 16. Saved states are kept only for the current level and the next.
 
-Prior art: Stateright explores the code itself, through four small functions; TLC and Murphi go level by
-level for the shortest counterexample. What differs: winding down is a pointer in each state, so that
-progress (S9) is one pass over the pointers, and needs no search for fair circles.
+Prior art: Stateright explores the code itself through four small functions, and TLC and Murphi go level by
+level to find a shortest counterexample. Different here: each state points to where winding down leads, so
+checking progress (S9) is one pass over these pointers and needs no search for fair cycles.
 
-What it does not see: two states with one fingerprint are one to it, and what must always hold is looked at
-in the first of them alone; it trusts the model that they are one.
+A limit: states with equal fingerprints count as one state, and an "always" is checked in the first of them
+only. The explorer trusts the model that they are equal.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from kvsm.errors import ConfigError
 from kvsm.worlds.world import Finding
 
 PROGRESS_SECONDS = 0.25
-"""From one call of `progress` to the next, at least."""
+"""The shortest time between two calls of `progress`."""
 
 
 class ExplorationProgress(msgspec.Struct, frozen=True):
-    """How far an exploration has come. queue: states that were seen and not expanded yet."""
+    """How far an exploration has come. queue: how many states were seen and not yet expanded."""
 
     states: int
     transitions: int
@@ -64,11 +64,15 @@ def explore(
     max_seconds: float | None = None,
     progress: Callable[[ExplorationProgress], None] | None = None,
 ) -> Exploration:
-    """Look at all that can be reached within the limits, until something is broken.
+    """Explore every reachable state within the limits, until something is broken.
 
-    jobs: processes; they are forked, so start no threads before. A limit that is reached, or Ctrl-C, leaves
-    the verdict undetermined. progress: called a few times a second. Raises `ConfigError` for a limit that
-    cannot work, and whatever the model raises outside of `next` and of its properties.
+    A limit that is reached, or Ctrl-C, leaves the verdict undetermined.
+
+    jobs: how many processes. They are forked, so start no threads before.
+    progress: called a few times a second.
+
+    Raises `ConfigError` for an unusable limit, and whatever the model raises outside of `next` and of its
+    requirements.
     """
     for name, value in (("jobs", jobs), ("max_states", max_states), ("max_depth", max_depth)):
         if value is not None and value < 1:
@@ -92,7 +96,7 @@ Expand = Callable[[list[Any]], Iterable[Expansion]]
 def _expanding(
     model: Model[Any, Any], jobs: int, search: _ExplorerSearch
 ) -> Iterator[tuple[Expand, Callable[[], set[TableEdge]]]]:
-    """What expands a level, and what tells the edges that were taken in other processes."""
+    """A function that expands a level, and one that returns the edges taken in other processes."""
     if jobs == 1:
         expander = Expander(model, search.numbers)
         yield (lambda level: map(expander.expand, level)), set
@@ -103,7 +107,7 @@ def _expanding(
 
 @contextmanager
 def _noticing_interrupts(search: _ExplorerSearch) -> Iterator[None]:
-    """The first Ctrl-C ends the search where it can tell what it has seen; the second one is as ever."""
+    """The first Ctrl-C ends the search and keeps its results; the second one works as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -121,18 +125,18 @@ def _noticing_interrupts(search: _ExplorerSearch) -> Iterator[None]:
 
 
 class _SearchLimit(Exception):
-    """Ends a search that is not over."""
+    """Ends an unfinished search at a limit."""
 
 
 class _SearchFinding(Exception):
-    """Ends a search that has found something. number: of the state before the last action."""
+    """Ends a search with a finding. number: the state before the last action."""
 
     def __init__(self, number: int, actions: tuple[Any, ...], finding: Finding) -> None:
         self.number, self.actions, self.finding = number, actions, finding
 
 
 class _ExplorerSearch:
-    """All that is known so far. A state is known by its number, counted in the order of their first sight."""
+    """All that is known so far. States are numbered in the order in which they were first seen."""
 
     def __init__(
         self,
@@ -145,15 +149,15 @@ class _ExplorerSearch:
         self._model, self._report = model, progress
         self._max_states, self._max_depth, self._max_seconds = max_states, max_depth, max_seconds
         self.numbers: dict[Hashable, int] = {}
-        """Of the states seen, by fingerprint."""
+        """Fingerprint -> number of the state."""
         self._parents, self._via = array("q"), array("q")
-        """For each state the one before it and the action between; for an initial one -1 and its place."""
+        """For each state the state before it and the action between; for an initial one -1 and its place."""
         self._winding, self._holds = array("q"), bytearray()
-        """For each state the next one on the way to rest, and the "eventually" that hold in it."""
+        """For each state the next one on the way to rest, and as bits the "eventually" that hold in it."""
         self._actions: dict[Any, int] = {}
-        """The actions taken, each with a number of its own: equal ones are kept once."""
+        """Action -> its number. Equal actions are kept once."""
         self._taken: list[int] = []
-        """How often each of them was."""
+        """How often each action was taken, by its number."""
         self._reached = 0
         self._depth = self._expanded = 0
         self._started = self._reported = time.monotonic()
@@ -162,6 +166,7 @@ class _ExplorerSearch:
         self._refutation: Refutation | None = None
 
     def run(self, expand: Expand) -> None:
+        """Search level by level until all is seen, a limit is reached or something is broken."""
         try:
             level = self._first_level()
             while level:
@@ -175,7 +180,7 @@ class _ExplorerSearch:
             self._refutation = Refutation(broken.finding, path + broken.actions, start)
 
     def exploration(self, edges: set[TableEdge]) -> Exploration:
-        """What the search came to."""
+        """The result of the search."""
         if self._refutation is None:
             self._wind_down()
         of_kind = [one for one in self._model.requirements if one.kind is Kind.SOMETIMES]
@@ -221,7 +226,7 @@ class _ExplorerSearch:
         return level
 
     def _next_level(self, expansions: Iterable[Expansion]) -> list[Any]:
-        """What follows on the states of a level, which are the ones numbered from `_expanded` on."""
+        """The states after those of a level, which are numbered from `_expanded` on."""
         level: list[Any] = []
         for expansion in expansions:
             self._merge(expansion, level)
@@ -242,7 +247,7 @@ class _ExplorerSearch:
             taken[via] += 1
             if fingerprint not in numbers:
                 self._add(fingerprint, parent, via)
-                if fingerprint in expansion.new:  # else it is what is broken
+                if fingerprint in expansion.new:  # else it is the broken state
                     level.append(expansion.new[fingerprint])
         if expansion.broken is not None:
             action, finding = expansion.broken
@@ -274,12 +279,12 @@ class _ExplorerSearch:
             raise _SearchLimit(f"{self._max_seconds:,g} seconds")
 
     def _wind_down(self) -> None:
-        """Hold the "eventually" against what was explored."""
+        """Check each "eventually" on the explored states."""
         of_kind = [one for one in self._model.requirements if one.kind is Kind.EVENTUALLY]
         for bit, one in enumerate(of_kind):
             found = wind_down(self._winding, bytes(mask >> bit & 1 for mask in self._holds))
             if found.way:
-                what = "goes round in a circle" if found.circle >= 0 else "stops where it does not hold"
+                what = "enters a cycle" if found.circle >= 0 else "stops where it does not hold"
                 start, path = self._path(found.way[0])
                 circle = len(path) + found.circle if found.circle >= 0 else -1
                 steps = len(found.way) - (found.circle < 0)
@@ -292,7 +297,7 @@ class _ExplorerSearch:
                 return
 
     def _winding_actions(self, start: int, path: tuple[Any, ...], steps: int) -> tuple[Any, ...]:
-        """What winds down after a path: only where it leads was kept."""
+        """The actions that wind down after a path. The search kept only the states that they lead to."""
         model = self._model
         state, winding = list(model.initial())[start], []
         for action in path:
@@ -303,7 +308,7 @@ class _ExplorerSearch:
         return tuple(winding)
 
     def _path(self, number: int) -> tuple[int, tuple[Any, ...]]:
-        """The initial state from which a state was first seen, and the actions between."""
+        """The initial state that led to a state, and the actions between."""
         by_id = list(self._actions)
         path = []
         while self._parents[number] >= 0:

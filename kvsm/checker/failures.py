@@ -1,11 +1,11 @@
-"""A failure that was found, kept: told for people, and as files from which it comes again.
+"""A failure that the walk found: told for people, and saved so that it can be repeated.
 
-A directory holds
+A directory of a failure holds
 
-    actions.json    which world, what was done in it, what broke, and the seed that led there
+    actions.json    the world, its actions, what broke, and the seed that led there
     steps.txt       the same for people: what each action changed, and why the end is wrong
     log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`
-    test_*.py       a test that fails as long as the bug is there
+    test_*.py       a test that fails until the bug is fixed
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ FILE = "actions.json"
 
 
 class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property": "property_id"}):
-    """What `actions.json` holds. actions: after reduction, from `found` of them. options: as builtins."""
+    """The content of `actions.json`.
+
+    options: those of the world, as builtins.
+    actions: after reduction.
+    found: how many actions there were before it.
+    reruns: how many reruns the reduction took.
+    """
 
     target: str
     options: dict[str, Any]
@@ -43,6 +49,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     reruns: int
 
     def finding(self) -> Finding:
+        """What went wrong."""
         return Finding(self.property, self.message)
 
     def after(self, actions: tuple[Action, ...], finding: Finding) -> SavedFailure:
@@ -50,12 +57,12 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
         return msgspec.structs.replace(self, actions=actions, **_fields(finding))
 
     def case(self) -> WalkCase:
-        """Raises `ConfigError` if this kvsm has no such world."""
+        """The world. Raises `ConfigError` if this version of kvsm does not have it."""
         return case_of(self.target, self.options)
 
 
 def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
-    """The failure in as few actions as reduction finds. If it does not come again, as it was found."""
+    """Reduce a failure. One that its actions do not repeat is kept unreduced, as broken determinism."""
     case = draw_case(target, random_of(seed, failure.run))
     try:
         case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
@@ -81,9 +88,11 @@ def _fields(finding: Finding) -> dict[str, Any]:
 
 
 def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCase, Reduction]:
-    """Where requests come one after the other, as the options list them, an arrival cannot be left out alone:
-    another request would come in its place. So each is left out with its request, and those with it that
-    never came. What is left may be reduced further."""
+    """Leave out requests together with their arrivals, then reduce further.
+
+    If requests arrive in the order of the options, leaving out an arrival alone would only let another
+    request take its place. Requests that never arrived are left out, too.
+    """
     if not isinstance(getattr(case.options, "requests", None), tuple):
         return case, reduction
     actions, finding, reruns = reduction.actions, reduction.finding, reduction.reruns
@@ -110,12 +119,12 @@ def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, 
 
 
 def told(failure: SavedFailure) -> str:
-    """Numbered steps, each with what it changed; the property, and where to look first."""
+    """The failure for people: numbered steps, the broken property, and where to look first."""
     case = failure.case()
     bounds = f"seed {failure.seed}, run {failure.run}: {_options_text(case.options)}"
     model = RerunModel(f"{failure.target} world", bounds, case.make)
     lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
-    # The first line speaks of the shortest way: only a search knows that.
+    # The first line of `render` gives the length of a shortest path, which only a search can know.
     steps = "step" if len(failure.actions) == 1 else "steps"
     size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.reruns} reruns"
     return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
@@ -126,7 +135,7 @@ def _options_text(options: msgspec.Struct) -> str:
 
 
 def save(failure: SavedFailure, directory: Path) -> list[Path]:
-    """Write all that is said above; returns the files. Raises `LogError` if the directory cannot be used."""
+    """Write the files named above and return their paths. Raises `LogError` for an unusable directory."""
     claim(directory)
     outcome = rerun(failure.case().make, failure.actions)
     test = directory / f"test_{failure.target}_{failure.seed}_{failure.run}.py"
@@ -145,7 +154,7 @@ def save(failure: SavedFailure, directory: Path) -> list[Path]:
 
 
 def claim(directory: Path) -> None:
-    """Make it, if it is absent. Raises `LogError` unless it is empty then."""
+    """Make the directory if it is absent. Raises `LogError` unless it is empty."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
@@ -155,7 +164,7 @@ def claim(directory: Path) -> None:
 
 
 def load(directory: Path) -> SavedFailure:
-    """Raises `ConfigError` if there is none, or none that can be read."""
+    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable."""
     path = directory / FILE
     try:
         return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
@@ -170,7 +179,7 @@ def load(directory: Path) -> SavedFailure:
 _TEST = '''"""{finding}
 
 Found by `kvsm fuzz --target {target} --seed {seed}` in run {run}, and reduced from {found} actions.
-It fails as long as the bug is there.
+It fails until the bug is fixed.
 """
 
 from kvsm.checker.reduce import rerun
@@ -188,7 +197,7 @@ def test_{target}_keeps_{property}() -> None:
 
 
 def regression_test(failure: SavedFailure) -> str:
-    """A file for pytest, which needs nothing but kvsm."""
+    """The text of a test for pytest that needs only kvsm."""
     return _TEST.format(
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,

@@ -1,20 +1,21 @@
-"""What a model is: a few small functions. And what an exploration says of it.
+"""What a model is, and what an exploration reports about it.
 
-A model has initial states, actions, the state that follows, and properties. Three sorts of property:
+A model has initial states, actions, the state after an action, and requirements of three kinds:
 
 ==========  =====================================================  ========================================
-always      holds in every state                                   a state in which it does not refutes it
-sometimes   holds in some state: the exploration has been there    never met, and all states seen: refuted
-eventually  from every state, winding down leads to where it       a circle, or an end where it does not
-            holds                                                  hold, refutes it
+kind        what it demands                                        what refutes it
+==========  =====================================================  ========================================
+always      it holds in every state                                a state in which it does not hold
+sometimes   it holds in some reachable state                       all states were seen, and it held in none
+eventually  winding down from any state leads to where it holds    a cycle, or an end where it does not hold
 ==========  =====================================================  ========================================
 
-A "sometimes" is looked at after each action, so it may ask what that action did. One that is not required is
-told, met or not, and refutes nothing.
+A "sometimes" is evaluated after each action, so it may ask what that action did. An optional "sometimes" is
+reported and refutes nothing.
 
-A state may be a live object, which `next` changes and gives back: the explorer keeps what `save` makes of it
-and gives each action a fresh one from `load`. What `next` raises is a refutation, too: real code checks
-itself (`kvsm.worlds`).
+A state may be a live object that `next` changes and returns. The explorer keeps what `save` makes of it, and
+gives each action a fresh object from `load`. An exception in `next` refutes the model, because real code
+checks itself (`kvsm.worlds`).
 """
 
 from __future__ import annotations
@@ -34,27 +35,30 @@ Move = TypeVar("Move")
 
 
 class Verdict(Enum):
-    """What an exploration came to; `kvsm check` leaves with these exit codes."""
+    """The result of an exploration. The values are the exit codes of `kvsm check`."""
 
     PROVED = 0
-    """Within the bounds: every reachable state was seen, and every property holds."""
+    """Within the bounds every reachable state was seen, and every requirement holds."""
     REFUTED = 2
     UNDETERMINED = 3
-    """No property was refuted, but a limit ended the search."""
+    """Nothing was refuted, but a limit ended the search."""
 
 
 class Kind(Enum):
+    """The kinds of requirement, as the table above explains them."""
+
     ALWAYS = "always"
     SOMETIMES = "sometimes"
     EVENTUALLY = "eventually"
 
 
 class Requirement(msgspec.Struct, Generic[State], frozen=True):
-    """What must hold.
+    """What a model must satisfy.
 
-    name: a property, or a word of its own: a "sometimes" always has one.
-    holds: of a state.
-    required: of a "sometimes", whether the model is refuted if it is never met.
+    name: a property of kvsm, or a word of the model's own. A "sometimes" always has its own word.
+    says: one line for people.
+    holds: whether it holds in a state.
+    required: for a "sometimes", whether the model is refuted if it never holds.
     """
 
     kind: Kind
@@ -65,14 +69,14 @@ class Requirement(msgspec.Struct, Generic[State], frozen=True):
 
 
 class Model(Protocol[State, Move]):
-    """See above. All of it is deterministic."""
+    """What the explorer needs. Everything must be deterministic."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def bounds(self) -> str:
-        """What is explored, for people: "2 requests, 3 device blocks, ...". A proof holds for these."""
+        """What is explored, for people: "2 requests, 3 device blocks, ...". A proof holds within these."""
 
     @property
     def requirements(self) -> Sequence[Requirement[State]]: ...
@@ -80,29 +84,35 @@ class Model(Protocol[State, Move]):
     def initial(self) -> Iterable[State]: ...
 
     def actions(self, state: State) -> Iterable[Move]:
-        """What may happen in it, in a fixed order."""
+        """What may happen in this state, in a fixed order."""
 
     def next(self, state: State, action: Move) -> State | None:
-        """The state that follows; the one given is not used again. None: the action does not apply, and
-        nothing has changed."""
+        """The state after the action. The given state is not used again.
+
+        None if the action does not apply; then nothing has changed.
+        """
 
     def fingerprint(self, state: State) -> Hashable:
-        """Equal for states that neither the properties nor the future can tell apart; small, and the same in
-        every process."""
+        """Equal for states that no requirement and no later action can tell apart.
+
+        It should be small, and must be the same in every process.
+        """
 
     def wind_down(self, state: State) -> Move | None:
-        """Of its actions the one that leads to rest; None where there is nothing left to wind down."""
+        """The action that leads towards rest; None if there is nothing left to wind down."""
 
     def save(self, state: State) -> Any:
-        """A state as something that can be kept and sent; the state itself, if it is immutable."""
+        """The state in a form that can be kept and sent; the state itself if it is immutable."""
 
     def load(self, saved: Any) -> State: ...
 
 
 class Refutation(msgspec.Struct, frozen=True):
-    """The shortest way to a broken property: actions from the initial state `start`, the last one included.
+    """A shortest path to a broken requirement.
 
-    circle: of an "eventually", where winding down begins to go round for ever; -1 if it does not.
+    path: the actions, the last one included.
+    start: which initial state it starts from.
+    circle: for an "eventually", the place in the path where winding down enters a cycle; -1 if it does not.
     """
 
     finding: Finding
@@ -112,9 +122,18 @@ class Refutation(msgspec.Struct, frozen=True):
 
 
 class Exploration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen. states: distinct ones. transitions: actions taken. depth: actions from an initial
-    state to the farthest. seconds: of wall time. reached: the "sometimes" that were met. unreached: those
-    that were not."""
+    """What an exploration saw.
+
+    states: how many distinct states.
+    transitions: how many actions were taken.
+    depth: actions from an initial state to the farthest state.
+    seconds: wall time.
+    limit: what ended an undetermined search.
+    reached: the "sometimes" that held somewhere.
+    unreached: the "sometimes" that held nowhere.
+    actions: how often each action was taken, by its name.
+    edges: the edges of the machine tables that were taken; `coverage.never_taken` gives the others.
+    """
 
     model: str
     bounds: str
@@ -124,14 +143,11 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
     depth: int
     seconds: float
     limit: str = ""
-    """What ended an undetermined search."""
     refutation: Refutation | None = None
     reached: tuple[str, ...] = ()
     unreached: tuple[str, ...] = ()
     actions: dict[str, int] = {}
-    """How often each action was taken, by its name."""
     edges: tuple[TableEdge, ...] = ()
-    """Of the machine tables, those that were taken; `coverage.never_taken` names the others."""
 
     @property
     def states_per_second(self) -> float:

@@ -1,10 +1,10 @@
-"""Reduction: from all that was done in a run to the few actions that it takes.
+"""Reduction: from all actions of a failed run to the few that it takes to fail.
 
-Actions name things by their place, so that a run from which some were left out is a run still, only another
-one: each candidate is simply done, on a fresh world, and counts if it breaks the same property. First whole
-kinds are left out, then all that concerns one thing, then ever smaller pieces down to single actions
-(delta debugging: Zeller and Hildebrandt, 2002), and last the numbers are made small. What comes out is
-minimal: no single action of it can be left out. It need not be the shortest that there is.
+Actions name things by their place, so a run without some of its actions is still a valid run. Each candidate
+runs in a fresh world, and counts if it breaks the same property. Reduction first leaves out whole kinds of
+action, then all actions on one thing, then ever smaller pieces down to single actions (delta debugging:
+Zeller and Hildebrandt, 2002). Last it makes the numbers small. The result is minimal, because no single
+action can be left out. A shorter failing run may exist.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ MOST_RERUNS = 4000
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """actions: those that happened, up to the one that failed. finding: None if nothing failed."""
+    """What happened when actions were done in a fresh world.
+
+    actions: those that happened, up to the failing one.
+    finding: None if nothing failed.
+    """
 
     world: World
     actions: tuple[Action, ...]
@@ -30,7 +34,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """actions: the fewest that were found. finding: theirs. reruns: how many it took."""
+    """The fewest failing actions that were found, their finding, and how many reruns it took."""
 
     actions: tuple[Action, ...]
     finding: Finding
@@ -38,13 +42,13 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 class NotRepeated(KvsmError):
-    """A failure that does not come again when the same is done: something outside decides, too."""
+    """A failure that the same actions do not repeat, so something outside of them decides, too."""
 
 
 def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Rerun:
-    """Do all this in a fresh world, and look at everything at the end. What cannot happen is left out.
+    """Do these actions in a fresh world, then check everything. Actions that cannot happen are left out.
 
-    to_rest: then wind down, and look again. What happens on the way is none of the actions.
+    to_rest: afterwards wind down and check again. The actions of winding down are not recorded.
     """
     world = make_world()
     done: list[Action] = []
@@ -56,7 +60,7 @@ def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest
         world.check()
         if to_rest:
             rest(world, [])
-    except Exception as error:  # Whatever the real code raises is what is looked for.
+    except Exception as error:  # whatever the real code raises is a finding
         return Rerun(world, tuple(done), finding_of(error))
     return Rerun(world, tuple(done), None)
 
@@ -68,12 +72,12 @@ def reduce(
     *,
     most_reruns: int = MOST_RERUNS,
 ) -> Reduction:
-    """As few of these actions as break the same property. Raises `NotRepeated` if all of them do not.
+    """Reduce to few actions that break the same property. Raises `NotRepeated` if all together do not.
 
-    make_world: a fresh world each time, of the configuration in which they failed.
+    make_world: makes a fresh world with the configuration of the failed run.
     """
     reducer = _Reducer(make_world, finding, most_reruns)
-    # What is wrong with the way to rest is seen there alone. All else is shorter told without that way.
+    # A fault on the way to rest shows only there. Any other fault is told more briefly without it.
     if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
         raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
     reducer.leave_out_kinds()
@@ -84,8 +88,10 @@ def reduce(
 
 
 class _Reducer:
-    """best: the shortest failing list so far. A candidate that fails takes its place, cut behind the failure
-    and without what could not happen."""
+    """Keeps the shortest failing list so far as `best`.
+
+    A failing candidate replaces it, cut after the failure and without the actions that could not happen.
+    """
 
     def __init__(self, make_world: Callable[[], World], finding: Finding, most_reruns: int) -> None:
         self._make_world, self.finding, self._most_reruns = make_world, finding, most_reruns
@@ -104,22 +110,22 @@ class _Reducer:
         return True
 
     def fails_on_the_way_to_rest(self, candidate: list[Action]) -> bool:
-        """From here on each candidate is wound down."""
+        """From now on each candidate is wound down as well."""
         self._to_rest = True
         return self.fails(candidate)
 
     def leave_out_kinds(self) -> None:
-        """The most frequent first: what is left is quicker to repeat."""
+        """The most frequent kind first, so that later reruns are quicker."""
         for (name,), _ in Counter(action[:1] for action in self.best).most_common():
             self.fails([action for action in self.best if action[0] != name])
 
     def leave_out_things(self) -> None:
-        """Each kind's actions on one request, one copy, one place."""
+        """All actions of one kind on one request, copy or place."""
         for thing, _ in Counter(action[:2] for action in self.best if len(action) > 1).most_common():
             self.fails([action for action in self.best if action[:2] != thing])
 
     def leave_out_pieces(self) -> None:
-        """Delta debugging: halves, quarters, ... single actions, and these until none can be left out."""
+        """Delta debugging: halves, quarters, and so on; then single actions until none can be left out."""
         size = max(1, len(self.best) // 2)
         while True:
             before = len(self.best)
@@ -133,7 +139,7 @@ class _Reducer:
                 return
 
     def make_numbers_small(self) -> None:
-        """0 says less than 5. A list may become shorter by it, but never longer."""
+        """Try 0 and 1 in place of larger numbers. This may shorten the list, and never lengthens it."""
         for place in range(len(self.best)):
             for number in range(1, len(self.best[place]) if place < len(self.best) else 0):
                 self._make_small(place, number)

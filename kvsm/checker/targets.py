@@ -1,4 +1,4 @@
-"""What can be walked through: worlds over real code, each with the small configurations that it may have."""
+"""The targets of `kvsm fuzz`: worlds over real code, each with random small configurations."""
 
 from __future__ import annotations
 
@@ -20,8 +20,11 @@ from kvsm.worlds.world import Action, World
 
 
 class WalkTarget(msgspec.Struct, frozen=True):
-    """A sort of world. draw: options for one run. describe: what can be seen of a world, for people. share:
-    of the runs, where all targets are walked: about in inverse proportion to what an action costs."""
+    """A kind of world.
+
+    draw: draws the options of one run.
+    share: its share of the runs if all targets are walked; smaller for worlds with costly actions.
+    """
 
     says: str
     options: type[msgspec.Struct]
@@ -31,7 +34,7 @@ class WalkTarget(msgspec.Struct, frozen=True):
 
 
 class WalkCase(msgspec.Struct, frozen=True):
-    """A world that can be made again and again."""
+    """A kind of world with its options, from which the same world can be made any number of times."""
 
     target: str
     options: msgspec.Struct
@@ -41,7 +44,7 @@ class WalkCase(msgspec.Struct, frozen=True):
 
 
 def draw_case(target: str, random: Random) -> WalkCase:
-    """Of one target, or of `all`. Raises `ConfigError` if there is none of this name."""
+    """Draw a case of this target, or of `all`. Raises `ConfigError` for an unknown target."""
     if target == "all":
         target = random.choice([name for name, one in TARGETS.items() for _ in range(one.share)])
     if target not in TARGETS:
@@ -50,7 +53,7 @@ def draw_case(target: str, random: Random) -> WalkCase:
 
 
 def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
-    """From options as they stand in a file. Raises `ConfigError`."""
+    """A case from the options in a file. Raises `ConfigError`."""
     if target not in TARGETS:
         raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}")
     try:
@@ -63,15 +66,17 @@ def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
 
 
 class _WalkedServing(ServingWorld):
-    """An engine that has nothing more to do steps no more: a walk has better worlds to go through. And it is
-    looked at more often, for its own checks say less about the ledger than those of the core's world."""
+    """Ends a run when its engine has nothing more to do, so that the walk goes on with another world.
+
+    It is checked more often than the core's world, because its own checks say less about the ledger.
+    """
 
     check_every = 20
 
     def draw(self, random: Random) -> Action:
         action = super().draw(random)
         if action == ("step",) and not self.may_step():
-            raise IndexError("nothing may happen any more")
+            raise IndexError("nothing is left to do")
         return action
 
 
@@ -83,15 +88,15 @@ _GROUPS = (
 
 
 def _draw_serving(random: Random) -> ServingOptions:
-    """A few dozen requests with common beginnings, and an engine in which a few of them have room."""
+    """A few dozen requests with common prefixes, and an engine with room for a few of them."""
     groups = random.choice(_GROUPS)
     store = random.choice((StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY))
-    # A lazy store takes single blocks from a pool that it may look into, and counts no offers.
+    # A lazy store needs chunks of one block and references to the pool, and counts no offers.
     lazy = store is StoreMode.LAZY
     longest = random.randint(2, 4) * HASH_TOKENS
     return ServingOptions(
         requests=tuple([_draw_request(random, longest) for _ in range(random.randint(20, 100))]),
-        # The longest request has room, with what it decodes and the step that is ahead.
+        # Room for the longest request, what it decodes, and the step that is scheduled ahead.
         device_blocks=(longest // HASH_TOKENS + 3) * len(groups) + random.randint(0, 4),
         slots=random.randint(2, 6),
         workers=random.choice((1, 2, 2)),
@@ -121,7 +126,7 @@ def _draw_serving(random: Random) -> ServingOptions:
 
 
 def _draw_request(random: Random, longest: int) -> RequestSpec:
-    """Its first two blocks are those of many others."""
+    """A request that shares its first two blocks with many others."""
     length = random.randint(1, longest)
     shared = min(length, random.choice((0, HASH_TOKENS, 2 * HASH_TOKENS)))
     prompt = [*range(shared), *[random.randint(100, 102) for _ in range(length - shared)]]

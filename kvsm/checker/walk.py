@@ -1,13 +1,13 @@
 """The random walk: many short runs of a world, each from a seed of its own.
 
-A run draws a small configuration, and with `swarm` a profile: most kinds of action as often as the world
-draws them, some seldom, some not at all. Bugs hide in runs in which something never happens (no report
-ever fails, nothing is ever cancelled), and no fixed mixture has such runs. Then it lets things happen, has
-the world look at everything now and again, and winds down to rest.
+A run draws a small configuration. With `swarm` it also draws a profile: most kinds of action happen as often
+as the world draws them, some seldom, some never. Some bugs need a run in which something never happens (no
+report fails, nothing is cancelled), and no fixed mixture of actions gives such runs. The run then does
+actions, checks the world now and again, and winds down to rest.
 
-Nothing but (seed, number of the run) decides what is done in a run: so a failure is these two numbers and
-the list of its actions. Clocks and limits only decide how many runs there are. With several processes the
-runs are counted in their order, and the result is the same.
+Only the seed and the number of the run decide what happens in it, so these two numbers and the list of
+actions describe a failure. Clocks and limits only decide how many runs there are. Several processes give the
+same result as one, because runs are counted in order.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
 MakeWorld = Callable[[Random], World]
-"""A new world, of a configuration that it draws."""
+"""Makes a new world with a configuration drawn from the random numbers."""
 
 FEWEST_ACTIONS, MOST_ACTIONS = 300, 2000
 CHECK_EVERY = 250
-"""Actions from one look at everything to the next, unless the world has a `check_every` of its own."""
+"""Actions between two checks of the whole world, unless it has its own `check_every`."""
 MOST_WINDING = 20_000
-"""Actions on the way to rest, after which it counts as endless."""
+"""After this many actions the way to rest counts as endless."""
 FEW_WINDING = 500
-"""Actions on the way to rest, after which it is worth the time to see whether it goes round in a circle."""
+"""After this many actions the way to rest is searched for a cycle, which costs time."""
 _BATCH = 8
-"""Runs that a process makes at a time. Garbage is collected in between: within a run there is little."""
-_LOOK_AFTER_S = 1.0
-"""So long without a batch, and it is looked whether the processes are there."""
+"""Runs that a process makes at a time. Garbage is collected between batches; a run makes little of it."""
+_LIVENESS_S = 1.0
+"""How long to wait for a batch before checking that all processes are alive."""
 _SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
 _TRIES = 16
 
 
 class WalkFailure(msgspec.Struct, frozen=True):
-    """A run that ended in a finding, with all that was done in it, what could not happen left out."""
+    """A run that ended in a finding, with the actions that happened in it."""
 
     run: int
     actions: tuple[Action, ...]
@@ -58,9 +58,13 @@ class WalkFailure(msgspec.Struct, frozen=True):
 
 
 class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk came to. next_run: go on with it. operations: what was done and compared, as the world
-    counts it, or else actions that happened. most_in_flight: copies at once, if the world counts them.
-    interrupted: by Ctrl-C."""
+    """The result of a walk.
+
+    next_run: the run to continue with.
+    operations: as the world counts them, or else how many actions happened.
+    most_in_flight: the most copies at once, if the world counts them.
+    interrupted: whether Ctrl-C ended the walk.
+    """
 
     seed: int
     next_run: int = 0
@@ -77,6 +81,8 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RunResult(msgspec.Struct, frozen=True):
+    """What one run adds to a `WalkResult`."""
+
     operations: int
     most_in_flight: int
     failure: WalkFailure | None
@@ -94,11 +100,15 @@ def walk(
     jobs: int = 1,
     progress: Callable[[WalkResult], None] | None = None,
 ) -> WalkResult:
-    """Make runs from `first_run` on until one fails, or a limit is reached, or Ctrl-C. Without a limit: on.
+    """Make runs from `first_run` on until one fails, a limit is reached, or Ctrl-C. Without a limit,
+    endlessly.
 
-    With `runs` or `operations` the result is the same every time, whatever `jobs` is. jobs: processes;
-    forked, so that `make_world` may be anything. progress: called after every run. Raises `ConfigError` if
-    a process is killed.
+    With `runs` or `operations` the result is the same every time, for any `jobs`.
+
+    jobs: how many processes. They are forked, so `make_world` need not be picklable.
+    progress: called after every run.
+
+    Raises `ConfigError` if a process is killed.
     """
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
     with _runs_of(_RunMaker(make_world, seed, swarm), first_run, jobs) as made:
@@ -128,21 +138,22 @@ def walk(
 
 
 def random_of(seed: int, run: int) -> Random:
-    """What a run draws from. `make_world(random_of(seed, run))` is its world as it was at first."""
+    """The random numbers of a run. `make_world(random_of(seed, run))` makes its initial world."""
     return Random(f"{seed}/{run}")
 
 
 Batch = AsyncResult[list[_RunResult]]
-"""Runs that a process is making."""
+"""Runs that a process is working on."""
 
 
 class _RunMaker:
-    """One run, and all that decides what happens in it."""
+    """Makes runs; holds all that decides what happens in them."""
 
     def __init__(self, make_world: MakeWorld, seed: int, swarm: bool) -> None:
         self.make_world, self.seed, self.swarm = make_world, seed, swarm
 
     def run(self, number: int) -> _RunResult:
+        """Make the run with this number."""
         random = random_of(self.seed, number)
         world = self.make_world(random)
         draw = _swarm_of(world, f"{self.seed}/{number}") if self.swarm else _draw
@@ -152,19 +163,19 @@ class _RunMaker:
             for place in range(random.randint(FEWEST_ACTIONS, MOST_ACTIONS)):
                 try:
                     action = draw(world, random)
-                except IndexError:  # Of `Random.choice`: there is nothing to choose from.
+                except IndexError:  # from `Random.choice`: there is nothing to choose from
                     break
                 _do(world, action, done)
                 if place % check_every == check_every - 1:
                     world.check()
             world.check()
             rest(world, done)
-        except Exception as error:  # Whatever the real code raises is what is looked for.
+        except Exception as error:  # whatever the real code raises is a finding
             return _run_of(world, done, WalkFailure(number, tuple(done), finding_of(error)))
         return _run_of(world, done, None)
 
     def batch(self, first: int) -> list[_RunResult]:
-        """Runs from `first` on; none after one that failed."""
+        """A batch of runs from `first` on. It ends early after a failed run."""
         made: list[_RunResult] = []
         while len(made) < _BATCH and not (made and made[-1].failure):
             made.append(self.run(first + len(made)))
@@ -173,8 +184,11 @@ class _RunMaker:
 
 
 def rest(world: World, done: list[Action]) -> None:
-    """Wind down, and look at what is left. Raises `PropertyBroken` (S9) if there is no end to it: then `done`
-    ends where it began, for the way is always the same."""
+    """Wind down, then check the world. Appends the actions to `done`.
+
+    Raises `PropertyBroken` (progress, S9) if the way to rest does not end. Then `done` is as it was before,
+    because the way is always the same.
+    """
     began, seen = len(done), set[bytes]()
     for number in range(MOST_WINDING):
         action = world.wind_down()
@@ -196,7 +210,7 @@ def rest(world: World, done: list[Action]) -> None:
 
 
 def _do(world: World, action: Action, done: list[Action]) -> None:
-    """The action stands among those done while it happens: if it raises, it is the last one."""
+    """Do an action and record it. An action that raises stays recorded, as the last one."""
     done.append(action)
     if not world.do(action):
         done.pop()
@@ -213,15 +227,17 @@ def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> _R
 
 @runtime_checkable
 class Favouring(Protocol):
-    """A world that draws by a profile itself, which is quicker than to draw and throw away."""
+    """A world that applies a profile itself, which is faster than drawing and discarding actions."""
 
     def favour(self, share: Callable[[str], float]) -> None:
-        """Draw of each kind of action only this share."""
+        """Draw only this share of each kind of action."""
 
 
 def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
-    """How large a part of what the world draws of each kind may happen in this run. The share hangs on the
-    name of the kind, and not on when it turns up."""
+    """A function that draws actions by the profile of this run.
+
+    The share of a kind depends on its name, not on when it is drawn first.
+    """
 
     def share(name: str) -> float:
         return Random(f"{seed}/{name}").choice(_SHARES)
@@ -239,14 +255,14 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
                 shares[name] = share(name)
             if random.random() < shares[name]:
                 break
-        return action  # If nothing that is wanted can be drawn, the last one: a run does not stop.
+        return action  # after too many tries any action will do: a run must go on
 
     return draw
 
 
 @contextmanager
 def _runs_of(task: _RunMaker, first_run: int, jobs: int) -> Iterator[Iterator[_RunResult]]:
-    """Endless runs, in their order, made here or by processes."""
+    """An endless series of runs in order, made in this process or in others."""
     if jobs > 1:
         others = set(active_children())
         with get_context("fork").Pool(jobs, _begin_process, (task,)) as pool:
@@ -279,16 +295,18 @@ def _in_order(begin: Callable[[int], Batch], first_run: int, jobs: int) -> Itera
 
 
 def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_RunResult]:
-    """A pool puts another process in the place of one that was killed, and never tells of its batch."""
+    """Wait for a batch. A pool replaces a killed process silently, and then its batch would never come."""
     while not batch.ready():
-        batch.wait(_LOOK_AFTER_S)
+        batch.wait(_LIVENESS_S)
         if not batch.ready() and not processes <= set(active_children()):
-            raise ConfigError("a process of the walk was killed, maybe for want of memory; try fewer --jobs")
+            raise ConfigError(
+                "a process of the walk was killed, perhaps for lack of memory; try fewer --jobs"
+            )
     return batch.get()
 
 
 _task_of_process: _RunMaker
-"""Inherited by fork: a world's maker need not be one that can be sent."""
+"""Inherited by fork, because `make_world` may not be picklable."""
 
 
 def _begin_process(task: _RunMaker) -> None:

@@ -1,8 +1,8 @@
-"""Whether winding down leads to rest, from every state (S9).
+"""Whether winding down leads to rest from every state: progress (S9).
 
-In each state at most one action winds down, so those actions make a graph in which every state has one way
-out, or none. From any state the way ends where the property holds, or it does not: it goes round in a
-circle, or stops too early, or leaves what was explored. Each state is passed once, whatever leads to it.
+In each state at most one action winds down. These actions form a graph in which every state has at most one
+successor. The way from a state arrives where the requirement holds, or it fails: it enters a cycle, stops too
+early, or leaves the explored states. Each state is visited once.
 """
 
 from __future__ import annotations
@@ -14,25 +14,31 @@ END = -1
 """In place of the next state: nothing winds down there."""
 
 UNEXPLORED = -2
-"""In place of the next state: it was not looked at."""
-
+"""In place of the next state: it was not explored."""
 
 _UNKNOWN, _ARRIVES, _FAILS, _LEAVES, _ON_THE_WAY = range(5)
-"""What becomes of a state."""
+"""The fates of a state."""
 
 
 class Winding(NamedTuple):
-    """way: from the first state that does not arrive, state by state; empty if all do. circle: the place in
-    it to which its last state leads back, -1 if it stops. A way that leaves what was explored is not one that
-    fails: a search that was cut is undetermined anyway."""
+    """The first failing way, if any.
+
+    way: its states, from the first state that does not arrive; empty if all arrive.
+    circle: the place in it to which its last state leads back; -1 if it stops.
+
+    A way that leaves the explored states does not fail: a search that was cut short is undetermined anyway.
+    """
 
     way: tuple[int, ...]
     circle: int
 
 
 def wind_down(following: Sequence[int], holds: Sequence[int]) -> Winding:
-    """following: of each state the next one, or `END`, or `UNEXPLORED`. holds: whether the property
-    does, of each."""
+    """Follow every state to where winding down ends.
+
+    following: for each state the next one, or `END`, or `UNEXPLORED`.
+    holds: for each state whether the requirement holds in it.
+    """
     fates = bytearray(len(following))
     for state in range(len(following)):
         if fates[state] == _UNKNOWN and _settle(state, following, holds, fates) == _FAILS:
@@ -41,7 +47,7 @@ def wind_down(following: Sequence[int], holds: Sequence[int]) -> Winding:
 
 
 def _settle(first: int, following: Sequence[int], holds: Sequence[int], fates: bytearray) -> int:
-    """Follow the way from a state, and note the same fate for all on it."""
+    """Follow the way from a state, and record one fate for all states on it."""
     way = []
     state = first
     while True:
@@ -63,7 +69,7 @@ def _settle(first: int, following: Sequence[int], holds: Sequence[int], fates: b
 
 
 def _failing(first: int, following: Sequence[int]) -> Winding:
-    """The way from a state that does not arrive."""
+    """The way from a state that does not arrive, with its cycle."""
     places: dict[int, int] = {}
     state = first
     while state >= 0 and state not in places:

@@ -26,12 +26,12 @@ from kvsm.states import MACHINES
 
 UNUSABLE = 1
 MOST = 1_000_000
-"""No bound is larger: nothing of that size can be explored, and not all of it can be packed."""
+"""The largest bound. Nothing of that size can be explored, nor always be packed."""
 WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
 
 
 class _CheckCommand(click.Command):
-    """2 means refuted here, so input that cannot be used leaves with another code than elsewhere."""
+    """Exits with 1 for unusable input, because 2 means refuted here."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         with _unusable():
@@ -60,32 +60,32 @@ def _unusable() -> Iterator[None]:
 
 @click.command(cls=_CheckCommand)
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
-@click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds, and check nothing.")
-@click.option("--scope", default="small", show_default=True, help="How far; see --list.")
+@click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds; check nothing.")
+@click.option("--scope", default="small", show_default=True, help="What to explore; see --list.")
 @click.option(
     "-b",
     "--bound",
     "bounds",
     metavar="NAME=N",
     multiple=True,
-    help="Another bound than that of the scope: device_blocks=3. May be given again.",
+    help="Replace a bound of the scope: device_blocks=3. Repeatable.",
 )
-@click.option("--no-symmetry", is_flag=True, help="Tell apart what is alike: more states, the same verdict.")
 @click.option(
-    "--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one for each CPU]", metavar="N"
+    "--no-symmetry", is_flag=True, help="Do not merge symmetric states: more states, the same verdict."
 )
-@click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Of each model, at most.")
-@click.option("--states", "max_states", type=click.IntRange(min=1), help="Of each model, at most.")
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU]", metavar="N")
+@click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Limit for each model.")
+@click.option("--states", "max_states", type=click.IntRange(min=1), help="Limit for each model.")
 @click.option(
     "--depth",
     "max_depth",
     type=click.IntRange(min=1),
-    help="Actions from the start, at most; the protocol knows no such limit.",
+    help="Limit of actions from the start; the protocol does not support it.",
 )
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each model.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per model.")
 def check(
     models: tuple[str, ...],
     only_list: bool,
@@ -97,22 +97,21 @@ def check(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Explore every interleaving of MODEL within bounds; of all models if none is named.
+    """Explore every interleaving of MODEL within bounds, or of all models.
 
-    A model is explored breadth first: every action in every state that can be reached. So if it is refuted,
-    the way that is shown is a shortest one, step by step with what each changed; with --log it is an event
-    log, too (`kvsm show DIR/MODEL --block 0`). What is proved is proved for the bounds that are printed, and
-    for these alone.
+    Exploration is breadth first: every action in every reachable state. A refutation therefore shows a
+    shortest path, with what each step changed. --log also writes it as an event log
+    (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
 
     \b
-    kvsm check                                 a small scope of each, some seconds
+    kvsm check                                 a small scope of each model, some seconds
     kvsm check serving --scope full            minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
-    kvsm check --list                          what there is
+    kvsm check --list                          all models and scopes
 
     \b
-    Exit codes: 0 proved; 2 refuted; 3 undetermined, a limit came first; 1 the input cannot be used.
-    Several models: refuted if one is, else undetermined if one is.
+    Exit codes: 0 proved; 2 refuted; 3 undetermined, because a limit came first; 1 unusable input.
+    Several models: refuted if any is, else undetermined if any is.
     """
     if only_list:
         _print_list(as_json)
@@ -133,11 +132,11 @@ def check(
     raise SystemExit(next(one for one in WORST_FIRST if one in verdicts).value)
 
 
-# What is to be checked.
+# What to check.
 
 
 def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:
-    """The models that are named, in the order of the registry; else all that have this scope."""
+    """The named models in the order of the registry, or all that have this scope."""
     for name in names:
         if name not in MODELS:
             raise ConfigError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
@@ -155,7 +154,7 @@ def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[Che
 
 
 def _bounded(model: CheckedModel, scope: str, bounds: Sequence[str]) -> Any:
-    """The scope with those of the bounds that the model has."""
+    """The scope with the bounds that the model has."""
     wanted = model.scopes[scope]
     own = {name: number for name, number in _numbers(bounds).items() if name in model.bounds(wanted)}
     return model.bounded(wanted, own) if own else wanted
@@ -168,21 +167,21 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
         if not number.isdecimal():
             raise ConfigError(f"--bound {bound!r} is not NAME=N, as device_blocks=3")
         if int(number) > MOST:
-            raise ConfigError(f"--bound {bound!r} is more than any bound can be: {MOST:,}")
+            raise ConfigError(f"--bound {bound!r} is too large; the limit is {MOST:,}")
         numbers[name.replace("-", "_")] = int(number)
     return numbers
 
 
 def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLimits:
-    """Of the limits those that this model has, which nobody named. One that is named refuses the others."""
+    """The limits that this model supports. A model that was not named drops the others with a notice."""
     if limit.max_depth is None or model.takes_depth:
         return limit
-    click.echo(f"kvsm: {model.name} knows no --depth, and is explored without", err=True)
+    click.echo(f"kvsm: {model.name} does not support --depth and is explored without it", err=True)
     return msgspec.structs.replace(limit, max_depth=None)
 
 
 def _print_list(as_json: bool) -> None:
-    """Of each scope but a model's first only what is different; in JSON all of it."""
+    """Print all scopes. Text shows how each differs from the first one of its model, JSON everything."""
     if as_json:
         for model in MODELS.values():
             scopes = {name: model.bounds(scope) for name, scope in model.scopes.items()}
@@ -199,15 +198,15 @@ def _print_list(as_json: bool) -> None:
             first = first or bounds
 
 
-# How it goes.
+# Progress.
 
 
 def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Exploration:
-    """With a line on a terminal that tells how far it is. It is gone when the result comes."""
+    """Explore. A terminal shows a line of progress until the result comes."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return model.explore(scope, limits)
-    # Refreshed by hand: a thread would be running when the explorer forks.
+    # Refreshed by hand, because a thread must not run when the explorer forks.
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(progress: ExplorationProgress) -> None:
@@ -217,13 +216,14 @@ def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Expl
 
 
 def progress_line(name: str, progress: ExplorationProgress) -> str:
+    """How far the exploration of a model has come, in one line."""
     return (
         f"{name}   {progress.states:,} states   {progress.states_per_second:,.0f} states/s   "
         f"depth {progress.depth}   queue {progress.queue:,}   {progress.seconds:.0f} s"
     )
 
 
-# What it came to.
+# Results.
 
 
 def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None) -> Iterator[str]:
@@ -240,9 +240,9 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
     if found.unreached:
         yield f"  unreached  {', '.join(found.unreached)}"
         if found.verdict is Verdict.REFUTED and told is None:
-            yield "             all was seen, so they cannot be: that refutes it"
+            yield "             all states were seen, so they are unreachable: this refutes the model"
         elif found.verdict is Verdict.PROVED:
-            yield "             all was seen, so they cannot be; with bounds of your own none is required"
+            yield "             all states were seen, so they are unreachable; changed bounds require none"
     if model.machines:
         missed = never_taken(found.edges, model.machines)
         edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)
@@ -267,26 +267,26 @@ def _json_of(model: CheckedModel, found: Exploration, told: Counterexample | Non
 
 
 def _way(found: Exploration) -> Refutation | None:
-    """What there is to be told of a refutation: no way leads to what is never reached."""
+    """The refutation, if it has a path. A "sometimes" that is never reached has none."""
     way = found.refutation
     return None if way is None or str(way.finding.property) in found.unreached else way
 
 
 def _check_free(log: Path, names: Sequence[str]) -> None:
-    """What would be refused after minutes is refused now."""
+    """Refuse an unusable directory now, not after minutes of exploring."""
     try:
         log.mkdir(parents=True, exist_ok=True)
         taken = [log / name for name in names if (log / name).is_file() or any((log / name).glob("*"))]
     except OSError as error:
-        raise ConfigError(f"{log} cannot be a directory for logs: {error.strerror}") from error
+        raise ConfigError(f"{log} cannot hold logs: {error.strerror}") from error
     if taken:
-        raise ConfigError(f"{taken[0]} is not free for a log; give a directory that is new or empty")
+        raise ConfigError(f"{taken[0]} is not empty; give a new or empty directory for the log")
 
 
 def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:
     events = model.events(scope, way)
     if not events:
-        click.echo(f"kvsm: {model.name} runs no offload core, so there is no event log to keep", err=True)
+        click.echo(f"kvsm: {model.name} runs no offload core, so it has no event log", err=True)
         return
     save_log(events, place)
-    click.echo(f"kvsm: its {len(events):,} events are in {place}: kvsm show {place} --block 0", err=True)
+    click.echo(f"kvsm: its {len(events):,} events are in {place}; try kvsm show {place} --block 0", err=True)

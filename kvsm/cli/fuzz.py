@@ -1,4 +1,4 @@
-"""`kvsm fuzz`: the random walk through the real code, and what is left of what it finds."""
+"""`kvsm fuzz`: the random walk through the real code, and the reduction of its failures."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from kvsm.worlds.world import World
 
 DEFAULT_SECONDS = 10.0
 STATE_FILE = Path("kvsm-fuzz.json")
-"""Where a walk that was interrupted is kept, if no file was named."""
+"""Where an interrupted walk is saved if no file was named."""
 
 
 class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A walk that can go on. next_run: all runs before it were made, each once; the rest are totals."""
+    """The totals of a walk so far, from which it can continue. next_run: each run before it was made once."""
 
     target: str
     seed: int
@@ -40,6 +40,7 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
     most_in_flight: int = 0
 
     def and_(self, more: WalkResult) -> FuzzProgress:
+        """These totals with those of further runs."""
         return FuzzProgress(
             target=self.target,
             seed=self.seed,
@@ -52,7 +53,7 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. directory: where the failure was written."""
+    """What `--json` prints. directory: where the failure was saved."""
 
     progress: FuzzProgress
     operations_per_second: float
@@ -67,37 +68,40 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice([*TARGETS, "all"]),
     help="What to walk through (core).",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after so long (10).")
-@click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs, whatever it takes.")
-@click.option("--seed", type=click.IntRange(min=0), metavar="S", help="Where to begin. Default: a new one.")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after this time (10).")
+@click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs instead.")
 @click.option(
-    "--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one for each CPU]", metavar="N"
+    "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
 )
+@click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU]", metavar="N")
 @click.option(
-    "--resume", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Go on there."
+    "--resume",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Continue the walk saved there, and save it again.",
 )
 @click.option(
     "--log",
     "directory",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where to write a failure: empty or absent. Default: kvsm-fuzz-TARGET-SEED-RUN.",
+    help="New or empty directory for a failure. Default: kvsm-fuzz-TARGET-SEED-RUN.",
 )
 @click.option(
     "--replay",
     "replayed",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Do again what `kvsm fuzz` has written there.",
+    help="Repeat the failure saved there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any) -> None:
-    """Walk at random through the real code, and reduce what goes wrong to the few actions that it takes.
+    """Walk at random through the real code, and reduce a failure to the few actions that it takes.
 
     A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
-    order, reports fail, come late or twice, the cache is reset. Each answer is compared with a plain account
-    of whose bytes are where. A run draws its own configuration, and which things happen in it often, seldom
-    or never. The seed and the number of the run decide all of it, so that a failure always comes again.
+    order, reports fail, come late or twice, the cache is reset. Each answer is compared with plain books that
+    say whose bytes are where. A run draws its configuration, and which things happen in it often, seldom or
+    never. The seed and the number of the run decide everything, so a failure can always be repeated.
 
     \b
     Targets:
@@ -109,27 +113,27 @@ def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any)
     \b
     Examples:
       kvsm fuzz                                   10 seconds of the core
-      kvsm fuzz --target all --seconds 3600 --resume walk.json      go on where it was left
+      kvsm fuzz --target all --seconds 3600 --resume walk.json      continue a walk
       kvsm fuzz --seed 7 --runs 500               the same 500 runs, every time
       kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
 
-    A failure is printed as numbered steps and written to a directory: the actions, a log for `kvsm show`,
-    `kvsm verify` and `kvsm replay`, and a test for pytest that fails as long as the bug is there. Ctrl-C
-    keeps what was done, and says how to go on.
+    A failure is printed as numbered steps and saved in a directory: the actions, a log for `kvsm show`,
+    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. Ctrl-C saves the
+    walk and prints how to continue.
 
     \b
-    Exit code: 0 if nothing was found; 1 for a failure; 2 for input that cannot be used.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input.
     """
     if replayed is None:
         _find(_FuzzOptions(**choices), jobs or os.cpu_count() or 1, as_json)
     elif any(one is not None for one in choices.values()):
-        raise click.UsageError("--replay does again what was saved, and takes --json alone beside it")
+        raise click.UsageError("--replay repeats what was saved; only --json can be given with it")
     else:
         _do_again(load(replayed), as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
-    """What the user asked for; None where it was left open."""
+    """The options that the user gave; None if not given."""
 
     target: str | None
     seconds: float | None
@@ -159,10 +163,10 @@ def _find(choices: _FuzzOptions, jobs: int, as_json: bool) -> None:
 
 
 def _begin(choices: _FuzzOptions) -> FuzzProgress:
-    """Where the walk goes on, or starts."""
+    """Where the walk continues or starts."""
     resume, target, seed = choices.resume, choices.target, choices.seed
     if resume is not None and not resume.parent.is_dir():
-        raise ConfigError(f"{resume}: the walk cannot be kept: there is no directory {resume.parent}")
+        raise ConfigError(f"{resume}: the walk cannot be saved: there is no directory {resume.parent}")
     if resume is None or not resume.exists():
         return FuzzProgress(
             target=target or "core", seed=SystemRandom().getrandbits(32) if seed is None else seed
@@ -170,10 +174,10 @@ def _begin(choices: _FuzzOptions) -> FuzzProgress:
     try:
         kept = msgspec.json.decode(resume.read_bytes(), type=FuzzProgress)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{resume}: no walk to go on with: {error}") from error
+        raise ConfigError(f"{resume}: no walk to continue: {error}") from error
     for name, given, value in (("--target", target, kept.target), ("--seed", seed, kept.seed)):
         if given not in (None, value):
-            raise ConfigError(f"{resume} is a walk with {name} {value}, and {name} {given} was asked for")
+            raise ConfigError(f"{resume} holds a walk with {name} {value}, not {name} {given}")
     return kept
 
 
@@ -197,7 +201,7 @@ def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: in
     live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
 
     def show(result: WalkResult) -> None:
-        # Not before: it has a thread, and processes that are forked beside threads may hang.
+        # Not earlier: it starts a thread, and a process forked beside a thread may hang.
         live.start()
         live.update(Text(_totals(start.and_(result), result.operations_per_second)))
 
@@ -208,7 +212,7 @@ def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: in
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:
-    """Whole or not at all: a file that is half written would lose the walk."""
+    """Save the walk atomically: a half-written file would lose it."""
     if path is None:
         return
     beside = path.with_name(path.name + ".new")
@@ -216,7 +220,7 @@ def _keep(progress: FuzzProgress, path: Path | None) -> None:
         beside.write_bytes(msgspec.json.encode(progress))
         os.replace(beside, path)
     except OSError as error:
-        raise ConfigError(f"{path}: the walk cannot be kept: {error.strerror}") from error
+        raise ConfigError(f"{path}: the walk cannot be saved: {error.strerror}") from error
 
 
 def _report(progress: FuzzProgress, result: WalkResult, directory: Path | None) -> FuzzReport:
@@ -245,16 +249,16 @@ def _totals(progress: FuzzProgress, rate: float) -> str:
 def _print(report: FuzzReport, resume: Path | None) -> None:
     click.echo(_totals(report.progress, report.operations_per_second))
     if report.interrupted:
-        click.echo(f"interrupted; to go on: kvsm fuzz --resume {resume or STATE_FILE}")
+        click.echo(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
     if report.failure is None:
         click.echo("no property was broken")
         return
     click.echo(f"\n{told(report.failure)}\n")
-    click.echo(f"written to {report.directory}; to do it again: kvsm fuzz --replay {report.directory}")
+    click.echo(f"saved in {report.directory}; to repeat it: kvsm fuzz --replay {report.directory}")
 
 
 def _do_again(failure: SavedFailure, as_json: bool) -> None:
-    """Exit code 1 if it fails, in whatever way."""
+    """Repeat a failure. Exit code 1 if it fails in any way."""
     outcome = rerun(failure.case().make, failure.actions, to_rest=True)
     if outcome.finding is not None:
         failure = failure.after(outcome.actions, outcome.finding)
@@ -262,7 +266,7 @@ def _do_again(failure: SavedFailure, as_json: bool) -> None:
         found = outcome.finding
         click.echo(json_with_titles({"fails": found is not None, "finding": found}))
     elif outcome.finding is None:
-        click.echo(f"{len(failure.actions)} actions, and no property is broken: it does not fail any more")
+        click.echo(f"{len(failure.actions)} actions, and no property is broken: it no longer fails")
     else:
         click.echo(told(failure))
     if outcome.finding is not None:

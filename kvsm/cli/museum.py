@@ -1,12 +1,12 @@
 """`kvsm museum`: real bugs of other systems, put back one by one, and which checker finds each.
 
-The museum is beside the package, in `specs/museum/` of the source: what it changes is the source.
+The museum is not in the package but in `specs/museum/` of the source, because it changes the source.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,19 +19,20 @@ from kvsm.errors import ConfigError
 from kvsm.properties import json_with_titles
 
 FAILED = 1
+UNCHANGED = "the unchanged code"
 ROOT = Path(kvsm.__file__).resolve().parents[1]
 
 
 @click.command()
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--list", "only_list", is_flag=True, help="List the exhibits, and look for none.")
-@click.option("--show", metavar="ID", help="Tell the story of one exhibit, and what brings it back.")
-@click.option("--all", "all_look", is_flag=True, help="Ask every checker, also when one has found it.")
+@click.option("--list", "only_list", is_flag=True, help="List the exhibits; search for none.")
+@click.option("--show", metavar="ID", help="Tell the story of one exhibit and show its change.")
+@click.option("--all", "all_look", is_flag=True, help="Ask every checker, even after one has found the bug.")
 @click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
-    help="Begin no other checker for an exhibit after so long.  [default: no limit]",
+    help="Start no further checker for an exhibit after this time.  [default: no limit]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 @click.pass_context
@@ -47,27 +48,27 @@ def museum(
 ) -> None:
     """Put real bugs back into kvsm, and let the checkers find them.
 
-    Each exhibit is a bug that a public KV offload system had, and the smallest change of kvsm's code that
-    brings it back. The checkers know nothing of it: they explore small worlds, walk through them at random,
-    run Hypothesis machines, and say what they saw and the shortest way there. The first one that sees it is
-    enough, unless --all of them are asked. Last of all comes the code as it is, in which they must
-    see nothing. For the exhibits that are named, the steps are printed, too. "stopped" is a bug that the
-    ledger does not let happen: what it wants was refused.
+    Each exhibit is a bug of a public KV offload system, with the smallest change of kvsm's code that brings
+    it back. The checkers know nothing of it. They explore small worlds, walk through them at random, run
+    Hypothesis machines, and report what they saw and a short way there. The search for a bug ends with the
+    first checker that sees it, unless --all is given. Last comes the unchanged code, in which they must see
+    nothing. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger does
+    not let the bug happen.
 
     \b
-    Exit codes: 0 all were found; 1 one escaped, a search was cut, or the code as it is was not clean; 2 the
-    input cannot be used, or a process was killed.
+    Exit codes: 0 all found; 1 one escaped, a search was cut short, or the unchanged code was not clean;
+    2 unusable input, or a process was killed.
 
     \b
-    kvsm museum                 all of them, some minutes
+    kvsm museum                 all exhibits, some minutes
     kvsm museum B17 B24         two of them, with the steps that lead there
-    kvsm museum --show B17      its story, and its change as a diff
+    kvsm museum --show B17      its story and its change as a diff
     """
     search = _import_museum("museum.search")
     exhibits = search.EXHIBITS
     for id in (*ids, *([show] if show else [])):
         if id not in exhibits:
-            raise click.UsageError(f"there is no exhibit {id}; kvsm museum --list has them all.")
+            raise click.UsageError(f"there is no exhibit {id}; see kvsm museum --list.")
     if show:
         click.echo(_story(exhibits[show]))
     elif only_list:
@@ -80,7 +81,7 @@ def museum(
 
 
 def _import_museum(name: str) -> Any:
-    """A module of the museum. Its scenarios use what the tests have."""
+    """Import a module of the museum. Its scenarios use helpers of the tests."""
     if not (ROOT / "specs" / "museum" / "__init__.py").is_file():
         raise ConfigError(
             "the museum is not in the package: it changes kvsm's source; clone the repository, "
@@ -104,7 +105,7 @@ def _list(exhibits: Sequence[Any], as_json: bool) -> None:
         click.echo(msgspec.json.format(json_with_titles(shown)).decode())
         return
     for one in exhibits:
-        click.echo(f"{one.id}  {one.breaks!s:30} {one.title}  ({one.source})")
+        click.echo(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.source})")
 
 
 def _story(exhibit: Any) -> str:
@@ -117,21 +118,19 @@ def _story(exhibit: Any) -> str:
         exhibit.diff(),
     ]
     if exhibit.stop:
-        lines.append(f"kvsm does not let it happen: {exhibit.stop!r} is what it says instead.")
+        lines.append(f"kvsm refuses this: {exhibit.stop!r} is in its message.")
     if exhibit.without_stop:
-        lines += ["Without that guard, too:", "", exhibit.diff_without_stop()]
+        lines += ["To remove that guard as well:", "", exhibit.diff_without_stop()]
     return "\n".join(lines).rstrip("\n")
 
 
 def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool) -> bool:
-    """Print results as they come. Returns whether each was found, and nothing in the code as it is."""
+    """Print results as they come. Returns whether all bugs were found and the unchanged code is clean."""
     results = []
-    if not as_json:
-        click.echo(f"{'':5} {'breaks':6} {'seen as':7} {'found by':40} {'steps':>5} {'seconds':>7}  bug")
     for result in found:
         results.append(result)
         if not as_json:
-            _print_row(search, result)
+            click.echo("\n     ".join(_result_lines(search, result)))
             if with_steps and result.finding is not None:
                 _print_steps(result)
                 click.echo(f"      {result.finding}")
@@ -143,30 +142,25 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
     return all(one.is_as_expected for one in results)
 
 
-def _print_row(search: Any, result: Any) -> None:
+def _result_lines(search: Any, result: Any) -> Iterator[str]:
+    """A bug, and who has found it."""
     exhibit = search.EXHIBITS.get(result.id)
-    breaks, title = (exhibit.breaks.id, exhibit.title) if exhibit else ("", "the code as it is")
-    seen = _seen_as(exhibit, result.finding) if result.finding else ""
-    found_by = [result.checker, *result.also] if result.finding else []
+    yield f"{result.id}  " + (f"{exhibit.title}; breaks {exhibit.breaks}" if exhibit else UNCHANGED)
+    if result.finding is not None:
+        is_refused = exhibit and exhibit.stop and exhibit.stop in result.finding.message
+        refused = " (kvsm refuses it)" if is_refused else ""
+        steps = f"{len(result.trace)} steps, " if result.trace else ""
+        yield f"{result.checker}: {result.finding.property}{refused}, {steps}{result.seconds:.1f} s"
+        yield from (f"also {name}" for name in result.also)
+    elif not result.cut:
+        yield f"{'ESCAPED' if exhibit else 'nothing is found'}, {result.seconds:.1f} s"
     if result.cut:
-        found_by.append("not finished: time was up")
-    first, *further = found_by or ["ESCAPED" if exhibit else "nothing is found"]
-    steps = str(len(result.trace) or "")
-    click.echo(f"{result.id:5} {breaks:6} {seen:7} {first:40} {steps:>5} {result.seconds:7.1f}  {title}")
-    for name in further:
-        click.echo(f"{'':20} {name}")
+        yield "not finished: time was up"
 
 
 def _print_steps(result: Any) -> None:
     for number, action in enumerate(result.trace, start=1):
         click.echo(f"      {number:3}. {' '.join(map(str, action))}")
-
-
-def _seen_as(exhibit: Any, finding: Any) -> str:
-    """The property; or that the ledger refused what the bug wants, as the exhibit says."""
-    if exhibit and exhibit.stop and exhibit.stop in finding.message:
-        return "stopped"
-    return str(finding.property.id)
 
 
 def _print_sum(search: Any, results: Sequence[Any]) -> None:
@@ -178,5 +172,5 @@ def _print_sum(search: Any, results: Sequence[Any]) -> None:
     )
     for one in results:
         if one.id == search.CLEAN and one.finding is not None:
-            click.echo(f"in the code as it is, {one.checker} found {one.finding}")
+            click.echo(f"in the unchanged code, {one.checker} found {one.finding}")
             _print_steps(one)

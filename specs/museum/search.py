@@ -143,7 +143,7 @@ class _SearchProcess:
             answer: SearchResult | str = self.connection.recv()
         except (EOFError, OSError):
             looked = f"the process that looked for {self._id} was killed"
-            raise ConfigError(f"{looked}, maybe for want of memory; try fewer --jobs") from None
+            raise ConfigError(f"{looked}, perhaps for lack of memory; try fewer --jobs") from None
         if isinstance(answer, str):
             raise RuntimeError(f"the search for {self._id} failed:\n{answer}")
         return answer
