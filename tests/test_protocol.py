@@ -11,7 +11,7 @@ from kvsm.checker import explorer
 from kvsm.checker.coverage import never_taken
 from kvsm.checker.model import Exploration, Kind, Verdict
 from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
-from kvsm.checker.protocol.explore import explore, explore_protocol
+from kvsm.checker.protocol.explore import explore
 from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import NodeFactory, StateBatch
 from kvsm.checker.protocol.offload import Variant, offload_protocol
@@ -59,7 +59,7 @@ def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
 )
 def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tuple[int, int, int]) -> None:
     """Every property of the protocol, S9 among them; the counts change only with the protocol."""
-    found = explore_protocol(scope, symmetry=symmetry)
+    found = explore(offload_protocol(scope), symmetry=symmetry)
     assert facts(found) == (Verdict.PROVED, *expected)
     assert found.unreached == ()
     assert found.bounds == str(scope)
@@ -67,7 +67,7 @@ def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tupl
 
 @pytest.mark.slow
 def test_two_workers_are_proved() -> None:
-    found = explore_protocol(ProtocolScope(workers=2), jobs=2)
+    found = explore(offload_protocol(ProtocolScope(workers=2)), jobs=2)
     assert facts(found) == (Verdict.PROVED, 584094, 5313119, 62)
 
 
@@ -130,14 +130,14 @@ def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> Non
 
 def test_threads_change_nothing() -> None:
     """S11: the same counts, and the same way to a bug."""
-    one, two = (explore_protocol(SMALL, variant=Variant.LOAD_UNHELD, jobs=jobs) for jobs in (1, 2))
+    one, two = (explore(offload_protocol(SMALL, Variant.LOAD_UNHELD), jobs=jobs) for jobs in (1, 2))
     assert facts(one) == facts(two)
     assert one.refutation == two.refutation
 
 
 def test_rows_that_the_protocol_never_takes_are_named() -> None:
     """Each with its reason: a row that is not among these, and is not taken, is one that nothing checks."""
-    found = explore_protocol(ProtocolScope(keys=1, slots=1, workers=2, queued=1))
+    found = explore(offload_protocol(ProtocolScope(keys=1, slots=1, workers=2, queued=1)))
     rows = {str(edge).partition(" (")[0] for edge in never_taken(found.edges, ("block", "transfer", "lease"))}
     assert rows == {
         # A slot that was used is not told apart from one that never was.
@@ -216,7 +216,7 @@ def assert_path_breaks(declared: Declaration, found: Exploration) -> None:
 
 
 def test_finding_names_the_cells_in_which_it_is_seen() -> None:
-    found = explore_protocol(SMALL, variant=Variant.RESET_FREES)
+    found = explore(offload_protocol(SMALL, Variant.RESET_FREES))
     assert found.refutation is not None
     message = found.refutation.finding.message
     assert "transfer of device block 0 is ABANDONED(pending=1, failed=0)" in message
@@ -298,7 +298,7 @@ def test_copy_that_never_starts_is_no_progress() -> None:
     found = explore(without(offload_protocol(TINY), "start"))
     assert found.refutation is not None
     assert found.refutation.finding.property == Property.PROGRESS
-    assert found.refutation.finding.message == "not all is at rest, and nothing winds it down"
+    assert found.refutation.finding.message == "the state is not at rest, and no action winds it down"
 
 
 def test_draining_that_goes_round_is_no_progress() -> None:
@@ -313,7 +313,7 @@ def test_draining_that_goes_round_is_no_progress() -> None:
 
 def test_limit_leaves_the_verdict_open() -> None:
     calls: list[explorer.ExplorationProgress] = []
-    found = explore_protocol(SMALL, max_states=1000, progress=calls.append)
+    found = explore(offload_protocol(SMALL), max_states=1000, progress=calls.append)
     assert found.verdict is Verdict.UNDETERMINED
     assert found.limit == "1,000 states"
     assert calls[-1].depth == found.depth

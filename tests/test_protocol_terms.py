@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.checker.protocol.arrays import Transitions, columns_of, rows_of
-from kvsm.checker.protocol.explore import explore_protocol
+from kvsm.checker.protocol.explore import explore
 from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import Columns, StateBatch
 from kvsm.checker.protocol.offload import offload_protocol
@@ -109,7 +109,7 @@ def test_scope_without_a_slot_is_refused() -> None:
 def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: ProtocolScope) -> None:
     """They would come round to 0 in silence, and a guard or a claim would mean something else."""
     with pytest.raises(ConfigError, match="choose smaller bounds"):
-        explore_protocol(scope, max_states=1)
+        explore(offload_protocol(scope), max_states=1)
 
 
 # numpy against plain Python.

@@ -14,7 +14,7 @@ import msgspec
 from kvsm.checker.counterexample import Counterexample, Describable, retell
 from kvsm.checker.explorer import ExplorationProgress, explore
 from kvsm.checker.model import Exploration, Refutation
-from kvsm.checker.protocol.explore import explore_protocol
+from kvsm.checker.protocol.explore import explore as explore_declaration
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel
 from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
@@ -102,7 +102,7 @@ class _ProtocolChecks(CheckedModel):
         given = msgspec.structs.asdict(limits)
         if given.pop("max_depth") is not None:
             raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
-        return explore_protocol(scope, **given)
+        return explore_declaration(offload_protocol(scope), **given)
 
 
 class _CopyChecks(CheckedModel):

@@ -1,7 +1,8 @@
-"""The protocol for many states at once: each action instance is a mask, then a few columns written."""
+"""The actions of a declaration on many states at once: an action is a mask, then a few columns to write."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +15,12 @@ from kvsm.checker.protocol.nodes import ArrayNode, Columns, FixedNode, NodeFacto
 from kvsm.checker.protocol.terms import TRUE, After, If, Not, Term, Words, words_of
 
 Taken = dict[tuple[Words, int], NDArray[np.bool_]]
-"""By words and trigger: the words from which the step was taken."""
+"""By machine words and trigger: which words took the trigger."""
 
 
 @dataclass(frozen=True)
 class _StepTaken:
-    """A step that an effect takes where `when` holds."""
+    """A machine step that an effect takes where `when` holds."""
 
     words: Words
     trigger: int
@@ -29,7 +30,12 @@ class _StepTaken:
 
 @dataclass(frozen=True)
 class _CompiledAction:
-    """An action instance, compiled. forgets: those that its effects may give reason to, in order."""
+    """An action with its parameters given, as nodes.
+
+    assigns: (column, value) for each cell that it writes.
+    steps: the machine steps among the values.
+    forgets: (column, when, initial value) for each forget that its effects can trigger, in order.
+    """
 
     instance: ActionInstance
     guard: ArrayNode
@@ -40,9 +46,12 @@ class _CompiledAction:
 
 @dataclass(frozen=True)
 class Successors:
-    """What may follow on some states: the states after, and from which on each instance took whom.
+    """The successors of some states.
 
-    `bounds[i]:bounds[i + 1]` are the places of what instance i made; `sources` tells of which state.
+    columns: the states after, grouped by action instance.
+    sources: for each of them, the place of the state before.
+    bounds: instance i made the states at `bounds[i]:bounds[i + 1]`.
+    taken: the machine steps that were taken.
     """
 
     columns: Columns
@@ -50,9 +59,13 @@ class Successors:
     bounds: list[int]
     taken: Taken
 
+    def maker(self, place: int) -> int:
+        """The action instance that made the state at `place`."""
+        return bisect_right(self.bounds, place) - 1
+
 
 class Transitions:
-    """All actions of a protocol on columns."""
+    """All actions of a declaration, as operations on columns."""
 
     def __init__(self, layout: CellLayout) -> None:
         self.layout = layout
@@ -69,7 +82,7 @@ class Transitions:
         self.moves = [self._compiled(instance) for instance in layout.instances]
 
     def after(self, columns: Columns) -> Successors:
-        """Every state that follows on one of these, by instance."""
+        """All successors of these states."""
         batch, taken = StateBatch(columns), Taken()
         chosen = [np.flatnonzero(move.guard.of(batch)) for move in self.moves]
         bounds = [0, *np.cumsum([len(one) for one in chosen]).tolist()]
@@ -83,7 +96,7 @@ class Transitions:
         return Successors(after, sources, bounds, taken)
 
     def _apply(self, move: _CompiledAction, columns: Columns, taken: Taken) -> None:
-        """Let an action happen in all these states."""
+        """Perform an action in all these states, in place; note the machine steps in `taken`."""
         batch = StateBatch(columns)
         for step in move.steps:
             words, key = step.word.of(batch), (step.words, step.trigger)
@@ -117,7 +130,7 @@ class Transitions:
         touched = {place for place, _ in assigns}
         forgets: list[tuple[int, ArrayNode, int]] = []
         for place, when, forget in self._forgets:
-            # Else neither the condition nor the cell has changed since it was applied last.
+            # Otherwise neither the condition nor the cell has changed since this forget was last applied.
             if place in touched or not touched.isdisjoint(when.columns):
                 touched.add(place)
                 forgets.append((place, when, forget.cell.variable.domain.initial))
@@ -136,7 +149,7 @@ def _never(when: ArrayNode) -> bool:
 
 
 def _steps(term: Term, when: Term) -> Iterator[tuple[After, Term]]:
-    """The steps that a value takes, and when it takes them."""
+    """The machine steps within a value, each with its condition."""
     match term:
         case After(_, word):
             yield term, when
@@ -147,10 +160,10 @@ def _steps(term: Term, when: Term) -> Iterator[tuple[After, Term]]:
 
 
 def columns_of(states: list[tuple[int, ...]]) -> Columns:
-    """Rows of cells as columns."""
+    """States, given as one tuple each, as columns."""
     return np.ascontiguousarray(np.array(states, dtype=np.uint8).T)
 
 
 def rows_of(columns: Columns) -> list[tuple[Any, ...]]:
-    """Columns as one tuple of cells for each state."""
+    """Columns as one tuple for each state."""
     return [tuple(row) for row in columns.T.tolist()]

@@ -1,6 +1,7 @@
-"""Where each variable stands in a state, and each action with its parameters given.
+"""The cells of a state, and each action with its parameters given.
 
-A state is a row of small ints: one for each cell, a cell being a variable at one combination of indices.
+A cell is a variable at one combination of indices. A state is one small int for each cell. The evaluations by
+numpy (`arrays.py`) and by plain Python (`plain.py`) share this layout and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvsm.checker.protocol.terms import (
 )
 
 Binding = dict[Param, int]
-"""Parameters that are given."""
+"""The values of parameters."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class ActionInstance:
 
     @property
     def move(self) -> tuple[str | int, ...]:
-        """As it stands in a path: ("start", 0, 1)."""
+        """The action's form in a path: ("start", 0, 1)."""
         return (self.action.name, *self.values)
 
 
 class CellLayout:
-    """The cells of a protocol, its actions' instances, and its forgets' ones."""
+    """A declaration's cells, and its actions and forgets with their parameters given."""
 
     def __init__(self, declared: Declaration) -> None:
         self.declared = declared
@@ -81,21 +82,22 @@ class CellLayout:
         )
 
     def place(self, variable: Variable, indices: tuple[int, ...]) -> int:
+        """The place of a cell in a state."""
         return self._places[variable.name, indices]
 
     def place_of(self, read: Read, binding: Binding) -> int:
-        return self.place(read.variable, tuple(index_of(term, binding) for term in read.indices))
+        """The place of the cell that a term reads. Raises `TypeError` if an index is no parameter."""
+        return self.place(read.variable, tuple(_given(index, binding) for index in read.indices))
 
 
-def index_of(term: Term, binding: Binding) -> int:
-    """The value of an index: a parameter that is given."""
-    if not isinstance(term, Param):
-        raise TypeError(f"{term} is no parameter: which cell is meant must not depend on the state")
-    return binding[term]
+def _given(index: Term, binding: Binding) -> int:
+    if not isinstance(index, Param):
+        raise TypeError(f"{index} is no parameter: the state must not decide which cell is read")
+    return binding[index]
 
 
 def assignments(effects: tuple[Effect, ...], binding: Binding) -> list[tuple[Assign, Binding]]:
-    """The effects with every `Each` written out."""
+    """The effects, with an `Each` written out for every member."""
     found: list[tuple[Assign, Binding]] = []
     for effect in effects:
         if isinstance(effect, Each):

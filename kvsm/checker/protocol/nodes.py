@@ -1,14 +1,13 @@
-"""Terms made ready for numpy: quantifiers written out, parameters given, tables folded, equal parts shared.
+"""Terms compiled for numpy: parameters given, quantifiers written out, equal parts shared.
 
 What is left of a term is a node that works on columns: arrays with one entry for each of many states. A chain
-of steps and comparisons that depends on one column becomes one table of that column's values (`TableNode`). A
-table of truth values is evaluated as a few comparisons.
+of steps and comparisons that depends on one column becomes one table of that column's values (`TableNode`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +39,15 @@ from kvsm.checker.protocol.terms import (
 from kvsm.errors import ConfigError
 
 MOST = 255
-"""Values are bytes: a larger one would come round to 0, and a guard or a claim would mean something else."""
+"""Values are bytes: a larger one would wrap around to 0 and change what a guard or a claim means."""
 Columns = NDArray[np.uint8]
 """One row for each cell, one column for each state."""
 Values = NDArray[Any]
-"""One entry for each state: bool of a truth value, else uint8."""
+"""One entry for each state: bool for a truth value, otherwise uint8."""
 
 
 class StateBatch:
-    """Columns of some states, and what was computed of them so far."""
+    """Columns of some states, and the nodes' values computed from them so far."""
 
     __slots__ = ("columns", "known")
 
@@ -58,20 +57,25 @@ class StateBatch:
 
 
 class ArrayNode:
-    """A term with its parameters given. Equal nodes of one `NodeFactory` are one object."""
+    """A term with its parameters given. A `NodeFactory` makes equal nodes only once.
+
+    columns: the columns that it depends on.
+    limit: its largest value.
+    truth: whether it is a truth value.
+    """
 
     __slots__ = ("columns", "limit", "truth")
 
     def __init__(self, columns: frozenset[int], limit: int, truth: bool) -> None:
         self.columns, self.limit, self.truth = columns, limit, truth
-        """columns: those it depends on. limit: its greatest value. truth: whether it is a truth value."""
         if limit > MOST:
             raise ConfigError(
-                f"a number of this protocol may become {limit}; {MOST} is the most that is explored: choose "
+                f"a number in this protocol may become {limit}, and at most {MOST} can be explored: choose "
                 "smaller bounds"
             )
 
     def of(self, batch: StateBatch) -> Values:
+        """The values in these states."""
         known = batch.known.get(self)
         if known is None:
             known = batch.known[self] = self._compute(batch)
@@ -95,53 +99,24 @@ class FixedNode(ArrayNode):
 
 
 class TableNode(ArrayNode):
-    """What a table says of one column."""
+    """A table of one column's values."""
 
-    __slots__ = ("_runs", "_table", "column", "same", "table")
+    __slots__ = ("_is_column", "_values", "column", "table")
 
     def __init__(self, column: int, table: tuple[int, ...], truth: bool) -> None:
         super().__init__(frozenset((column,)), max(table), truth)
         self.column, self.table = column, table
-        self.same = not truth and table == tuple(range(len(table)))
-        self._table = np.array(table, dtype=np.uint8)
-        self._runs = runs_of(table)
+        self._is_column = not truth and table == tuple(range(len(table)))
+        self._values = np.array(table, dtype=np.bool_ if truth else np.uint8)
 
     def _compute(self, batch: StateBatch) -> Values:
         column: Columns = batch.columns[self.column]
-        if self.same:
-            return column
-        if not self.truth:
-            return np.take(self._table, column)
-        found: Values = self._within(column, *self._runs[0])
-        for run in self._runs[1:]:
-            found |= self._within(column, *run)
-        return found
-
-    def _within(self, column: Columns, first: int, last: int) -> Values:
-        if first == last:
-            found = column == first
-        elif first == 0:
-            found = column <= last
-        elif last == len(self.table) - 1:
-            found = column >= first
-        else:
-            found = (column >= first) & (column <= last)
-        return cast(Values, found)
-
-
-def runs_of(table: Sequence[int]) -> list[tuple[int, int]]:
-    """The (first, last) places of each unbroken run of yes."""
-    runs: list[tuple[int, int]] = []
-    for place, value in enumerate(table):
-        if value and runs and runs[-1][1] == place - 1:
-            runs[-1] = (runs[-1][0], place)
-        elif value:
-            runs.append((place, place))
-    return runs
+        # No value lies outside the table. "clip" spares numpy the check, which costs more than the look-up.
+        return column if self._is_column else self._values.take(column, mode="clip")
 
 
 class OperationNode(ArrayNode):
-    """Something computed of other nodes, by a numpy function of as many arrays."""
+    """A numpy function of other nodes' values."""
 
     __slots__ = ("function", "name", "parts")
 
@@ -186,13 +161,14 @@ def _chosen(condition: Values, then: Values, otherwise: Values) -> Values:
 
 
 class NodeFactory:
-    """Makes nodes of terms, each one once."""
+    """Turns terms into nodes: quantifiers written out, constants folded, equal nodes shared."""
 
     def __init__(self, layout: CellLayout) -> None:
         self._layout = layout
         self._made: dict[tuple[Any, ...], ArrayNode] = {}
 
     def of(self, term: Term, binding: Binding) -> ArrayNode:
+        """The node of a term. Every parameter must be in `binding`, or bound by the term."""
         match term:
             case Const(_, value):
                 return FixedNode(value)
@@ -229,7 +205,7 @@ class NodeFactory:
             case Minus(left, right):
                 less = self.of(right, binding)
                 if not isinstance(less, FixedNode):
-                    raise TypeError(f"{right} is no constant: what is taken away must be one")
+                    raise TypeError(f"{right} is no constant: only a constant can be subtracted")
                 return self._mapped(self.of(left, binding), lambda value: max(value - less.value, 0))
         return self._of_word(term, binding)
 
@@ -289,7 +265,7 @@ class NodeFactory:
         return self._operation("not", np.logical_not, (self._truth(node),), 1, truth=True)
 
     def _joined(self, name: str, nodes: Iterable[ArrayNode], ends_it: bool) -> ArrayNode:
-        """And, where a no ends it; or, where a yes does."""
+        """A conjunction (ends_it is False) or a disjunction (ends_it is True)."""
         parts: dict[ArrayNode, None] = {}
         for node in map(self._truth, nodes):
             if isinstance(node, OperationNode) and node.name == name:

@@ -1,8 +1,9 @@
-"""States packed into as few 64-bit words as hold them, in mixed radix: no bit is lost, none is shared.
+"""States as a few 64-bit words each, without loss, and the set of the states seen, as sorted arrays.
 
-The first word of a packed state is stirred: multiplied and xor-ed with the others, in steps that can all be
-undone. So it is a hash of the state and a part of it at once: states are sorted and found by it alone, and
-different ones that are alike in it are rare enough to be looked at one by one.
+A state's cells are the digits of a number in mixed radix, spread over as few words as hold them. The first
+word is then stirred: multiplied, and xor-ed with the others, by steps that can be undone. So the first word
+is both a part of the state and a hash of it. Arrays are sorted and searched by the first word alone.
+Different states with the same first word are rare, and their other words tell them apart.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ _SPREAD = (np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0xA0761D6478BD642F))
 
 
 class Packing:
-    """sizes: how many values each column has."""
+    """Packs columns of small ints into words, and unpacks them.
+
+    sizes: the number of values of each column.
+    """
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = tuple(sizes)
@@ -34,14 +38,15 @@ class Packing:
             [(columns, _room(columns)) for columns in _filled(word, 16)]
             for word in _filled(largest_first, 64)
         ]
-        """For each word its digits: columns that fit in 16 bits together, for speed, and their room."""
+        """For each word its digits. A digit is a group of columns that fit in 16 bits together, for speed."""
 
     @property
     def width(self) -> int:
-        """Words of a packed state."""
+        """The number of words of a packed state."""
         return len(self._words)
 
     def pack(self, columns: Columns) -> Packed:
+        """The states of these columns."""
         count = columns.shape[1]
         packed = np.zeros((self.width, count), dtype=np.uint64)
         for word, digits in zip(packed, self._words):
@@ -52,6 +57,7 @@ class Packing:
         return packed
 
     def unpack(self, packed: Packed) -> Columns:
+        """The columns of these states."""
         packed = packed.copy()
         self._unstir(packed)
         columns = np.empty((len(self.sizes), packed.shape[1]), dtype=np.uint8)
@@ -92,8 +98,7 @@ def _digit(columns: Columns, group: Sequence[tuple[int, int]]) -> NDArray[np.uin
 
 
 def _filled(items: Sequence[tuple[int, int]], bits: int) -> list[list[tuple[int, int]]]:
-    """The (column, size) items in groups whose sizes multiply to at most 2 ** bits: each in the first group
-    that has room for it."""
+    """The (column, size) items in groups whose sizes multiply to at most 2 ** bits, filled first fit."""
     groups: list[list[tuple[int, int]]] = []
     for item in items:
         fitting = (group for group in groups if _room([*group, item]) <= 1 << bits)
@@ -106,15 +111,16 @@ def _filled(items: Sequence[tuple[int, int]], bits: int) -> list[list[tuple[int,
 
 
 def _room(group: Sequence[tuple[int, int]]) -> int:
+    """The number of combinations of these columns' values."""
     return prod(size for _, size in group)
 
 
 _MERGED_FROM = 4
-"""A run is merged with the one before it as soon as that is not so many times as long."""
+"""A run is merged with the one before it unless that one is at least this many times longer."""
 
 
 class Visited:
-    """A set of packed states that only grows. Its runs are sorted, each much shorter than the one before."""
+    """A growing set of packed states, in sorted runs. Each run is much shorter than the one before."""
 
     def __init__(self) -> None:
         self._runs: list[Packed] = []
@@ -123,23 +129,23 @@ class Visited:
         return sum(run.shape[1] for run in self._runs)
 
     def add(self, states: Packed) -> None:
-        """states: distinct ones, sorted, and not in the set."""
+        """Add states, which must be distinct, sorted, and not in the set."""
         self._runs.append(states)
         while len(self._runs) > 1 and self._runs[-2].shape[1] < _MERGED_FROM * self._runs[-1].shape[1]:
             last = self._runs.pop()
             both = np.concatenate((self._runs.pop(), last), axis=1)
-            # Stable sorting sees that these are two sorted runs, and merges them.
+            # A stable sort recognises two sorted runs and merges them.
             self._runs.append(both[:, np.argsort(both[0], kind="stable")])
 
     def unseen(self, states: Packed) -> Packed:
-        """Those of these sorted states that are not in the set."""
+        """The states, of these sorted ones, that are not in the set."""
         for run in self._runs:
             states = states[:, ~_contained(states, run)]
         return states
 
 
 def distinct(states: Packed) -> Packed:
-    """These states, each once, sorted."""
+    """These states sorted, without repetitions."""
     ordered = states[:, np.argsort(states[0])]
     same, alike = _same_as_before(ordered)
     if (alike & ~same).any():
@@ -149,7 +155,7 @@ def distinct(states: Packed) -> Packed:
 
 
 def _same_as_before(states: Packed) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Of each state, whether it equals the one before it, and whether its first word does."""
+    """For each state: whether it equals the one before it, and whether its first word does."""
     alike = np.zeros(states.shape[1], dtype=np.bool_)
     np.equal(states[0, 1:], states[0, :-1], out=alike[1:])
     same = alike.copy()
@@ -159,7 +165,7 @@ def _same_as_before(states: Packed) -> tuple[NDArray[np.bool_], NDArray[np.bool_
 
 
 def _contained(states: Packed, run: Packed) -> NDArray[np.bool_]:
-    """Of each of the sorted states, whether it is in the sorted run."""
+    """For each of the sorted states: whether it is in the sorted run."""
     found = np.zeros(states.shape[1], dtype=np.bool_)
     last = run.shape[1] - 1
     if last < 0:
@@ -167,7 +173,7 @@ def _contained(states: Packed, run: Packed) -> NDArray[np.bool_]:
     places = np.searchsorted(run[0], states[0])
     looking = np.flatnonzero(places <= last)
     while len(looking):
-        # Almost always one round: another one only where first words are alike.
+        # Almost always one round. Another follows only where different states share a first word.
         at = places[looking]
         alike = run[0, at] == states[0, looking]
         looking, at = looking[alike], at[alike]

@@ -1,7 +1,7 @@
-"""The protocol one state at a time, in plain Python: slow, and easy to believe.
+"""The declaration evaluated for one state at a time, in plain Python: slow, and easy to trust.
 
-It shares with `arrays.py` the declaration and the order of its cells, and no way of evaluating it, so that
-the two can be held against each other. And it shows a counterexample step by step.
+It serves two purposes. Tests compare it with the numpy evaluation (`arrays.py`), with which it shares the
+declaration and its cells and nothing else. And it tells a counterexample step by step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Move = tuple[str | int, ...]
 
 
 def evaluate(term: Term, layout: CellLayout, state: Sequence[int], binding: Binding) -> int:
-    """The value of a term in a state."""
+    """The value of a term in a state. A truth value is 1 or 0."""
 
     def value(one: Term) -> int:
         return evaluate(one, layout, state, binding)
@@ -99,7 +99,7 @@ def _of_word(term: Term, value: Callable[[Term], int]) -> int:
 
 
 def _seen_in(term: Term, layout: CellLayout, state: Sequence[int], binding: Binding) -> list[int]:
-    """Where a term that does not hold reads: in the first of its parts that does not."""
+    """The places of the cells that make a term false: those that its first false part reads."""
     match term:
         case And(terms):
             failing = (one for one in terms if not evaluate(one, layout, state, binding))
@@ -124,34 +124,36 @@ def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
 
 
 def _kept(cell: Cell, value: int) -> int:
-    """A word that is over at once is none that a variable holds after an action."""
+    """The value after an action: a word in a state that is not kept becomes ILLEGAL."""
     domain = cell.variable.domain
     return min(value, domain.illegal) if isinstance(domain, Words) else value
 
 
 class ProtocolModel:
-    """A protocol as a `Model`: states are tuples, one value for each cell."""
+    """A declaration as a `Model` of the checker. A state is a tuple with one value for each cell."""
 
     def __init__(self, declared: Declaration) -> None:
         self.declared = declared
         self.layout = CellLayout(declared)
         self.name, self.bounds = declared.name, declared.bounds
+        progress = Claim(Property.PROGRESS, "Winding down leads to rest.", declared.rest)
         self.requirements: tuple[Requirement[State], ...] = (
-            *(self._property(Kind.ALWAYS, claim) for claim in declared.always),
-            *(self._property(Kind.SOMETIMES, claim) for claim in declared.sometimes),
-            self._property(
-                Kind.EVENTUALLY, Claim(Property.PROGRESS, "Winding down leads to rest.", declared.rest)
-            ),
+            *(self._requirement(Kind.ALWAYS, claim) for claim in declared.always),
+            *(self._requirement(Kind.SOMETIMES, claim) for claim in declared.sometimes),
+            self._requirement(Kind.EVENTUALLY, progress),
         )
         self._instances = {instance.move: instance for instance in self.layout.instances}
 
     def initial(self) -> Iterable[State]:
+        """The one initial state."""
         return (self.layout.initial,)
 
     def actions(self, state: State) -> list[Move]:
+        """The actions that are possible, in the order of the declaration."""
         return [one.move for one in self.layout.instances if self._may(one, state)]
 
     def next(self, state: State, action: Move) -> State | None:
+        """The state after an action; None if it is not possible."""
         instance = self._instances[action]
         if not self._may(instance, state):
             return None
@@ -164,10 +166,11 @@ class ProtocolModel:
         return tuple(map(_kept, layout.cells, after))
 
     def fingerprint(self, state: State) -> State:
+        """The state itself, as are what is saved and loaded: states are immutable."""
         return state
 
     def wind_down(self, state: State) -> Move | None:
-        """Any draining action will do: each makes the rank smaller. The first one."""
+        """The first draining action that is possible; any would do, because each makes the rank smaller."""
         draining = (one for one in self.layout.instances if one.action.drains)
         return next((one.move for one in draining if self._may(one, state)), None)
 
@@ -178,21 +181,22 @@ class ProtocolModel:
         return saved
 
     def describe(self, state: State) -> dict[str, str]:
-        """Each cell by its name, with what it holds; not those that hold what they did at first."""
+        """The cells that differ from the initial state, by name, with their values."""
         named = zip(self.layout.cells, state, self.layout.initial)
         return {str(cell): cell.variable.domain.label(now) for cell, now, first in named if now != first}
 
     def finding(self, claim: Claim, state: State) -> Finding:
-        """A claim that does not hold, with the cells in which it is seen."""
-        cells = [self.layout.cells[place] for place in _seen_in(claim.term, self.layout, state, {})]
-        values = [cell.variable.domain.label(state[self.layout.cells.index(cell)]) for cell in cells]
-        seen = ", ".join(f"{cell} is {value}" for cell, value in zip(cells, values))
-        return Finding(claim.name, f"{claim.says} But {seen}")
+        """The finding about a claim that does not hold: it names the cells that show it."""
+        seen = []
+        for place in _seen_in(claim.term, self.layout, state, {}):
+            cell = self.layout.cells[place]
+            seen.append(f"{cell} is {cell.variable.domain.label(state[place])}")
+        return Finding(claim.name, f"{claim.says} But {', '.join(seen)}")
 
     def _may(self, instance: ActionInstance, state: State) -> bool:
         return bool(evaluate(instance.action.guard, self.layout, state, instance.binding))
 
-    def _property(self, kind: Kind, claim: Claim) -> Requirement[State]:
+    def _requirement(self, kind: Kind, claim: Claim) -> Requirement[State]:
         def holds(state: State) -> bool:
             return bool(evaluate(claim.term, self.layout, state, {}))
 

@@ -1,13 +1,13 @@
-"""One name for states that differ only in how their blocks, slots, workers and keys are numbered.
+"""One representative for states that differ only in how device blocks, slots, workers and keys are numbered.
 
-Each member of an index set gets a colour: a hash of all that can be said of it without a number. Members are
-sorted by it, and renamed by their places; keys are renamed in the order in which they are met. All of it is a
-renaming, so that whatever the colours are, the state that comes out is one that cannot be told from the one
-that went in. Where colours agree by chance, or by a symmetry that they do not see, one state keeps two names:
-then there are more states than need be, and the verdict is the same.
+Each member of an index set gets a colour: a hash of everything about it that does not depend on numbering.
+Members are renumbered in the order of their colours, keys in the order in which they are met. Whatever the
+colours are, the result is a renumbering of the state, so states that differ otherwise are never merged. Two
+members may share a colour, by chance or by a symmetry that colours do not see. Then states that could be
+merged stay apart: there are more of them than needed, and the verdict is the same.
 
-Three sorts of index sets are told apart: those that index variables alone (device blocks, slots), those that
-are a second index of such (workers), and those that are only held as values (keys).
+There are three kinds of index sets. Outer sets are first indices of variables (device blocks, slots). Inner
+sets are second indices (workers). Named sets occur only as values (keys).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Colours = list[Colour]
 """One for each member of an index set."""
 
 AT_ONCE = 1 << 15
-"""States that are renamed together: so many as stay in the processor's cache."""
+"""States that are renumbered together: few enough to stay in the processor's cache."""
 
 _STIR = np.uint32(0x9E3779B1)
 _SHIFT = np.uint32(15)
 _HALF_ROOM = 4
-"""Bits of a colour given up for each of the two things that tell members apart whose colours agree."""
+"""Bits of a colour that each of the two tie-breakers takes; see `_rank`."""
 
 
 def _stirred(colour: Colour, salt: int = 0) -> Colour:
@@ -43,7 +43,7 @@ def _stirred(colour: Colour, salt: int = 0) -> Colour:
 
 
 class Symmetry:
-    """The renaming of one layout's states."""
+    """Renumbers the states of one layout."""
 
     def __init__(self, layout: CellLayout) -> None:
         self._cells = layout.cells
@@ -54,7 +54,7 @@ class Symmetry:
         self._inner = [one for one in sets if one in following]
         self._named = [one for one in sets if one not in leading and one not in following]
         self._links = [one for one in variables if isinstance(one.domain, OneOf) and len(one.indices) == 1]
-        """Variables by which a member of one set names a member of another."""
+        """Variables by which a member of one set names a member of another set."""
         self._naming = list(self._names())
         self._values = {members: self._places_of_values(members) for members in sets}
         self._exchanged = {
@@ -64,7 +64,7 @@ class Symmetry:
         }
 
     def rename(self, columns: Columns) -> None:
-        """Give each of these states its name, in place."""
+        """Replace each of these states by its representative, in place."""
         for start in range(0, columns.shape[1], AT_ONCE):
             self._rename(columns[:, start : start + AT_ONCE])
 
@@ -84,7 +84,7 @@ class Symmetry:
     # Colours.
 
     def _own(self, columns: Columns, indices: tuple[int, ...], sets: tuple[IndexSet, ...]) -> Colour:
-        """What the cells at these indices hold; of a cell that names a member, only whether it does."""
+        """A number for the cells at these indices; what names a member counts by whether it does."""
         own = np.zeros(columns.shape[1], dtype=np.uint32)
         for place, cell in enumerate(self._cells):
             if cell.indices == indices and cell.variable.indices == sets:
@@ -114,7 +114,7 @@ class Symmetry:
         return colours
 
     def _refine(self, columns: Columns, colours: dict[IndexSet, Colours]) -> None:
-        """Let each colour take up those of the members that name it, and then of those that it names."""
+        """Mix into each colour the colours of the members that name it, then of those that it names."""
         zero = np.zeros(columns.shape[1], dtype=np.uint32)
         gained = {
             members: [one.copy() for one in colours.get(members, [zero] * members.size)]
@@ -138,15 +138,18 @@ class Symmetry:
                 yield number, place, namer, cell.indices[0], domain.members
 
     def _named_by(self, columns: Columns) -> Iterator[tuple[int, Column, IndexSet, int, IndexSet]]:
-        """Each link's number and column, who names by it, and of which set the named one is."""
+        """For each link: its number, its column, the member that names (set, number), the named set."""
         for number, place, namer, first, named in self._naming:
             yield number, columns[place], namer, first, named
 
     def _rank(
         self, columns: Columns, members: IndexSet, colours: Colours, sorted_sets: list[IndexSet]
     ) -> None:
-        """Where colours agree, let it count by which place of a sorted set a member is named, and which key,
-        in the order in which sorted sets name keys, it names."""
+        """Break ties between equal colours, by the members of sorted sets.
+
+        The first tie-breaker is which member of a sorted set names this one. The second is which key this one
+        names, with keys numbered in the order in which the sorted sets name them.
+        """
         if not sorted_sets or members.size == 1:
             return
         for colour in colours:
@@ -171,7 +174,7 @@ class Symmetry:
     # Renaming.
 
     def _sort(self, columns: Columns, members: IndexSet, colours: Colours) -> None:
-        """Sort the members by their colours, and rename all that names them: by exchanges of neighbours."""
+        """Sort the members by colour, by exchanges of neighbours, and renumber what names them."""
         for end in range(members.size - 1, 0, -1):
             for place in range(end):
                 low, high = colours[place], colours[place + 1]
@@ -181,7 +184,7 @@ class Symmetry:
                     self._exchange(columns, members, place, mask)
 
     def _exchange(self, columns: Columns, members: IndexSet, place: int, mask: NDArray[np.bool_]) -> None:
-        """Let the members `place` and `place + 1` change places in these states."""
+        """Exchange the members `place` and `place + 1` in the states of the mask."""
         whole = mask * np.uint8(0xFF)
         for row, partner in self._exchanged[members, place]:
             _exchange(columns[row], columns[partner], whole)
@@ -191,7 +194,7 @@ class Symmetry:
             column ^= flip * ((column == place) | (column == place + 1))
 
     def _partners(self, members: IndexSet, place: int) -> Iterator[tuple[int, int]]:
-        """The columns that stand for the member `place`, and those that stand for the next one."""
+        """For each column of the member `place`, the same column of the next member."""
         rows = {(cell.variable.name, cell.indices): row for row, cell in enumerate(self._cells)}
         for row, cell in enumerate(self._cells):
             for which, one in enumerate(cell.variable.indices):
@@ -200,7 +203,7 @@ class Symmetry:
                     yield row, rows[cell.variable.name, indices]
 
     def _places_of_values(self, members: IndexSet) -> list[int]:
-        """The columns that hold a member of the set, those of links first."""
+        """The columns that hold a member of the set; links come first."""
         found = [
             (cell.variable not in self._links, row)
             for row, cell in enumerate(self._cells)
@@ -210,7 +213,7 @@ class Symmetry:
 
 
 def _exchange(low: NDArray[Any], high: NDArray[Any], mask: NDArray[Any]) -> None:
-    """Exchange two columns where the mask has all bits."""
+    """Exchange two columns where the mask is all ones."""
     change = low ^ high
     change &= mask
     low ^= change
@@ -218,7 +221,7 @@ def _exchange(low: NDArray[Any], high: NDArray[Any], mask: NDArray[Any]) -> None
 
 
 def _labels(columns: list[Column], size: int) -> list[Column]:
-    """For each of `size` keys its number in the order in which these columns name them; the others after."""
+    """For each of `size` keys its number, in the order in which these columns name keys; else `size`."""
     count = len(columns[0])
     labels = [np.full(count, size, dtype=np.uint8) for _ in range(size)]
     met = np.zeros(count, dtype=np.uint8)
@@ -231,7 +234,7 @@ def _labels(columns: list[Column], size: int) -> list[Column]:
 
 
 def _relabel(columns: list[Column], labels: list[Column]) -> None:
-    """Give keys their numbers; those that no column names have none to give."""
+    """Replace the keys in these columns by their labels."""
     size = len(labels)
     for column in columns:
         renamed = (column == size) * np.uint8(size)
