@@ -13,7 +13,7 @@ from core_life import keys, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.kv_events import Publisher
+from kvsm.kv_events import KVCacheEvent, Publisher
 from kvsm.offloader import Offloader
 
 pytest.importorskip("vllm.v1.kv_offload.base", reason="vLLM is not installed")
@@ -76,6 +76,12 @@ def test_kv_events_decode_as_vllms() -> None:
     # A reset takes back its keys, and says nothing of what the device has.
     assert isinstance(events[-1], BlockRemoved)
     assert [type(event) for event in events].count(BlockStored) == 2
+
+
+def test_every_kv_event_has_one_of_vllms() -> None:
+    from kvsm.vllm.vllm_kv_events import VLLM_EVENTS
+
+    assert set(VLLM_EVENTS) == set(KVCacheEvent.__subclasses__())
 
 
 def test_offloading_event_has_vllms_fields() -> None:

@@ -24,11 +24,12 @@ from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 from kvsm.vllm import bench, installation_check, versions
 from kvsm.vllm.bench import PLAIN, Bench, Comparison, Contestant, Round
-from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions
+from kvsm.vllm.extra_config import ConnectorOptions, RecordingOptions, SpecOptions
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, judged, misfits, missing_names
 from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome
 
-DOCUMENT = (Path(__file__).parent.parent / "docs" / "vllm.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+DOCUMENT = (DOCS / "vllm.md").read_text()
 
 
 def kvsm(*arguments: str) -> Result:
@@ -293,13 +294,33 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
 # What is documented.
 
 
-@pytest.mark.parametrize("kind", [ConnectorOptions, SpecOptions], ids=lambda kind: kind.__name__)
-def test_documented_options_are_those_that_there_are(kind: type[msgspec.Struct]) -> None:
-    """Names and defaults; and which of the two knows them."""
-    rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (both|connector|spec) \|", DOCUMENT, re.MULTILINE)
-    of = {ConnectorOptions: "connector", SpecOptions: "spec"}[kind]
-    told = {name: default for name, default, whose in rows if whose in ("both", of)}
-    assert told == {field.name: _default(field) for field in msgspec.structs.fields(kind)}
+@pytest.mark.parametrize(
+    ("kind", "document", "owners"),
+    [
+        (ConnectorOptions, "vllm.md", "(?:both|connector) "),
+        (SpecOptions, "vllm.md", "both "),
+        (RecordingOptions, "vllm-recording.md", ""),
+    ],
+)
+def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: str, owners: str) -> None:
+    """Names, defaults and descriptions are those of the code."""
+    text = (DOCS / document).read_text().replace("[policies.md](policies.md)", "`kvsm.policies.POLICIES`")
+    column = rf"{owners}\| " if owners else ""
+    rows = re.findall(rf"^\| `(\w+)` \| (.+?) \| {column}(.+) \|$", text, re.MULTILINE)
+    documented = {name: (default, meaning) for name, default, meaning in rows}
+    descriptions = _descriptions(kind)
+    assert documented == {
+        field.name: (_default(field), descriptions[field.name]) for field in msgspec.structs.fields(kind)
+    }
+
+
+def _descriptions(kind: type) -> dict[str, str]:
+    """Each parameter in the docstrings of a class and its bases, as the documents write it."""
+    found = {}
+    for base in kind.__mro__:
+        for name, text in re.findall(r"^    (\w+): (.+(?:\n        .+)*)", base.__doc__ or "", re.MULTILINE):
+            found[name] = re.sub(r"\s+", " ", text[0].upper() + text[1:])
+    return found
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -1,4 +1,4 @@
-"""`kvsm vllm-check` and `kvsm bench vllm`: kvsm in the vLLM that is installed here."""
+"""`kvsm vllm-check` and `kvsm bench vllm`: kvsm in the installed vLLM."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BROKEN = 1
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """What is going on, on standard error: one line that changes on a terminal, else a line each."""
+    """Writes the progress to standard error: in place on a terminal, else one line for each message."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda text: click.echo(f"kvsm: {text}", err=True)
@@ -37,24 +37,28 @@ def _progress() -> Iterator[Callable[[str], None]]:
     type=click.Choice(["1", "2", "4", "8"]),
     default="1",
     show_default=True,
-    help="Ranks of the engine.",
+    help="Tensor-parallel ranks of each engine.",
 )
 @click.option(
-    "--keep-log", "logs", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event logs in DIR."
+    "--keep-log",
+    "logs",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Keep the event logs in DIR. By default they are deleted.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
-    """Test whether the vLLM that is installed here works with kvsm: about a minute.
+    """Test whether the installed vLLM works with kvsm. Takes about a minute.
 
-    Looks whether vLLM has what kvsm imports, and calls kvsm as it expects. Then a tiny model serves the same
-    prompts without kvsm, with KvsmConnector and with KvsmSpec, on a GPU where there is one: the tokens must
-    be the same, blocks must come back from host memory, and every event log must verify. Nothing is
+    Checks that vLLM has the names that kvsm imports, and that its calls fit kvsm's methods. Then a tiny model
+    serves the same prompts without kvsm, with KvsmConnector and with KvsmSpec, on a GPU if there is one. The
+    tokens must be equal, blocks must be loaded from host memory, and every event log must verify. Nothing is
     downloaded.
 
-    Exit code: 0 if all that holds; 1 if something is wrong, which is then said; 2 if vLLM is not there, or
-    does not serve even without kvsm.
+    Exit code: 0 if kvsm works; 1 if it does not, with the reasons; 2 if vLLM is missing, or does not serve
+    without kvsm either.
     """
-    # Else vLLM tells at import what nobody asked for, on standard output.
+    # vLLM would log to standard output at import.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _progress() as tell:
         report = check_installation(int(ranks), logs, tell)
@@ -106,7 +110,7 @@ def _of_kvsm(one: EngineCheck, text: str) -> str:
 
 @click.group()
 def bench() -> None:
-    """Measure what kvsm costs and brings."""
+    """Measure what kvsm costs and gains."""
 
 
 def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -127,14 +131,17 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
 @_bench_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also to FILE."
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the page to FILE, too.",
 )
 def bench_vllm(as_json: bool, output: Path | None, **options: int) -> None:
-    """Requests per second without offload, with KvsmSpec and with KvsmConnector, side by side.
+    """Compare requests per second without offload, with KvsmSpec and with KvsmConnector.
 
-    Conversations come back, turn after turn, when others have taken their device blocks. The model is small
-    and random; nothing is downloaded. All engines live at the same time and serve each round in turn, so that
-    a machine that gets slower gets slower for all. The connector's own time is measured beside the step's.
+    Conversations return turn after turn, when others have taken their device blocks. The model is small and
+    random; nothing is downloaded. All engines run at the same time and serve each round one after the other,
+    so other load on the machine affects all of them. The connector's share of each step is measured, too.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _progress() as tell:

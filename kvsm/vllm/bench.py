@@ -49,11 +49,11 @@ _RUNNING = 4
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured. The descriptions are also the help of `kvsm bench vllm`."""
 
-    requests: Annotated[int, Meta(description="Requests of a round, all turns counted.")] = 96
-    turns: Annotated[int, Meta(description="Turns of a conversation; each repeats all before.")] = 4
+    requests: Annotated[int, Meta(description="Requests of a round, all turns together.")] = 96
+    turns: Annotated[int, Meta(description="Turns of a conversation.")] = 4
     turn_tokens: Annotated[int, Meta(description="Tokens that the user adds in each turn.")] = 192
     answer_tokens: Annotated[int, Meta(description="Tokens generated in each turn.")] = 16
-    rounds: Annotated[int, Meta(description="Rounds of each engine, after a warm-up.")] = 5
+    rounds: Annotated[int, Meta(description="Rounds of each engine, after one to warm up.")] = 5
 
     def __post_init__(self) -> None:
         if self.requests % self.turns:

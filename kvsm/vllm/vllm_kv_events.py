@@ -9,7 +9,9 @@ import msgspec
 from vllm.distributed import kv_events as vllm_events
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from kvsm.kv_events import BlockStored, KVCacheEvent
+from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+
+VLLM_EVENTS = {BlockStored: vllm_events.BlockStored, BlockRemoved: vllm_events.BlockRemoved}
 
 
 def to_vllm_kv_events(events: Iterable[KVCacheEvent]) -> list[Any]:
@@ -20,8 +22,6 @@ def to_vllm_kv_events(events: Iterable[KVCacheEvent]) -> list[Any]:
 def _to_vllm_kv_event(event: KVCacheEvent) -> Any:
     fields = msgspec.structs.asdict(event)
     fields["block_hashes"] = [maybe_convert_block_hash(one) for one in fields["block_hashes"]]
-    if not isinstance(event, BlockStored):
-        return vllm_events.BlockRemoved(**fields)
-    parent = fields["parent_block_hash"]
-    fields["parent_block_hash"] = None if parent is None else maybe_convert_block_hash(parent)
-    return vllm_events.BlockStored(**fields)
+    if fields.get("parent_block_hash") is not None:
+        fields["parent_block_hash"] = maybe_convert_block_hash(fields["parent_block_hash"])
+    return VLLM_EVENTS[type(event)](**fields)

@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from workloads import TIGHT, Row, make_trial
 
+import kvsm.offloader
 from kvsm.errors import ConfigError
 from kvsm.events import HitMatched, OffloadConfig
 from kvsm.log import LogReader, LogWriter
@@ -507,6 +508,12 @@ def test_every_method_of_a_manager_is_recorded_or_named_as_not_recorded() -> Non
     methods = {name for name in vars(OffloadingManager) if not name.startswith("_")}
     assert RECORDED.keys() | NOT_RECORDED == methods
     assert not RECORDED.keys() & NOT_RECORDED
+
+
+def test_the_recorder_knows_every_answer_of_a_lookup() -> None:
+    """It compares an answer with what the recorded calls add up to; RETRY alone promises nothing."""
+    ours = {member.name for member in kvsm.offloader.LookupResult}
+    assert {member.name for member in LookupResult} == ours | {"RETRY"}
 
 
 def test_what_a_recorder_does_not_know_goes_to_the_manager(tmp_path: Path) -> None:
