@@ -226,20 +226,21 @@ def test_aborted_requests_are_gone() -> None:
 def test_disturbances_follow_from_the_seed() -> None:
     """S11: whatever order the requests come in; and of rate 0 there are none."""
     names = [f"r{number}" for number in range(2000)]
-    one = Disturbances(1, abort_rate=0.25, remote_decode=0.5)
+    options = RunOptions(seed=1, abort_rate=0.25, remote_decode=0.5)
+    one = Disturbances(options)
     drawn = {name: (one.patience_steps(name), one.is_for_remote_decode(name)) for name in names}
-    again = Disturbances(1, abort_rate=0.25, remote_decode=0.5)
+    again = Disturbances(options)
     assert drawn == {n: (again.patience_steps(n), again.is_for_remote_decode(n)) for n in reversed(names)}
     patience = [steps for steps, _ in drawn.values() if steps is not None]
     assert 400 < len(patience) < 600
     assert min(patience) >= 1
     assert max(patience) <= LONGEST_PATIENCE_STEPS
     assert 900 < sum(remote for _, remote in drawn.values()) < 1100
-    none = Disturbances(1)
+    none = Disturbances(RunOptions(seed=1))
     assert none.patience_steps("r1") is none.preempts(9) is None
     assert not none.is_for_remote_decode("r1")
     assert not any(map(none.resets, range(100)))
-    assert [step for step in range(10) if Disturbances(1, reset_every=4).resets(step)] == [4, 8]
+    assert [step for step in range(10) if Disturbances(RunOptions(reset_every=4)).resets(step)] == [4, 8]
 
 
 def test_the_last_copies_are_flushed(start: Callable[..., WorkloadRun]) -> None:

@@ -1,9 +1,9 @@
 """The block tables of requests: one for each KV cache group, all from one pool.
 
-A place of a table is a block of tokens. Where there is no block stands the null block: what lies before the
-window of a sliding window group, or before the last state of a mamba group, is given back as the request
-proceeds. A mamba block is the running state while the tokens of its place are computed, and at their end the
-state that a hit needs; the next place begins with a copy of it.
+A place of a table stands for one block of tokens. A place without a block has the null block: a request gives
+back what lies before its window (sliding window) or before its last state (mamba). A mamba block holds the
+running state while the tokens of its place are computed. At their end it holds the state that a hit needs,
+and the next place begins with a copy of it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ from kvsm.traces import started_blocks
 
 
 def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:
-    """The most blocks that a request of so many tokens holds of a group, if a step computes up to
-    `step_tokens`."""
+    """The most blocks of a group that a request of `tokens` tokens holds at once.
+
+    step_tokens: how many tokens a step computes at most.
+    """
     blocks = started_blocks(tokens, group.block_tokens)
     if group.kind is GroupKind.FULL:
         return blocks
-    # States that were completed in the last step are held while they are handed over.
+    # The connector is handed the states of the last step, which are held until then.
     reach = group.window if group.kind is GroupKind.SLIDING_WINDOW else step_tokens
     return min(blocks, started_blocks(reach + step_tokens, group.block_tokens) + 1)
 
 
 class BlockTables:
-    """Fills and empties block tables. step_tokens: computed in a step, for one request, at most."""
+    """Fills and empties the block tables of requests.
+
+    step_tokens: how many tokens a step computes for one request, at most.
+    """
 
     def __init__(self, pool: ServingBlockPool, config: SchedulerConfig, step_tokens: int) -> None:
         self._pool, self._config, self._step_tokens = pool, config, step_tokens
@@ -37,7 +42,7 @@ class BlockTables:
         self.block_sizes = tuple(dict.fromkeys(group.block_tokens for group in config.groups))
 
     def longest_hit(self, request: ServingRequest) -> int:
-        """Tokens that the device serves for all groups; at least one is left to compute (S18)."""
+        """How many tokens the device serves for all groups. At least one is left to compute (S18)."""
         if request.skip_reading_prefix_cache:
             return 0
         cached = self._pool.cached_block
@@ -45,7 +50,7 @@ class BlockTables:
         return lookup.longest_hit(request.num_tokens - 1, lambda key: cached(key) is not None)
 
     def has_room(self, request: ServingRequest, hit: int) -> bool:
-        """Whether the whole request could be placed now, behind a device hit of `hit` tokens."""
+        """Whether the pool has blocks for the whole request, behind a device hit of `hit` tokens."""
         lacking = free_hits = 0
         for group, hits in zip(self.groups, self._hits(request, hit, hit)):
             blocks = [block for block in hits if block != self._config.null_block]
@@ -54,8 +59,7 @@ class BlockTables:
         return lacking <= self._pool.num_free_blocks - free_hits
 
     def _hits(self, request: ServingRequest, hit: int, end: int) -> list[list[int]]:
-        """Device blocks of each group up to `hit`, of which a request that goes on at `end` needs the last;
-        the null block for the others."""
+        """The device blocks of each group up to `hit`; null where the token at `end` needs none."""
         tables = []
         for group, keys in zip(self.groups, request.keys):
             last = hit // group.block_tokens
@@ -63,13 +67,17 @@ class BlockTables:
             found = [self._pool.cached_block(key) for key in keys[first:last]]
             table = [self._config.null_block] * first
             table += [block for block in found if block is not None]
-            assert len(table) == last, "what a hit counted is there"
+            assert len(table) == last, "a block that the hit counted is gone"
             tables.append(table)
         return tables
 
     def place(self, request: ServingRequest, hit: int, end: int, tokens: int) -> bool:
-        """Give a waiting request its tables: device blocks up to `hit`, new ones for what is loaded from
-        there to `end`, and new ones for `tokens` tokens behind. False, and nothing done, without room."""
+        """Give a waiting request its tables. False, and nothing changes, if there is no room.
+
+        hit: the tokens that the device has; their blocks are shared.
+        end: the tokens that it has after a load; new blocks take what is loaded.
+        tokens: how many tokens behind `end` get new blocks.
+        """
         tables = self._hits(request, hit, end)
         hits = [block for table in tables for block in table if block != self._config.null_block]
         wanted: list[list[int]] = []
@@ -87,8 +95,10 @@ class BlockTables:
         return True
 
     def grow(self, request: ServingRequest, tokens: int) -> list[list[int]] | None:
-        """Extend the tables to so many tokens. Returns the new blocks by group; None, and nothing done,
-        without room."""
+        """Extend the tables to `tokens` tokens. Returns the new blocks by group.
+
+        None, and nothing changes, if there is no room.
+        """
         lacking = [
             max(0, started_blocks(tokens, group.block_tokens) - len(table))
             for group, table in zip(self.groups, request.tables)
@@ -101,7 +111,7 @@ class BlockTables:
         return new
 
     def remove_skipped_blocks(self, request: ServingRequest) -> None:
-        """Give back what no token to come looks at."""
+        """Give back the blocks that no later token needs."""
         null = self._config.null_block
         for group, table in zip(self.groups, request.tables):
             if group.kind is GroupKind.FULL:
@@ -116,23 +126,34 @@ class BlockTables:
             self._pool.free_blocks(skipped)
 
     def free(self, request: ServingRequest) -> None:
-        """Give back all; of a prefix, the end is to be taken before the beginning."""
+        """Give back all blocks, the last one first: the end of a prefix is reused before its beginning."""
         null = self._config.null_block
         for table in request.tables:
             self._pool.free_blocks([block for block in reversed(table) if block != null])
 
     def cache_blocks(self, request: ServingRequest) -> None:
-        """Let the blocks that are full serve hits."""
+        """Let the full blocks serve hits."""
         first, last = request.num_cached_tokens, request.num_computed_tokens
         if first < last:
             self._pool.cache_full_blocks(*self.full_blocks(request, first, last))
             request.num_cached_tokens = last
 
     def full_blocks(self, request: ServingRequest, first: int, last: int) -> tuple[list[int], list[bytes]]:
-        """Blocks, and their keys, of all groups, that end behind token `first` and up to token `last`."""
+        """The blocks of all groups that end behind token `first` and up to token `last`, and their keys."""
+        return self._blocks_and_keys(request, [first] * len(self.groups), last)
+
+    def needed_blocks(self, request: ServingRequest) -> tuple[list[int], list[bytes]]:
+        """The full blocks that the next token of the request needs, and their keys."""
+        end = request.num_computed_tokens
+        return self._blocks_and_keys(request, [group.first_needed_token(end) for group in self.groups], end)
+
+    def _blocks_and_keys(
+        self, request: ServingRequest, firsts: Sequence[int], last: int
+    ) -> tuple[list[int], list[bytes]]:
+        """Blocks from token `firsts[group]` of each group up to token `last`, without null blocks."""
         blocks: list[int] = []
         keys: list[bytes] = []
-        for group, table, own_keys in zip(self.groups, request.tables, request.keys):
+        for group, first, table, own_keys in zip(self.groups, firsts, request.tables, request.keys):
             places = slice(first // group.block_tokens, last // group.block_tokens)
             blocks += table[places]
             keys += own_keys[places]
@@ -142,21 +163,13 @@ class BlockTables:
             return [blocks[place] for place in kept], [keys[place] for place in kept]
         return blocks, keys
 
-    def needed_blocks(self, request: ServingRequest) -> tuple[list[int], list[bytes]]:
-        """Full blocks, and their keys, that the next token of the request looks at. None is null."""
-        blocks: list[int] = []
-        keys: list[bytes] = []
-        end = request.num_computed_tokens
-        for group, table, own_keys in zip(self.groups, request.tables, request.keys):
-            places = slice(group.first_needed_token(end) // group.block_tokens, end // group.block_tokens)
-            blocks += table[places]
-            keys += own_keys[places]
-        return blocks, keys
-
     def completed_states(
         self, request: ServingRequest, first: int, last: int
     ) -> Sequence[tuple[int, int, int]]:
-        """(group, block, tokens) of the mamba states at the block boundaries behind `first`, up to `last`."""
+        """The mamba states at the block boundaries behind token `first` and up to `last`.
+
+        Each is (group, block, tokens that the state covers).
+        """
         states = []
         for index, (group, table) in enumerate(zip(self.groups, request.tables)):
             size = group.block_tokens

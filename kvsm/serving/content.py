@@ -1,11 +1,10 @@
 """What the bytes of a device block must be, so that a wrong copy is seen (S15).
 
-A block's content follows from its key (hash and KV cache group) and the worker's rank: eight bytes, repeated
-over the block. Other key, other rank, other bytes; so a block that was copied from the wrong place, too
-early, too late or in part does not pass. Order inside one block is not checked: every eighth byte is the
-same.
+The content follows from the block's key (hash and KV cache group) and the rank: eight bytes, repeated over
+the block. So a block that was copied from the wrong place, too early, too late or in part does not pass. The
+order of the bytes inside one block is not checked, because every eighth byte is the same.
 
-Writing and checking are compute of the rank: queued, and done when the rank gets to it.
+Writing and checking are compute of the rank: they are queued, and done when the rank gets to them.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from kvsm.serving.ranks import WORD_BYTES, Rank
 from kvsm.traces import HASH_BYTES
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio: odd, so that multiplying by it loses nothing."""
+"""2**64 divided by the golden ratio. It is odd, so different words stay different when multiplied by it."""
 
 _COMPARED_AT_MOST = 256
-"""Checks whose outcome is not looked at yet. Looking at one waits for the device."""
+"""How many checks may wait before their outcome is read. To read one is to wait for the device."""
 
 
 class Mismatch(NamedTuple):
@@ -37,7 +36,7 @@ class Mismatch(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """The outcome of one check on one rank: `equal`, a row for each block, maybe still on the device."""
+    """The outcome of one check on one rank. equal: a row for each block, perhaps still on the device."""
 
     rank: int
     equal: Any
@@ -55,7 +54,7 @@ class DeviceContent:
         self._mismatches: list[Mismatch] = []
 
     def write(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """What compute does: on every rank, blocks[i] then holds the content of keys[i]."""
+        """Compute: on every rank blocks[i] gets the content of keys[i]."""
         where = np.asarray(blocks, dtype=np.int64)
         for number, rank in enumerate(self._ranks):
             content = _expected(keys, number, rank.block_bytes)
@@ -66,7 +65,10 @@ class DeviceContent:
             rank.launch("write", (), blocks, action)
 
     def check(self, blocks: Sequence[int], keys: Sequence[bytes], readers: Sequence[str]) -> None:
-        """What compute reads: on every rank, blocks[i] must hold exactly what keys[i] demands."""
+        """Check before compute: on every rank blocks[i] must hold the content of keys[i].
+
+        readers: readers[i] is the request that needs blocks[i].
+        """
         where = np.asarray(blocks, dtype=np.int64)
         for number, rank in enumerate(self._ranks):
             content = _expected(keys, number, rank.block_bytes)
@@ -80,7 +82,7 @@ class DeviceContent:
             self._look()
 
     def mismatches(self) -> list[Mismatch]:
-        """Those found so far, after all that was queued is done."""
+        """All that were found so far. Waits for everything that is queued."""
         for rank in self._ranks:
             rank.synchronize()
         self._look()
@@ -94,8 +96,7 @@ class DeviceContent:
 
 
 def _expected(keys: Sequence[bytes], rank: int, block_bytes: int) -> NDArray[Any]:
-    """One row a key: its word (to be broadcast over the block), or the block's bytes where it has no whole
-    words."""
+    """One row a key: the word to repeat over the block, or all bytes of a block without whole words."""
     # A key starts with a hash, so its first eight bytes are a hash too; it ends with the group.
     whole = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, HASH_BYTES + GROUP_INDEX_BYTES)
     heads = np.ascontiguousarray(whole[:, :WORD_BYTES]).view("<u8")

@@ -1,9 +1,8 @@
-"""Transfers under way: plans go out to the workers, reports come in at a step that was fixed beforehand.
+"""Transfers in flight: plans go to the workers, and reports are handed on at a step fixed beforehand.
 
-Threads end copies when they like. So that the same workload makes the same decisions every time, a
-transfer's reports are handed on at a step that follows from its size alone; if a worker is not done by
-then, the engine waits for it, as it would for a copy that is slower than modelled. A report that came
-early is kept until its step. What a plan flushes is due in the step after it.
+Threads end copies at any time. The same workload must make the same decisions every time. So the reports of a
+transfer are handed on at a step that follows from its size alone. A report that comes earlier is kept until
+then; a worker that is later is waited for. A transfer that a plan flushes is due in the step after the plan.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvsm.properties import Property
 from kvsm.worker import Worker
 
 OVERDUE_SECONDS = 60.0
-"""How long, in real time, a worker may be late before the run ends with an error."""
+"""How late a worker may be, in real time, before the run ends with an error."""
 
 _LATENCY_STEPS = {Direction.LOAD: 1, Direction.STORE: 2}
 _BLOCKS_PER_STEP = {Direction.LOAD: 64, Direction.STORE: 32}
@@ -27,14 +26,14 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-6, 1e-3
 
 
 def latency_steps(job: TransferJob) -> int:
-    """Modelled length of a copy, at least one step: stores give way to loads, which a request waits for."""
+    """How many steps a copy takes. Loads are faster than stores, because requests wait for them."""
     return _LATENCY_STEPS[job.direction] + count(job.host_blocks) // _BLOCKS_PER_STEP[job.direction]
 
 
 class TransfersInFlight:
-    """The transfers that the workers have and the offload core has not been told about yet.
+    """The transfers that the workers have, and whose reports the offload core has not got.
 
-    blocks: device blocks of the transfers that ended well on every worker, so far.
+    Attribute `blocks`: device blocks that were copied well on every worker so far, by direction.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
@@ -50,7 +49,7 @@ class TransfersInFlight:
         return len(self._jobs)
 
     def start(self, plan: TransferPlan, step: int) -> None:
-        """Hand the plan of this step to every worker. What it flushes has ended then, and is due next."""
+        """Hand the plan of this step to every worker. What it flushes is due in the next step."""
         if not plan:
             return
         for worker in self._workers:
@@ -66,9 +65,9 @@ class TransfersInFlight:
             self._due.setdefault(step + 1, {}).update({one: None for one in flushed if one in self._jobs})
 
     def collect(self, step: int) -> list[WorkerReport]:
-        """All reports that are due in this step, by transfer and worker, after waiting for the last one.
+        """Wait for all reports that are due in this step. They are in the order of transfers and workers.
 
-        Raises `PropertyBroken` (S9) if a worker stays silent for `OVERDUE_SECONDS`.
+        Raises `PropertyBroken` (progress, S9) if a worker stays silent for `OVERDUE_SECONDS`.
         """
         due = sorted(self._due.pop(step, ()))
         if not due:
@@ -83,8 +82,8 @@ class TransfersInFlight:
         return reports
 
     def _await(self, due: list[int]) -> None:
-        # Polling, because a wait inside a worker could not be given a bound; the pause lets the copying
-        # threads have the interpreter.
+        # A wait inside a worker has no bound, so this polls. The pause gives the interpreter to copying
+        # threads.
         deadline, pauses = time.monotonic() + OVERDUE_SECONDS, 0
         while True:
             for worker in self._workers:

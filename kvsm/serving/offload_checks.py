@@ -1,8 +1,8 @@
-"""Properties that take the engine's prompts and steps, and so cannot be told from the log: S16, S17, S18.
+"""Properties that need the engine's prompts and steps, and cannot be checked from the log: S16, S17, S18.
 
-S16 is looked at when a request finishes, which is earlier than it has to hold. A block counts as long as the
-request can name it: a sliding window's blocks do until they are given back, and the states of a mamba group,
-which were handed over one by one, do not.
+Full offload (S16) is checked when a request finishes, which is earlier than it has to hold. A block counts
+while the request can name it. So the blocks of a sliding window count until they are given back; the states
+of a mamba group, which were handed over one by one, do not count.
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
 
 PROPERTIES = (Property.CORRECT_BYTES, Property.FULL_OFFLOAD, Property.LAST_STEP, Property.ONE_TOKEN_LEFT)
-"""What the engine checks beside the log."""
+"""What the engine checks besides the log."""
 
 
 class SkipNotes:
-    """An `EventSink` that passes on, and remembers which keys of the watched requests were skipped."""
+    """Passes events on to a log, and notes which keys of watched requests were skipped."""
 
     def __init__(self, log: EventSink) -> None:
         self._log = log
         self._skipped: dict[str, set[bytes]] = {}
 
     def watch(self, request: str) -> None:
+        """Note what is skipped of this request, until `take`."""
         self._skipped[request] = set()
 
     def take(self, request: str) -> set[bytes]:
-        """The keys that were skipped so far, with a reason; the request is not watched any more."""
+        """The keys that were skipped so far, with a reason. Ends the watch."""
         return self._skipped.pop(request)
 
     def append(self, event: OffloadingEvent) -> None:
+        """Hand an event on."""
         if self._skipped and type(event) is StoreSkipped:
             first = 0
             for name, count in event.owners:
@@ -47,12 +49,16 @@ class SkipNotes:
         self._log.append(event)
 
     def flush(self) -> None:
+        """Flush the log."""
         self._log.flush()
 
 
 class OffloadChecks:
-    """Looks over the shoulder of one engine. remote_decode: requests for remote decode that are over;
-    fully_offloaded: those of them of which nothing was skipped."""
+    """Watches one engine.
+
+    Attributes: `violations`; `remote_decode`, finished requests for remote decode; `fully_offloaded`, those
+    among them of which nothing was skipped.
+    """
 
     def __init__(self, connector: OffloadScheduler, pool: ServingBlockPool, notes: SkipNotes) -> None:
         self.violations: list[Violation] = []
@@ -61,18 +67,19 @@ class OffloadChecks:
         self._chunk = connector.offloader.config.blocks_per_chunk
 
     def arrived(self, request: ServingRequest) -> None:
+        """A request has come."""
         if _is_for_remote_decode(request):
             self._notes.watch(request.request_id)
 
     def matched(self, request: ServingRequest, end: int) -> None:
-        """S18: a match up to `end` leaves a token to compute."""
+        """S18: a match that ends at `end` leaves a token to compute."""
         if end >= request.num_tokens:
             name = request.request_id
             message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
             self.violations.append(Violation(Property.ONE_TOKEN_LEFT, message, requests=(name,)))
 
     def request_finished(self, request: ServingRequest) -> None:
-        """S16: what the connector was told of just now is resident, in flight, or skipped with a reason."""
+        """S16: each full block of the request is resident, in flight, or skipped with a reason."""
         if not _is_for_remote_decode(request):
             return
         name, index = request.request_id, self._connector.offloader.ledger.index
@@ -83,13 +90,13 @@ class OffloadChecks:
         silent = [key for key in missing if key not in skipped]
         if silent:
             message = (
-                f"request {name} is for remote decode, and of {len(silent)} full blocks nothing is said, "
-                f"first of key {silent[0].hex()}"
+                f"request {name} is for remote decode, and {len(silent)} of its full blocks have no "
+                f"store and no reason, first of key {silent[0].hex()}"
             )
             self.violations.append(Violation(Property.FULL_OFFLOAD, message, requests=(name,)))
 
     def last_step(self, plan: TransferPlan) -> None:
-        """S17: no request is left, and so the plan flushes all that is under way."""
+        """S17: no request is left, so the plan must flush all transfers."""
         if self._connector.config.last_step is LastStep.FLUSH:
             transfers = self._connector.offloader.ledger.transfers.keys() - set(plan.flush)
             if transfers:
@@ -99,7 +106,7 @@ class OffloadChecks:
                 )
 
     def _full_chunks(self, request: ServingRequest) -> Iterator[bytes]:
-        """Keys of the chunks that are computed, and that the request can name."""
+        """The keys of the chunks that are computed and that the request can name."""
         config = self._connector.config
         for index, (group, table) in enumerate(zip(config.groups, request.tables)):
             tokens = group.block_tokens * self._chunk

@@ -1,8 +1,8 @@
-"""The ranks of the small engine: the memory of each, where it computes, and what copies for it.
+"""The ranks of the serving engine: the memory of each, where it computes, and what copies for it.
 
-What computes on a rank is queued, as a model's kernels are, and is done in that order; when, depends on the
-rank. A host rank computes before `launch` returns. A simulated one is behind its host by as much as its seed
-says, and sees whether a copy overtakes it (S12). A GPU does it when it gets to it.
+Compute on a rank is queued, like a model's kernels, and done in that order. When it is done depends on the
+rank. A host rank computes before `launch` returns. A simulated rank lags behind its host as its seed says,
+and notices a copy that overtakes compute (S12). A GPU computes when it gets to it.
 """
 
 from __future__ import annotations

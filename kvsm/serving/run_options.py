@@ -1,4 +1,4 @@
-"""What to run: the options of a run, as one value that is checked whole before anything is made."""
+"""The options of a run, as one value that is checked before anything is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORES = tuple(mode.value for mode in StoreMode)
 LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
 
 BUDGET_BLOCKS = 16
-"""Blocks of tokens that a step computes at most."""
+"""How many blocks of tokens a step computes at most."""
 
 _GROUP = re.compile(r"(full|mamba|sliding:(?P<window>[0-9]+))(/(?P<tokens>[0-9]+))?")
 _GROUP_KINDS = {"f": GroupKind.FULL, "m": GroupKind.MAMBA, "s": GroupKind.SLIDING_WINDOW}
@@ -28,17 +28,29 @@ _GROUP_KINDS = {"f": GroupKind.FULL, "m": GroupKind.MAMBA, "s": GroupKind.SLIDIN
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to run. Raises `ConfigError` for a value that cannot work.
 
-    trace: path of a trace; None generates a multi-turn workload. requests: how many of the trace (None: all)
-    or to generate (None: 4,000). block_tokens: what a hash id of the trace stands for, and a block of each
-    group that does not say otherwise. groups: `parse_groups` reads it. device_blocks: of each worker's device
-    pool, for all groups. host_blocks: slots of its host pool, blocks_per_chunk device blocks each; a device
-    block has block_bytes. policy: of eviction. workers: ranks. store, last_step: `StoreMode`, `LastStep`.
-    defer_ticks, store_threshold: as of `OffloadConfig`. remote_decode, abort_rate: shares of the requests.
-    preempt_rate: of the steps. reset_every: steps; 0: never. failure_rate: share of copies that fail.
-    seed: of the generator, of simulated copies, and of what goes wrong. copies: a name in
-    `ranks.COPIES`; with `simulated` the log has virtual times.
-    verify_copies: check the bytes of each block that is loaded. log: directory of the event log, kept; None:
-    not kept. time_scale: real seconds for each second of the workload; 0 runs flat out.
+    trace: path of a trace; None generates a multi-turn workload.
+    requests: how many of the trace (None: all), or how many to generate (None: 4,000).
+    block_tokens: tokens of a hash id of the trace, and of a block in a group that has no size of its own.
+    groups: KV cache groups, as `parse_groups` reads them.
+    device_blocks: blocks of each worker's device pool, for all groups.
+    host_blocks: slots of each worker's host pool.
+    block_bytes: bytes of a device block on one worker.
+    blocks_per_chunk: device blocks that a slot holds.
+    policy: eviction policy, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
+    workers: ranks.
+    store: a `StoreMode`.
+    store_threshold, defer_ticks: as in `OffloadConfig`.
+    last_step: a `LastStep`.
+    remote_decode: share of the requests that are for remote decode.
+    abort_rate: share of the requests whose client leaves.
+    preempt_rate: share of the steps that preempt a request without need.
+    failure_rate: share of the copies that fail.
+    reset_every: steps from one reset of the cache to the next; 0: none.
+    seed: of the generator, of simulated copies, and of what goes wrong.
+    copies: what copies, a name in `ranks.COPIES`; with `simulated` the log has virtual times.
+    verify_copies: whether the bytes of each loaded block are checked.
+    log: directory in which the event log is kept; None: it is not kept.
+    time_scale: real seconds for each second of the workload; 0: as fast as possible.
     """
 
     trace: str | None = None
@@ -92,14 +104,16 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_budget(self) -> int:
+        """How many tokens a step computes at most."""
         return BUDGET_BLOCKS * self.block_tokens
 
     @property
     def host_places(self) -> int:
-        """Of one device block each, in the host pool of one worker."""
+        """How many device blocks the host pool of one worker holds."""
         return self.host_blocks * self.blocks_per_chunk
 
     def offload_config(self) -> OffloadConfig:
+        """The configuration of the offload core."""
         return OffloadConfig(
             host_blocks=self.host_blocks,
             device_blocks=self.device_blocks,
@@ -112,7 +126,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def scheduler_config(self) -> SchedulerConfig:
-        """A lazy store keeps a quarter of the device pool free of what the host lacks."""
+        """The configuration of the offload scheduler.
+
+        A lazy store keeps a quarter of the device pool ready: free blocks whose content the host has.
+        """
         groups = parse_groups(self.groups, self.block_tokens)
         return SchedulerConfig(
             groups=groups,
@@ -123,13 +140,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def least_pools(self, tokens: int) -> dict[str, int]:
-        """device_blocks and host_blocks that one request of so many tokens needs, prompt and output."""
+        """The least `device_blocks` and `host_blocks` for a request of `tokens` tokens, output included."""
         peaks = [peak_blocks(group, tokens, self.token_budget) for group in self.scheduler_config().groups]
         slots = [-(-blocks // self.blocks_per_chunk) for blocks in peaks]
         return {"device_blocks": sum(peaks), "host_blocks": sum(slots)}
 
     def check_size(self, number: int, request: TraceRequest) -> None:
-        """Raises `ConfigError` if request `number` of the workload alone does not fit into a pool."""
+        """Raises `ConfigError` if request `number` of the workload does not fit into an empty pool."""
         for name, needed in self.least_pools(request.input_length + request.output_length).items():
             if getattr(self, name) < needed:
                 raise ConfigError(
@@ -139,8 +156,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_groups(spec: str, block_tokens: int) -> tuple[KVCacheGroup, ...]:
-    """KV cache groups from text: `full`, `sliding:WINDOW` or `mamba`, with commas between them, each with
-    `/TOKENS` for blocks of another size than block_tokens. Raises `ConfigError`."""
+    """KV cache groups from text, as in `full,sliding:4096/1024,mamba`. Raises `ConfigError`.
+
+    A group is `full`, `sliding:WINDOW` or `mamba`. `/TOKENS` gives its block size; without it `block_tokens`.
+    """
     return tuple([_parse_group(part.strip(), spec, block_tokens) for part in spec.split(",")])
 
 
@@ -149,15 +168,17 @@ def _parse_group(part: str, spec: str, block_tokens: int) -> KVCacheGroup:
     if found is None:
         raise ConfigError(
             f"groups is {spec!r}: {part!r} is no group; write full, sliding:WINDOW or mamba, with /TOKENS "
-            f"for blocks that have not {block_tokens} tokens, as in full,sliding:4096/1024,mamba"
+            f"for blocks of another size than {block_tokens} tokens, as in full,sliding:4096/1024,mamba"
         )
     tokens = int(found["tokens"] or block_tokens)
     if tokens < 1 or (tokens % block_tokens and block_tokens % tokens):
         raise ConfigError(
-            f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; they must divide {block_tokens}, "
-            f"which a hash id stands for, or be a multiple of it"
+            f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; that must divide {block_tokens}, "
+            f"the tokens of a hash id, or be a multiple of it"
         )
     window = int(found["window"] or 0)
     if part[0] == "s" and window < 1:
-        raise ConfigError(f"groups is {spec!r}: {part!r} has a window of {window} tokens; at least 1")
+        raise ConfigError(
+            f"groups is {spec!r}: {part!r} has a window of {window} tokens; it must have at least 1"
+        )
     return KVCacheGroup(tokens, _GROUP_KINDS[part[0]], window)

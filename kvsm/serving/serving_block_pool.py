@@ -1,10 +1,9 @@
 """The device blocks of the engine: who holds them, and which keys they cache.
 
-Names and behaviour are those of vLLM's `BlockPool`; the blocks of all KV cache groups come from one pool, and
+Names and behaviour are those of vLLM's `BlockPool`. The blocks of all KV cache groups come from one pool, and
 keys end with the group. A block has a reference count: one for each request whose table names it, and one for
-each copy in flight that touches it. A block that nobody holds stands
-in the free queue and keeps its key until it is taken, so that a free block still serves prefix hits; the
-one that was freed first is taken first.
+each copy in flight that touches it. A block without references stands in the free queue. It keeps its key,
+and serves prefix hits, until it is taken. The block that was freed first is taken first.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvsm.states.words import STATE_MASK, StateWords
 
 
 class ServingBlockPool:
-    """`leases.size` device blocks. leases: the offload ledger's, asked before a block is handed out."""
+    """`leases.size` device blocks. leases: of the offload ledger; looked at before a block is handed out."""
 
     def __init__(self, leases: StateWords) -> None:
         self.num_blocks = leases.size
@@ -27,18 +26,20 @@ class ServingBlockPool:
         self._references = [0] * leases.size
         self._key_of: list[bytes | None] = [None] * leases.size
         self._cached: dict[bytes, int] = {}
-        # An OrderedDict takes from its head and out of its middle in constant time; a dict does not.
+        # Unlike a dict, an OrderedDict removes from its head and its middle in constant time.
         self._free = OrderedDict.fromkeys(range(leases.size))
 
     @property
     def num_free_blocks(self) -> int:
+        """How many blocks nobody holds."""
         return len(self._free)
 
     def is_free(self, block: int) -> bool:
+        """Whether nobody holds the block."""
         return self._references[block] == 0
 
     def held_blocks(self) -> list[int]:
-        """Blocks that somebody holds, but for those that a lost copy may still write: they are gone."""
+        """The blocks with references, except retired ones: a lost copy may still write those for good."""
         words, retired = self._leases.words, int(LeaseState.RETIRED)
         return [
             block
@@ -47,11 +48,11 @@ class ServingBlockPool:
         ]
 
     def key_of(self, block: int) -> bytes | None:
-        """What the block caches, if anything."""
+        """The key of the content that the block caches; None if it caches nothing."""
         return self._key_of[block]
 
     def cached_block(self, key: bytes) -> int | None:
-        """The block that holds the content of `key`, if one does. Nothing is held yet: `touch` it."""
+        """The block with the content of `key`, or None. It gets no reference: `touch` it."""
         return self._cached.get(key)
 
     def free_queue(self) -> Iterator[int]:
@@ -59,10 +60,10 @@ class ServingBlockPool:
         return iter(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` blocks, the longest free first; what they cached is gone.
+        """Take `count` blocks, the longest free first. They cache nothing any more.
 
-        The caller has looked at `num_free_blocks`. Raises `PropertyBroken` (S3) if a copy in flight, or a
-        lost one, still holds a lease on one of them: its bytes are not free, whatever the count says.
+        There must be as many: see `num_free_blocks`. Raises `PropertyBroken` (no reuse in flight, S3) if a
+        copy still holds a lease on one of them, although it has no references.
         """
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
@@ -79,7 +80,7 @@ class ServingBlockPool:
         return blocks
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """One more holder for each block; a free one leaves the free queue and keeps its content."""
+        """Add a reference to each block. A free block leaves the free queue and keeps its content."""
         references = self._references
         for block in blocks:
             if references[block] == 0:
@@ -87,8 +88,10 @@ class ServingBlockPool:
             references[block] += 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """One holder less for each. Give a request's blocks from its last to its first: of a prefix, the
-        end is to be taken before the beginning, without which it is worth nothing."""
+        """Take a reference from each block.
+
+        Give the blocks of a request from its last to its first: then the end of a prefix is reused first.
+        """
         references = self._references
         for block in blocks:
             if references[block] == 0:
@@ -101,14 +104,16 @@ class ServingBlockPool:
                 self._free[block] = None
 
     def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """From now on blocks[i] serves hits on keys[i]. A key that another block serves stays with it."""
+        """Let blocks[i] serve hits on keys[i]. A key that another block serves stays with that block."""
         for block, key in zip(blocks, keys, strict=True):
             if self._key_of[block] is None and self._cached.setdefault(key, block) == block:
                 self._key_of[block] = key
 
     def reset_prefix_cache(self) -> bool:
-        """No block serves hits any more. True if nothing is held: then no content of before is left to be
-        used; what is held keeps its content for its holders."""
+        """Let no block serve hits any more. Held blocks keep their content for their holders.
+
+        True if no block is held.
+        """
         self._cached.clear()
         self._key_of = [None] * self.num_blocks
         return self.num_free_blocks == self.num_blocks

@@ -1,9 +1,9 @@
-"""The serving engine: one loop that lets time pass, requests arrive, copies end and tokens be computed.
+"""The loop of the serving engine: requests arrive, copies end, tokens are computed, time passes.
 
-Time is virtual. A step lasts `STEP_MS` and `TOKEN_MS` for each token it computes, which is about what a
-large model takes on one node; a request arrives in the first step that begins after its timestamp; while
-nothing is left to do the clock jumps to the next arrival. So a trace of an hour runs in seconds, and the
-same workload runs through the same steps on every machine.
+Time is virtual. A step lasts `STEP_MS`, and `TOKEN_MS` for each token that it computes: about what a large
+model takes on one node. A request arrives in the first step that begins after its timestamp. When nothing is
+left to do, the clock jumps to the next arrival. So a trace of an hour runs in seconds, and the same workload
+takes the same steps on every machine.
 """
 
 from __future__ import annotations
@@ -34,16 +34,22 @@ class VirtualClock:
         self.now_ms = 0.0
 
     def now_ns(self) -> int:
-        """As a Unix time, for records of runs whose logs are to be equal byte for byte."""
+        """The same as a Unix time, for logs that must be equal byte for byte."""
         return int(self.now_ms * 1e6)
 
 
 class ServingEngine:
-    """Serves `trace` through an offload scheduler, on `workers`, one for each of the `ranks`.
+    """Serves a trace. Call `step` until it returns False, then `check_rest`.
 
-    block_tokens: what a hash id of the trace stands for. clock: advanced by the engine alone. time_scale:
-    real seconds to sleep for each virtual one. Call `step` until it returns False, then `check_rest`.
-    Attributes: `scheduler`, `in_flight`, `arrived` (requests), `steps`, `resets` (so far).
+    scheduler: decides what runs, and asks the offload scheduler.
+    workers, ranks: one of each for every rank.
+    trace: the requests, in order of arrival.
+    clock: only the engine advances it.
+    disturbances: what goes wrong, and when.
+    block_tokens: how many tokens a hash id of the trace stands for.
+    time_scale: real seconds to sleep for each virtual second.
+
+    Attributes: `scheduler`, `in_flight`; so far: `arrived` (requests), `steps`, `resets`.
     """
 
     def __init__(
@@ -67,16 +73,16 @@ class ServingEngine:
         self._next = next(self._trace, None)
         self._disturbances, self._block_tokens, self._time_scale = disturbances, block_tokens, time_scale
         self._aborts: dict[int, list[str]] = {}
-        """Step -> requests whose clients leave then."""
+        """Step -> the requests whose clients leave then."""
 
     @property
     def violations(self) -> list[Violation]:
-        """What was found so far, after all that the ranks were given to compute."""
+        """All that were found so far. Waits for everything that the ranks compute."""
         wrong = [_wrong_content(one) for one in self._content.mismatches()]
         return [*wrong, *self.scheduler.checks.violations]
 
     def step(self) -> bool:
-        """One iteration, in the connector's order of calls. Returns whether anything is left to do."""
+        """One step, with the connector's calls in vLLM's order. Returns whether anything is left to do."""
         scheduler, step = self.scheduler, self.steps
         self._take_arrivals(step)
         scheduler.take(self._connector.update_connector_output(self.in_flight.collect(step)), step)
@@ -98,18 +104,17 @@ class ServingEngine:
         return bool(self.scheduler.unfinished) or self._connector.has_pending_work()
 
     def abort(self, name: str) -> None:
-        """The client of this request has left. Legal at any time, also for a request that is over."""
+        """The client of this request has left. Legal at any time, also when the request is over."""
         self.scheduler.abort(name, self.steps)
 
     def reset_cache(self) -> bool:
-        """Nothing computed so far serves a request to come, from the device or from the host. False while
-        copies of before are under way."""
+        """Reset the prefix cache of the device and of the host. False while earlier copies are in flight."""
         self.resets += 1
         self.scheduler.pool.reset_prefix_cache()
         return self._connector.reset_cache()
 
     def check_rest(self) -> list[Violation]:
-        """After the last step: what S9 says must be gone and is not."""
+        """After the last step: what is left although progress (S9) says that it must be gone."""
         left = check_rest(self._connector.offloader.ledger)
         held = self.scheduler.pool.held_blocks()
         if held:
@@ -149,7 +154,7 @@ class ServingEngine:
             self.reset_cache()
 
     def _check_begun(self) -> None:
-        """S15: what a request computes from, loaded or found on the device, holds what its keys demand."""
+        """S15: the blocks that a starting request computes from hold what their keys demand."""
         blocks: list[int] = []
         keys: list[bytes] = []
         readers: list[str] = []
@@ -165,7 +170,8 @@ class ServingEngine:
     def _let_time_pass(self, step_ms: float) -> None:
         began_ms = self.clock.now_ms
         self.clock.now_ms += step_ms
-        # An engine that flushes stops stepping, and takes the reports when it steps again.
+        # An engine that flushes at its last step makes no further one, and takes the reports in its next
+        # step.
         stops = self._connector.config.last_step is LastStep.FLUSH or not self._connector.has_pending_work()
         if self._next is not None and not self.scheduler.unfinished and stops:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)

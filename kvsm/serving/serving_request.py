@@ -1,4 +1,4 @@
-"""A request as the engine sees it: its blocks, its block hashes, and how far its computation has come."""
+"""A request of the serving engine: its block hashes, its block tables, and how far it is computed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvsm.traces import TraceRequest, output_hash, prompt_hashes
 
 
 class ServingStatus(Enum):
-    """Where a request stands in the engine's scheduler."""
+    """Where a request stands in the serving scheduler."""
 
     WAITING = "waiting"
     LOADING = "loading"
-    """Its blocks are allocated, and a copy from the host writes some of them."""
+    """It has blocks, and a copy from the host writes some of them."""
     PREFILL = "prefill"
     DECODE = "decode"
     FINISHED = "finished"
@@ -25,12 +25,12 @@ class ServingStatus(Enum):
 class ServingRequest:
     """One request, from its arrival to its end. It is an `EngineRequest` of the offload scheduler.
 
-    Its tokens are the prompt and the output so far. Of these, the first `num_computed_tokens` have their KV
-    in the block tables, one for each KV cache group. While it decodes there is exactly one more: the token
-    that was sampled last is computed in the next step, and that of the last step never.
+    Its tokens are the prompt and the output so far. The first `num_computed_tokens` of them have their KV in
+    the block tables, one table for each KV cache group. While it decodes one token has no KV yet: the one
+    that was sampled last. It is computed in the next step; the token of the last step is never computed.
 
-    Every running request decodes one token in every step, so that nothing needs to be counted for it step
-    by step: its counts are those at the end of step `counted_at`, and `count_to` brings them forward.
+    A decoding request computes one token in every step, so its counts need no work step by step. They are
+    those at the end of step `counted_at`, and `count_to` brings them forward.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class ServingRequest:
         kv_transfer_params: Mapping[str, Any] | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
-        """block_tokens: what a hash id of the trace stands for."""
+        """block_tokens: how many tokens a hash id of the trace stands for."""
         self.request_id = request_id
         self.num_prompt_tokens, self.output_length = trace.input_length, trace.output_length
         self.kv_transfer_params = kv_transfer_params
@@ -73,27 +73,28 @@ class ServingRequest:
         self.num_computed_tokens = self.num_output_tokens = self.counted_at = 0
         self.num_output_placeholders = 0
         self.num_cached_tokens = 0
-        """Tokens whose full blocks are in the prefix cache of the device."""
+        """How many tokens have their full blocks in the prefix cache of the device."""
         self.preemptions = 0
         self._hash_tokens = config.tokens_per_hash
         self._key_strides = [group.block_tokens // self._hash_tokens for group in config.groups]
         self.block_hashes = prompt_hashes(trace, block_tokens, self._hash_tokens)
-        """One for each whole `hash_tokens` of its tokens."""
+        """One for every `tokens_per_hash` tokens."""
         self.keys: list[list[bytes]] = [[] for _ in config.groups]
-        """Of each group, for each whole block of its tokens."""
+        """For each group, one key for each full block."""
         self._update_keys()
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far: what must be computed before the next token is sampled."""
+        """Prompt and output so far. All of them are computed before the next token is sampled."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def is_done(self) -> bool:
+        """Whether its whole output is sampled."""
         return self.num_output_tokens >= self.output_length
 
     def compute(self, tokens: int) -> bool:
-        """So many tokens get their KV. Returns whether that was all, and the next one was sampled."""
+        """Give `tokens` more tokens their KV. Returns whether all have it; then the next one is sampled."""
         self.num_computed_tokens += tokens
         if self.num_computed_tokens < self.num_tokens:
             return False
@@ -101,7 +102,7 @@ class ServingRequest:
         return True
 
     def count_to(self, step: int) -> None:
-        """Bring the counts of a request that decodes to the end of `step`."""
+        """Bring the counts of a decoding request forward to the end of `step`."""
         decoded = step - self.counted_at
         self.num_computed_tokens += decoded
         self.counted_at = step
@@ -124,7 +125,7 @@ class ServingRequest:
             keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
 
     def restart(self) -> None:
-        """Back to waiting, without a block: what it has sampled stays, what it computed is gone."""
+        """Back to waiting, without blocks. It keeps its sampled tokens, and computes all tokens again."""
         self.status = ServingStatus.WAITING
         self.tables = [[] for _ in self.tables]
         self.num_computed_tokens = self.num_cached_tokens = 0

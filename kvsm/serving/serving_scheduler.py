@@ -1,21 +1,21 @@
-"""The scheduler: which requests run, and on which device blocks. What is offloaded decides the connector.
+"""Which requests run, and on which device blocks. The connector decides what is offloaded.
 
-Continuous batching as in vLLM. Each step every decoding request computes one token; what is left of the
-token budget goes to prefills, in chunks, in the order of admission; then waiting requests are admitted. The
+Continuous batching as in vLLM. In each step every decoding request computes one token. The rest of the token
+budget goes to prefills, in chunks, in the order of admission. Then waiting requests are admitted. The
 connector (`OffloadScheduler`) is called where vLLM calls it.
 
 The life of a request, from top to bottom:
 
-1. `_place`      its prefix is looked up on the device, then on the host (`get_num_new_matched_tokens`); it
-                 gets blocks (`update_state_after_alloc`), and waits for its load (LOADING), or starts;
-2. `take`        its load has ended: good, it starts behind it; bad, it computes that, or starts anew;
-3. `_prefill`    a chunk of the prompt, and blocks for it; the last chunk samples the first output token;
-4. `update`      what the step before computed: full blocks are cached, and it is done, or will go on;
-5. `_preempt`    no device block is left: the youngest request goes back to waiting.
+1. `_place`      its prefix is looked up on the device, then on the host (`get_num_new_matched_tokens`). It
+   gets blocks (`update_state_after_alloc`), and waits for its load (LOADING) or starts;
+2. `take`        its load has ended. After a good load it computes the rest; after a bad one more, or all;
+3. `_prefill`    it gets blocks for a chunk of the prompt; the last chunk samples the first output token;
+4. `update`      the step before has been computed: full blocks are cached, and the request ends or goes on;
+5. `preempt`     no device block is free: the youngest request goes back to waiting.
 
-Whoever holds device blocks has references in the pool: a request for its tables, a copy for what it touches;
-so that neither abort nor preemption frees what a copy uses (S3). Nothing here looks at a request that decodes
-until a block is full or the output ends: `_calendar`.
+Each holder of device blocks has references in the pool: a request for its tables, a copy for what it touches.
+So neither abort nor preemption frees a block under a copy (S3). A decoding request costs no work until one of
+its blocks is full or its output ends (`_calendar`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,14 @@ from kvsm.serving.serving_request import ServingRequest, ServingStatus
 
 
 class SchedulerCounts(msgspec.Struct):
-    """What has happened so far. preemptions: for want of blocks, and forced. restarts: of requests whose load
-    failed, and left them nothing to go on with. Prompt tokens are hit on the device, hit on the host, or
-    computed; after a preemption or a restart they count again."""
+    """What has happened so far.
+
+    preemptions: because no block was free, or forced.
+    deferrals: times that a request waited for a transfer before it was admitted.
+    failed_loads: loads that ended badly; lost_loads: those among them that no worker will report.
+    restarts: requests that a failed load left nothing to go on with.
+    device_hit_tokens, host_hit_tokens, computed_tokens: all prompt tokens; again after each preemption.
+    """
 
     finished: int = 0
     aborted: int = 0
@@ -52,7 +57,7 @@ class SchedulerCounts(msgspec.Struct):
 
 
 class ComputedBatch(NamedTuple):
-    """One step's work: how many tokens, and the blocks that are full at its end."""
+    """What one step computes: how many tokens, and the blocks that are full at its end."""
 
     tokens: int
     blocks: list[int]
@@ -68,8 +73,12 @@ class _Placement(Enum):
 class ServingScheduler:
     """Serves requests over one pool of device blocks.
 
-    notes: of what the connector's log says. token_budget: tokens of a step, at most; max_running: requests at
-    once, at most that many. begun: requests that start to compute in this step.
+    connector: the offload scheduler.
+    notes: what its log says of skipped blocks.
+    token_budget: how many tokens a step computes at most.
+    max_running: how many requests run at once at most.
+
+    Attribute `begun`: the requests that start to compute in this step.
     """
 
     def __init__(
@@ -94,11 +103,16 @@ class ServingScheduler:
         self._prefilling: dict[str, ServingRequest] = {}
         self._decoding = 0
         self._calendar: dict[int, list[tuple[ServingRequest, int]]] = {}
-        """Step -> (decoding request, its preemptions when that was noted): what happens to it then."""
+        """Step -> the decoding requests whose block is full or whose output ends then.
+
+        Each with its preemptions so far: an entry from before a preemption does not count.
+        """
         self._batch: list[tuple[ServingRequest, int]] = []
-        """Those that the step before brought to a full block, or to the end of a chunk or of the output, and
-        how many tokens they had computed before."""
-        # What the step in hand has come to so far:
+        """The requests for which the step before filled a block, or ended a chunk or the output.
+
+        Each with the number of its computed tokens before that step.
+        """
+        # Of the step that is decided now:
         self._growing: list[ServingRequest] = []
         self._chunks: dict[str, int] = {}
         self._confirmed: dict[str, None] = {}
@@ -108,16 +122,18 @@ class ServingScheduler:
 
     @property
     def unfinished(self) -> int:
+        """How many requests wait or run."""
         return len(self.waiting) + len(self.running)
 
     def add_request(self, request: ServingRequest) -> None:
+        """A request has arrived."""
         self.connector.add_request(request)
         self.waiting.append(request)
 
     # What the step before did.
 
     def take(self, results: StepResults, step: int) -> None:
-        """Loads that have ended: their requests go on. One that was aborted or preempted since does not."""
+        """Loads have ended: their requests go on, unless they were aborted or preempted since."""
         for ended in results.loads:
             request = self.running.get(ended.request)
             if request is None or request.status is not ServingStatus.LOADING:
@@ -138,7 +154,7 @@ class ServingScheduler:
                 self._start(request)
 
     def update(self) -> None:
-        """Take in what the step before computed: cache, finish, and note what can go on."""
+        """The step before has been computed: cache full blocks, finish requests, note which ones go on."""
         batch, self._batch = self._batch, []
         for request, before in batch:
             if request.status not in (ServingStatus.PREFILL, ServingStatus.DECODE):
@@ -150,7 +166,7 @@ class ServingScheduler:
             self._confirmed[request.request_id] = None
             states = self.block_tables.completed_states(request, before, request.num_computed_tokens)
             if states:
-                # Held until the connector has seen them.
+                # The connector sees them in this step; until then they keep a reference.
                 self.pool.touch([block for _, block, _ in states])
                 self._states[request.request_id] = list(states)
             if request.status is ServingStatus.DECODE:
@@ -164,7 +180,7 @@ class ServingScheduler:
         request.status = ServingStatus.FINISHED
 
     def abort(self, name: str, step: int) -> None:
-        """The client of this request has left, at any time. Nothing happens if the request is over."""
+        """The client of this request has left. Legal at any time; nothing happens if the request is over."""
         waiting = (one for one in self.waiting if one.request_id == name)
         request = self.running.get(name) or next(waiting, None)
         if request is None:
@@ -184,7 +200,7 @@ class ServingScheduler:
     # What this step does.
 
     def schedule(self, step: int) -> StepOutput:
-        """Choose the tokens of `step`, and give their requests blocks. `compute` counts them."""
+        """Choose the tokens of `step`, and give their requests blocks. `compute` counts the tokens."""
         growing, self._growing = self._growing, []
         for request in growing:
             if request.status is ServingStatus.DECODE and self._grow(request, 1, step):
@@ -197,7 +213,7 @@ class ServingScheduler:
             if request.status is ServingStatus.PREFILL:
                 budget -= self._prefill(request, budget, step)
         if not self._preempted:
-            # As in vLLM: whoever lost its blocks in this step gets no others before the next.
+            # As in vLLM: a step that preempts admits nobody.
             self._admit(budget)
         output = StepOutput(
             scheduled=tuple(dict.fromkeys((*self._confirmed, *self._chunks))),
@@ -215,7 +231,7 @@ class ServingScheduler:
         return min(to_full_block, request.output_length - request.num_output_tokens)
 
     def _grow(self, request: ServingRequest, tokens: int, step: int) -> bool:
-        """Blocks for its next tokens, by preemption if need be. False if it had to go itself."""
+        """Get blocks for its next tokens, by preemption if necessary. False if it was preempted itself."""
         self.block_tables.remove_skipped_blocks(request)
         while True:
             new = self.block_tables.grow(request, request.num_computed_tokens + tokens)
@@ -230,12 +246,12 @@ class ServingScheduler:
         return True
 
     def _youngest(self) -> ServingRequest:
-        """The last admitted that can go: blocks under a load would not become free."""
+        """The request that was admitted last, except loading ones: blocks under a load do not become free."""
         running = reversed(self.running.values())
         return next(one for one in running if one.status is not ServingStatus.LOADING)
 
     def preempt(self, request: ServingRequest, step: int) -> None:
-        """Take the blocks of a running request before it runs in `step`; it is the next to be admitted."""
+        """Take the blocks of a running request before it runs in `step`. It is admitted first again."""
         self.counts.preemptions += 1
         self._put_back(request, step)
 
@@ -250,7 +266,7 @@ class ServingScheduler:
         self.waiting.appendleft(request)
 
     def _leave(self, request: ServingRequest) -> None:
-        """It runs no more: its references go. Copies keep theirs."""
+        """The request does not run any more, and drops its references. Copies keep theirs."""
         name = request.request_id
         del self.running[name]
         self._prefilling.pop(name, None)
@@ -266,7 +282,7 @@ class ServingScheduler:
         self.begun.append(request)
 
     def _prefill(self, request: ServingRequest, budget: int, step: int) -> int:
-        """Blocks for a chunk of what is missing, at most `budget` tokens. Returns its length."""
+        """Get blocks for a chunk of the missing tokens, at most `budget`. Returns the length of the chunk."""
         chunk = min(budget, request.num_tokens - request.num_computed_tokens)
         if not self._grow(request, chunk, step):
             return 0
@@ -274,8 +290,11 @@ class ServingScheduler:
         return chunk
 
     def _admit(self, budget: int) -> None:
-        """Admit from the head of the queue while there is room. Those that wait for a transfer are passed;
-        one that needs more blocks than are free is not, or it would wait for ever."""
+        """Admit from the head of the queue while there is room.
+
+        A request that waits for a transfer is passed over. A request that needs more blocks than are free is
+        not: it could wait without end.
+        """
         passed = []
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting[0]
@@ -290,8 +309,11 @@ class ServingScheduler:
         self.waiting.extendleft(reversed(passed))
 
     def _place(self, request: ServingRequest, budget: int) -> _Placement:
-        """Admit the request, or say why not. Room for all of it is looked at first: a match pins blocks of
-        the host, and should not do so for a request that cannot be placed."""
+        """Admit the request, or say why not.
+
+        Room for the whole request is checked first: a match pins blocks of the host, which a request that
+        cannot be placed must not do.
+        """
         hit = self.block_tables.longest_hit(request)
         if not self.block_tables.has_room(request, hit):
             return _Placement.NO_ROOM
@@ -315,7 +337,7 @@ class ServingScheduler:
         return _Placement.PLACED
 
     def compute(self, step: int) -> ComputedBatch:
-        """Count the tokens of `step` as computed, once its plan has left. The caller writes the blocks."""
+        """Count the tokens of `step` as computed, after its plan has left. The caller writes the blocks."""
         for states in self._states.values():
             self.pool.free_blocks([block for _, block, _ in states])
         self._states, self.begun = {}, []

@@ -1,4 +1,4 @@
-"""An offload scheduler that knows how long its decisions take, writing the log included."""
+"""An offload scheduler that measures how long its decisions take, including the log."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsm.scheduler import OffloadScheduler
 
 
 class TimedOffloadScheduler(OffloadScheduler):
-    """`seconds`: time spent in its calls so far. The time decides nothing."""
+    """Attribute `seconds`: the time spent in its calls so far. No decision depends on it."""
 
     seconds = 0.0
     _timing = False
@@ -21,7 +21,7 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def timed(self: TimedOffloadScheduler, *arguments: Any, **named: Any) -> Any:
         if self._timing:
-            # One call inside another: no time counts twice.
+            # A call inside another one is on the clock already.
             return method(self, *arguments, **named)
         self._timing, started = True, perf_counter()
         try:
@@ -33,7 +33,7 @@ def _timed(method: Callable[..., Any]) -> Callable[..., Any]:
     return timed
 
 
-# The calls that an engine makes.
+# All calls that an engine makes.
 for _name in (
     "add_request",
     "get_num_new_matched_tokens",

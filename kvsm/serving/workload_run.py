@@ -1,7 +1,7 @@
-"""A whole run: build everything, serve a workload, then let the log prove what happened.
+"""A whole run: build everything, serve a workload, then prove by the log what happened.
 
-Nothing is made before all input has been looked at, the whole trace included: bad input leaves nothing
-behind, neither a directory nor half a log.
+All input is checked before anything is made, the whole trace included. So bad input leaves neither a
+directory nor half a log behind.
 """
 
 from __future__ import annotations
@@ -40,14 +40,18 @@ from kvsm.worker import Worker
 
 GENERATED_REQUESTS = 4000
 LEDGER_BYTES_PER_BLOCK = 200
-"""About what the ledger and the device pool keep for each block, beside its content."""
+"""About how much the ledger and the device pool keep for each block, besides its content."""
 
 PROGRESS_STEPS = 64
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """How far a run has come. hit_rate: share of prompt tokens found on device or host. copied_bytes: both
-    ways, all workers. verified_events: of the log, once the workload is done."""
+    """How far a run has come.
+
+    hit_rate: share of the prompt tokens that were found on the device or the host.
+    copied_bytes: both ways, all workers.
+    verified_events: how many events of the log are verified; 0 while the workload runs.
+    """
 
     requests_done: int
     requests: int
@@ -58,7 +62,7 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class CopyTotals(msgspec.Struct, frozen=True):
-    """Copies one way, all workers. gigabytes_per_second: of one copying thread; 0 if simulated."""
+    """Copies in one direction, all workers. gigabytes_per_second: per copying thread; 0 if simulated."""
 
     transfers: int
     failed: int
@@ -67,13 +71,19 @@ class CopyTotals(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. The first fields are those of `SchedulerCounts`. remote_decode: requests for
-    remote decode that are over; fully_offloaded: those of them of which the host got every full block.
-    blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker. blocks_skipped: by
-    reason. transfers_lost: given up, because a worker did not report. verified: blocks of all workers, with
-    verify_copies. decision_us: time inside the offload scheduler, log included, for each slot named in an
-    event (`log_entries`). digest, replayed_digest: of the state at the end, live and rebuilt from the log.
-    properties: those checked."""
+    """What a run came to. The fields up to `decoded_tokens` are those of `SchedulerCounts`.
+
+    remote_decode: finished requests for remote decode.
+    fully_offloaded: those among them of which the host got every full block.
+    blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker.
+    blocks_skipped: offered blocks that were not stored, by reason.
+    transfers_lost: transfers that were given up because a worker did not report.
+    verified: blocks that were checked on all workers; None without `verify_copies`.
+    decision_us: time in the offload scheduler, including the log, for each slot named in an event (us).
+    log_entries: slots named in events.
+    digest, replayed_digest: of the state at the end, live and rebuilt from the log.
+    properties: all that were checked.
+    """
 
     requests: int
     finished: int
@@ -117,12 +127,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """The log gives back the state, and no property was found broken."""
+        """Whether the log gives the live state, and no property is broken."""
         return self.digest == self.replayed_digest and not self.violations and self.damage is None
 
 
 def load_workload(options: RunOptions) -> list[TraceRequest]:
-    """Every request of the run, each of which fits into both pools. Raises `TraceError`, `ConfigError`."""
+    """All requests of the run. Raises `TraceError`, and `ConfigError` if one does not fit into the pools."""
     if options.trace is None:
         generated = options.requests or GENERATED_REQUESTS
         requests = list(multi_turn(options.seed, generated, options.block_tokens))
@@ -136,10 +146,10 @@ def load_workload(options: RunOptions) -> list[TraceRequest]:
 
 
 def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
-    """Serve the workload, verify the log, and compare the state that it gives with the live one.
+    """Serve the workload, verify the log, and compare its state with the live one.
 
-    Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before anything was
-    made; `PropertyBroken` if the engine cannot go on; `LogWriteFailed`.
+    Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before anything is made.
+    Raises `PropertyBroken` if the engine cannot go on, and `LogWriteFailed`.
     """
     requests = load_workload(options)
     _check_memory(options)
@@ -153,15 +163,15 @@ def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | 
 class WorkloadRun:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
-    Attributes for whoever wants to look at it, or to interfere: `engine`, `connector`, `offloader`,
-    `ranks` (one a worker), `directory` (of the log).
+    Attributes, to look at or to interfere with: `engine`, `connector`, `offloader`, `ranks` (one for each
+    worker), `directory` (of the log).
     """
 
     def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
         self._options, self._requests, self.directory = options, requests, directory
         config, clock = options.offload_config(), VirtualClock()
         self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
-        # A simulated run has no wall time at all, so that equal runs have equal logs.
+        # A simulated run has no wall time, so equal runs have equal logs.
         clock_ns = clock.now_ns if COPIES[options.copies].has_virtual_time else time.time_ns
         self._writer = LogWriter(
             directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
@@ -177,21 +187,18 @@ class WorkloadRun:
             self.ranks,
             requests,
             clock=clock,
-            disturbances=Disturbances(
-                options.seed,
-                abort_rate=options.abort_rate,
-                preempt_rate=options.preempt_rate,
-                reset_every=options.reset_every,
-                remote_decode=options.remote_decode,
-            ),
+            disturbances=Disturbances(options),
             block_tokens=options.block_tokens,
             time_scale=options.time_scale,
         )
         self._seconds = 0.0
 
     def serve(self, progress: Callable[[RunProgress], None] | None = None) -> None:
-        """Run the workload to its end, and close the log. The workers are closed only after a good end:
-        one that never reports would never close either, and its threads do not outlive the process."""
+        """Run the workload to its end, and close the log.
+
+        The workers are closed only after a good end: a worker that never reports would never close either.
+        Its threads do not outlive the process.
+        """
         started = time.perf_counter()
         with self._writer:
             while self.engine.step():
@@ -205,7 +212,7 @@ class WorkloadRun:
         self._seconds = time.perf_counter() - started
 
     def prove(self, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
-        """Verify the log that `serve` wrote, and put everything together."""
+        """Verify the log that `serve` wrote, and put the result together."""
 
         def verified(events: int) -> None:
             if progress is not None:
@@ -239,7 +246,7 @@ class WorkloadRun:
         )
 
     def _properties(self) -> tuple[Property, ...]:
-        """S12 is watched where compute and copies overlap in a device that can tell."""
+        """All properties that this run checks; the order of copies only on a simulated device."""
         order = (Property.COPY_ORDER,) if COPIES[self._options.copies].has_virtual_time else ()
         checked = {*PROPERTIES, *offload_checks.PROPERTIES, *order}
         return tuple(sorted(checked, key=lambda one: one.number))
