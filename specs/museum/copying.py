@@ -13,7 +13,7 @@ COPYING = (
         source="vllm#47282",
         title="a load overwrites what the running step still reads",
         story="A sliding window moved on and freed a block, which became the target of a load. The load"
-        " started at once and wrote the block while the forward pass that was under way still read it.",
+        " started at once and wrote the block while the running forward pass still read it.",
         breaks=Property.COPY_ORDER,
         edits=(
             Edit(
@@ -29,11 +29,11 @@ COPYING = (
     Exhibit(
         id="B25",
         source="vllm, copy thread",
-        title="an error ends the copying in silence",
+        title="an error ends the copying silently",
         story="An exception ended the thread that handed copies to the device. No completion came any more,"
-        " nobody had heard of the error, and the engine stepped for ever. Here an error is its transfer's"
-        " end, whether the device refuses a copy or stops in the middle of it; the bug drops it in both"
-        " places.",
+        " the error was reported to nobody, and the engine stepped endlessly. In kvsm an error ends its"
+        " transfer, both when the device refuses a copy and when it stops during one; the bug drops the"
+        " error in both places.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
@@ -57,9 +57,10 @@ COPYING = (
     Exhibit(
         id="B37",
         source="TensorRT-LLM PR 15546",
-        title="a table of ids is gone before the copy has read it",
-        story="The copy kernel read the ids of its blocks from pinned host memory. The call returned, the"
-        " memory was used for the next copy's ids, and the first copy, which had not begun yet, read those.",
+        title="a table of ids is reused before the copy has read it",
+        story="The copy kernel read the ids of its blocks from pinned host memory. When the call returned,"
+        " this memory was reused for the next copy's ids. The first copy had not started yet and read"
+        " the wrong ids.",
         breaks=Property.COPY_ORDER,
         edits=(
             Edit(

@@ -10,8 +10,8 @@ ENDING = (
         id="B20",
         source="vllm#49635",
         title="a store outlives the record that its end needs",
-        story="The finish of a request deleted its record. Its last store was still in flight, and when it"
-        " ended it looked the record up.",
+        story="The finish of a request deleted its record. Its last store was still in flight, and looked the"
+        " record up when it ended.",
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
@@ -30,8 +30,8 @@ ENDING = (
         id="B21",
         source="vllm#42611",
         title="no request is left, and the last transfers never end",
-        story="An engine steps as long as it has requests. The last one finished with its stores in flight;"
-        " nobody stepped again, so nobody took the reports, and the blocks stayed held.",
+        story="An engine steps only while it has requests. The last request finished with its stores in"
+        " flight. Nothing stepped again, so the reports were never taken, and the blocks stayed held.",
         breaks=Property.LAST_STEP,
         edits=(
             Edit(
@@ -44,10 +44,10 @@ ENDING = (
     Exhibit(
         id="B26",
         source="vllm#57453",
-        title="a removal takes the payload of what is stored again later",
-        story="A batch of KV events held the removal of a key, and its store after that. The removal deleted"
-        " what was known of the key's blocks, and the stored event left without tokens, so that routers could"
-        " not index it.",
+        title="a removal takes the payload of a later store",
+        story="A batch of KV events held the removal of a key and then a store of the same key. The removal"
+        " deleted what was known of the key's blocks. The stored event left without tokens, so routers"
+        " could not index it.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
@@ -77,7 +77,7 @@ ENDING = (
         id="B28",
         source="dynamo#15079",
         title="a transfer that ended in an error is marked complete",
-        story="A transfer ended in an error. It was marked complete like any other, the request read a cache"
+        story="A transfer ended in an error and was marked complete like any other. The request read a cache"
         " that had never been filled, and the client got a wrong answer with status 200.",
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
@@ -92,8 +92,8 @@ ENDING = (
         id="B30",
         source="dynamo PR 6681",
         title="abort and stop finish a request twice",
-        story="A request hit its stop condition in the same step in which its client aborted it. Both paths"
-        " finished it, and the second one found its books already closed.",
+        story="A request reached its stop condition in the same step in which its client aborted it. Both"
+        " paths finished the request, and the second one found its books already closed.",
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
@@ -111,8 +111,8 @@ ENDING = (
         id="B34",
         source="LMCache#4967",
         title="time makes an unfinished object readable",
-        story="A write lease expired by the clock. The object counted as written from then on, and whoever"
-        " read it found what the writer had not finished.",
+        story="A write lease expired by the clock. From then on the object counted as written, and readers"
+        " found unfinished bytes.",
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
@@ -129,8 +129,8 @@ ENDING = (
         id="B38",
         source="FlexKV 098aee6",
         title="a node is ready before its data is there",
-        story="A node of the prefix tree was marked ready when its copy was queued. A match in between loaded"
-        " what the slot had held before.",
+        story="A node of the prefix tree was marked ready when its copy was queued. A match before the end of"
+        " the copy loaded the previous content of the slot.",
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
@@ -146,9 +146,10 @@ ENDING = (
     Exhibit(
         id="B39",
         source="Mooncake#3030",
-        title="the late end of a first put completes the second",
-        story="A put of a key was given up, and the key was put again. The end of the first put arrived late"
-        " and, since it was told by key, completed the second while its bytes were still on their way.",
+        title="the late end of a first put completes the second one",
+        story="A put of a key was given up, and the key was put again. The end of the first put arrived late."
+        " Because it named only the key, it completed the second put while the bytes were still on their"
+        " way.",
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(

@@ -10,9 +10,9 @@ HOLDING = (
         id="B04",
         source="vllm#29870",
         title="a preempted request's blocks are rewritten under their store",
-        story="A request's blocks were queued for a store when it was preempted. The blocks were given to"
-        " another request, which computed into them, and the copy saved the new tenant's bytes under the old"
-        " keys. An engine without references has to wait for such copies; the bug waits for none.",
+        story="A request was preempted while stores of its blocks were queued. The blocks were given to"
+        " another request, which computed into them, and the copy saved the new bytes under the old"
+        " keys. An engine without references has to wait for such copies; with the bug it does not.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -25,10 +25,10 @@ HOLDING = (
     Exhibit(
         id="B05",
         source="vllm#32255",
-        title="an aborted request's load lands in somebody else's block",
-        story="A load was on its way when its request was aborted. The blocks were freed with the request and"
-        " given out again, and the copy landed in another request's cache. Here a load holds a reference to"
-        " each of its blocks; the bug holds none.",
+        title="an aborted request's load lands in another request's block",
+        story="A request was aborted during its load. Its blocks were freed and given to another request, and"
+        " the copy landed in that request's cache. In kvsm a load holds a reference to each of its"
+        " blocks; with the bug it holds none.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -46,9 +46,9 @@ HOLDING = (
     Exhibit(
         id="B29",
         source="dynamo PR 4171",
-        title="the ends of a finished request's stores find nobody",
-        story="A request's slot was dropped while three of its offloads were pending. When they completed,"
-        " nobody was there to take note, and the device blocks that they held were never given back.",
+        title="nothing handles the ends of a finished request's stores",
+        story="A request's slot was dropped while three of its offloads were pending. Nothing handled their"
+        " completions, and the device blocks that they held were never released.",
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
@@ -65,8 +65,8 @@ HOLDING = (
         id="B35",
         source="sglang PR 28468",
         title="a host slot is evicted while a copy uses it",
-        story="The eviction order of the host pool did not know of transfers under way. A slot could be"
-        " chosen as a victim while a copy to the device was still reading it.",
+        story="The eviction order of the host pool ignored running transfers. A slot could become a victim"
+        " while a copy to the device still read it.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -91,7 +91,7 @@ HOLDING = (
         source="TensorRT-LLM PR 9056",
         title="two stores go to one host block",
         story="Two blocks were offloaded to the same host block, and the second copy did not wait for the"
-        " first. Which bytes it held in the end was chance.",
+        " first. The bytes in the host block were those of one or the other, by chance.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -113,10 +113,10 @@ HOLDING = (
     Exhibit(
         id="B40",
         source="kvcached#364",
-        title="what a refused plan took is not given back",
-        story="An allocation failed half way. What it had taken by then was not given back, and the pool was"
-        " smaller from then on. Here an event is checked as a whole before anything changes; the bug takes"
-        " the blocks before it has looked at the leases.",
+        title="a refused plan keeps what it took",
+        story="An allocation failed half way. The blocks that it had taken were not returned, and the pool"
+        " was smaller from then on. In kvsm an event is checked as a whole before anything changes; the"
+        " bug takes the blocks before it checks the leases.",
         breaks=Property.CONSERVATION,
         edits=(
             Edit(

@@ -12,10 +12,9 @@ MATCHING = (
     Exhibit(
         id="B06",
         source="vllm#39702",
-        title="a hit is counted and not pinned",
-        story="A lookup counted its hits and held nothing. Before the load was planned, the allocation of"
-        " another request evicted one of them, and the load found nothing under a key that had been"
-        " promised.",
+        title="a hit is counted but not pinned",
+        story="A lookup counted its hits and pinned nothing. Before the load was planned, another request's"
+        " allocation evicted one of them, and the load did not find a key that had been promised.",
         breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
@@ -30,8 +29,8 @@ MATCHING = (
         id="B08",
         source="vllm#41795",
         title="a key that is being stored is a miss",
-        story="A request asked for a prefix while another's store of it was in flight. The lookup knew only"
-        " what could be read already and answered with a miss, so the prefix was computed again, and stored"
+        story="A request asked for a prefix while another request's store of it was in flight. The lookup"
+        " knew only readable keys and answered with a miss. So the prefix was computed again, and stored"
         " again.",
         breaks=Property.STORED_ONCE,
         edits=(
@@ -46,10 +45,10 @@ MATCHING = (
     Exhibit(
         id="B09",
         source="vllm#29087",
-        title="what one request loads, another loads too",
-        story="A request was loading a block. Before it landed, a second request hit the same block on the"
-        " host and loaded it once more into a device block of its own, where waiting for the first load would"
-        " have given it a hit on the device.",
+        title="two requests load the same block",
+        story="While one request loaded a block, a second request hit the same block on the host. It loaded"
+        " the block once more, into a device block of its own. Waiting for the first load would have"
+        " given it a hit on the device.",
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
@@ -62,10 +61,10 @@ MATCHING = (
     Exhibit(
         id="B18",
         source="vllm#46014",
-        title="a request may have one transfer, and has a store",
-        story="A request's store was in flight when it was preempted. It was admitted again at once, hit the"
-        " host and planned a load, and the books, which had one entry a request for what is in flight, fell"
-        " over the second transfer.",
+        title="books with one transfer for each request meet a second one",
+        story="A request was preempted while its store was in flight. It was admitted again at once, hit the"
+        " host and planned a load. The books had one entry for each request in flight and failed at the"
+        " second transfer.",
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
@@ -82,10 +81,10 @@ MATCHING = (
     Exhibit(
         id="B22",
         source="vllm#45387",
-        title="who waits for the rest of a load keeps what it has",
-        story="Two waiting requests each held a part of what they needed for a load and waited for more."
-        " Neither could get the rest, which the other one held. Here a request that begins to wait lets go"
-        " first; the bug leaves that out.",
+        title="a request that waits for the rest of a load keeps what it has",
+        story="Two waiting requests each held some of the blocks that they needed for a load and waited for"
+        " more. Neither could get the rest, because the other held it. In kvsm a request that begins to"
+        " wait releases its blocks first; the bug leaves that out.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
@@ -102,9 +101,9 @@ MATCHING = (
         id="B27",
         source="vllm#39732",
         title="a failed load counts as loaded",
-        story="A worker reported that a load had failed. The scheduler asserted that this cannot be, or,"
-        " where assertions are off, went on as if the blocks were there: the request attended to whatever the"
-        " device blocks held before.",
+        story="A worker reported that a load had failed. The scheduler asserted that this cannot happen. With"
+        " assertions disabled it went on as if the blocks were there, and the request attended to the"
+        " old content of its device blocks.",
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
@@ -118,9 +117,9 @@ MATCHING = (
         id="B31",
         source="LMCache#1034",
         title="a lookup pins, and the load that would unpin never comes",
-        story="A lookup pinned its hits. The engine found then that the device had the prefix already, so it"
-        " never asked for the load, and only the load gave the pins back: one slot after the other could not"
-        " be evicted any more.",
+        story="A lookup pinned its hits. Then the engine found the prefix already on the device and never"
+        " asked for the load. Only the load would have released the pins, so ever more slots could not"
+        " be evicted.",
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
@@ -133,10 +132,10 @@ MATCHING = (
     Exhibit(
         id="B32",
         source="LMCache#2954",
-        title="two owners give back one pin",
-        story="A lookup and a retrieve both believed that they owned the pin of an object, and both gave it"
-        " back. The count went to -1, was clamped to 0 with a warning, and the object was evicted under"
-        " somebody else's pin.",
+        title="two owners release one pin",
+        story="A lookup and a retrieve both assumed that they owned the pin of an object, and both released"
+        " it. The count went to -1 and was clamped to 0 with a warning, and the object was evicted"
+        " although another owner had pinned it.",
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
@@ -154,8 +153,8 @@ MATCHING = (
         id="B33",
         source="LMCache#3022",
         title="a load that could not be made is reported as made",
-        story="A batched retrieve ran out of room at its n-th key. The keys before it were returned as"
-        " loaded, though no copy had begun, and their pins and the lock were kept.",
+        story="A batched retrieve ran out of room at its n-th key. The keys before it were returned as loaded"
+        " although no copy had begun. Their pins and the lock were kept.",
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(

@@ -12,9 +12,10 @@ RESETTING = (
         id="B12",
         source="vllm, contract of the offloading manager",
         title="the end of a store from before a reset publishes the one after it",
-        story="A key was stored, the cache was reset, and the key was stored again. The first copy's"
-        " completion arrived, found the key, and made it readable before the second copy had written a byte."
-        " Here a report names a transfer; the bug looks for the newest one of the same keys.",
+        story="A key was stored, the cache was reset, and the key was stored again. The completion of the"
+        " first copy arrived, found the key, and made it readable before the second copy had written a"
+        " byte. In kvsm a report names a transfer; with the bug it goes to the newest transfer of the"
+        " same keys.",
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
@@ -35,8 +36,8 @@ RESETTING = (
         source="vllm#41956, review",
         title="a reset frees a slot that a copy still writes",
         story="A store was writing a host slot when the cache was reset. The slot was free at once and went"
-        " to a new store, and the old copy landed in it. Here the slot is quarantined until the copy has"
-        " ended; the bug is one row of the block's table.",
+        " to a new store, and the old copy landed in it. In kvsm the slot is quarantined until the copy"
+        " has ended; the bug is one changed row of the block's table.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -51,9 +52,9 @@ RESETTING = (
     Exhibit(
         id="B14",
         source="vllm#39726, review",
-        title="a reset gives back the references that copies rely on",
-        story="A reset released all references to device blocks, also those that kept the source of a store"
-        " and the target of a load in place. The blocks were free, and the copies went on.",
+        title="a reset releases the references that copies rely on",
+        story="A reset released all references to device blocks, including those that protect the source of a"
+        " store and the target of a load. The blocks were free while the copies went on.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
@@ -71,10 +72,10 @@ RESETTING = (
     Exhibit(
         id="B15",
         source="vllm#48102",
-        title="a completion that is dropped as stale is waited for",
-        story="A store was in flight when the cache was reset. Its completion was dropped, since it belonged"
-        " to the time before, but the request still counted the job: every lookup of it waited for a transfer"
-        " that nobody would end.",
+        title="a request waits for a completion that was dropped as stale",
+        story="A store was in flight when the cache was reset. Its completion was dropped as stale, but the"
+        " request still counted the job. Every later lookup of the request waited for a transfer that"
+        " would never end.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
@@ -91,9 +92,9 @@ RESETTING = (
     Exhibit(
         id="B24",
         source="vllm, reset of the offloading scheduler",
-        title="a reset forgets the requests that run",
-        story="A reset cleared everything, the books of the running requests included. They ran on, unknown:"
-        " nothing of them was ever stored again, and their ends were heard by nobody.",
+        title="a reset forgets the running requests",
+        story="A reset cleared everything, including the books of running requests. The requests ran on, but"
+        " none of their blocks was ever stored again, and their ends were ignored.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(

@@ -24,9 +24,9 @@ STORING = (
         id="B01",
         source="vllm#41289",
         title="a block that is being stored is stored again",
-        story="The set that kept a block from being offered twice lived for one step. A second request hit"
-        " the block in the device's prefix cache one step later, while the first one's store of it was still"
-        " in flight, and stored it again.",
+        story="The set that kept a block from being offered twice lived for only one step. One step later a"
+        " second request hit the block in the device's prefix cache. The first request's store of it was"
+        " still in flight, and the block was stored again.",
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
@@ -42,10 +42,10 @@ STORING = (
         id="B02",
         source="vllm#45704",
         title="a store reads its block before the kernel has written it",
-        story="The scheduler ran a step ahead of the device. Its books said that a block was computed, it"
-        " planned the store, and the copy read the block while the kernel that fills it was still queued. Two"
-        " things stop this here, and both are taken away: what a running step samples is not confirmed, and"
-        " the copy stream waits for a mark of the compute stream.",
+        story="The scheduler ran one step ahead of the device. Its books said that a block was computed, so"
+        " it planned the store, and the copy read the block while the kernel that fills it was still"
+        " queued. kvsm prevents this in two places, and the bug removes both: what a running step"
+        " samples is not confirmed, and the copy stream waits for a mark of the compute stream.",
         breaks=Property.COPY_ORDER,
         edits=(
             Edit(
@@ -66,10 +66,10 @@ STORING = (
     Exhibit(
         id="B07",
         source="vllm#35846",
-        title="an offer evicts what it has just found resident",
-        story="An offer of four blocks found two of them on the host and made room for the others by evicting"
-        " the least recent block. That was one of those two: it was neither touched nor protected before"
-        " room was made.",
+        title="an offer evicts a block that it has just found resident",
+        story="An offer of four blocks found two of them on the host, and evicted the least recently used"
+        " block to make room for the others. This victim was one of the two: nothing had touched or"
+        " protected it.",
         breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
@@ -83,8 +83,8 @@ STORING = (
         id="B10",
         source="vllm#42571",
         title="a block at two positions is stored and released twice",
-        story="One device block stood at two positions of a request's table. Both were stored, each took a"
-        " reference and each gave one back, and in the end the free list held the block twice.",
+        story="One device block stood at two positions of a request's block table. Both were stored, and each"
+        " took and returned a reference. In the end the free list held the block twice.",
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
@@ -105,9 +105,9 @@ STORING = (
     Exhibit(
         id="B11",
         source="vllm, contract of the offloading manager",
-        title="one key in an offer twice takes two slots",
-        story="An offer named the same key twice. Both got a slot, the index named only the second, and the"
-        " first could neither be matched nor evicted for as long as the process lived.",
+        title="a key that is offered twice takes two slots",
+        story="An offer named the same key twice. Both got a slot, and the index named only the second one."
+        " The first slot could never be matched or evicted again.",
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
@@ -123,9 +123,9 @@ STORING = (
         id="B16",
         source="vllm#57505",
         title="a store is published under the hash that its block has now",
-        story="When a store ended, the hash of each block was read from the device block. Since the copy"
-        " began, the block had come to another hash, and the bytes that were copied were published under it."
-        " Here a plan binds its keys; the bug reads them from the pool once more.",
+        story="When a store ended, the hash of each block was read from the device block. By then the block"
+        " had been cached under another hash, and the copied bytes were published under this hash. In"
+        " kvsm a plan binds its keys; the bug reads them from the pool again.",
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
@@ -147,9 +147,9 @@ STORING = (
         id="B17",
         source="vllm#54193",
         title="the last sampled token counts as computed",
-        story="A generation ended exactly on a block boundary. The last token had been sampled, so the"
-        " request had it, but no step had computed its KV; the block was stored as a full one, and whoever"
-        " loaded it read garbage at its end.",
+        story="A generation ended exactly on a block boundary. The last token had been sampled, but no step"
+        " had computed its KV. The block was stored as full, and a request that loaded it read garbage"
+        " at its end.",
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
@@ -165,10 +165,9 @@ STORING = (
     Exhibit(
         id="B19",
         source="vllm#49118",
-        title="a request that was never scheduled has keys, and no blocks",
-        story="A request was aborted while it waited. Its prompt was hashed already, so the offload found"
-        " keys for full blocks at its finish and looked for the blocks behind them, of which there were"
-        " none.",
+        title="a request that was never scheduled has keys but no blocks",
+        story="A request was aborted while it waited. Its prompt was already hashed. At its finish the"
+        " offload found keys for full blocks and looked for device blocks that did not exist.",
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
@@ -191,11 +190,11 @@ STORING = (
     Exhibit(
         id="B23",
         source="vllm, lazy mode",
-        title="the walk of the free queue goes on behind a block that has moved",
-        story="A lazy store walks the engine's free queue and remembered where it stopped, as a block. That"
-        " block was stored, held meanwhile, and put back at the tail: the next walk began at the tail, and"
-        " everything before it was evicted unsaved. Here a walk begins at the head; the bug begins behind the"
-        " block that was stored last.",
+        title="the walk of the free queue resumes behind a block that has moved",
+        story="A lazy store walks the engine's free queue and remembered the block at which it stopped. This"
+        " block was stored, held meanwhile, and put back at the tail. The next walk began at the tail,"
+        " and everything before it was evicted without being stored. In kvsm a walk begins at the head;"
+        " the bug begins it behind the block that was stored last.",
         breaks=Property.PROGRESS,
         edits=(
             Edit(
