@@ -1,20 +1,21 @@
-"""The checkers that look for every exhibit, in the order in which they do. None knows what it looks for.
+"""The checkers that look for every exhibit, in order. None knows what it is looking for.
 
 ====================  ================================================  =====================================
 checker               what it is                                        what it can see
 ====================  ================================================  =====================================
-exploration: serving  the scheduler and the core in the hands of a      what an engine, its clients and its
-                      small engine, all of a scope; in one of them a    workers can bring about; an event that
-                      router takes the KV events                        says something else
+exploration: serving  every interleaving of the scheduler and the core  anything that an engine, its clients
+                      with a small engine, within a scope; in one       and its workers can cause; wrong KV
+                      scope a router consumes the KV events             events
 exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
-walk: core            the core alone, every call in every order, at     every answer of the core that is not
-                      random, reduced                                   what plain books say
-walk: serving         as above, at random, with dozens of requests      what takes a long time to come about
-machine: scheduler    what users subclass to test their own parts       what bytes and an engine's own books
-                      (`kvsm.testing`), by Hypothesis, shrunk           show
+walk: core            random calls on the core alone, reduced           any answer of the core that differs
+                                                                        from plain books
+walk: serving         random actions on the scheduler and the core,     faults that take a long time to show
+                      with dozens of requests
+machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
+                      test their own parts (`kvsm.testing`), shrunk     books show
 ====================  ================================================  =====================================
 
-The scopes are small enough to be explored as a whole on the code as it is.
+The scopes are small enough to be explored completely on the unchanged code.
 """
 
 from __future__ import annotations
@@ -44,27 +45,29 @@ from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.world import Action, Finding, finding_of
 
 MOST_STATES = 20_000
-"""Of one scope. A bug may make a scope larger than it is."""
+"""Limit for one scope. A bug may make its scope larger."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """What a checker saw, and what was done until then."""
+    """What a checker saw, and the actions up to then."""
 
     finding: Finding
     trace: tuple[Action, ...]
 
 
 class Checker(NamedTuple):
+    """look: searches the code as it is now; None if nothing is found."""
+
     name: str
     look: Callable[[], Sighting | None]
 
 
 class Unexplored(Exception):
-    """A scope that should be small enough to be explored as a whole is not."""
+    """A scope is too large to be explored completely."""
 
 
 def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker:
-    """Every state of a scope; so its trace is a shortest one."""
+    """Explores every state of a scope, so its trace is a shortest one."""
 
     def look() -> Sighting | None:
         explored = explore(make_model(), max_states=MOST_STATES)
@@ -78,7 +81,7 @@ def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker
 
 
 def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> Checker:
-    """So many runs of a world, of drawn configurations. What fails is reduced."""
+    """Walks through worlds with drawn configurations, and reduces a failure."""
 
     def look() -> Sighting | None:
         failure = walk(make_world, seed, runs=runs).failure
@@ -91,14 +94,17 @@ def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> C
 
 
 def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Checker:
-    """So many examples of a Hypothesis machine, the same ones every time; with another version of Hypothesis,
-    or with other modules loaded, whose constants it tries, they are others."""
+    """Runs a Hypothesis machine on the same examples every time.
+
+    The examples differ for another version of Hypothesis, or if other modules are loaded, because it tries
+    their constants.
+    """
     chosen = settings(
         tested.TestCase.settings,
         max_examples=examples,
         derandomize=True,
         database=None,
-        # They ask whether examples come quickly: of a computer, not of what is tested.
+        # Health checks judge how fast examples come, which depends on the computer.
         suppress_health_check=list(HealthCheck),
     )
 
@@ -118,30 +124,34 @@ _STEP = re.compile(r"(?:\(?\w.* = )?state\.(?!teardown)\w+\(.*\)")
 
 
 def _steps_told(error: Exception) -> tuple[Action, ...]:
-    """The rules of the smallest example, as the program that Hypothesis notes on an error."""
+    """The steps of the smallest example, from the program that Hypothesis attaches to the error."""
     lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
     return tuple((line,) for line in lines if _STEP.fullmatch(line))
 
 
 def serving(name: str, **options: Any) -> Checker:
+    """Explores a scope of the serving world."""
     made = _engine(**options)
     return exploration(f"serving, {name}", lambda: ServingModel(ServingScope(name, made)))
 
 
 def copies(**options: Any) -> Checker:
+    """Explores the copy engine's world."""
     made = CopyEngineWorldOptions(**options)
     return exploration("copies", lambda: RerunModel("copies", "", lambda: CopyEngineWorld(made)))
 
 
 def _engine(**options: Any) -> ServingOptions:
-    """With one worker, that steps until it is told that no work is left. What it finds again on the device
-    would not go by the host: so, if nothing is said, it finds nothing there."""
+    """Options of an engine with one worker that steps until no work is pending.
+
+    By default it has no prefix cache, because a hit on the device would bypass the host.
+    """
     common = {"workers": 1, "last_step": LastStep.KEEP_STEPPING, "prefix_cache": False}
     return ServingOptions(**{**common, **options})
 
 
 def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
-    """Requests that share what they begin with. Only the first decodes more than one token."""
+    """Requests with a common prefix. Only the first one decodes more than one token."""
     return tuple(
         RequestSpec(tuple(range(1, length + 1)), outputs if number == 0 else 1)
         for number, length in enumerate(lengths)
@@ -149,7 +159,7 @@ def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
 
 
 CHECKERS = (
-    # The first request ends where its second block is full but for the token that is sampled last.
+    # The first request ends when its second block lacks only the KV of the last sampled token.
     serving(
         "disturbed",
         requests=_prompts(7, 9),
@@ -185,7 +195,7 @@ CHECKERS = (
         chunk_tokens=4,
         budgets=Budgets(preemptions=1, resets=1),
     ),
-    # The third prompt is the first one again, which the second has pushed off the host.
+    # The third prompt repeats the first one, which the second has evicted from the host.
     serving(
         "with a router",
         router=True,

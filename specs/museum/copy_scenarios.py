@@ -41,7 +41,7 @@ def copy_is_refused() -> None:
     engine.close()
     ends = {result.transfer: result.good for result in engine.poll()}
     if ends != {1: False, 2: True}:
-        raise PropertyBroken(Property.PROGRESS, f"two transfers were submitted, and these have ended: {ends}")
+        raise PropertyBroken(Property.PROGRESS, f"of two submitted transfers only these have ended: {ends}")
 
 
 COPY_SCENARIOS: dict[str, Callable[[], None]] = {

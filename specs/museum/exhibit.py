@@ -1,8 +1,7 @@
-"""An exhibit: a bug that another system had, and the smallest change of kvsm's code that brings it back.
+"""An exhibit: a bug of another system, and the smallest change of kvsm's code that brings it back.
 
-The change is an edit of a function's text. It is made at run time, for as long as a `with` block lasts, by
-compiling the edited text and putting the result where the function was. So an exhibit can be shown as a
-diff, and it notices by itself when the line that it edits is no longer there.
+The change edits a function's source text. During a `with` block the function is replaced by the compiled
+result. So an exhibit can be shown as a diff, and it fails by itself if the line that it edits is gone.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ from kvsm.states.machine import Machine
 
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
-"""The one table that exhibits edit. The machine that was made of it is made anew."""
+"""The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
 
 
 class Edit(msgspec.Struct, frozen=True):
-    """Lines of a function, and those that stand there instead.
+    """Lines of a function and their replacement.
 
-    target: "kvsm.ledger.requests:hit_matched". old: whole lines that follow each other and stand so once in
-    it, indented as you like; new: what replaces them, indented against those.
+    target: the function, as "kvsm.ledger.requests:hit_matched".
+    old: consecutive whole lines that occur once in it. Their indentation does not matter.
+    new: what replaces them, indented relative to them.
     """
 
     target: str
@@ -41,7 +41,7 @@ class Edit(msgspec.Struct, frozen=True):
     new: str = ""
 
     def applied_to(self, lines: list[str], where: str) -> list[str]:
-        """These lines with the edit made. Raises `ValueError` if `old` does not stand among them once."""
+        """The edited lines. Raises `ValueError` unless `old` occurs exactly once."""
         old = [line.strip() for line in self.old.strip().splitlines()]
         texts = [line.strip() for line in lines]
         places = [n for n in range(len(texts)) if texts[n : n + len(old)] == old]
@@ -56,10 +56,13 @@ class Edit(msgspec.Struct, frozen=True):
 
 
 class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
-    """One bug. breaks: the property that it breaks. edits: what brings it back.
+    """One bug.
 
-    stop: what the ledger says instead of letting it happen, if it does; a piece of the message. without_stop:
-    edits that take this guard away, so that it is seen what it prevents.
+    source: the issue, pull request or commit.
+    breaks: the property that it breaks.
+    edits: what brings it back.
+    stop: if kvsm refuses what the bug does, a part of its message.
+    without_stop: edits that remove this guard as well, to show what it prevents.
     """
 
     id: str
@@ -72,7 +75,7 @@ class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
     without_stop: tuple[Edit, ...] = ()
 
     def put_back(self, *, without_stop: bool = False) -> ExitStack:
-        """The bug, from here to the end of a `with` block."""
+        """The bug, until the end of a `with` block."""
         stack = ExitStack()
         try:
             for change in changes(self.edits + (self.without_stop if without_stop else ())):
@@ -83,10 +86,11 @@ class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
         return stack
 
     def diff(self) -> str:
-        """What brings it back, as `git diff` would show it."""
+        """The edits, as `git diff` would show them."""
         return diff_of(self.edits)
 
     def diff_without_stop(self) -> str:
+        """The edits that remove the guard, as `git diff` would show them."""
         return diff_of(self.without_stop)
 
 
@@ -122,7 +126,7 @@ class FunctionChange(msgspec.Struct, frozen=True):
         return resolve_name(":".join([module, ".".join(owners)]) if owners else module), name
 
     def _edited(self, function: Callable[..., Any]) -> list[str]:
-        """The lines of the function after the edits, indented as they stand in their file."""
+        """The lines of the function after the edits, indented as in their file."""
         lines, _ = getsourcelines(function)
         for edit in self.edits:
             lines = edit.applied_to(lines, self.target)
@@ -135,7 +139,7 @@ def diff_of(edits: tuple[Edit, ...]) -> str:
 
 
 def changes(edits: tuple[Edit, ...]) -> list[FunctionChange]:
-    """The edits by function, in the order in which the functions are named first."""
+    """The edits grouped by function, in the order in which functions first appear."""
     targets = dict.fromkeys(edit.target for edit in edits)
     return [FunctionChange(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
 
@@ -152,7 +156,7 @@ def code_replaced(function: Any, other: Any) -> Iterator[None]:
 
 @contextmanager
 def rows_replaced(machine: Machine, rows: tuple[Any, ...]) -> Iterator[None]:
-    """Another table in a machine that the code has bound already; what was memoised of it is forgotten."""
+    """Give a machine another table, in place, and forget the memoised steps of the old one."""
     other = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
     with patch.multiple(machine, rows=other.rows, dense=other.dense):
         _forget_steps()

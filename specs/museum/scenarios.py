@@ -1,7 +1,7 @@
-"""A directed scenario for each exhibit: a short script that passes on the code as it is, not with the bug.
+"""A directed scenario for each exhibit: a short script that fails only with the bug.
 
-The checkers that search need none of these. A scenario is the shortest account of what an exhibit is about,
-and what finds it where a search has no world for it. `copy_scenarios.py` has those of the copy engine.
+The searching checkers do not need scenarios. A scenario is the shortest account of a bug, and finds it where
+no search has a world for it. `copy_scenarios.py` has the scenarios of the copy engine.
 """
 
 from __future__ import annotations
@@ -32,17 +32,19 @@ MISS, HIT, HIT_PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_P
 
 
 def expect(holds: bool, property: Property, message: str) -> None:
+    """Raise `PropertyBroken` unless this holds."""
     if not holds:
         raise PropertyBroken(property, message)
 
 
 def sound(ledger: Ledger) -> None:
+    """Raise `PropertyBroken` for the first violation in a ledger."""
     for violation in check_ledger(ledger):
         raise PropertyBroken(violation.property, violation.message)
 
 
 def sound_host(engine: SmallEngine) -> None:
-    """What can be read on the host holds its own cells."""
+    """Every readable slot holds the cells of its key."""
     ledger = engine.core.ledger
     sound(ledger)
     cells = {
@@ -56,12 +58,12 @@ def sound_host(engine: SmallEngine) -> None:
             expect(
                 right,
                 Property.NO_REUSE_IN_FLIGHT,
-                f"slot {slot} can be read, and holds other bytes than those of its key",
+                f"slot {slot} is readable and does not hold the bytes of its key",
             )
 
 
 def come_to_rest(engine: SmallEngine) -> None:
-    """S9: all copies end and all requests finish, and nothing is left or held."""
+    """All copies end and all requests finish; then nothing may be left or held: progress (S9)."""
     engine.run(400)
     ledger = engine.core.ledger
     sound(ledger)
@@ -83,7 +85,7 @@ def match(hand: Hand, request: SmallRequest) -> int | None:
 
 
 def under_store(prompt: Sequence[int], **options: Any) -> SmallEngine:
-    """An engine whose only request is over, and whose store of it is in flight."""
+    """An engine whose only request is over while its store is in flight."""
     engine = SmallEngine(last_step=LastStep.KEEP_STEPPING, **options)
     engine.arrive(SmallRequest("first", prompt))
     engine.step()
@@ -118,7 +120,11 @@ def step_runs_while_the_next_is_decided() -> None:
         request.append(100 + token)
     request.num_computed_tokens, request.num_output_placeholders = 9, 2
     stored = blocks_stored(hand.step(request))
-    expect(stored == [0], Property.COPY_ORDER, f"of blocks {stored} a running step has yet to write block 1")
+    expect(
+        stored == [0],
+        Property.COPY_ORDER,
+        f"blocks {stored} are stored, and a running step has yet to write block 1",
+    )
 
 
 def generation_ends_on_a_block_boundary() -> None:
@@ -131,7 +137,7 @@ def generation_ends_on_a_block_boundary() -> None:
     expect(
         blocks_stored(hand.step()) == [0],
         Property.CORRECT_BYTES,
-        "the last token was sampled, and never computed",
+        "the KV of the last sampled token was never computed",
     )
 
 
@@ -141,7 +147,9 @@ def offer_evicts_for_itself() -> None:
     store(core, "a", oldest)
     store(core, "b", others, 1)
     assert len(core.prepare_store("c", oldest + new, [8, 9, 10, 11]).keys) == 3
-    expect(core.lookup(oldest[0]) is HIT, Property.MATCH_HOLDS, "the offer evicted what it found resident")
+    expect(
+        core.lookup(oldest[0]) is HIT, Property.MATCH_HOLDS, "the offer evicted a resident block of its own"
+    )
 
 
 def one_block_at_two_positions() -> None:
@@ -151,7 +159,7 @@ def one_block_at_two_positions() -> None:
     expect(
         list(prepared.stored) == [0],
         Property.ONE_RELEASE_PER_HOLD,
-        "one device block is stored, and released, twice",
+        "one device block is stored and released twice",
     )
 
 
@@ -162,7 +170,7 @@ def one_key_twice() -> None:
     expect(
         list(prepared.stored) == [0],
         Property.CONSERVATION,
-        "one key has two slots, of which none but one can be found",
+        "one key has two slots, and only one of them can be found",
     )
 
 
@@ -180,7 +188,7 @@ def key_of_a_block_changes_under_its_store() -> None:
     expect(
         found == (HIT, MISS),
         Property.CORRECT_BYTES,
-        "bytes are published under a key that they were not stored for",
+        "bytes are published under a key for which they were not stored",
     )
 
 
@@ -202,7 +210,7 @@ def stored_blocks_go_to_the_tail() -> None:
         expect(
             blocks == wanted,
             Property.PROGRESS,
-            f"the walk stored {blocks} and passed over {wanted}, next to go",
+            f"the walk stored {blocks} and passed over {wanted}, the next victims",
         )
         assert job is not None
         pool.touch(blocks)
@@ -222,7 +230,7 @@ def hit_is_wanted_by_another() -> None:
     expect(
         core.prepare_load("r", [8, 9]) is not None,
         Property.MATCH_HOLDS,
-        "what was counted is gone before its load",
+        "a counted hit is gone before its load",
     )
     sound(core.ledger)
 
@@ -232,7 +240,7 @@ def slot_is_wanted_under_its_load() -> None:
     store(core, "a", keys(2))
     load(core, "r", keys(2), 8)
     made = core.prepare_store("b", keys(2, "q"), [4, 5]).job
-    expect(made is None, Property.NO_REUSE_IN_FLIGHT, "slots are handed to a store while a load reads them")
+    expect(made is None, Property.NO_REUSE_IN_FLIGHT, "a store got slots while a load reads them")
     sound(core.ledger)
 
 
@@ -243,7 +251,9 @@ def prefix_is_being_stored() -> None:
     hand.compute(first)
     (job,) = hand.step(first).stores
     expect(
-        match(hand, second) is None, Property.STORED_ONCE, "what is being stored is computed and stored again"
+        match(hand, second) is None,
+        Property.STORED_ONCE,
+        "a prefix is computed and stored again during its store",
     )
     hand.report(job.transfer)
     assert match(hand, second) == 8
@@ -255,7 +265,7 @@ def prefix_is_being_loaded() -> None:
     hand.admit(SmallRequest("first", range(9)), [10, 11, 12])
     hand.step()
     found = match(hand, SmallRequest("second", range(9)))
-    expect(found is None, Property.STORED_ONCE, "what one request loads, another loads too")
+    expect(found is None, Property.STORED_ONCE, "a block that one request loads is loaded again by another")
 
 
 def load_begins_beside_an_own_store() -> None:
@@ -267,7 +277,7 @@ def load_begins_beside_an_own_store() -> None:
     hand.compute(request)
     assert blocks_stored(hand.step(request)) == [12]
     found = hand.admit(request, [20, 21, 22, 23])
-    expect(found == 8, Property.LEGAL_CALLS, "a preempted request whose store is in flight may not load")
+    expect(found == 8, Property.LEGAL_CALLS, "a preempted request may not load while its store is in flight")
     assert len(hand.step().loads) == 1
     sound(hand.core.ledger)
 
@@ -292,7 +302,7 @@ def hit_is_not_used() -> None:
     expect(
         len(hand.core.ledger.policy) == 2,
         Property.ONE_RELEASE_PER_HOLD,
-        "a hit that nobody will use is pinned",
+        "a hit that no request will use is pinned",
     )
 
 
@@ -314,7 +324,7 @@ def load_cannot_be_planned() -> None:
     (job,) = hand.step(other).stores
     hand.scheduler.update_state_after_alloc(request, [[20, 21, 22]], 8)
     (ended,) = hand.report(job.transfer).loads
-    expect(not ended.good, Property.FAILURE_IS_NOT_SUCCESS, "what was never loaded counts as loaded")
+    expect(not ended.good, Property.FAILURE_IS_NOT_SUCCESS, "blocks that were never loaded count as loaded")
     assert len(hand.core.ledger.policy) == 4
 
 
@@ -399,7 +409,7 @@ def plan_is_refused_half_way() -> None:
     except IllegalTransition:
         sound(ledger)
     else:
-        raise AssertionError("a store reads a device block that a load writes")
+        raise AssertionError("the ledger accepted a store of a device block that a load writes")
 
 
 # Reset.
@@ -410,9 +420,7 @@ def slot_under_copy_when_reset() -> None:
     begin_store(core, "a", keys(1))
     assert not core.reset()
     made = core.prepare_store("b", keys(1, "q"), [1]).job
-    expect(
-        made is None, Property.NO_REUSE_IN_FLIGHT, "a slot is handed to a store while another copy writes it"
-    )
+    expect(made is None, Property.NO_REUSE_IN_FLIGHT, "a store got a slot while another copy writes it")
     sound(core.ledger)
 
 
@@ -435,7 +443,7 @@ def request_runs_on_after_a_reset() -> None:
     assert engine.reset()
     engine.run()
     found = {engine.core.lookup(key) for key in keys_of(request)[: (request.num_tokens - 1) // HASH_TOKENS]}
-    expect(found == {HIT}, Property.PROGRESS, "of a request that outlived a reset, nothing is stored again")
+    expect(found == {HIT}, Property.PROGRESS, "a request outlived a reset and is not stored again")
 
 
 # Ends of transfers.
@@ -448,7 +456,7 @@ def old_report_after_a_reset() -> None:
     begin_store(core, "b", keys(1), 1)
     core.complete_store(old)
     found = core.lookup(keys(1)[0])
-    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made it readable")
+    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made the key readable")
 
 
 def old_report_after_a_loss() -> None:
@@ -458,7 +466,7 @@ def old_report_after_a_loss() -> None:
     begin_store(core, "b", keys(1), 1)
     core.complete_store(old)
     found = core.lookup(keys(1)[0])
-    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made it readable")
+    expect(found is HIT_PENDING, Property.STALE_REPORTS, "the report of another copy made the key readable")
 
 
 def last_request_is_over() -> None:
@@ -468,7 +476,7 @@ def last_request_is_over() -> None:
         if engine.unfinished() or engine.scheduler.has_pending_work():
             engine.step()
     left = list(engine.core.ledger.transfers)
-    expect(not left, Property.LAST_STEP, f"the engine steps no more, and transfers {left} are left")
+    expect(not left, Property.LAST_STEP, f"the engine has stopped stepping, and transfers {left} are left")
 
 
 def store_outlives_its_bound() -> None:
@@ -481,7 +489,7 @@ def store_outlives_its_bound() -> None:
     expect(
         core.lookup(keys(1)[0]) is MISS,
         Property.PUBLISH_AFTER_COMMIT,
-        "readable, and a worker has not reported",
+        "readable before every worker has reported",
     )
 
 
@@ -492,12 +500,12 @@ def store_is_submitted() -> None:
     expect(
         core.lookup(keys(2)[0]) is HIT_PENDING,
         Property.PUBLISH_AFTER_COMMIT,
-        "readable, and no worker has reported",
+        "readable before any worker has reported",
     )
 
 
 class _DescribedRequest(SmallRequest):
-    """A request of text alone."""
+    """A request with text only."""
 
     prompt_embeds = cache_salt = None
     mm_features = ()
@@ -510,7 +518,7 @@ def removed_and_stored_in_one_batch() -> None:
         engine.run()
     told = [event.token_ids for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]
     blocks = [[*range(first, first + 4)] for first in (0, 4, 50, 54, 0, 4)]
-    expect(told == blocks, Property.EVENTS_ARE_STATE, "a stored event has lost what it says of its blocks")
+    expect(told == blocks, Property.EVENTS_ARE_STATE, "a stored event has lost the description of its blocks")
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {

@@ -1,9 +1,9 @@
-"""Looks for an exhibit with the checkers that know nothing of it.
+"""Looks for an exhibit with checkers that know nothing of it.
 
-Every checker is run on every exhibit in the same order, until one sees something: so no checker is told where
-to look. First come the explorations, the walks and a Hypothesis machine; the exhibit's own scenario is the
-last resort. What limits a search is a number of states, of runs or of examples, never a clock, so that a
-museum finds the same things every day.
+The checkers run on every exhibit in the same order until one sees something, so none is told where to look.
+First come the explorations, the walks and a Hypothesis machine; the exhibit's own scenario is the last
+resort. Searches are limited by a number of states, runs or examples, and never by a clock, so the museum
+finds the same things every day.
 """
 
 from __future__ import annotations
@@ -29,13 +29,18 @@ from museum.scenarios import SCENARIOS
 
 SCENARIO = "scenario"
 CLEAN = "none"
-"""The code as it is: stands beside the ids of the exhibits."""
+"""The unchanged code, in place of the id of an exhibit."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one exhibit. checker: that saw it; "" if none did. also: those that saw it too, if all
-    were asked. trace: what was done in its world, up to the step that showed it; none of a scenario. seconds:
-    of the whole search. cut: time was up before all checkers had looked."""
+    """The result for one exhibit.
+
+    checker: the first that saw it; empty if none did.
+    also: the others that saw it, if all were asked.
+    trace: the actions up to the one that showed it; empty for a scenario.
+    seconds: the time of the whole search.
+    cut: whether time was up before all checkers had looked.
+    """
 
     id: str
     checker: str = ""
@@ -47,12 +52,16 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_as_expected(self) -> bool:
+        """Whether a bug was found, or the unchanged code is clean."""
         return not self.cut and (self.finding is None) == (self.id == CLEAN)
 
 
 def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> SearchResult:
-    """Put the exhibit back and look for it; or look at the code as it is. seconds: no checker is begun after
-    so many. all_look: also those that come after the first one that sees it."""
+    """Put an exhibit back and look for it, or look at the unchanged code.
+
+    seconds: start no further checker after this time.
+    all_look: ask every checker, even after one has seen it.
+    """
     started = time.monotonic()
     result = SearchResult(id=id)
     with nullcontext() if id == CLEAN else EXHIBITS[id].put_back():
@@ -81,6 +90,7 @@ def _with(result: SearchResult, name: str, sighting: Sighting) -> SearchResult:
 
 
 def scenario_of(id: str) -> Callable[[], None]:
+    """The exhibit's own scenario."""
     return SCENARIOS[id] if id in SCENARIOS else COPY_SCENARIOS[id]
 
 
@@ -98,9 +108,12 @@ def _seen_in(scenario: Callable[[], Any]) -> Sighting | None:
 def search_all(
     ids: Sequence[str], jobs: int, seconds: float | None = None, *, all_look: bool = False
 ) -> Iterator[SearchResult]:
-    """One process an exhibit, `jobs` of them at a time; in the order asked for. An exhibit that is put back
-    in its own process is surely gone with it. Raises `ConfigError` if a process is killed."""
-    # Not a pool: it says late, or never, that a process was killed, and not which exhibit was its own.
+    """Search for many exhibits, `jobs` at a time. Results come in the order of `ids`.
+
+    Each exhibit has its own process, which takes the change with it when it ends. Raises `ConfigError` if a
+    process is killed.
+    """
+    # A pool would report a killed process late or never, and not which exhibit it had.
     left = deque(enumerate(ids))
     running: list[_SearchProcess] = []
     found: dict[int, SearchResult] = {}
@@ -125,20 +138,20 @@ def _that_ended(running: Sequence[_SearchProcess]) -> list[_SearchProcess]:
 
 
 class _SearchProcess:
-    """A process that looks for an exhibit."""
+    """A process that looks for one exhibit."""
 
     def __init__(self, number: int, id: str, seconds: float | None, all_look: bool) -> None:
         self.number, self._id = number, id
-        # Forked, so that it has what was changed here.
+        # Forked, so that it sees changes made in this process.
         context = get_context("fork")
         self.connection, there = context.Pipe(duplex=False)
         self._process = context.Process(target=_search, args=(there, id, seconds, all_look), daemon=True)
         self._process.start()
-        # Else the end of the process would not be the end of the connection.
+        # Otherwise the connection would stay open after the end of the process.
         there.close()
 
     def result(self) -> SearchResult:
-        """What it has sent."""
+        """The result that it sent."""
         try:
             answer: SearchResult | str = self.connection.recv()
         except (EOFError, OSError):
@@ -155,8 +168,8 @@ class _SearchProcess:
 
 
 def _search(there: Connection, id: str, seconds: float | None, all_look: bool) -> None:
-    """The life of such a process. Not every error can be sent; its text can."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the command that stops
+    """The main function of such a process. An error is sent as text, since some cannot be pickled."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides when to stop
     answer: SearchResult | str
     try:
         answer = search(id, seconds, all_look=all_look)
