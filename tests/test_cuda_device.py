@@ -244,7 +244,7 @@ def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) 
     with closing(CudaCopyEngine(pools.device, pools.host, lambda: compute, CopyPath.KERNEL)) as engine:
         (result,) = finish(engine, store(1, [5], [3]))
     with context:
-        driver.destroy_stream(compute)
+        driver.call("cuStreamDestroy", compute)
     context.release()
     assert result.good
     assert np.array_equal(pools.host[3], pools.blocks(5)[0])
@@ -284,7 +284,7 @@ def test_any_thread_may_call_and_none_gets_another_current_context(fake: FakeDri
 
     def other(engine: CudaCopyEngine) -> None:
         seen.extend(finish(engine, store(1, [5], [3])))
-        seen.append(int(driver._call("cuCtxGetCurrent")))
+        seen.append(int(driver.call("cuCtxGetCurrent")))
 
     with Pools(fake).engine() as engine:
         thread = threading.Thread(target=other, args=(engine,))

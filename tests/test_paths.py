@@ -156,12 +156,12 @@ def changed(**changes: object) -> bytes:
         (b"\xff\x00", "JSON is malformed"),
         (changed()[:-2], "truncated"),
         (changed(version=2), "it has version 2, this release reads 1"),
-        (changed(device="NVIDIA L4"), "it is of 'NVIDIA L4', the device is 'NVIDIA H200, driver 12080'"),
+        (changed(device="NVIDIA L4"), "it is for 'NVIDIA L4', the device is 'NVIDIA H200, driver 12080'"),
         (changed(stores=RANDOM.stores[:-1]), "cells are missing, or too many"),
         (changed(loads=(RANDOM.loads[0][:-1], *RANDOM.loads[1:])), "cells are missing, or too many"),
         (changed(stores=[[["teleport"]]]), "Invalid enum value 'teleport'"),
         (changed(more=1), "unknown field `more`"),
-        (msgspec.json.encode(msgspec.to_builtins(PathTable.default())), "it is of 'not measured'"),
+        (msgspec.json.encode(msgspec.to_builtins(PathTable.default())), "it is for 'not measured'"),
     ],
 )
 def test_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path, written: bytes, message: str) -> None:

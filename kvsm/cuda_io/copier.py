@@ -1,8 +1,8 @@
-"""How the bytes of a copy move on a GPU: the paths of `paths.py` as calls, and how the table is measured.
+"""How bytes move on a GPU: the paths of `paths.py` as calls, and how their table is measured.
 
-What a path needs beyond its call: the kernel reads its pairs table from page-locked memory while it runs.
-Such a table is written by the host when the copy is handed over, and belongs to that copy until it is over:
-it is what `copy` returns. A table that goes to the next copy any earlier is read half old, half new (B37).
+The kernel reads its pairs from a table in page-locked memory while it runs. The host writes the table when it
+hands the copy over, and `copy` returns it, because it belongs to that copy until the copy is over. If the
+next copy got the table any earlier, the first one would read pairs of both (B37).
 """
 
 from __future__ import annotations
@@ -41,11 +41,13 @@ from kvsm.ids import IdArray
 log = logging.getLogger("kvsm.cuda_io")
 
 MEASURED_ROUNDS = 3
-"""Times that each copy is measured; the fastest one counts, for the others were disturbed."""
+"""How often each copy is measured. The fastest time counts, because the others were disturbed."""
 
 
 class PairsTable:
-    """Page-locked memory with the table of one copy. It may be used again when nobody holds this any more."""
+    """Page-locked memory with the pairs of one copy. It is used again when nobody holds this object any
+    more.
+    """
 
     __slots__ = ("_free", "address")
 
@@ -57,7 +59,7 @@ class PairsTable:
 
 
 class PairsTables:
-    """Page-locked memory for tables, kept by size in powers of two: to page-lock takes longer than to copy,
+    """Page-locked memory for tables, kept by size in powers of two. Page-locking takes longer than copying,
     and may stop the device. Nearly all tables fit into the least size, of 8192 pairs."""
 
     _LEAST_BYTES = 64 << 10
@@ -80,11 +82,11 @@ class PairsTables:
     def close(self) -> None:
         for free in self._free.values():
             while free:
-                driver.free_host(free.pop())
+                driver.call("cuMemFreeHost", free.pop())
 
 
 class CopyCalls:
-    """The calls by which this GPU and its driver copy. The context is the current one of the thread."""
+    """The calls with which this GPU and driver copy. The thread's current context must be the GPU's."""
 
     def __init__(self, context: CudaContext) -> None:
         self.multiprocessors = context.multiprocessors
@@ -104,11 +106,11 @@ class CopyCalls:
     def close(self) -> None:
         self.tables.close()
         if self._module is not None:
-            driver.unload_module(self._module)
+            driver.call("cuModuleUnload", self._module)
 
 
 class Copier:
-    """Copies blocks of one layout by a path that is named. The context is the current one of the thread."""
+    """Copies blocks of one layout by a given path. The thread's current context must be the GPU's."""
 
     def __init__(self, calls: CopyCalls, layout: MemoryLayout) -> None:
         self._calls, self._layout = calls, layout
@@ -122,7 +124,9 @@ class Copier:
 
     @property
     def page_locked(self) -> bool:
-        """Whether the host pool is, and so can be copied without the processor, and by the kernel."""
+        """Whether the host pool is page-locked, so that copies need no processor and the kernel can reach
+        it.
+        """
         return self._host is not None
 
     @property
@@ -134,7 +138,7 @@ class Copier:
     def copy(
         self, path: CopyPath, stream: int, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
     ) -> Any:
-        """Queue the copy of at least one pair; what the device may still read of it after the call."""
+        """Queue the copy of at least one pair. Returns what the device may still read after the call."""
         if path is CopyPath.KERNEL:
             return self._by_kernel(stream, direction, device_blocks, host_blocks)
         planned = rectangles(self._layout, direction, device_blocks, host_blocks)
@@ -150,10 +154,10 @@ class Copier:
 
     def close(self) -> None:
         if self._parts:
-            driver.free_device(self._parts)
+            driver.call("cuMemFree", self._parts)
 
     def _by_rectangles(self, stream: int, planned: Rectangles) -> Any:
-        # Those of one row may be wider than a pitch may be, and are copied as what they are.
+        # A rectangle of one row may be wider than a pitch may be, so it is copied as plain bytes.
         flat = planned.heights == 1
         if flat.any():
             self._calls.runs(
@@ -181,7 +185,9 @@ class Copier:
 
 
 def _mapped(rows: MemoryRows) -> int | None:
-    """Where a kernel finds these rows of host memory; None if not all of them are page-locked and mapped."""
+    """The address of these rows of host memory for a kernel. None if they are not all page-locked and
+    mapped.
+    """
     if not rows.num_rows:
         return None
     first, last = driver.device_address(rows.address), driver.device_address(rows.end - 1)
@@ -194,20 +200,20 @@ def _mapped(rows: MemoryRows) -> int | None:
 
 
 def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
-    """The table of this GPU and driver: from the file that an earlier process has left, or measured now. The
-    context is the current one of the thread."""
+    """The table of this GPU and driver, from the file of an earlier process or measured now. The thread's
+    current context must be the GPU's."""
     device = f"{context.name}, driver {context.driver_version}"
     file = _cache_file(device)
     try:
         return PathTable.load(file, device)
     except FileNotFoundError:
-        log.info("measuring the copy paths of %s, for a few seconds; once, unless %s is lost", device, file)
+        log.info("measuring the copy paths of %s for a few seconds, once unless %s is lost", device, file)
     except (ConfigError, OSError) as error:
         log.warning("measuring the copy paths of %s again: %s", device, error)
     try:
         table = _measured(calls, device)
     except CudaError as error:
-        log.warning("the copy paths of %s are guessed, for they could not be measured: %s", device, error)
+        log.warning("the copy paths of %s are guessed, because they could not be measured: %s", device, error)
         return PathTable.default()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -227,13 +233,13 @@ def _cache_file(device: str) -> Path:
 
 
 def _measured(calls: CopyCalls, device: str) -> PathTable:
-    """Measure on memory of our own: the pools may be in use."""
+    """Measure on separate memory, because the pools may be in use."""
     with ExitStack() as stack:
-        # Every second block of both pools is copied, so that no two of them are neighbours.
+        # Every second block is copied, so that no two copied blocks are neighbours.
         device_memory = driver.allocate_device(2 * MEASURED_BYTES)
-        stack.callback(driver.free_device, device_memory)
+        stack.callback(driver.call, "cuMemFree", device_memory)
         host_memory = driver.allocate_host(2 * MEASURED_BYTES)
-        stack.callback(driver.free_host, host_memory)
+        stack.callback(driver.call, "cuMemFreeHost", host_memory)
         stopwatch = _Stopwatch()
         stack.callback(stopwatch.close)
 
@@ -251,7 +257,9 @@ def _measured(calls: CopyCalls, device: str) -> PathTable:
 
 
 def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
-    """The paths of this GPU. One by one is not faster than a batch of the same, and takes long to measure."""
+    """The paths of this GPU. `RUNS` is left out if there is `BATCH`: it is not faster, and slow to
+    measure.
+    """
     unavailable = {
         CopyPath.BATCH: calls.batch is None,
         CopyPath.RUNS: calls.batch is not None,
@@ -261,7 +269,9 @@ def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
 
 
 def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blocks: int) -> MemoryLayout:
-    """Twice as many blocks, of as many parts: evenly spaced on the device, one after another on the host."""
+    """A layout of twice `blocks` blocks with `parts` parts: one after another on the host, apart on the
+    device.
+    """
     rows = 2 * blocks
     tensors = tuple(
         MemoryRows(device + part * rows * fragment_bytes, fragment_bytes, rows, fragment_bytes)
@@ -273,7 +283,7 @@ def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blo
 
 
 class _Stopwatch:
-    """Times what is queued on a stream, and the handing over of it, for the device waits meanwhile."""
+    """Times work on a stream, together with handing it over: the device waits meanwhile."""
 
     def __init__(self) -> None:
         self._stream = driver.create_stream()
@@ -283,11 +293,11 @@ class _Stopwatch:
         driver.record_event(self._begin, self._stream)
         keep = queue(self._stream)
         driver.record_event(self._end, self._stream)
-        driver.synchronize_event(self._end)
+        driver.call("cuEventSynchronize", self._end)
         del keep  # only now is the copy over
         return driver.seconds_between(self._begin, self._end)
 
     def close(self) -> None:
-        driver.destroy_event(self._begin)
-        driver.destroy_event(self._end)
-        driver.destroy_stream(self._stream)
+        driver.call("cuEventDestroy", self._begin)
+        driver.call("cuEventDestroy", self._end)
+        driver.call("cuStreamDestroy", self._stream)

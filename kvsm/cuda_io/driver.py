@@ -1,24 +1,24 @@
-"""The calls of the CUDA driver that copies need, each as a Python function that raises what went wrong.
+"""The calls of the CUDA driver that copies need, as Python functions that raise errors.
 
-Most go through cuda-bindings, which drops the interpreter's lock (GIL) in every call; so a thread that waits
-for the device, or for room in a stream's queue, stops no other. These go to the driver's entry points by
-ctypes instead:
+Most go through cuda-bindings, which drops the interpreter's lock (GIL) in every call. So a thread that
+waits for the device, or for room in a stream's queue, does not stop other threads. These calls go to the
+driver's entry points by ctypes instead:
 
 ==========================  ==========================================================================
 call                        why
 ==========================  ==========================================================================
-cuMemcpyBatchAsync          takes the addresses of numpy arrays, so thousands of descriptors cost no
-                            loop and no Python object; the lock is dropped meanwhile
-cuMemcpy2DAsync             one array of its structs is made for all rectangles, not an object for each;
-cuMemcpyAsync               and a loop over plain ints takes half the time of one over wrapped ones
-events: record, query, and  they take a microsecond and are made by the thread that serves requests. One
-the context around them     that drops the lock for that long gets it back later, when another thread (the
-                            submitter, say) computes meanwhile: of the 17 us that handing over a transfer
-                            took in the middle, 10 were spent on that
+cuMemcpyBatchAsync          takes the addresses of numpy arrays, so thousands of descriptors need no loop
+                            and no Python objects; the lock is dropped meanwhile
+cuMemcpy2DAsync             one array of structs describes all rectangles, instead of one object each
+cuMemcpyAsync               a loop over plain ints takes half the time of a loop over wrapped ones
+events: record, query, and  they take a microsecond, in the thread that serves requests. A call that drops
+the context around them     the lock gets it back late if another thread computes meanwhile: of the median
+                            17 us for handing over a transfer, 10 were spent on that
 ==========================  ==========================================================================
 
-A thread needs a current context for most calls. The threads that call an engine are not ours, and PyTorch
-takes the current context for its current device: so `CudaContext` is pushed for a moment and popped again.
+A thread needs a current context for most calls. But PyTorch takes the thread's current context for its
+current device, and the threads that call an engine are not ours. So `CudaContext` is pushed for a moment
+and popped again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from kvsm.errors import ConfigError, DeviceLost, KvsmError
 from kvsm.events import Direction
 
 BATCH_VERSION = 12080
-"""The driver that has cuMemcpyBatchAsync, and the form of it that is called here (that with failIdx)."""
+"""The first driver with cuMemcpyBatchAsync. This is the form of the call that has failIdx."""
 
 _COPY_VERSION = 4000
-"""The forms of the other copies that take all addresses alike, host or device, and 64-bit sizes."""
+"""The forms of the other copies that take host and device addresses alike, and 64-bit sizes."""
 
 _NOT_READY = 600
 
@@ -67,11 +67,11 @@ _STICKY = frozenset(
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
     )
 )
-"""After these every call of the process on this context fails, and nothing that was queued runs."""
+"""After these errors every call of the process on this context fails, and queued work does not run."""
 
 
 class CudaError(KvsmError):
-    """A call that the CUDA driver refused. Attributes: `call`, `error` (CUDA's name of it)."""
+    """A call that the CUDA driver refused. Attributes: `call`; `error`, its name in CUDA."""
 
     def __init__(self, call: str, error: str, meaning: str, about: str = "") -> None:
         self.call, self.error = call, error
@@ -80,7 +80,9 @@ class CudaError(KvsmError):
 
 @functools.cache
 def bindings() -> Any:
-    """cuda-bindings' driver module, initialised. Raises `ConfigError` where there is none, or no GPU."""
+    """cuda-bindings' driver module, initialised. Raises `ConfigError` if it is missing, or if there is no
+    GPU.
+    """
     needs = "the CUDA copy engine needs"
     try:
         driver = importlib.import_module("cuda.bindings.driver")
@@ -88,7 +90,7 @@ def bindings() -> Any:
         raise ConfigError(f"{needs} cuda-bindings: pip install 'kvsm[cuda]' ({error})") from error
     try:
         (code,) = driver.cuInit(0)
-    except Exception as error:  # which one depends on the version of cuda-bindings
+    except Exception as error:  # its type depends on the version of cuda-bindings
         raise ConfigError(
             f"{needs} the NVIDIA driver (libcuda.so.1), and found none; install it, or give the container "
             f"access to it: docker run --gpus all ({error})"
@@ -105,7 +107,7 @@ def _error(call: str, code: int, about: str = "") -> KvsmError:
     driver = bindings()
     try:
         name = str(driver.CUresult(code).name)
-    except ValueError:  # of a driver that is newer than cuda-bindings
+    except ValueError:  # an error of a newer driver than cuda-bindings knows
         name = f"error {code}"
     text = driver.cuGetErrorString(driver.CUresult(code))[1] if name.startswith("CUDA_") else None
     meaning = text.decode() if isinstance(text, bytes) else "no description"
@@ -118,8 +120,9 @@ def _error(call: str, code: int, about: str = "") -> KvsmError:
     return CudaError(call, name, meaning, about)
 
 
-def _call(name: str, *arguments: Any) -> Any:
-    """A call through cuda-bindings; its value, if it has one. Raises `CudaError`, `DeviceLost`."""
+def call(name: str, *arguments: Any) -> Any:
+    """Call this function of the driver through cuda-bindings, and return its value, if it has one. Raises
+    `CudaError` or `DeviceLost`."""
     code, *values = getattr(bindings(), name)(*arguments)
     if int(code):
         raise _error(name, int(code))
@@ -129,15 +132,15 @@ def _call(name: str, *arguments: Any) -> Any:
 
 
 def _entry(name: str, version: int, prototype: Any) -> Any:
-    """A driver's entry point in the form that `version` of CUDA had, as a ctypes function."""
-    address, _status = _call("cuGetProcAddress", name.encode(), version, 0)
+    """An entry point of the driver as a ctypes function, in the form that it had in this version of CUDA."""
+    address, _status = call("cuGetProcAddress", name.encode(), version, 0)
     if not int(address):
         raise ConfigError(f"the NVIDIA driver has no {name} of CUDA {version // 1000}; install a newer one")
     return prototype(int(address))
 
 
 class _LockKeepingCalls:
-    """The calls that keep the interpreter's lock; handles are plain ints."""
+    """The calls that keep the interpreter's lock. Handles are plain ints."""
 
     def __init__(self) -> None:
         def function(name: str, version: int, *arguments: Any) -> Any:
@@ -157,29 +160,29 @@ def _quick() -> _LockKeepingCalls:
 
 
 class CudaContext:
-    """The primary context of a GPU: the one that PyTorch uses too, so both see each other's memory.
+    """The primary context of a GPU. PyTorch uses the same one, so both see each other's memory.
 
-    As a context manager it is the current one of the thread inside, and what was is again after it.
+    As a context manager it is the thread's current context inside; after it the former one is current again.
     """
 
     def __init__(self, ordinal: int) -> None:
-        found = int(_call("cuDeviceGetCount"))
+        found = int(call("cuDeviceGetCount"))
         if ordinal >= found:
             raise ConfigError(f"device {ordinal} is asked for, and the driver shows {found} NVIDIA GPUs")
-        self._device = _call("cuDeviceGet", ordinal)
-        self._handle = int(_call("cuDevicePrimaryCtxRetain", self._device))
+        self._device = call("cuDeviceGet", ordinal)
+        self._handle = int(call("cuDevicePrimaryCtxRetain", self._device))
         self._popped = ctypes.c_void_p()
-        self.name: str = _call("cuDeviceGetName", 256, self._device).split(b"\0")[0].decode()
+        self.name: str = call("cuDeviceGetName", 256, self._device).split(b"\0")[0].decode()
         self.compute_capability = (
             self._attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR"),
             self._attribute("CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR"),
         )
         self.multiprocessors = self._attribute("CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT")
-        self.driver_version = int(_call("cuDriverGetVersion"))
+        self.driver_version = int(call("cuDriverGetVersion"))
 
     def _attribute(self, name: str) -> int:
         attribute = getattr(bindings().CUdevice_attribute, name)
-        return int(_call("cuDeviceGetAttribute", attribute, self._device))
+        return int(call("cuDeviceGetAttribute", attribute, self._device))
 
     def __enter__(self) -> CudaContext:
         if code := _quick().push(self._handle):
@@ -187,77 +190,68 @@ class CudaContext:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # A context that is lost pops too; there is nothing to say that the call inside has not said.
+        # Popping a lost context works, and the call inside has told the error already.
         _quick().pop(ctypes.addressof(self._popped))
 
     def make_current(self) -> None:
-        """For the rest of the thread: it is ours. While the model's thread captures a CUDA graph, others may
-        not allocate memory, say, unless they declare that they have nothing to do with it: else both fail."""
-        _call("cuCtxSetCurrent", self._handle)
+        """Make it current for the rest of this thread, which must be ours.
+
+        While the model's thread captures a CUDA graph, a call of another thread, such as an allocation,
+        makes both fail, unless that thread has declared that it has nothing to do with the graph.
+        """
+        call("cuCtxSetCurrent", self._handle)
         modes = bindings().CUstreamCaptureMode
-        _call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
+        call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
 
     def release(self) -> None:
-        _call("cuDevicePrimaryCtxRelease", self._device)
+        """Give the context back."""
+        call("cuDevicePrimaryCtxRelease", self._device)
 
 
-# Streams and events. A handle is an int; of a stream, 0 is the legacy default stream of the current context.
+# Streams and events. A handle is an int; stream 0 is the legacy default stream of the current context.
 
 
 def create_stream() -> int:
-    """A stream of the current context that waits for no other by itself. Kernels of streams with a higher
-    priority start before its own; but the least priority is also what streams have that ask for none, as
-    PyTorch's do, and copies have no priorities."""
-    least, _greatest = _call("cuCtxGetStreamPriorityRange")
+    """A stream of the current context that waits for no other by itself, with the least priority.
+
+    The priority decides only whose kernels start first, and PyTorch's streams have the least one too.
+    Copies have no priorities.
+    """
+    least, _greatest = call("cuCtxGetStreamPriorityRange")
     flags = int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
-    return int(_call("cuStreamCreateWithPriority", flags, least))
-
-
-def synchronize_stream(stream: int) -> None:
-    _call("cuStreamSynchronize", stream)
-
-
-def destroy_stream(stream: int) -> None:
-    _call("cuStreamDestroy", stream)
+    return int(call("cuStreamCreateWithPriority", flags, least))
 
 
 def create_event(timed: bool) -> int:
-    """An event of the current context. A thread that waits for it sleeps: it is one of those that serve."""
+    """An event of the current context. A thread that waits for it sleeps, because it has others to serve."""
     kinds = bindings().CUevent_flags
     flags = kinds.CU_EVENT_BLOCKING_SYNC if timed else kinds.CU_EVENT_DISABLE_TIMING
-    return int(_call("cuEventCreate", int(flags)))
+    return int(call("cuEventCreate", int(flags)))
 
 
 def record_event(event: int, stream: int) -> None:
+    """Record an event behind everything that is queued on the stream."""
     if code := _quick().record(event, stream):
         raise _error("cuEventRecord", code)
 
 
 def event_is_done(event: int) -> bool:
-    """Whether all that was queued before it is over. Raises also what went wrong with that."""
+    """Whether all work before it is over. Also raises the error of that work."""
     code = _quick().query(event)
     if code and code != _NOT_READY:
         raise _error("cuEventQuery", code)
     return bool(code != _NOT_READY)
 
 
-def synchronize_event(event: int) -> None:
-    _call("cuEventSynchronize", event)
-
-
 def seconds_between(earlier: int, later: int) -> float:
     """Device time between two timed events that are done."""
-    return float(_call("cuEventElapsedTime", earlier, later)) / 1e3
+    return float(call("cuEventElapsedTime", earlier, later)) / 1e3
 
 
 def wait_for_event(stream: int, event: int) -> None:
-    """Let what is queued on the stream from now on start after the event."""
+    """Make work that is queued on the stream from now on start after the event."""
     if code := _quick().wait(stream, event, 0):
         raise _error("cuStreamWaitEvent", code)
-
-
-def destroy_event(event: int) -> None:
-    _call("cuEventDestroy", event)
 
 
 # Memory.
@@ -269,8 +263,8 @@ def _first_context() -> CudaContext:
 
 
 def _some_context() -> AbstractContextManager[Any]:
-    """The context that the thread has; where it has none, that of device 0, which is then kept."""
-    return nullcontext() if int(_call("cuCtxGetCurrent")) else _first_context()
+    """The thread's current context. If it has none, the context of device 0, which is then kept."""
+    return nullcontext() if int(call("cuCtxGetCurrent")) else _first_context()
 
 
 def register_host(address: int, size: int) -> None:
@@ -278,49 +272,42 @@ def register_host(address: int, size: int) -> None:
     flags = bindings()
     portable = flags.CU_MEMHOSTREGISTER_PORTABLE | flags.CU_MEMHOSTREGISTER_DEVICEMAP
     with _some_context():
-        _call("cuMemHostRegister", address, size, portable)
+        call("cuMemHostRegister", address, size, portable)
 
 
 def unregister_host(address: int) -> None:
     """Undo `register_host`. Nothing on the device may use the memory any more."""
     with _some_context():
-        _call("cuMemHostUnregister", address)
+        call("cuMemHostUnregister", address)
 
 
 def device_address(host_address: int) -> int | None:
-    """Where a kernel finds this byte of host memory; None if it is not page-locked and mapped."""
+    """The address of this byte of host memory for a kernel. None if it is not page-locked and mapped."""
     attribute = bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
     try:
-        return int(_call("cuPointerGetAttribute", attribute, host_address))
+        return int(call("cuPointerGetAttribute", attribute, host_address))
     except CudaError:
         return None
 
 
 def allocate_device(size: int) -> int:
-    return int(_call("cuMemAlloc", size))
-
-
-def free_device(address: int) -> None:
-    _call("cuMemFree", address)
+    """Device memory: its address."""
+    return int(call("cuMemAlloc", size))
 
 
 def allocate_host(size: int) -> int:
-    """Page-locked host memory that kernels can read: its address for host and device."""
+    """Page-locked host memory that kernels can read: its address, for host and device alike."""
     flags = bindings()
     portable = flags.CU_MEMHOSTALLOC_PORTABLE | flags.CU_MEMHOSTALLOC_DEVICEMAP
-    return int(_call("cuMemHostAlloc", size, portable))
-
-
-def free_host(address: int) -> None:
-    _call("cuMemFreeHost", address)
+    return int(call("cuMemHostAlloc", size, portable))
 
 
 def upload(target: int, source: NDArray[Any]) -> None:
     """Copy an array to device memory, and return when it is there."""
-    _call("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes)
-    # The call may return when it has read the array. Its bytes are then under way on the default stream, and
-    # our streams do not wait for that one.
-    synchronize_stream(0)
+    call("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes)
+    # The call may return when it has read the array and its bytes are under way on the default stream. Our
+    # streams do not wait for that stream.
+    call("cuStreamSynchronize", 0)
 
 
 CUDA_PAGE_LOCKING = PageLocking(register_host, unregister_host)
@@ -347,18 +334,20 @@ class RunsCopy:
 
 
 class _BatchAttributes(ctypes.Structure):
-    """CUmemcpyAttributes: the order in which sources are read; hints of place are for managed memory only."""
+    """CUmemcpyAttributes: the order in which sources are read. The location hints are for managed memory
+    only.
+    """
 
     _fields_ = (("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
 
 
 class BatchCopy:
-    """cuMemcpyBatchAsync. Raises `ConfigError` where the driver has none; see `BATCH_VERSION`.
+    """cuMemcpyBatchAsync. Raises `ConfigError` if the driver lacks it; see `BATCH_VERSION`.
 
-    The order in which sources are read is part of S12. A store must read its sources in stream order: compute
-    writes them until the mark that its stream waits for. A load reads host rows that have been there since
-    their store was reported, and stay till its own end; so it may read them as early as the driver likes,
-    and only its writes wait.
+    When sources are read is part of the order of copies (S12). A store must read them in stream order,
+    because compute writes them until the mark that its stream waits for. A load reads host rows whose store
+    was reported, and which stay until the load has ended. So it may read as early as the driver likes; only
+    its writes wait.
     """
 
     def __init__(self) -> None:
@@ -375,7 +364,7 @@ class BatchCopy:
         self._first = ctypes.c_size_t(0)
 
     def __call__(self, fragments: Fragments, direction: Direction, stream: int) -> None:
-        """Queue these copies, at least one, in no order among themselves."""
+        """Queue these copies, at least one. They have no order among themselves."""
         sources, targets, sizes = fragments
         failed = ctypes.c_size_t(2**64 - 1)
         code = self._function(
@@ -426,7 +415,7 @@ class PitchedCopy:
         self._unified = int(bindings().CUmemorytype.CU_MEMORYTYPE_UNIFIED)
 
     def __call__(self, rectangles: Rectangles, stream: int) -> NDArray[Any]:
-        """Queue these copies. The answer is the array that describes them to the driver."""
+        """Queue these copies. Returns the array that describes them to the driver."""
         table = np.zeros(len(rectangles.widths), dtype=_PITCHED)
         table["source_memory_type"] = table["target_memory_type"] = self._unified
         table["source_device"], table["source_pitch"] = rectangles.sources, rectangles.source_pitches
@@ -444,19 +433,16 @@ class PitchedCopy:
 
 def load_module(image: bytes) -> int:
     """Load a cubin, or PTX, into the current context."""
-    return int(_call("cuModuleLoadData", image))
-
-
-def unload_module(module: int) -> None:
-    _call("cuModuleUnload", module)
+    return int(call("cuModuleLoadData", image))
 
 
 def find_kernel(module: int, name: str) -> int:
-    return int(_call("cuModuleGetFunction", module, name.encode()))
+    """A kernel of a module."""
+    return int(call("cuModuleGetFunction", module, name.encode()))
 
 
 def launch(
     kernel: int, blocks: int, threads: int, stream: int, values: tuple[Any, ...], types: tuple[Any, ...]
 ) -> None:
-    """Queue a kernel of one dimension. types: the ctypes type of each of its parameters."""
-    _call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)
+    """Queue a kernel of one dimension. types: the ctypes types of its parameters."""
+    call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)

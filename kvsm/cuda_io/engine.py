@@ -1,18 +1,18 @@
 """The CUDA engine: transfers as copies on two streams of an NVIDIA GPU.
 
-`StreamCopyEngine` holds the order in which things happen (S12). What a stream, an event and a copy are on a
-GPU is told here. Threads:
+`StreamCopyEngine` keeps the order of copies (S12). This file says what a stream, an event and a copy are on a
+GPU. Threads:
 
 =============  ===========================================================================================
 the caller's   records the mark of a transfer and puts it into a queue: some microseconds, whatever the
                size. It asks events whether they are done, and sleeps in `wait`
-submitters     a thread for each direction plans the descriptors and hands them to the driver, which takes
-               about half a microsecond for each
+submitters     one for each direction plans the descriptors and hands them to the driver, which takes about
+               half a microsecond for each
 =============  ===========================================================================================
 
-Needs an NVIDIA GPU, its driver, and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU have no such
-driver. Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks is a call of its own. A host
-pool that is not page-locked works, several times slower, and without the copy kernel.
+Needs an NVIDIA GPU, its driver and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU are not served.
+Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks is a call of its own. A host pool
+that is not page-locked works, several times slower and without the copy kernel.
 """
 
 from __future__ import annotations
@@ -38,8 +38,14 @@ from kvsm.ids import IdArray
 
 
 class CudaStatistics(msgspec.Struct, frozen=True):
-    """page_locked: whether the host pool is. available: the paths of this GPU, driver and host pool.
-    transfers: how many went each of these ways."""
+    """What a CUDA engine copies with.
+
+    device: name of the GPU.
+    driver_version: as CUDA writes it, 12080 for 12.8.
+    page_locked: whether the host pool is page-locked.
+    available: the paths that this GPU, driver and host pool allow.
+    transfers: how many transfers went each of these ways.
+    """
 
     device: str
     driver_version: int
@@ -63,7 +69,7 @@ class CudaEvent:
 
     def synchronize(self) -> None:
         with self._events.context:
-            driver.synchronize_event(self.handle)
+            driver.call("cuEventSynchronize", self.handle)
 
     def seconds_after(self, earlier: CudaEvent) -> float:
         with self._events.context:
@@ -74,7 +80,7 @@ class CudaEvent:
 
 
 class _CudaEventPool:
-    """Events of one kind, made as they are needed and used again."""
+    """Events of one kind, made when needed and used again."""
 
     def __init__(self, context: CudaContext, timed: bool) -> None:
         self.context = context
@@ -93,11 +99,11 @@ class _CudaEventPool:
 
     def close(self) -> None:
         while self.free:
-            driver.destroy_event(self.free.pop())
+            driver.call("cuEventDestroy", self.free.pop())
 
 
 class CudaStream:
-    """A `DeviceStream`: one of ours, or that on which the model computes."""
+    """A `DeviceStream`: one of ours, or the one on which the model computes."""
 
     __slots__ = ("_events", "handle")
 
@@ -113,10 +119,12 @@ class CudaStream:
 
 
 class ThreadSubmitter:
-    """A `Submitter`: a thread that runs one call after the other.
+    """A `Submitter`: a thread that runs one call after another.
 
-    prepare: called in the thread before all else. settle: called when a call has raised, before `died`; what
-    that call had begun must be over then, for nobody else will wait for it.
+    died: called with the reason if a call has raised.
+    prepare: called in the thread first.
+    settle: called when a call has raised, before `died`. It must wait for what that call had begun, because
+    nobody else will.
     """
 
     def __init__(
@@ -130,10 +138,10 @@ class ThreadSubmitter:
         self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
         self._lock = Lock()
         self._dead = False
-        """Guarded by the lock: calls that are put now never run."""
+        """Guarded by the lock. Calls that are put now never run."""
         self._over = Event()
-        """Set when no call will run any more, and `died` has been told if that was not asked for."""
-        # A daemon: an embedder that dies without closing must not hang at exit behind it.
+        """Set when no call will run any more, after `died` was called."""
+        # A daemon: a process that ends without closing the engine must not hang behind it.
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -175,7 +183,7 @@ class ThreadSubmitter:
                 self._settle()
             self._died(reason)
         self._over.set()
-        while not self._queue.empty():  # who waits behind calls that will not run
+        while not self._queue.empty():  # a flush may wait behind calls that will not run
             call = self._queue.get()
             if isinstance(call, Event):
                 call.set()
@@ -237,7 +245,7 @@ class CudaDevice:
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> Any:
-        """What the answer keeps are the descriptors, or the table that the kernel reads."""
+        """Returns the descriptors, or the table that the kernel reads."""
         if not len(device_blocks):
             return None
         path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
@@ -246,6 +254,7 @@ class CudaDevice:
         return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
 
     def statistics(self) -> CudaStatistics:
+        """See `CudaStatistics`."""
         context, copier = self._context, self._copier
         return CudaStatistics(
             context.name,
@@ -256,9 +265,9 @@ class CudaDevice:
         )
 
     def close(self) -> None:
-        with suppress(DeviceLost), self._context:  # a GPU that is lost holds nothing
+        with suppress(DeviceLost), self._context:  # a lost GPU holds nothing
             for stream in self._streams:
-                driver.destroy_stream(stream.handle)
+                driver.call("cuStreamDestroy", stream.handle)
             self._marks.close()
             self._ends.close()
             self._copier.close()
@@ -268,12 +277,12 @@ class CudaDevice:
 
     def _settle(self) -> None:
         for stream in self._streams:
-            driver.synchronize_stream(stream.handle)
+            driver.call("cuStreamSynchronize", stream.handle)
 
     def _chooser(
         self, path: CopyPath | None, path_table: PathTable | None
     ) -> Callable[[Direction, int, int, int], CopyPath]:
-        """What names the path of a copy by its direction and shape."""
+        """A function that names the path of a copy from its direction and shape."""
         available = self._copier.available
         if path is None:
             with self._context:
@@ -295,7 +304,7 @@ class CudaDevice:
         return "the copy kernel could not be built; the log says why"
 
     def _tell(self, paths: Sequence[CopyPath]) -> None:
-        """Say what was chosen, once; `statistics` says it again at any time."""
+        """Log the choice once; `statistics` tells it at any time."""
         device = f"{self._context.name} (driver {_dotted(self._context.driver_version)})"
         log.info("%s copies by %s", device, ", ".join(one.value for one in paths))
         if CopyPath.BATCH not in self._copier.available:
@@ -307,15 +316,19 @@ class CudaDevice:
 class CudaCopyEngine(StreamCopyEngine):
     """A `CopyEngine` on an NVIDIA GPU, between tensors on it and a pool in host memory.
 
-    tensors: the device pool, one tensor or several; a block is one row of each. host: the host pool, a numpy
-    array or a torch CPU tensor; page-locked, or slower. compute: gives the handle of the CUDA stream on which
-    the model computes, asked for each mark; PyTorch's current stream where it is left out. path: the one way
-    that all copies take. path_table: which copy takes which way. Where both are left out it is measured, once
-    for each kind of GPU and driver, and kept in a file.
+    tensors: the device pool, one tensor or several; a block is one row of each.
+    host: the host pool, a numpy array or a torch CPU tensor. Copies are slower if it is not page-locked.
+    compute: returns the handle of the CUDA stream on which the model computes, called for each mark; by
+        default
+    PyTorch's current stream.
+    path: the one path that all copies take.
+    path_table: which copy takes which path. Without `path` and `path_table` the table is measured, once for
+        each
+    kind of GPU and driver, and kept in a file.
 
-    All methods may be called from any thread, but `mark`, `hold_compute` and `submit` without a mark mean
-    the stream that is PyTorch's current one in the thread that calls. Raises `ConfigError` for pools that do
-    not fit, and where something is missing that it needs: the module's text says what.
+    All methods may be called from any thread. By default `mark`, `hold_compute` and `submit` without a mark
+    mean PyTorch's current stream of the calling thread. Raises `ConfigError` if the pools do not fit, or if
+    something is missing that the head of this module lists.
     """
 
     def __init__(
@@ -330,6 +343,7 @@ class CudaCopyEngine(StreamCopyEngine):
         super().__init__(self._cuda)
 
     def statistics(self) -> CudaStatistics:
+        """What the engine copies with, and how often it did."""
         return self._cuda.statistics()
 
 
@@ -338,7 +352,7 @@ def _dotted(version: int) -> str:
 
 
 def _ordinal(tensors: Sequence[Any]) -> int:
-    """The number of the GPU that all tensors are on. What is no tensor is taken to be on the first one."""
+    """The number of the GPU that all tensors are on. Other objects count as being on the first GPU."""
     ordinals = {
         _tensor_ordinal(place, tensor) if hasattr(tensor, "data_ptr") else 0
         for place, tensor in enumerate(tensors)
@@ -349,7 +363,7 @@ def _ordinal(tensors: Sequence[Any]) -> int:
 
 
 def _tensor_ordinal(place: int, tensor: Any) -> int:
-    import torch  # it is there: the tensor is its
+    import torch  # it is there, because the tensor is
 
     kind, is_rocm = tensor.device.type, torch.version.hip is not None
     if kind != "cuda" or is_rocm:

@@ -1,8 +1,8 @@
-"""The copy kernel `copy.cu`: compiled through NVRTC, and what it is launched with.
+"""The copy kernel `copy.cu`: how NVRTC compiles it, and what it is launched with.
 
-A kernel that reads or writes page-locked host memory has no cost for each descriptor, which is what small
-fragments die of on the DMA engines. It needs two tables: the parts of a block, uploaded once for a layout,
-and the pairs of a transfer, 8 bytes each, which it reads from page-locked memory while it runs.
+DMA engines have a cost for each descriptor, which is too much for small fragments. A kernel that reads or
+writes page-locked host memory has none. It needs two tables: the parts of a block, uploaded once for a
+layout, and the pairs of a transfer, 8 bytes each, which it reads from page-locked memory while it runs.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from kvsm.ids import IdArray
 KERNEL_NAME = "kvsm_copy"
 
 LANES, THREADS = 32, 512
-"""Threads that copy a part together, and threads of a thread block; both as `copy.cu` has them."""
+"""Threads that copy a part together, and threads of a thread block. `copy.cu` has the same numbers."""
 
 PART_BYTES = 4096
-"""Longest part: what the lanes read in one go, 8 vectors of 16 bytes each."""
+"""Longest part: 8 vectors of 16 bytes for each lane, which are read in one go."""
 
 
 class KernelParameters(NamedTuple):
-    """The parameters of the kernel in order; `KERNEL_TYPES` are their C types. Addresses are the device's."""
+    """The parameters of the kernel in order; `KERNEL_TYPES` are their C types. Addresses are device
+    addresses.
+    """
 
     pairs: int
-    """Address of the bytes of `kernel_pairs`: page-locked, and unchanged until the kernel is over."""
+    """Address of the table of `kernel_pairs`: page-locked, and unchanged until the kernel is over."""
     num_pairs: int
     parts: int
-    """Address of the bytes of `kernel_parts`: device memory, 16-byte aligned, uploaded once for a layout."""
+    """Address of the table of `kernel_parts`: device memory, 16-byte aligned, uploaded once for a layout."""
     num_parts: int
     host: int
     """Address of the host pool, as the device sees it."""
@@ -62,8 +64,7 @@ KERNEL_TYPES = (
 def kernel_parts(layout: MemoryLayout) -> NDArray[np.uint64]:
     """The parts table, a row for each part: device address in block 0, device stride, host offset, bytes.
 
-    A row of a tensor is cut into parts of `PART_BYTES`, so that the warps share long rows as they share
-    many short ones.
+    A row of a tensor is cut into parts of `PART_BYTES`, so that the warps also share long rows.
     """
     whole = joined(layout)
     parts = [
@@ -82,7 +83,7 @@ def kernel_pairs(device_blocks: IdArray, host_blocks: IdArray) -> NDArray[np.uin
 
 
 def vector_bytes(layout: MemoryLayout) -> int:
-    """The widest vector, 16, 8, 4 or 1 bytes, in which everything of this layout can be moved."""
+    """The widest vector, 16, 8, 4 or 1 bytes, that can move everything in this layout."""
     whole = joined(layout)
     together = whole.host.address | whole.host.stride
     for rows in whole.tensors:
@@ -91,14 +92,13 @@ def vector_bytes(layout: MemoryLayout) -> int:
 
 
 def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiprocessors: int) -> tuple[int, int]:
-    """(thread blocks, threads of one) to launch the kernel with.
+    """(thread blocks, threads of each) to launch the kernel with.
 
-    No more warps than the copy has parts, and no more thread blocks than a share of the multiprocessors,
-    since compute goes without what the kernel holds; its matrix products fill a multiprocessor, so it goes
-    without the whole of each one. A thread block has 64 KiB in flight, and takes some 2 us for them, the
-    time that a read needs across the bus and back: 30 GB/s. So the 4 blocks of a store and 6 of a load that
-    this makes of 132 multiprocessors, 8 % of them together, can move twice what a bus of 55 GB/s carries,
-    and more for loads, which wait longer when the bus is full.
+    There are no more warps than parts, and thread blocks on only a share of the multiprocessors. Compute
+    loses each of those whole, because its matrix products fill a multiprocessor. A thread block has 64 KiB
+    in flight for some 2 us, the time of a read across the bus and back: 30 GB/s. With 132 multiprocessors
+    this makes 4 blocks for a store and 6 for a load, 8 % of all. They can move twice what a bus of 55 GB/s
+    carries. Loads get more, because they wait longer when the bus is full.
     """
     whole = joined(layout)
     units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
@@ -110,11 +110,11 @@ def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiproces
 def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
     """The kernel for a device, as a module image for `cuModuleLoadData`; compiled once for each capability.
 
-    Machine code where the compiler knows the device, else intermediate code of the newest older one, which
-    the driver finishes. Raises `ConfigError` if there is no compiler, or none for such a device.
+    It is machine code if the compiler knows the device. Otherwise it is intermediate code for the newest
+    older device, which the driver finishes. Raises `ConfigError` if there is no compiler for the device.
     """
     try:
-        from cuda.bindings import nvrtc  # only a machine with a GPU has a use for it
+        from cuda.bindings import nvrtc  # needed only with a GPU
 
         known = _checked(nvrtc, nvrtc.nvrtcGetSupportedArchs())
     except (ImportError, RuntimeError) as error:  # RuntimeError: the bindings without their library
@@ -152,7 +152,7 @@ def _compiled(nvrtc: Any, option: str, machine_code: bool) -> bytes:
 
 
 def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """The value of a call of NVRTC. Raises `ConfigError` if it failed."""
+    """The value of an NVRTC call. Raises `ConfigError` if the call failed."""
     result, *value = answer
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ConfigError(f"NVRTC failed with {result.name}; force another path than the kernel")

@@ -1,10 +1,10 @@
-"""Which way a copy takes through the hardware: a table over direction, fragment bytes and count.
+"""Which path a copy takes through the hardware: a table over direction, fragment bytes and count.
 
-Which way is fastest depends on the device, its driver and its bus. So the table is measured, once for each
-device, and kept in a file; until then `PathTable.default()` follows from what such hardware costs.
+Which path is fastest depends on the device, its driver and its bus. So the table is measured once for each
+device and kept in a file. Until then `PathTable.default()` estimates it from the costs of such hardware.
 
-The table has a cell for each power of two of both, as far as `MEASURED_BYTES` go. A cell ranks all the paths,
-so that one that is missing here, or does not fit a copy, gives way to the next.
+The table has a cell for each power of two of bytes and count, up to `MEASURED_BYTES`. A cell ranks all
+paths: if one is missing here, or does not fit a copy, the next one is taken.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from kvsm.events import Direction
 
 
 class CopyPath(Enum):
-    """A way to copy many fragments. Of two that take as long, the earlier one is better."""
+    """A way to copy many fragments. If two take equally long, the earlier one is better."""
 
     BATCH = "batch"
     """One `cuMemcpyBatchAsync` of all fragments."""
     RUNS = "runs"
-    """A `cuMemcpyAsync` for each fragment: drivers before CUDA 12.8 have no batch call."""
+    """A `cuMemcpyAsync` for each fragment, for drivers before CUDA 12.8."""
     PITCHED = "pitched"
     """A `cuMemcpy2DAsync` for each rectangle."""
     KERNEL = "kernel"
@@ -37,24 +37,26 @@ class CopyPath(Enum):
 VERSION = 1
 
 FRAGMENT_BYTES = tuple(1 << power for power in range(10, 22))
-"""Sizes that are measured. What is smaller goes as the smallest."""
+"""The sizes that are measured. Smaller fragments count as the smallest."""
 
 MEASURED_BYTES = 64 << 20
-"""Most bytes of one measured copy. From there on time grows with the bytes, whatever the path."""
+"""Most bytes of one measured copy. Beyond that, time grows with the bytes on every path."""
 
 RECTANGLE_ROWS = 16
-"""`PITCHED` is measured with rectangles of so many rows, and taken where they have as many or more."""
+"""Rows of the rectangles with which `PITCHED` is measured. It is taken for rectangles of at least as many."""
 
 KERNEL_HANDICAP = 1.1
-"""A kernel takes multiprocessors from compute, which a copy engine does not: it must be so much faster."""
+"""How much faster a kernel must be, because it takes multiprocessors from compute."""
 
 Ranking = tuple[CopyPath, ...]
 Cells = tuple[tuple[Ranking, ...], ...]
-"""cells[i][j] is for 2**j fragments of FRAGMENT_BYTES[i]."""
+"""cells[i][j] is for 2**j fragments of FRAGMENT_BYTES[i] bytes."""
 
 
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The paths by direction, fragment bytes and count, best first, of the device that `device` names."""
+    """The paths by direction, fragment bytes and count, best first. device: which one this was measured
+    on.
+    """
 
     version: int
     device: str
@@ -63,7 +65,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def default() -> PathTable:
-        """The table of a device that was not measured: all paths, ranked by `expected_seconds`."""
+        """The table for a device that was not measured: all paths, ranked by `expected_seconds`."""
         return PathTable.measured(expected_seconds, tuple(CopyPath), "not measured")
 
     @staticmethod
@@ -72,10 +74,14 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> PathTable:
         """Measure every cell.
 
-        seconds(path, direction, fragment_bytes, count): how long `count` scattered fragments of so many bytes
-        take, `MEASURED_BYTES` in all at most; for `PITCHED` they are the rows of rectangles of
-        `RECTANGLE_ROWS`, and of a lower last one. device: its name, and whatever else must be the same for
-        the table to hold. Raises `ConfigError` if no path but `PITCHED` is available.
+        seconds: takes (path, direction, fragment_bytes, count) and returns how long that many scattered
+            fragments
+        take, at most `MEASURED_BYTES` together. For `PITCHED` they are the rows of rectangles of
+        `RECTANGLE_ROWS` rows, the last one maybe lower.
+        available: the paths to measure.
+        device: its name, and everything else that must be the same for the table to hold.
+
+        Raises `ConfigError` if no path but `PITCHED` is available.
         """
         paths = _ranked(tuple(CopyPath), available)
 
@@ -95,7 +101,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def only(self, available: Sequence[CopyPath]) -> PathTable:
         """The table without the paths that are not available here. Raises `ConfigError` if none is left, or
-        `PITCHED` alone: not every copy has rectangles."""
+        only `PITCHED`, because not every copy has rectangles."""
         stores, loads = (
             tuple(tuple(_ranked(ranking, available) for ranking in row) for row in cells)
             for cells in (self.stores, self.loads)
@@ -103,10 +109,11 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PathTable(self.version, self.device, stores, loads)
 
     def choose(self, direction: Direction, fragment_bytes: int, count: int, rectangles: int) -> CopyPath:
-        """The best path for `count` fragments, which are the rows of so many rectangles.
+        """The best path for `count` fragments of mean size `fragment_bytes`, which are the rows of
+        `rectangles`.
 
-        fragment_bytes: their mean size. The cell is the nearest measured one below. `PITCHED` is passed over
-        where the rectangles are not far fewer than the fragments: less than `RECTANGLE_ROWS` rows in each.
+        The nearest measured cell below decides. `PITCHED` is skipped if the rectangles have fewer than
+        `RECTANGLE_ROWS` rows on average.
         """
         cells = self.stores if direction is Direction.STORE else self.loads
         row = cells[_place(fragment_bytes // FRAGMENT_BYTES[0], cells)]
@@ -116,7 +123,9 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(file: str | PathLike[str], device: str) -> PathTable:
-        """Read a table that `save` wrote for this device. Raises `ConfigError` for others, and `OSError`."""
+        """Read a table that `save` wrote for this device. Raises `ConfigError` for any other file, and
+        `OSError`.
+        """
         with open(file, "rb") as stream:
             written = stream.read()
         try:
@@ -130,7 +139,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return table
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Write the table, whole or not at all. Raises `OSError`."""
+        """Write the whole table, or nothing. Raises `OSError`."""
         written = f"{os.fspath(file)}.{os.getpid()}"
         try:
             with open(written, "wb") as stream:
@@ -142,11 +151,11 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise
 
     def _check(self, device: str) -> None:
-        """Raises `ConfigError` if `choose` could not use this table, or should not for this device."""
+        """Raises `ConfigError` if the table is malformed, or belongs to another device."""
         if self.version != VERSION:
             raise ConfigError(f"it has version {self.version}, this release reads {VERSION}")
         if self.device != device:
-            raise ConfigError(f"it is of {self.device!r}, the device is {device!r}")
+            raise ConfigError(f"it is for {self.device!r}, the device is {device!r}")
         for cells in (self.stores, self.loads):
             if [len(row) for row in cells] != [_powers(size) for size in FRAGMENT_BYTES]:
                 raise ConfigError("cells are missing, or too many")
@@ -156,12 +165,12 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int, count: int) -> float:
-    """How long a copy takes on a device that was not measured: the bus at 55 GB/s, or what hands it over.
+    """How long a copy takes on a device that was not measured: the bus at 55 GB/s, or handing the copy over.
 
-    A descriptor takes the driver 0.5 us in a batch and 1.5 us by itself; the copy engine takes 0.1 us for a
-    row of a rectangle. A kernel has no such costs, but starts late (10 us) and moves 45 GB/s at best. So a
-    kernel is for fragments that the bus carries faster than they can be described, below some 32 KiB, if
-    they are many.
+    The driver takes 0.5 us for a descriptor in a batch and 1.5 us for a single one. The copy engine takes
+    0.1 us for a row of a rectangle. A kernel has no such costs, but starts late (10 us) and moves 45 GB/s
+    at best. So it is for many fragments below some 32 KiB, which the bus carries faster than they can be
+    described.
     """
     on_the_bus = count * fragment_bytes / 55e9
     if path is CopyPath.BATCH:
@@ -174,17 +183,17 @@ def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int,
 
 
 def _powers(fragment_bytes: int) -> int:
-    """How many powers of two of such fragments are measured, from 1 on."""
+    """For how many powers of two, from 1 on, fragments of this size are measured."""
     return (MEASURED_BYTES // fragment_bytes).bit_length()
 
 
 def _place(amount: int, cells: Sequence[object]) -> int:
-    """Where the largest power of two up to `amount` stands among `cells`, or what is nearest to it."""
+    """The index among `cells` of the largest power of two up to `amount`, or the nearest index."""
     return max(0, min(amount.bit_length(), len(cells)) - 1)
 
 
 def _ranked(ranking: Ranking, available: Sequence[CopyPath]) -> Ranking:
-    """The available ones, in this order. Raises `ConfigError` if these are not paths that any copy can go."""
+    """The available paths in this order. Raises `ConfigError` if some copy could take none of them."""
     paths = tuple(path for path in ranking if path in available)
     if not set(paths) - {CopyPath.PITCHED} or len(set(paths)) < len(paths):
         named = ", ".join(path.value for path in paths) or "none"
