@@ -1,6 +1,6 @@
-"""A worker: carries out the plans of one rank on its copy engine, and reports the end of each transfer.
+"""A worker carries out the plans of one rank on its copy engine, and reports the end of each transfer.
 
-Several workers may live in one process, each with its own engine and pools.
+One process may have several workers, each with its own engine and pools.
 """
 
 from __future__ import annotations
@@ -16,8 +16,13 @@ from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
-    """Copies of one direction that have been reported: how many, how many of them bad, bytes of the good
-    ones, and seconds spent copying."""
+    """Reported transfers of one direction.
+
+    transfers: how many.
+    failed: how many of them were bad.
+    bytes: copied by the good ones.
+    seconds: time spent copying.
+    """
 
     transfers: int = 0
     failed: int = 0
@@ -26,7 +31,7 @@ class CopyStatistics(msgspec.Struct, frozen=True):
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Rate of one copying thread; 0 where the engine measures no time."""
+        """Rate of one copying thread; 0 if the engine measures no time."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
@@ -39,7 +44,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """Rank `rank`: takes plans, gives reports. A transfer that was taken is reported exactly once."""
+    """Takes plans for rank `rank` and gives reports. Every transfer that was taken is reported exactly
+    once.
+    """
 
     def __init__(self, rank: int, engine: CopyEngine) -> None:
         self.rank = rank
@@ -50,13 +57,14 @@ class Worker:
 
     @property
     def num_host_blocks(self) -> int:
-        """Size of this rank's host pool, in places of one device block."""
+        """Size of this rank's host pool, in device blocks."""
         return self._engine.num_host_blocks
 
     def start(self, plan: TransferPlan) -> None:
-        """Do what one engine step's plan says (`TransferPlan`), before the step computes.
+        """Carry out the plan of one engine step before the step computes.
 
-        Returns when everything in `plan.flush` has ended; `poll` gives the reports. Raises as `submit` does.
+        Returns when every transfer in `plan.flush` has ended; `poll` gives the reports. Raises as `submit`
+        does.
         """
         given = {job.transfer for job in (*plan.loads, *plan.stores)}
         self._engine.wait([transfer for transfer in plan.flush if transfer not in given])
@@ -64,11 +72,11 @@ class Worker:
         self._engine.wait([transfer for transfer in plan.flush if transfer in given])
 
     def submit(self, jobs: Sequence[TransferJob]) -> None:
-        """Start these, behind all compute that is queued by now (S12). A job that the engine cannot start is
-        reported as bad: nothing of it ran.
+        """Start these jobs behind all compute that is queued so far: the order of copies (S12). A job that
+        the engine cannot start is reported as bad: nothing of it ran.
 
-        Raises `TransferFailed`, with nothing started, for a transfer that this worker has not reported
-        yet. A bad report in its place would free memory that the first copy may still touch.
+        Raises `TransferFailed`, with nothing started, for a transfer that this worker has not reported yet.
+        A bad report instead would free memory that the first copy may still touch.
         """
         named: set[int] = set()
         for job in jobs:
@@ -80,7 +88,9 @@ class Worker:
             self._start(job)
 
     def poll(self) -> list[WorkerReport]:
-        """The transfers that ended since the last call: those refused, then the others as they ended."""
+        """Reports of the transfers that ended since the last call: first the refused ones, then in order of
+        ending.
+        """
         results = self._engine.poll()  # first: if it raises, nothing is lost
         reports, self._refused = self._refused, []
         for result in results:
@@ -94,16 +104,17 @@ class Worker:
         self._engine.wait(transfers)
 
     def close(self) -> None:
-        """Let every transfer end, and take no more; `poll` still gives the reports."""
+        """Let every transfer end and take no more; `poll` still gives the reports."""
         self._engine.close()
 
     def statistics(self) -> WorkerStatistics:
+        """What was reported so far."""
         return WorkerStatistics(self.rank, self._totals[Direction.STORE], self._totals[Direction.LOAD])
 
     def _start(self, job: TransferJob) -> None:
         try:
             self._engine.submit(job)
-        except Exception as error:  # one job's error must not leave the others of a plan without a report
+        except Exception as error:  # the other jobs of the plan must still be reported
             self._refused.append(WorkerReport(job.transfer, self.rank, False, described(error)))
             self._count(job.direction, False, 0, 0.0)
 
@@ -118,11 +129,12 @@ class Worker:
 
 
 def smallest_host_pool(workers: Iterable[Worker]) -> int:
-    """Places of one device block that every rank has: a transfer names the same ones on all of them.
+    """How many device blocks the host pool of every rank can hold: a transfer names the same ones on all
+    ranks.
 
-    An `OffloadConfig` takes this divided by blocks_per_chunk as its host_blocks. Raises `ConfigError`.
+    `OffloadConfig` takes this divided by blocks_per_chunk as its host_blocks. Raises `ConfigError`.
     """
     sizes = [worker.num_host_blocks for worker in workers]
     if not sizes:
-        raise ConfigError("there are no workers, and so no host pool to agree on; give one for each rank")
+        raise ConfigError("there are no workers, so no host pool to agree on; give one worker for each rank")
     return min(sizes)

@@ -1,4 +1,4 @@
-"""A copy engine under every order of calls that Hypothesis can think of, beside compute.
+"""Tests a copy engine with every order of calls that Hypothesis can find, beside compute.
 
     class TestMyEngine(CopyEngineMachine):
         def make_engine(self, device, host):
@@ -6,19 +6,22 @@
 
     TestMyEngine = TestMyEngine.TestCase
 
-The machine is planner and model at once: it keeps live transfers, and compute, off each other's bytes, as the
-ledger does, and launches compute that writes and reads device blocks. A plain reference knows what every
-block must hold; a transfer counts in it as done when it is submitted, for that is what the order of an
-engine promises (`kvsm.copy_engines.interface` says what else). Checked:
+The machine is planner and model at once. Like the ledger it keeps live transfers and compute off each other's
+bytes. It launches compute that writes and reads device blocks. A plain reference knows what every block
+must hold. In it a transfer is done when it is submitted, because that is what an engine's order promises
+(`kvsm.copy_engines.interface` lists all promises). Checked:
 
-- each transfer ends once, good or bad as it must, and a job that cannot be right as bad (S9, S6);
-- what an engine must refuse it refuses: a transfer id that is live, and anything after its close (S8);
-- compute finds what it wrote or what was loaded, whether it waited for the report or for `hold_compute`
-  (S12, S15);
-- at the end all memory holds what the reference says (S15); of bad transfers, and what was copied from
-  where they wrote, nothing is known.
+- each transfer ends once (progress, S9), good or bad as it must, and an impossible job as bad (failure is not
+  success, S6);
+- the engine refuses a live transfer id, and anything after its close (every call is legal, S8);
+- compute finds what it wrote or what was loaded, after a report as after `hold_compute` (order of copies,
+S12;
+  correct bytes, S15);
+- at the end all memory holds what the reference says (correct bytes, S15). Nothing is known about the
+targets of
+  bad transfers, and about copies from there.
 
-What it does not check: pools of several tensors, and calls from several threads.
+Not checked: pools of several tensors, and calls from several threads.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from kvsm.testing.base import PropertyMachine
 from kvsm.testing.strategies import block_pairs
 
 BLOCKS = 6
-"""Of either pool."""
+"""Size of either pool."""
 
 UNKNOWN = -1
 
@@ -48,14 +51,17 @@ _BLOCK = st.integers(0, BLOCKS - 1)
 
 
 class CopyEngineMachine(PropertyMachine):
-    """Subclass it and give `make_engine`; of an engine on a device, `make_pools`, `compute` and `synchronize`
-    too. Attributes: `device` and `host`, the pools; `engine`; `seed`, for what an engine draws."""
+    """Subclass it and give `make_engine`. For an engine on a device give `make_pools`, `compute` and
+    `synchronize` too.
+
+    Attributes: `device` and `host`, the pools; `engine`; `seed`, for an engine that draws random numbers.
+    """
 
     block_bytes = 2
-    """Bytes of a block, for engines that want more than a few, or aligned ones."""
+    """Bytes of a block. Override it for engines that need larger or aligned blocks."""
 
     may_fail = False
-    """Whether the engine may end a transfer as bad that could be carried out."""
+    """Whether the engine may fail a transfer that could be carried out."""
 
     transfers: Bundle[int] = Bundle("transfers")
 
@@ -71,7 +77,7 @@ class CopyEngineMachine(PropertyMachine):
         return np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
 
     def compute(self, action: Callable[[], None], reads: Sequence[int], writes: Sequence[int]) -> None:  # noqa: ARG002
-        """Queue compute that touches these device blocks. On a host it is over when the call returns."""
+        """Queue compute that touches these device blocks. On a host it runs now."""
         action()
 
     def synchronize(self) -> None:
@@ -89,11 +95,11 @@ class CopyEngineMachine(PropertyMachine):
         self.synchronize()
         self._live: dict[int, TransferJob] = {}
         self._held: set[int] = set()
-        """Live transfers that compute waits for: it may use what they touch, and no other transfer may."""
+        """Live transfers that compute waits for. Compute may use what they touch; other transfers may not."""
         self._impossible: set[int] = set()
         self._submitted = 0
         self._read: list[tuple[int, Any, int]] = []
-        """What compute has read: which block, what it found, what it had to find."""
+        """What compute has read: which block, what it found, what it must find."""
         self.engine = self.make_engine(self.device, self.host)
         self.started = True
 
@@ -127,8 +133,13 @@ class CopyEngineMachine(PropertyMachine):
         hold=st.booleans(),
     )
     def submit(self, direction: Direction, pairs: list[tuple[int, int]], hold: bool) -> int:
-        """pairs: (device block, host block); those that a live transfer touches are left out. hold: compute
-        from here on may use what it touches. (Not of a transfer that may be bad: its bytes are unknown.)"""
+        """Submit a transfer of the pairs that no live transfer touches.
+
+        pairs: (device block, host block).
+        hold: hold compute, which may then use what the transfer touches. Not if the transfer may be bad:
+            its bytes
+        are unknown.
+        """
         devices, hosts = self._busy("device"), self._busy("host")
         pairs = [(device, host) for device, host in pairs if device not in devices and host not in hosts]
         self._submit(direction, pairs)
@@ -143,13 +154,13 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(direction=st.sampled_from(Direction), block=_BLOCK)
     def submit_what_cannot_be(self, direction: Direction, block: int) -> None:
-        """A job that names a block outside of its pool. It is bad, and nothing of it has run (S3)."""
+        """A job that names a block outside of its pool ends as bad, and nothing of it runs."""
         self._submit(direction, [(block, block), (BLOCKS, block)])
         self._impossible.add(self._submitted)
 
     @rule(transfer=transfers)
     def submit_again(self, transfer: int) -> None:
-        """The id of a live transfer must be refused."""
+        """A live transfer id must be refused."""
         if transfer in self._live:
             self._must_refuse(transfer)
 
@@ -163,27 +174,21 @@ class CopyEngineMachine(PropertyMachine):
                 )
             job = self._live.pop(transfer)
             self._held.discard(transfer)
+            wrong = ""
             if result.good == bool(error):
-                raise PropertyBroken(
-                    Property.FAILURE_IS_NOT_SUCCESS,
-                    f"transfer {transfer} is {_outcome(result.good)}, error {error!r}",
-                )
-            if result.good and transfer in self._impossible:
-                raise PropertyBroken(
-                    Property.FAILURE_IS_NOT_SUCCESS,
-                    f"transfer {transfer} is good, and names no block of its pool",
-                )
-            if not (result.good or self.may_fail or transfer in self._impossible):
-                raise PropertyBroken(
-                    Property.FAILURE_IS_NOT_SUCCESS,
-                    f"transfer {transfer} could be carried out, and failed: {error}",
-                )
+                wrong = f"is {'good' if result.good else 'bad'}, error {error!r}"
+            elif result.good and transfer in self._impossible:
+                wrong = "is good, and names no block of its pool"
+            elif not (result.good or self.may_fail or transfer in self._impossible):
+                wrong = f"could be carried out, and failed: {error}"
+            if wrong:
+                raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, f"transfer {transfer} {wrong}")
             if not result.good and transfer not in self._impossible:
                 self._forget(job)
 
     @rule(named=st.lists(transfers, max_size=3))
     def wait(self, named: list[int]) -> None:
-        """What was waited for has a result."""
+        """An awaited transfer has a result."""
         self.engine.wait(named)
         self.poll()
         self._must_have_ended(self._live.keys() & set(named), "a wait for them")
@@ -212,8 +217,8 @@ class CopyEngineMachine(PropertyMachine):
     # The reference.
 
     def _busy(self, side: str, waited_for: Collection[int] = ()) -> set[int]:
-        """Blocks of this side that only their transfer may touch now. waited_for: transfers that have ended
-        before whoever asks begins."""
+        """Blocks of this side that only their transfer may touch now. waited_for: transfers that the caller
+        waits for before it touches anything."""
         jobs = [
             job
             for transfer, job in self._live.items()
@@ -238,7 +243,7 @@ class CopyEngineMachine(PropertyMachine):
         )
 
     def _forget(self, job: TransferJob) -> None:
-        """Nothing is known of what a bad transfer wrote."""
+        """A bad transfer may have written anything to its targets."""
         _, target = _ends(job.direction)
         for block in job.pairs()[target == "host"]:
             self._expected[target][int(block)] = UNKNOWN
@@ -266,7 +271,3 @@ class CopyEngineMachine(PropertyMachine):
 def _ends(direction: Direction) -> tuple[str, str]:
     """(source, target)."""
     return ("device", "host") if direction is Direction.STORE else ("host", "device")
-
-
-def _outcome(good: bool) -> str:
-    return "good" if good else "bad"

@@ -1,18 +1,19 @@
-"""The copies: the real engine of streams and events, on a device whose every step is chosen.
+"""The world of a copy engine: the real `StreamCopyEngine` on a device whose every step is chosen.
 
-The world is a worker and the compute of one rank at once. It submits copies, behind a mark of now or an
-older one; queues kernels that write blocks and kernels that read them; polls, waits, holds compute, closes;
-and says which step of a submitter or of a stream comes next. Like the ledger it keeps live copies, and
-compute, off each other's bytes, unless something orders them.
+The world plays the worker and the compute of one rank. It submits copies behind a new mark or an older one;
+queues kernels that write or read blocks; polls, waits, holds compute and closes; and says which step of a
+submitter or of a stream comes next. Like the ledger it keeps live copies and compute off each other's
+bytes, unless something orders them.
 
-What it watches, by a plain reference in which a copy counts as done when it is submitted, for that is what
-the order of an engine promises:
+It compares with a plain reference, in which a copy is done when it is submitted, because that is what an
+engine's order promises. Watched:
 
-- nothing unordered touches the same bytes, the tables of ids among them (S12, B37);
-- a kernel that runs finds the bytes that it must find; at rest all memory holds what it must (S12, S15);
-- each copy ends once, good or bad as it must, and what was waited for has ended (S9, S6).
+- nothing unordered touches the same bytes, or the same table of ids: the order of copies (S12, B37);
+- a kernel finds the bytes that it must find, and at rest all memory holds what it must: correct bytes (S15);
+- each copy ends once, good or bad as it must, and awaited copies have ended: progress (S9), failure is not
+  success (S6).
 
-It does not watch how bytes move: a copy of one block is one access here.
+Not watched: how bytes move. A copy of one block is one access here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from kvsm.worlds.device_state import value_of
 from kvsm.worlds.world import Action
 
 UNKNOWN = -1
-"""What a block holds that a bad copy may have written, or that was copied from one."""
+"""The value of a block that a bad copy may have written, and of copies of such a block."""
 
 COPIES = {"store": Direction.STORE, "load": Direction.LOAD}
 
@@ -45,9 +46,12 @@ COPIES = {"store": Direction.STORE, "load": Direction.LOAD}
 class CopyEngineWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How large a world is, and how much may happen in it. Raises `ConfigError`.
 
-    transfer_blocks: most blocks of one copy. copies, kernels, marks: how many may be made, all in all. bad:
-    how many of the copies fail, after their first piece. holds: how often compute may be held. closes:
-    whether the engine may be closed.
+    device_blocks, host_blocks: sizes of the pools.
+    transfer_blocks: most blocks of one copy.
+    copies, kernels, marks: how many may be made in total.
+    bad: how many of the copies may fail, after their first piece.
+    holds: how often compute may be held.
+    closes: whether the engine may be closed.
     """
 
     device_blocks: int = 2
@@ -67,7 +71,7 @@ class CopyEngineWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LiveCopy:
-    """A copy whose end was not polled yet. held: compute waits for it."""
+    """A copy whose end was not polled yet. is_held: whether compute waits for it."""
 
     __slots__ = ("is_bad", "is_held", "job")
 
@@ -85,10 +89,10 @@ class _LiveCopy:
 
 
 class CopyEngineWorld:
-    """A `World`. make_device, make_engine: of what it is made."""
+    """A `World`. make_device, make_engine: make its device, and the engine on that."""
 
     events: tuple[OffloadingEvent, ...] = ()
-    """None: there is no offload core here."""
+    """Empty: there is no offload core here."""
 
     def __init__(
         self,
@@ -98,10 +102,10 @@ class CopyEngineWorld:
     ) -> None:
         self.options = options
         devices, hosts = options.device_blocks, options.host_blocks
-        # One byte a block, and one of nobody behind it: pools with gaps are the quickest to be made.
+        # One byte a block and one unused byte after it, because pools with gaps are made fastest.
         memory = np.arange(devices + hosts, dtype=np.uint8)[:, None].repeat(2, axis=1)
         self._pools = {"device": memory[:devices, :1], "host": memory[devices:, :1]}
-        # Whatever runs steps by itself, as a wait does, takes the first: the others can be chosen before.
+        # A call that runs steps itself, as a wait does, takes the first one. The others can be chosen before.
         self.device = make_device(
             [self._pools["device"]], self._pools["host"], lambda _options: 0, options.transfer_blocks
         )
@@ -109,13 +113,13 @@ class CopyEngineWorld:
         self.live: dict[int, _LiveCopy] = {}
         self._expected = {side: pool[:, 0].astype(int).tolist() for side, pool in self._pools.items()}
         self._kernels: deque[tuple[str, int, int]] = deque()
-        """Queued ones: what they do, to which block, and the value that they write or must find."""
+        """Queued kernels: what they do, to which block, and the value that they write or must find."""
         self._used = dict.fromkeys(self._pools, 0)
-        """How many blocks, the first ones, were ever given to a copy or a kernel."""
+        """How many of the first blocks of each side were ever used by a copy or a kernel."""
         self._misread = ""
         self._mark: Any = None
         self._touched: set[tuple[str, int]] = set()
-        """Blocks that compute, or a held copy, was given since the mark was made."""
+        """Blocks that compute or a held copy was given since the mark was made."""
         self._left = {
             name: int(getattr(options, name)) for name in ("copies", "kernels", "marks", "bad", "holds")
         }
@@ -131,7 +135,7 @@ class CopyEngineWorld:
         return [*self._steps(), *self._calls(), *self._submissions(), *self._launches()]
 
     def draw(self, random: Random) -> Action:
-        """Half of what happens are steps of the device."""
+        """Half of the actions are steps of the device."""
         steps = list(self._steps()) if random.random() < 0.5 else []
         return random.choice(steps or self.actions())
 
@@ -144,7 +148,7 @@ class CopyEngineWorld:
         return True
 
     def _possible(self, name: str) -> Iterator[Action]:
-        """Those of the actions among which one of this name is."""
+        """The possible actions of the kind that has this name."""
         if name == "step":
             return self._steps()
         if name.split()[-1] in COPIES:
@@ -196,11 +200,14 @@ class CopyEngineWorld:
                 yield ("read", block)
 
     def _choosable(self, side: str) -> range:
-        """Blocks that were never touched are all alike: of them, only the first is chosen next."""
+        """Untouched blocks are all alike, so only the first of them may be chosen."""
         return range(min(self._used[side] + 1, len(self._expected[side])))
 
     def _busy(self, side: str, only_targets: bool = False) -> set[int]:
-        """Blocks of this side that a live copy touches, or writes, and compute does not wait for it."""
+        """Blocks of this side that a live copy touches, and for which compute does not wait.
+
+        only_targets: count only blocks that the copy writes.
+        """
         return {
             block
             for one in self.live.values()
@@ -229,7 +236,7 @@ class CopyEngineWorld:
         self.live[self._transfers] = one
         self._use("device", devices[-1])
         self._use("host", hosts[-1])
-        # An older mark serves only a copy of blocks that compute was not given since.
+        # The older mark serves only a copy of blocks that compute was not given since then.
         blocks_of = {("device", block) for block in devices} | {("host", block) for block in hosts}
         after = None if self._touched & blocks_of else self._mark
         self.engine.submit(one.job, after)
@@ -317,7 +324,7 @@ class CopyEngineWorld:
             raise PropertyBroken(Property.CORRECT_BYTES, self._misread)
 
     def check(self) -> None:
-        """Memory, at rest. All else is watched after each action."""
+        """Compare memory at rest. Everything else is watched after each action."""
         if not self.is_at_rest:
             return
         for side, pool in self._pools.items():
@@ -336,7 +343,7 @@ class CopyEngineWorld:
         names: dict[int, int] = {UNKNOWN: UNKNOWN}
 
         def name(value: int) -> int:
-            """Values differ, or do not: nothing else is looked at."""
+            """A name for a value. Only whether values are equal matters."""
             return names.setdefault(value, len(names))
 
         memory = [[name(int(row[0])) for row in pool] for pool in self._pools.values()]
@@ -350,7 +357,7 @@ class CopyEngineWorld:
         return blake2b(packed, digest_size=16).digest()
 
     def describe(self) -> dict[str, str]:
-        """What can be seen of it, for people, each thing by its name."""
+        """What can be seen of the world, for people, by name."""
         seen = {}
         for side, pool in self._pools.items():
             for block, value in enumerate(self._expected[side]):

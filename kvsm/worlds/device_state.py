@@ -1,16 +1,18 @@
-"""All of a simulated device and of its engine that matters for the future, as one plain value.
+"""Everything about a simulated device and its engine that matters for the future, as one plain value.
 
-Two engines with equal values go on alike, whatever happens to them. What is left out, and why it may be:
+Two engines with equal values behave alike from now on. What is left out or changed, and why that is right:
 
-- ids of transfers, names of events: renamed by rank, for nobody compares them but for equality;
-- vector clocks: of a clock only this matters, which accesses it counts. Accesses that happened, or are
-  queued, are held against all clocks that there are (of actors, of queued work, of events that somebody still
-  waits for). A clock that will be is a union of these; so an access that all of them count races with
-  nothing any more, and is left out;
-- which actor made an access: a later one of the same actor replaces it, and counts for all that it counted;
-- when a copy began: it is for statistics.
+- ids of transfers and names of events are replaced by their ranks, because they are only compared for
+equality;
+- of a vector clock only the accesses that it counts matter. Accesses that happened or are queued are
+compared with
+  all clocks that exist: of actors, of queued work, of events that somebody still waits for. A future clock
+  is a union of these. So an access that all of them count cannot race any more, and is left out;
+- which actor made an access: a later access of the same actor replaces it, and counts everything that it
+counted;
+- when a copy began, which is for statistics.
 
-It reaches into both, because nothing else has any business to know all of this.
+This file reads private attributes of both, because nothing else needs to know all of this.
 """
 
 from __future__ import annotations
@@ -23,17 +25,19 @@ from kvsm.copy_engines.simulated import SimulatedDevice, SimulatedEvent, Simulat
 from kvsm.copy_engines.streams import StreamCopyEngine
 
 Value = tuple[Any, ...]
-"""Of numbers, texts and tuples."""
+"""Made of numbers, texts and tuples."""
 
 
 def value_of(device: SimulatedDevice, engine: StreamCopyEngine, mark: SimulatedEvent | None = None) -> Value:
-    """See above. mark: one that may still be given to `submit`. What the memory holds is not in it, nor what
-    a kernel does there."""
+    """The state of device and engine, without the bytes in memory and without what kernels do to them.
+
+    mark: a mark that may still be given to `submit`.
+    """
     return _StateReading(device, engine).value(mark)
 
 
 class _StateReading:
-    """One walk over everything, always in the same order."""
+    """One walk over all state, always in the same order."""
 
     def __init__(self, device: SimulatedDevice, engine: StreamCopyEngine) -> None:
         self._device, self._engine = device, engine
@@ -48,7 +52,7 @@ class _StateReading:
         streams = tuple(self._stream(one) for one in self._device._streams)
         transfers = tuple(self._transfer(one) for one in self._engine._live.values())
         finished = tuple((self._ranks[one.transfer], one.good) for one in self._engine._finished)
-        # Last, when all clocks have been met.
+        # Last, when all clocks are known.
         events = tuple((one.is_recorded, one.error is not None) for one in self._events)
         return kept, submitters, streams, transfers, finished, events, self._engine._closed, *self._orders()
 
@@ -66,7 +70,7 @@ class _StateReading:
         return queue, self._names(stream._awaited), stream.error is not None
 
     def _work(self, work: Any) -> Value:
-        """A recording, a kernel or a copy."""
+        """An event that is recorded, a kernel or a copy."""
         event = getattr(work, "_event", None)
         if event is not None:
             return ("event", self._name(event))
@@ -97,7 +101,7 @@ class _StateReading:
         return self._events[event]
 
     def _orders(self) -> Value:
-        """For each access a bit for each clock that does not count it."""
+        """For each access the set of clocks that do not count it, as bits."""
         accesses = []
         for location, one in sorted(self._device.detector._accesses.items()):
             write = self._uncounted(one.write) if one.write is not None else 0
