@@ -1,22 +1,23 @@
-"""Metrics: what has happened, counted from the events, and what is there now, read from a ledger.
+"""Metrics: what happened, counted from the events, and what is there now, read from the ledger.
 
-`Metrics` is an `EventSink` that passes on what it counts, so it stands before the log writer:
+`Metrics` stands between a core and its log:
 
-    metrics = Metrics(config, log)
-    offloader = Offloader(config, metrics)
+    metrics = Metrics.attached_to(offloader)
 
-It knows nothing but events; so a log gives the same values as the process that wrote it had:
+It keeps counts only. What a transfer is and how it ended is read from the ledger's record of it. A log gives
+the same values as the process that wrote it:
 
-    Metrics.of(config, LogReader(directory).events()).values()
+    Metrics.of(LogReader(directory)).values()
 
-A block is, here too, what a host slot holds. `METRICS` says what each name means; docs/metrics.md shows it.
+Every event is counted under its kind. `_DETAILS` says what more is counted of some kinds. A block is what a
+host slot holds. `METRICS` says what each name means; docs/metrics.md shows it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -24,10 +25,12 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason, SkipReason
+from kvsm.events import KINDS, Direction, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import count
-from kvsm.ledger import Ledger
-from kvsm.offloader import EventSink
+from kvsm.ledger import Ledger, TransferRecord
+from kvsm.log import LogReader
+from kvsm.offloader import EventSink, Offloader
+from kvsm.replay.fold import walk
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import TransferState
@@ -35,25 +38,33 @@ from kvsm.states.words import STATE_MASK
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 
-# Labels, as they stand in series.
-_STORE, _LOAD = "store", "load"
-_COMPLETED, _FAILED, _CANCELLED, _DRAINED, _LOST = "completed", "failed", "cancelled", "drained", "lost"
+# Labels, as series have them.
+_OUTCOMES = {
+    state: state.name.lower()
+    for state in (
+        TransferState.COMPLETED,
+        TransferState.FAILED,
+        TransferState.CANCELLED,
+        TransferState.DRAINED,
+        TransferState.LOST,
+    )
+}
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
+_COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
-_DIRECTIONS = {"direction": (_STORE, _LOAD)}
+_DIRECTIONS = {"direction": ("store", "load")}
 _BLOCKS = tuple([1 << power for power in range(13)])
 _BYTES = tuple([4096 << 2 * power for power in range(12)])
 _SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in (1, 2.5, 5)])
 _STEPS = (0, *_BLOCKS)
 
 
-def _reasons(reasons: type[SkipReason] | type[RejectReason]) -> tuple[str, ...]:
-    return tuple([reason.value for reason in reasons])
-
-
 class Metric(NamedTuple):
-    """What one name means. labels: label -> its values. bounds: of a histogram, the largest value that each
-    of its buckets takes; one more bucket takes the rest."""
+    """What one name means.
+
+    labels: label -> its values.
+    bounds: of a histogram, the largest value in each bucket. One more bucket takes the rest.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -62,7 +73,7 @@ class Metric(NamedTuple):
     bounds: tuple[float, ...] = ()
 
     def series(self) -> Iterator[tuple[str, ...]]:
-        """(name, *values of the labels) of everything that is counted apart."""
+        """(name, *values of the labels) of each number that is counted apart."""
         for values in product(*self.labels.values()):
             yield (self.name, *values)
 
@@ -75,33 +86,33 @@ METRICS = (
     Metric(
         "blocks_skipped",
         "counter",
-        "Blocks offered and not stored, by reason; one that is offered anew counts again.",
-        {"reason": _reasons(SkipReason)},
+        "Blocks offered and not stored, by reason. A block that is offered again counts again.",
+        {"reason": tuple([reason.value for reason in SkipReason])},
     ),
-    Metric("keys_recalled", "counter", "Keys offered again that the policy remembers evicting (ghost hits)."),
+    Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
-    Metric("matches", "counter", "Questions for a prefix whose answer was new.", {"result": ("hit", "miss")}),
+    Metric("matches", "counter", "Prefix matches whose result was new.", {"result": ("hit", "miss")}),
     Metric("requests", "counter", "Requests that are over.", {"end": (_FINISHED, "aborted")}),
     Metric("preemptions", "counter", "Requests whose device blocks were taken."),
-    Metric("deferrals", "counter", "Times that a request had to wait for a transfer."),
+    Metric("deferrals", "counter", "Waits of a request for a transfer."),
     Metric(
         "deferrals_ended",
         "counter",
-        "How those waits ended: by the transfer's end, by their bound, or with the request.",
+        "How these waits ended: with the transfer, at their bound, or with the request.",
         {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED)},
     ),
-    Metric("loads_voided", "counter", "Promised loads that could not be kept."),
+    Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
     Metric("transfers_planned", "counter", "Transfers planned.", _DIRECTIONS),
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that are over; of those planned, the others are live.",
-        {**_DIRECTIONS, "outcome": (_COMPLETED, _FAILED, _CANCELLED, _DRAINED, _LOST)},
+        "Transfers that are over. The other planned ones are live.",
+        {**_DIRECTIONS, "outcome": tuple(_OUTCOMES.values())},
     ),
     Metric(
         "transfers_abandoned",
         "counter",
-        "Transfers in flight that a reset gave up; they end drained or lost.",
+        "Transfers in flight at a reset. They end drained or lost.",
         _DIRECTIONS,
     ),
     Metric("transfers_flushed", "counter", "Transfers that the engine had to wait for."),
@@ -109,9 +120,15 @@ METRICS = (
         "reports_rejected",
         "counter",
         "Workers' reports that changed nothing, by reason.",
-        {"reason": _reasons(RejectReason)},
+        {"reason": tuple([reason.value for reason in RejectReason])},
     ),
     Metric("resets", "counter", "Resets of the cache."),
+    Metric(
+        "events",
+        "counter",
+        "Events after the first one of the log, by kind.",
+        {"kind": tuple([kind.__name__ for kind in _COUNTED_KINDS])},
+    ),
     Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _DIRECTIONS, _BLOCKS),
     Metric(
         "transfer_bytes",
@@ -123,14 +140,14 @@ METRICS = (
     Metric(
         "transfer_seconds",
         "histogram",
-        "Seconds of wall time from submission to the last report, of a completed transfer.",
+        "Seconds of wall time from submission to the last report of a completed transfer.",
         _DIRECTIONS,
         _SECONDS,
     ),
     Metric(
         "transfer_steps",
         "histogram",
-        "Engine steps from submission to the last report, of a completed transfer.",
+        "Engine steps from submission to the last report of a completed transfer.",
         _DIRECTIONS,
         _STEPS,
     ),
@@ -139,30 +156,31 @@ METRICS = (
     Metric(
         "blocks",
         "gauge",
-        "Slots by state: of these STORED and LOADING can be matched, FREE and EVICTED can be used.",
+        "Slots by state. STORED and LOADING can be matched, FREE and EVICTED can be used.",
         {"state": tuple([state.name for state in BlockState])},
     ),
     Metric("resident_blocks", "gauge", "Blocks that can be matched."),
     Metric("pinned_blocks", "gauge", "Blocks that a match holds."),
-    Metric("in_flight_blocks", "gauge", "Blocks that a copy under way touches."),
-    Metric("quarantined_blocks", "gauge", "Slots that wait for the copies that a reset gave up."),
-    Metric("retired_blocks", "gauge", "Slots lost for good to transfers never reported."),
+    Metric("in_flight_blocks", "gauge", "Blocks that a copy in flight touches."),
+    Metric("quarantined_blocks", "gauge", "Slots that wait for copies abandoned by a reset."),
+    Metric("retired_blocks", "gauge", "Slots lost for good to transfers that were never reported."),
     Metric("free_blocks", "gauge", "Slots that a store can use without evicting."),
-    Metric("retired_device_blocks", "gauge", "Device blocks lost for good to loads never reported."),
+    Metric(
+        "retired_device_blocks", "gauge", "Device blocks lost for good to loads that were never reported."
+    ),
     Metric("live_transfers", "gauge", "Transfers planned or in flight.", _DIRECTIONS),
-    Metric("draining_transfers", "gauge", "Of these, transfers that a reset gave up."),
+    Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
     Metric("known_requests", "gauge", "Requests that are not over."),
-    Metric("deferred_requests", "gauge", "Of these, requests that wait for a transfer."),
+    Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
 )
-"""Every metric, in the order in which `values` and the exporter give them. A block is what a host slot holds;
-a name that speaks of bytes, seconds, steps or ticks has these as its unit."""
+"""Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
+these as its unit."""
 
 _BOUNDS = {metric.name: metric.bounds for metric in METRICS}
 
 
 class HistogramValue(msgspec.Struct, frozen=True):
-    """counts: of values up to each of `bounds` and above the bound before it; the last, above all. sum: of
-    all values."""
+    """counts: values in each bucket, up to its bound; the last bucket has none. sum: of all values."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -170,12 +188,15 @@ class HistogramValue(msgspec.Struct, frozen=True):
 
     @property
     def count(self) -> int:
+        """Number of values."""
         return sum(self.counts)
 
 
 def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramValue:
-    """Sort into buckets what was seen, in units, and how often. That is done when somebody looks: to note a
-    number costs a fraction of it, and few are different."""
+    """Sort numbers into buckets when they are asked for: to note a number costs a fraction of it.
+
+    seen: number -> how often it was seen.
+    """
     bounds = _BOUNDS[name]
     counts = [0] * (len(bounds) + 1)
     # Copied in one call, so that no other thread changes it meanwhile.
@@ -186,8 +207,11 @@ def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramVa
 
 
 class _Tally:
-    """What is counted of the transfers of one direction. blocks, device_blocks, steps: number -> how many
-    completed transfers had it. seconds: how many there were in each bucket."""
+    """Counts of the transfers in one direction.
+
+    blocks, device_blocks, steps: number -> completed transfers that had it.
+    seconds: completed transfers in each bucket.
+    """
 
     __slots__ = (
         "abandoned",
@@ -202,13 +226,14 @@ class _Tally:
 
     def __init__(self) -> None:
         self.planned = self.abandoned = self.nanoseconds = 0
-        self.ended = dict.fromkeys((_COMPLETED, _FAILED, _CANCELLED, _DRAINED, _LOST), 0)
+        self.ended = dict.fromkeys(_OUTCOMES.values(), 0)
         self.blocks: dict[int, int] = defaultdict(int)
         self.device_blocks: dict[int, int] = defaultdict(int)
         self.steps: dict[int, int] = defaultdict(int)
         self.seconds = [0] * (len(_SECONDS) + 1)
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
+        """Name -> histogram, of the completed transfers."""
         return {
             "transfer_blocks": _histogram("transfer_blocks", self.blocks),
             "transfer_bytes": _histogram("transfer_bytes", self.device_blocks, bytes_per_block),
@@ -217,97 +242,86 @@ class _Tally:
         }
 
 
-class _Copy(msgspec.Struct, gc=False):
-    """A live transfer, as far as its events have told."""
+class _Flight(msgspec.Struct, gc=False):
+    """A live transfer: the ledger's record of it, and the step and wall time of its submission."""
 
-    tally: _Tally
-    blocks: int
-    device_blocks: int
-    pending: int
-    failed: bool = False
-    submitted: bool = False
-    abandoned: bool = False
+    record: TransferRecord
     step: int = 0
     wall_ns: int = 0
-    """When it was submitted."""
-
-
-class _Deferral(NamedTuple):
-    transfer: int
-    until: int
-    since: int
 
 
 class Metrics:
-    """Counts events, and passes them on to `log` before: what the log refused is not counted.
+    """Counts events that were applied to a ledger.
 
-    A transfer whose plan is not among the events (the log begins later) is not counted. `values` may be
-    called from another thread; it is at most a few events behind then, and no counter ever falls.
+    A transfer that was planned before the counting began is not counted. `values` may be called from another
+    thread: it is at most a few events behind then, and no counter ever falls.
     """
 
-    def __init__(self, config: OffloadConfig, log: EventSink | None = None) -> None:
-        self._log, self._workers = log, config.workers
+    def __init__(self, ledger: Ledger, log: EventSink | None = None) -> None:
+        """log: gets each event first. An event that the log refuses is not counted."""
+        self.ledger, self._log = ledger, log
         self._pass_on = log.append if log is not None else None
-        self._bytes_per_block = config.block_bytes * config.workers
-        self._tick = 0
-        self._copies: dict[int, _Copy] = {}
-        self._deferrals: dict[str, _Deferral] = {}
-        # Plain numbers, each an attribute of its own: a counter that is looked up costs three times as much.
+        self._events = dict.fromkeys(KINDS, 0)
+        self._flights: dict[int, _Flight] = {}
+        self._waiting: dict[str, int] = {}
+        """Deferred request -> the tick at which its wait began."""
+        # Plain numbers, each an attribute: a counter that is looked up costs three times as much.
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
-        self._preemptions = self._deferred_times = self._loads_voided = self._transfers_flushed = 0
-        self._resets = 0
-        self._skipped_blocks = dict.fromkeys(_reasons(SkipReason), 0)
-        self._rejected_reports = dict.fromkeys(_reasons(RejectReason), 0)
+        self._loads_voided = self._transfers_flushed = 0
+        self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
+        self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED), 0)
         self._deferral_ticks: dict[int, int] = defaultdict(int)
         self._stores, self._loads = _Tally(), _Tally()
-        self._handlers: dict[type[OffloadingEvent], Callable[[Any], None]] = {
-            ev.RequestPreempted: self._preempted,
-            ev.RequestFinished: self._finished,
-            ev.HitMatched: self._matched,
-            ev.RequestDeferred: self._deferred,
-            ev.KeysRecalled: self._recalled,
-            ev.BlocksEvicted: self._evicted,
-            ev.StorePlanned: self._store_planned,
-            ev.StoreSkipped: self._skipped,
-            ev.LoadPlanned: self._load_planned,
-            ev.TransfersSubmitted: self._submitted,
-            ev.TransferCancelled: self._cancelled,
-            ev.WorkerReported: self._reported,
-            ev.ReportRejected: self._rejected,
-            ev.TransferLost: self._lost,
-            ev.FlushRequested: self._flushed,
-            ev.CacheReset: self._reset,
-            ev.Ticked: self._ticked,
-            ev.OffersCounted: self._offers_counted,
-        }
 
     @classmethod
-    def of(cls, config: OffloadConfig, events: Iterable[OffloadingEvent]) -> Metrics:
-        """What these events come to."""
-        metrics = cls(config)
-        for event in events:
-            metrics.append(event)
+    def attached_to(cls, offloader: Offloader) -> Metrics:
+        """Metrics between this core and its log, from now on."""
+        offloader.log = metrics = cls(offloader.ledger, offloader.log)
         return metrics
 
+    @classmethod
+    def of(cls, log: LogReader) -> Metrics:
+        """Count all events of a log."""
+        metrics: Metrics | None = None
+        for ledger, event, _ in walk(log):
+            metrics = metrics or cls(ledger)
+            if metrics.ledger is not ledger:
+                metrics._go_on_from(ledger)
+            ledger.apply(event)
+            metrics.append(event)
+        return metrics or cls(Ledger(log.head.config))
+
+    def _go_on_from(self, ledger: Ledger) -> None:
+        """Beyond a gap in a log: the ends of some transfers and waits are not known."""
+        self.ledger = ledger
+        self._waiting = {name: since for name, since in self._waiting.items() if name in ledger.deferred}
+        self._flights = {id: one for id, one in self._flights.items() if id in ledger.transfers}
+        for id, flight in self._flights.items():
+            flight.record = ledger.transfers[id]
+
     def append(self, event: OffloadingEvent) -> None:
+        """Count an event that the ledger has applied."""
         if self._pass_on is not None:
             self._pass_on(event)
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
+        kind = type(event)
+        self._events[kind] += 1
+        details = _DETAILS.get(kind)
+        if details is not None:
+            details(self, event)
 
     def flush(self) -> None:
+        """Flush the log."""
         if self._log is not None:
             self._log.flush()
 
     def values(self) -> dict[str, Any]:
-        """Name -> its value so far: an int, or a `HistogramValue`. Of a metric with labels: value of the
-        first label -> (value of the second ->) the same."""
-        stores, loads = self._stores, self._loads
-        of_stores = stores.histograms(self._bytes_per_block)
-        of_loads = loads.histograms(self._bytes_per_block)
+        """Name -> its value so far, an int or a `HistogramValue`. With labels: value of the first label ->
+        (value of the second ->) the same."""
+        stores, loads, seen = self._stores, self._loads, dict(self._events)
+        config = self.ledger.config
+        of_stores, of_loads = (one.histograms(config.block_bytes * config.workers) for one in (stores, loads))
         return {
             "blocks_stored": of_stores["transfer_blocks"].sum,
             "blocks_loaded": of_loads["transfer_blocks"].sum,
@@ -318,34 +332,34 @@ class Metrics:
             "key_bytes": self._key_bytes,
             "matches": {"hit": self._hits, "miss": self._misses},
             "requests": {_FINISHED: self._finished_requests, "aborted": self._aborted_requests},
-            "preemptions": self._preemptions,
-            "deferrals": self._deferred_times,
+            "preemptions": seen[ev.RequestPreempted],
+            "deferrals": seen[ev.RequestDeferred],
             "deferrals_ended": dict(self._deferrals_ended),
             "loads_voided": self._loads_voided,
-            "transfers_planned": {_STORE: stores.planned, _LOAD: loads.planned},
-            "transfers_ended": {_STORE: dict(stores.ended), _LOAD: dict(loads.ended)},
-            "transfers_abandoned": {_STORE: stores.abandoned, _LOAD: loads.abandoned},
+            "transfers_planned": {"store": stores.planned, "load": loads.planned},
+            "transfers_ended": {"store": dict(stores.ended), "load": dict(loads.ended)},
+            "transfers_abandoned": {"store": stores.abandoned, "load": loads.abandoned},
             "transfers_flushed": self._transfers_flushed,
             "reports_rejected": dict(self._rejected_reports),
-            "resets": self._resets,
+            "resets": seen[ev.CacheReset],
+            "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
             "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
-            **{name: {_STORE: of_stores[name], _LOAD: of_loads[name]} for name in of_stores},
+            **{name: {"store": of_stores[name], "load": of_loads[name]} for name in of_stores},
         }
 
     # Requests.
 
-    def _preempted(self, event: ev.RequestPreempted) -> None:
-        self._preemptions += 1
-        if self._deferrals:
-            self._end_deferral(event.request, _PREEMPTED)
+    def _preempted(self, _event: ev.RequestPreempted) -> None:
+        if self._waiting:
+            self._end_waits(_PREEMPTED)
 
     def _finished(self, event: ev.RequestFinished) -> None:
         if event.aborted:
             self._aborted_requests += 1
         else:
             self._finished_requests += 1
-        if self._deferrals:
-            self._end_deferral(event.request, _FINISHED)
+        if self._waiting:
+            self._end_waits(_FINISHED)
 
     def _matched(self, event: ev.HitMatched) -> None:
         slots, missed = event.slots, event.missed
@@ -358,23 +372,21 @@ class Metrics:
             self._misses += 1
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
-        self._deferred_times += 1
-        self._deferrals[event.request] = _Deferral(event.transfer, event.until, self._tick)
+        self._waiting[event.request] = self.ledger.tick
 
-    def _ticked(self, event: ev.Ticked) -> None:
-        self._tick = event.tick
-        if self._deferrals:
-            for request, deferral in list(self._deferrals.items()):
-                if deferral.until <= event.tick:
-                    self._end_deferral(request, _TIMED_OUT)
+    def _ticked(self, _event: ev.Ticked) -> None:
+        if self._waiting:
+            self._end_waits(_TIMED_OUT)
 
-    def _end_deferral(self, request: str, how: str) -> None:
-        deferral = self._deferrals.pop(request, None)
-        if deferral is not None:
+    def _end_waits(self, how: str) -> None:
+        """Count the waits that the event ended: those of requests that are not deferred any more."""
+        deferred = self.ledger.deferred
+        for request in [name for name in self._waiting if name not in deferred]:
+            ticks = self.ledger.tick - self._waiting.pop(request)
             self._deferrals_ended[how] += 1
-            self._deferral_ticks[self._tick - deferral.since] += 1
+            self._deferral_ticks[ticks] += 1
 
-    # Stores and loads.
+    # Keys and blocks.
 
     def _recalled(self, event: ev.KeysRecalled) -> None:
         self._keys_recalled += len(event.keys)
@@ -388,95 +400,100 @@ class Metrics:
         self._blocks_evicted += len(slots) if type(slots) is tuple else count(slots)
 
     def _skipped(self, event: ev.StoreSkipped) -> None:
-        reasons = self._skipped_blocks
-        reasons[event.reason] += len(event.keys)
+        self._skipped_blocks[event.reason] += len(event.keys)
         self._key_bytes += len(b"".join(event.keys))
 
+    # Transfers.
+
     def _store_planned(self, event: ev.StorePlanned) -> None:
-        keys, sources, tally = event.keys, event.device_blocks, self._stores
-        self._key_bytes += len(b"".join(keys))
-        tally.planned += 1
-        blocks = len(sources) if type(sources) is tuple else count(sources)
-        self._copies[event.seq] = _Copy(tally, len(keys), blocks, self._workers)
+        self._key_bytes += len(b"".join(event.keys))
+        self._stores.planned += 1
+        self._flights[event.seq] = _Flight(self.ledger.transfers[event.seq])
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
             self._loads_voided += 1
-            return
-        tally = self._loads
-        tally.planned += 1
-        blocks = count(event.device_blocks)
-        self._copies[event.seq] = _Copy(tally, count(event.slots), blocks, self._workers)
-
-    # Transfers.
+        else:
+            self._loads.planned += 1
+            self._flights[event.seq] = _Flight(self.ledger.transfers[event.seq])
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
-        for transfer in event.transfers:
-            copy = self._copies.get(transfer)
-            if copy is not None:
-                copy.submitted, copy.step, copy.wall_ns = True, event.step, event.wall_ns
+        for id in event.transfers:
+            flight = self._flights.get(id)
+            if flight is not None:
+                flight.step, flight.wall_ns = event.step, event.wall_ns
 
     def _reported(self, event: ev.WorkerReported) -> None:
-        copy = self._copies.get(event.transfer)
-        if copy is None:
-            return
-        if not event.good:
-            copy.failed = True
-        if copy.pending > 1:
-            copy.pending -= 1
-        elif copy.abandoned:
-            self._end(event.transfer, _DRAINED)
-        elif copy.failed:
-            self._end(event.transfer, _FAILED)
-        else:
-            self._complete(copy, event)
-            self._end(event.transfer, _COMPLETED)
+        if event.transfer not in self.ledger.transfers:
+            self._ended(event)
 
-    def _complete(self, copy: _Copy, event: ev.WorkerReported) -> None:
-        tally = copy.tally
-        tally.blocks[copy.blocks] += 1
-        tally.device_blocks[copy.device_blocks] += 1
-        tally.steps[event.step - copy.step] += 1
-        nanoseconds = event.wall_ns - copy.wall_ns
-        # A wall clock may have been set back meanwhile.
-        if nanoseconds > 0:
-            tally.nanoseconds += nanoseconds
-        tally.seconds[bisect_left(_SECONDS, nanoseconds / 1e9)] += 1
+    def _ended(self, event: ev.WorkerReported | ev.TransferCancelled | ev.TransferLost) -> None:
+        flight = self._flights.pop(event.transfer, None)
+        if flight is not None:
+            tally, state = self._tally_of(flight), flight.record.state
+            if state is TransferState.COMPLETED:
+                _complete(tally, flight, event)
+            tally.ended[_OUTCOMES[state]] += 1
+        if self._waiting:
+            self._end_waits(_WOKEN)
 
-    def _cancelled(self, event: ev.TransferCancelled) -> None:
-        self._end(event.transfer, _CANCELLED)
+    def _tally_of(self, flight: _Flight) -> _Tally:
+        return self._stores if flight.record.direction is Direction.STORE else self._loads
 
-    def _lost(self, event: ev.TransferLost) -> None:
-        self._end(event.transfer, _LOST)
-
-    def _end(self, transfer: int, outcome: str) -> None:
-        copy = self._copies.pop(transfer, None)
-        if copy is not None:
-            copy.tally.ended[outcome] += 1
-        if self._deferrals:
-            for request, deferral in list(self._deferrals.items()):
-                if deferral.transfer == transfer:
-                    self._end_deferral(request, _WOKEN)
-
-    def _rejected(self, event: ev.ReportRejected) -> None:
-        reasons = self._rejected_reports
-        reasons[event.reason] += 1
+    def _reset(self, event: ev.CacheReset) -> None:
+        for id, flight in list(self._flights.items()):
+            tally = self._tally_of(flight)
+            if id not in self.ledger.transfers:
+                del self._flights[id]
+                tally.ended[_OUTCOMES[flight.record.state]] += 1
+            elif flight.record.epoch == event.epoch - 1:
+                tally.abandoned += 1
+        if self._waiting:
+            self._end_waits(_WOKEN)
 
     def _flushed(self, event: ev.FlushRequested) -> None:
         self._transfers_flushed += len(event.transfers)
 
-    def _reset(self, event: ev.CacheReset) -> None:  # noqa: ARG002
-        self._resets += 1
-        for transfer, copy in list(self._copies.items()):
-            if not copy.submitted:
-                self._end(transfer, _CANCELLED)
-            elif not copy.abandoned:
-                copy.abandoned = True
-                copy.tally.abandoned += 1
+    def _rejected(self, event: ev.ReportRejected) -> None:
+        self._rejected_reports[event.reason] += 1
+
+
+def _complete(tally: _Tally, flight: _Flight, event: OffloadingEvent) -> None:
+    tally.blocks[len(flight.record.slots)] += 1
+    tally.device_blocks[len(flight.record.device_blocks)] += 1
+    tally.steps[event.step - flight.step] += 1
+    nanoseconds = event.wall_ns - flight.wall_ns
+    # A wall clock may have been set back meanwhile.
+    if nanoseconds > 0:
+        tally.nanoseconds += nanoseconds
+    tally.seconds[bisect_left(_SECONDS, nanoseconds / 1e9)] += 1
+
+
+_DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
+    ev.RequestPreempted: Metrics._preempted,
+    ev.RequestFinished: Metrics._finished,
+    ev.HitMatched: Metrics._matched,
+    ev.RequestDeferred: Metrics._deferred,
+    ev.KeysRecalled: Metrics._recalled,
+    ev.BlocksEvicted: Metrics._evicted,
+    ev.StorePlanned: Metrics._store_planned,
+    ev.StoreSkipped: Metrics._skipped,
+    ev.LoadPlanned: Metrics._load_planned,
+    ev.TransfersSubmitted: Metrics._submitted,
+    ev.TransferCancelled: Metrics._ended,
+    ev.WorkerReported: Metrics._reported,
+    ev.ReportRejected: Metrics._rejected,
+    ev.TransferLost: Metrics._ended,
+    ev.FlushRequested: Metrics._flushed,
+    ev.CacheReset: Metrics._reset,
+    ev.Ticked: Metrics._ticked,
+    ev.OffersCounted: Metrics._offers_counted,
+}
+"""What is counted of an event besides its kind."""
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
-    """What is there now, by name: as `Metrics.values`."""
+    """Name -> what is there now, as in `Metrics.values`."""
     words = ledger.blocks.view
     states = np.bincount(words & STATE_MASK, minlength=len(BlockState)).tolist()
     # Copied at once, so that no other thread changes it meanwhile.
@@ -493,7 +510,7 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
         "retired_blocks": states[BlockState.RETIRED],
         "free_blocks": states[BlockState.FREE] + states[BlockState.EVICTED],
         "retired_device_blocks": int(np.count_nonzero(ledger.leases.view & STATE_MASK == LeaseState.RETIRED)),
-        "live_transfers": {_STORE: len(transfers) - loads, _LOAD: loads},
+        "live_transfers": {"store": len(transfers) - loads, "load": loads},
         "draining_transfers": sum([one.state is TransferState.ABANDONED for one in transfers]),
         "known_requests": len(ledger.requests),
         "deferred_requests": len(ledger.deferred),

@@ -1,9 +1,9 @@
 """Metrics for Prometheus: `pip install 'kvsm[prometheus]'`.
 
-    registry.register(PrometheusCollector(metrics, offloader.ledger))
+    registry.register(PrometheusCollector(metrics))
 
-Names are those of `kvsm.metrics` behind `kvsm_`; counters end in `_total`. Values are read when they are
-asked for: between two scrapes the exporter costs nothing.
+A name is the one in `kvsm.metrics` with `kvsm_` before it; counters end in `_total`. Values are read at a
+scrape, so the exporter costs nothing between two of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from kvsm.ledger import Ledger
 from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics, gauges
 
 try:
@@ -30,17 +29,18 @@ _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histog
 
 
 class PrometheusCollector(Collector):
-    """Gives a registry the counters and histograms of `metrics`, and the gauges of `ledger`."""
+    """Gives a registry the counters and histograms of `metrics`, and the gauges of its ledger."""
 
-    def __init__(self, metrics: Metrics, ledger: Ledger) -> None:
-        self._metrics, self._ledger = metrics, ledger
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
 
     def describe(self) -> Iterator[Family]:
-        """Names alone, so that registering reads nothing."""
+        """The names alone, so that registering reads no values."""
         return map(_family, METRICS)
 
     def collect(self) -> Iterator[Family]:
-        values = self._metrics.values() | gauges(self._ledger)
+        """All metrics with their values."""
+        values = self._metrics.values() | gauges(self._metrics.ledger)
         for metric in METRICS:
             family = _family(metric)
             for series in metric.series():

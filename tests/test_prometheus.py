@@ -20,11 +20,9 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def exporting() -> tuple[Offloader, CollectorRegistry]:
-    core, log = new_core(host_blocks=4, block_bytes=4096)
-    metrics = Metrics(core.config, log)
-    core.log = metrics
+    core, _ = new_core(host_blocks=4, block_bytes=4096)
     registry = CollectorRegistry()
-    registry.register(PrometheusCollector(metrics, core.ledger))
+    registry.register(PrometheusCollector(Metrics.attached_to(core)))
     return core, registry
 
 

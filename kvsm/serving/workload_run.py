@@ -176,9 +176,9 @@ class WorkloadRun:
         self._writer = LogWriter(
             directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
         )
-        self.metrics = Metrics(config, self._writer)
-        notes = SkipNotes(self.metrics)
+        notes = SkipNotes(self._writer)
         self.offloader = Offloader(config, notes, clock_ns=clock_ns)
+        self.metrics = Metrics.attached_to(self.offloader)
         self.connector = TimedOffloadScheduler(self.offloader, options.scheduler_config())
         self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(

@@ -12,7 +12,6 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvsm.ledger import Ledger
 from kvsm.metrics import METRICS, Metric, Metrics, gauges
 
 _DIRECTIONS = {"direction": ("store", "load")}
@@ -75,8 +74,8 @@ class KvsmStats(KVConnectorStats):
 class StatsSource:
     """The statistics of a ledger since they were taken last."""
 
-    def __init__(self, metrics: Metrics, ledger: Ledger) -> None:
-        self._metrics, self._ledger = metrics, ledger
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
         self._sent_at = -1
 

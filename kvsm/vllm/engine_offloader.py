@@ -56,9 +56,8 @@ def open_engine_offloader(
             lambda: snapshot(offloader.ledger),
             on_failure=options.log_on_failure,
         )
-    metrics = Metrics(config, event_log)
-    offloader = Offloader(config, metrics, publisher=publisher)
-    return EngineOffloader(offloader, metrics, event_log)
+    offloader = Offloader(config, event_log, publisher=publisher)
+    return EngineOffloader(offloader, Metrics.attached_to(offloader), event_log)
 
 
 def open_event_log(

@@ -250,8 +250,7 @@ def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
     wrong = [f"the event log breaks {one.property}: {one.message}" for one in found.violations]
     if found.damage is not None or not found.condition.complete:
         wrong.append(f"the event log is incomplete: {found.damage or found.condition.notes()}")
-    reader = LogReader(directory)
-    counted = Metrics.of(reader.head.config, reader.events()).values()
+    counted = Metrics.of(LogReader(directory)).values()
     for direction, outcomes in counted["transfers_ended"].items():
         if outcomes["failed"]:
             wrong.append(f"failed {direction}s: {outcomes['failed']:,}")

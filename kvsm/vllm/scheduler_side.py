@@ -62,7 +62,7 @@ class SchedulerSide:
         self._scheduler = OffloadScheduler(
             self._core.offloader, _scheduler_config(options, vllm_config, kv_cache_config)
         )
-        self._stats = StatsSource(self._core.metrics, self._core.offloader.ledger)
+        self._stats = StatsSource(self._core.metrics)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
         self._waiting: set[str] = set()

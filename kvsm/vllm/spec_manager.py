@@ -88,7 +88,7 @@ class KvsmManager(OffloadingManager):
         self._refused: set[str] = set()
         """Requests whose offer found no room. When they offer it again, that is no event."""
         self._steps_to_flush = 0
-        self._stats = StatsSource(core.metrics, core.offloader.ledger)
+        self._stats = StatsSource(core.metrics)
 
     # Loads.
 

@@ -49,7 +49,7 @@ def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
     numbers."""
     served = engines.served(*case)
     reader = LogReader(served.log)
-    told = Metrics.of(reader.head.config, reader.events()).values()
+    told = Metrics.of(reader).values()
     metric = served.outcome.metric
     assert told["blocks_loaded"] == metric("vllm:kvsm_blocks_loaded")
     assert told["preemptions"] == metric("vllm:num_preemptions")

@@ -72,9 +72,8 @@ class Rig:
             **options,
         )
         self.log = FlushedLog()
-        metrics = Metrics(config, self.log)
-        self.core = Offloader(config, metrics, publisher=Publisher(), clock_ns=lambda: 0)
-        self.manager = KvsmManager(EngineOffloader(self.core, metrics, None))
+        self.core = Offloader(config, self.log, publisher=Publisher(), clock_ns=lambda: 0)
+        self.manager = KvsmManager(EngineOffloader(self.core, Metrics.attached_to(self.core), None))
         self.told: set[bytes] = set()
 
     def context(self, request: str, **parameters: Any) -> ReqContext:
