@@ -3,12 +3,12 @@
 \* live transfers, 1 matches, 2 device blocks with queued kernels; failures, resets, losses.
 \*
 \* Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of
-\* them. Kernels and copies run on each worker at its own pace, after they were queued: a copy starts,
-\* reads, writes and is reported, and anything may happen in between. What a slot's block, a transfer
-\* and a lease do on a trigger is said by their tables, here as BlockStep, TransferStep and LeaseStep.
-\* A step that is in no table gives an ILLEGAL word, which S8 forbids.
+\* them. Kernels and copies run on each worker at its own pace, some time after they were queued. A
+\* copy starts, reads, writes and is reported, and anything may happen in between. BlockStep,
+\* TransferStep and LeaseStep are the tables of a slot's block, a transfer and a lease. A step that no
+\* row matches gives an ILLEGAL word, which S8 forbids.
 \*
-\* An action happens at once. What nobody can read any more is forgotten after it (Forgetting), so that
+\* An action happens at once. After it, Forgetting resets what nothing can read any more, so that
 \* states do not differ by it.
 \*
 \* Not modelled:
@@ -18,7 +18,7 @@
 \* - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
 \* - The device's own prefix cache, and data that a load of an older epoch left on the device.
 \*
-\* Written by kvsm from its own declaration and its own tables; not to be edited.
+\* Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit.
 
 EXTENDS Naturals, FiniteSets, TLC
 
@@ -38,7 +38,7 @@ SumOver(f, set) ==
 Sum(f) == SumOver(f, DOMAIN f)
 
 -----------------------------------------------------------------------------
-\* The lease: its words, and the one that follows on a trigger.
+\* The lease: its words, and the word after a trigger.
 LeaseWords == [
     state : {"NONE", "READING", "WRITING", "RETIRED", "ILLEGAL"},
     readers : 0..1]
@@ -62,7 +62,7 @@ LeaseStep(trigger, word) ==
       [] OTHER -> LeaseIllegal
 
 -----------------------------------------------------------------------------
-\* The transfer: its words, and the one that follows on a trigger.
+\* The transfer: its words, and the word after a trigger.
 TransferWords == [
     state : {"PLANNED", "SUBMITTED", "ABANDONED", "ILLEGAL"},
     pending : 0..2,
@@ -114,7 +114,7 @@ TransferStep(trigger, word) ==
       [] OTHER -> TransferIllegal
 
 -----------------------------------------------------------------------------
-\* The block: its words, and the one that follows on a trigger.
+\* The block: its words, and the word after a trigger.
 BlockWords == [
     state : {"FREE", "ALLOCATED", "STORING", "STORED", "LOADING", "QUARANTINED", "RETIRED", "ILLEGAL"},
     copies : 0..2,
@@ -666,7 +666,7 @@ Next ==
     \/ \E s \in Slots, w \in Workers : StraySlotWrite(s, w)
     \/ \E d \in DeviceBlocks, w \in Workers : StrayDeviceWrite(d, w)
 
-\* What brings things to their end.
+\* The actions that bring things to their end.
 Drain ==
     \/ \E d \in DeviceBlocks, w \in Workers : Run(d, w)
     \/ \E d \in DeviceBlocks : Free(d)
@@ -685,7 +685,7 @@ Drain ==
 
 Spec == Init /\ [][Next]_now
 
-\* The index names at most one slot by a key.
+\* The index names at most one slot for a key.
 S1 ==
     \A k \in Keys :
       Cardinality({s \in Slots :
@@ -708,7 +708,7 @@ S3 ==
          ELSE \/ now.block[s].state \in {"QUARANTINED", "RETIRED"}
               \/ now.transfer[d].state # "ABANDONED" /\ now.block[s].state = "LOADING"
 
-\* Copies, pins and leases are as many as those who hold them.
+\* The numbers of copies, pins and leases equal the numbers of their holders.
 S4 ==
     /\ \A s \in Slots :
          /\ \/ now.block[s].state \in {"FREE", "EVICTED", "RETIRED"}
@@ -724,17 +724,17 @@ S4 ==
          /\ (now.lease[d].state = "READING") = (now.direction[d] = "STORE")
          /\ (now.lease[d].state = "WRITING") = (now.direction[d] = "LOAD")
 
-\* A transfer waits for the workers that have not reported, for each of them once.
+\* A transfer waits once for each worker that has not reported.
 S5 ==
     \A d \in DeviceBlocks :
       now.direction[d] # "NONE" /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
       => now.transfer[d].pending = Cardinality({w \in Workers : now.instant[d][w] # "REPORTED"})
 
-\* What a match holds can be read.
+\* A slot that a match holds can be read.
 S7 ==
     \A s \in Slots : now.matches[s] = 0 \/ now.block[s].state \in {"STORED", "LOADING"}
 
-\* Every step that is taken is in its machine's table.
+\* Every step taken is in its machine's table.
 S8 ==
     /\ \A s \in Slots : now.block[s] # BlockIllegal
     /\ \A d \in DeviceBlocks : now.transfer[d] # TransferIllegal /\ now.lease[d] # LeaseIllegal
@@ -744,17 +744,17 @@ S12 ==
     \A d \in DeviceBlocks, w \in Workers :
       now.kernel[d][w] = "READS" => now.content[d][w] = now.kernel_key[d]
 
-\* No slot that can be read is of an epoch before the last reset.
+\* No slot that can be read dates from before the last reset.
 S14 ==
     \A s \in Slots : now.block[s].state \in {"STORED", "LOADING"} => ~now.old[s]
 
-\* What the engine takes for computed or loaded is its key's bytes on every worker.
+\* A device block that counts as computed or loaded holds its key's bytes on every worker.
 S15 ==
     \A d \in DeviceBlocks, w \in Workers :
       now.key[d] # None /\ now.direction[d] # "LOAD" /\ now.kernel[d][w] # "WRITES"
       => now.content[d][w] = now.key[d]
 
-\* All is wound down.
+\* Everything is wound down.
 Rest ==
     /\ \A d \in DeviceBlocks :
          /\ now.key[d] = None
@@ -762,7 +762,7 @@ Rest ==
          /\ \A w \in Workers : now.kernel[d][w] = "NONE"
     /\ \A s \in Slots : now.matches[s] = 0
 
-\* How many draining actions are left to take, at most.
+\* An upper bound on the draining actions left to take.
 Rank ==
     Sum([d \in DeviceBlocks |->
       (IF now.key[d] # None THEN 1 ELSE 0)
@@ -780,19 +780,19 @@ Rank ==
       + Cardinality({w \in Workers : now.direction[d] # "NONE" /\ now.instant[d][w] # "REPORTED"})])
     + Sum([s \in Slots |-> now.matches[s]])
 
-\* Where not all is at rest, something can be drained, and whatever is drained brings it nearer to
-\* rest: from every state, winding down ends, and ends there.
+\* Wherever the state is not at rest, an action can drain it, and each such action lowers the rank. So
+\* winding down ends from every state, and ends at rest.
 S9 == Rest \/ ENABLED Drain
 S9_NearerToRest == [][Drain => Rank' < Rank]_now
 
-\* It happens that a hit is loaded. A load has written everywhere.
+\* It happens that a hit is loaded. A load has written on every worker.
 Sometimes_AHitIsLoaded ==
     \E d \in DeviceBlocks :
       /\ now.direction[d] = "LOAD"
       /\ \A w \in Workers : now.instant[d][w] = "WRITTEN" \/ now.instant[d][w] = "REPORTED"
 
-\* It happens that a store is ahead of its kernel. A store was submitted before the kernel ran that
-\* writes its block.
+\* It happens that a store is ahead of its kernel. A store was submitted before the kernel that writes
+\* its block ran.
 Sometimes_AStoreIsAheadOfItsKernel ==
     \E d \in DeviceBlocks :
       /\ now.direction[d] = "STORE"
@@ -800,8 +800,8 @@ Sometimes_AStoreIsAheadOfItsKernel ==
       /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
       /\ \E w \in Workers : now.kernel[d][w] = "WRITES"
 
-\* It happens that a load is ahead of an old reader. A load was submitted before a kernel ran that
-\* reads its block's former content.
+\* It happens that a load is ahead of an old reader. A load was submitted before a kernel that reads
+\* its block's former content ran.
 Sometimes_ALoadIsAheadOfAnOldReader ==
     \E d \in DeviceBlocks :
       /\ now.direction[d] = "LOAD"

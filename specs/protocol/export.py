@@ -38,11 +38,11 @@ from kvsm.checker.protocol.terms import (
 )
 
 WIDTH = 100
-"""Lines are no longer than this, where that can be helped."""
+"""The length at which lines are broken, if they can be."""
 
 
 class Sort(Enum):
-    """What a term is, for a text in which a truth value is no number."""
+    """The kind of a term's value, for languages in which a truth value is not a number."""
 
     TRUTH = "truth"
     COUNT = "count"
@@ -52,6 +52,7 @@ class Sort(Enum):
 
 
 def sort_of(term: Term) -> Sort:
+    """The kind of a term's value."""
     if isinstance(term, Add | Minus | Total | CounterOf):
         return Sort.COUNT
     if isinstance(term, Param):
@@ -68,14 +69,14 @@ def sort_of(term: Term) -> Sort:
 
 
 def all_parts(term: Term) -> Iterator[Term]:
-    """The term and all that it is made of."""
+    """The term and all its parts, at any depth."""
     yield term
     for part in term.parts():
         yield from all_parts(part)
 
 
 def simplified(term: Term) -> Term:
-    """The same, without what nobody would write: `not not x`, `x = TRUE`, a conjunction of one."""
+    """An equal term without what no person writes: `not not x`, `x = TRUE`, a conjunction of one term."""
     changed: dict[str, Any] = {}
     for one in fields(term):
         value = getattr(term, one.name)
@@ -93,7 +94,7 @@ def simplified(term: Term) -> Term:
 
 
 def terms_of(term: And | Or | Add) -> list[Term]:
-    """What it joins, whichever way it is nested in terms of its own kind."""
+    """The terms that it joins; nested terms of the same kind are flattened."""
     kind = type(term)
     return [inner for part in term.terms for inner in (terms_of(part) if isinstance(part, kind) else [part])]
 
@@ -101,7 +102,7 @@ def terms_of(term: And | Or | Add) -> list[Term]:
 def assigns_of(
     effects: tuple[Effect, ...], bound: tuple[Param, ...] = ()
 ) -> Iterator[tuple[tuple[Param, ...], Assign]]:
-    """Each single effect, with the parameters that it is repeated for."""
+    """Each assignment, with the parameters that it is repeated for."""
     for effect in effects:
         if isinstance(effect, Assign):
             yield bound, effect
@@ -110,15 +111,18 @@ def assigns_of(
 
 
 def words_in(declared: Declaration) -> list[Words]:
-    """The machines whose words its variables hold, each once."""
+    """The machine words among the variables' domains, without repetitions."""
     domains = [variable.domain for variable in declared.variables]
     return list(dict.fromkeys(domain for domain in domains if isinstance(domain, Words)))
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row of a machine's table within the limits of the model. ranges: of the counters before the step,
-    those that say more than the limits. changes: of the counters; None: back to zero."""
+    """A row of a machine's table within the limits of the model.
+
+    ranges: (least, most) of the counters that the row restricts further than the limits do.
+    changes: what is added to each counter; None means that it becomes zero.
+    """
 
     sources: tuple[str, ...]
     trigger: str
@@ -129,8 +133,10 @@ class TableRow:
 
 
 def table_rows(words: Words) -> list[TableRow]:
-    """The rows that can be taken within the limits, in the order of the table. A step that would take a
-    counter past its limit is none."""
+    """The rows that can match within the limits, in the order of the table.
+
+    A row does not match where its step would take a counter past its limit.
+    """
     rows = []
     machine = words.machine
     for row in machine.rows:
@@ -159,11 +165,12 @@ def pascal(name: str) -> str:
 
 
 def indented(lines: list[str], by: int = 2) -> list[str]:
+    """The lines, moved to the right."""
     return [" " * by + line for line in lines]
 
 
 def bulleted(bullet: str, parts: list[list[str]]) -> list[str]:
-    """Each part behind a bullet, its further lines below its first."""
+    """Each part behind a bullet, with its further lines indented."""
     return [
         (f"{bullet} " if number == 0 else " " * (len(bullet) + 1)) + line
         for part in parts

@@ -1,7 +1,7 @@
 """The protocol as a Murphi text, for Rumur.
 
-Statements happen one after the other in Murphi, and an action's effects at once: so they are put in an order
-in which each comes before those that overwrite what it reads.
+An action's effects happen at once, but Murphi's statements happen one after the other. So the effects are put
+in an order in which each comes before the effects that overwrite what it reads.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from protocol.murphi_terms import (
 
 
 def murphi_text(declared: Declaration) -> str:
-    """The whole text. Invariants are named by the ids of the properties; S9 is a liveness property."""
+    """The whole text. Invariants have the ids of the properties; progress (S9) is a liveness property."""
     speaker = MurphiSpeaker()
     uses = [
         _forgetting(declared, speaker),
@@ -72,7 +72,7 @@ def murphi_text(declared: Declaration) -> str:
         _variables(declared),
         *(_machine(words) for words in words_in(declared)),
         *_totals(speaker),
-        [*comment("--", "How many draining actions are left to take, at most."), *rank],
+        [*comment("--", "An upper bound on the draining actions left to take."), *rank],
         *uses[:1],
         _start(declared, speaker),
         *uses[1:],
@@ -84,10 +84,10 @@ def _header(declared: Declaration) -> list[str]:
     text = (
         f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
-        "The same as Offload.tla beside it, which is the one to be read. None, of a set, is the undefined "
-        "value here. Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n"
+        "The same protocol as in Offload.tla beside it, which is easier to read. Murphi's undefined value "
+        "stands for None. Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n"
         "\n"
-        "Written by kvsm from its own declaration and its own tables; not to be edited."
+        "Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit."
     )
     return comment("--", text)
 
@@ -148,13 +148,13 @@ def _type_of(domain: Domain) -> str:
 
 
 def _machine(words: Words) -> list[str]:
-    """The number of the row that a step takes, the step, and the state that it leads to."""
+    """Three functions: the row that a step takes, the step, and the state after it."""
     name = words.machine.name
     title, rows = name.capitalize(), table_rows(words)
     given = f"trigger: {title}Trigger"
     nothing = "".join(f" word.{counter.name} := 0;" for counter in words.machine.counters)
     return [
-        *comment("--", f"The row of the {name}'s table that applies; 0: none does."),
+        *comment("--", f"The row of the {name}'s table that matches; 0 if none does."),
         f"function {name}_row({given}; word: {words_name(words)}): Count;",
         "begin",
         *(line for number, row in enumerate(rows, 1) for line in _row(words, row, number)),
@@ -200,7 +200,7 @@ def _changes(words: Words, row: TableRow) -> str:
 
 
 def _totals(speaker: MurphiSpeaker) -> list[list[str]]:
-    """The functions that were called; those that they call come first."""
+    """The functions for the totals in use; a function comes after those it calls."""
     sections: dict[Total, list[str]] = {}
 
     def place(total: Total) -> None:
@@ -245,7 +245,7 @@ def _for_all(params: tuple[Param, ...], body: list[str]) -> list[str]:
 
 
 def _assign(cell: Read, value: Term, speaker: MurphiSpeaker) -> list[str]:
-    """cell := value. A word is stepped where it stands: what is inside a step happens before it."""
+    """cell := value. A machine word is stepped in place, the inner step first."""
     target = speaker.flat(cell)
     match value:
         case If(condition, then, otherwise):
@@ -277,7 +277,7 @@ def _assign_word(target: str, words: Words, place: int) -> list[str]:
 
 
 def _in_order(assigns: list[tuple[tuple[Param, ...], Assign]]) -> list[tuple[tuple[Param, ...], Assign]]:
-    """Each before those that write what it reads."""
+    """Each effect before the effects that write what it reads. Raises `TypeError` if no order fits."""
     waiting, ordered = list(assigns), []
     while waiting:
         for one in waiting:
@@ -285,14 +285,14 @@ def _in_order(assigns: list[tuple[tuple[Param, ...], Assign]]) -> list[tuple[tup
             if not any(written.name in _variables_read(other[1]) for other in waiting if other is not one):
                 break
         else:
-            raise TypeError("effects overwrite what each other reads: Murphi needs them in an order")
+            raise TypeError("two effects overwrite what the other reads: Murphi needs an order of effects")
         waiting.remove(one)
         ordered.append(one)
     return ordered
 
 
 def _variables_read(assign: Assign) -> set[str]:
-    """By the value of an effect."""
+    """The names of the variables that the value of an effect reads."""
     return {part.variable.name for part in all_parts(assign.value) if isinstance(part, Read)}
 
 
@@ -305,7 +305,7 @@ def _effects(action: Action, speaker: MurphiSpeaker) -> list[str]:
 
 
 def _rule(action: Action, speaker: MurphiSpeaker) -> list[str]:
-    """Where something is drained, the rule says that it brings all nearer to rest (S9)."""
+    """A rule for the action. A draining action asserts that the rank falls (S9)."""
     body = [*_effects(action, speaker), "forget();"]
     begin = ["begin"]
     if action.drains:
@@ -350,5 +350,5 @@ def _property(kind: str, claim: Claim, speaker: MurphiSpeaker) -> list[str]:
 
 
 def _rest(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:
-    says = "From every state, things can come to rest."
+    says = "From every state, rest can be reached."
     return [*comment("--", says), 'liveness "S9"', *indented(speaker.lines(declared.rest)), ";"]

@@ -1,7 +1,7 @@
 """Terms of a declaration in the language of Murphi, as Rumur reads it.
 
-None, of an index set, is Murphi's undefined value: so the set can be a scalarset, whose members Rumur may
-rename. Murphi has no sums: each Total becomes a function, which `MurphiSpeaker` collects.
+Murphi's undefined value stands for None. So an index set can be a scalarset, whose members Rumur may
+renumber. Murphi has no sums: each Total becomes a function, and `MurphiSpeaker` collects these functions.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def words_name(words: Words) -> str:
 
 
 def state_name(words: Words, state: str) -> str:
-    """Names of values are known everywhere in Murphi: so they say whose they are."""
+    """Murphi's value names are global, so a state's name includes its machine."""
     return f"{words.machine.name}_{state}".upper()
 
 
@@ -75,12 +75,15 @@ def is_none(term: Term) -> bool:
 
 @dataclass
 class MurphiSpeaker:
-    """totals: the functions that what was said so far calls, by the term that each one sums."""
+    """Writes terms in Murphi.
+
+    totals: the names of the functions used so far, by the term that each one sums.
+    """
 
     totals: dict[Total, str] = field(default_factory=dict)
 
     def lines(self, term: Term, width: int = WIDTH) -> list[str]:
-        """On one line if it fits; otherwise one part a line, below each other."""
+        """The term on one line if it fits, otherwise one part a line."""
         term = simplified(term)
         said = self.flat(term)
         if len(said) <= width:
@@ -110,7 +113,7 @@ class MurphiSpeaker:
         return [said]
 
     def flat(self, term: Term) -> str:
-        """On one line."""
+        """The term on one line."""
         term = simplified(term)
         match term:
             case Const():
@@ -151,19 +154,19 @@ class MurphiSpeaker:
         raise TypeError(f"no Murphi for {term}")
 
     def operand(self, term: Term) -> str:
-        """In parentheses unless it is one thing."""
+        """In parentheses, unless it is a single thing."""
         said = self.flat(term)
         closed = isinstance(term, Const | Param | Read | Total | CounterOf | ForAll | Exists)
         return said if closed else f"({said})"
 
     def _joined(self, term: Term) -> str:
-        """As one side of a connective: a comparison binds closer than that."""
+        """As one side of a connective. Comparisons need no parentheses: they bind closer."""
         said = self.flat(term)
         is_comparison = isinstance(term, Equal | Less | InState | Not) and not {"&", "|", "?"} & set(said)
         return said if is_comparison else self.operand(term)
 
     def count(self, term: Term) -> str:
-        """As a number: a truth value counts as 1 or 0."""
+        """As a number. A truth value becomes 1 or 0."""
         return f"({self.flat(term)} ? 1 : 0)" if sort_of(term) is Sort.TRUTH else self.operand(term)
 
     def _value(self, const: Const) -> str:
@@ -173,7 +176,7 @@ class MurphiSpeaker:
             case Labels() as labels:
                 return label_name(labels, const.value)
             case OneOf():
-                raise TypeError("none is no value in Murphi")
+                raise TypeError("Murphi has no value for none")
             case Words() as words if const.value == words.illegal:
                 return state_name(words, "ILLEGAL")
             case Words():
@@ -215,7 +218,7 @@ class MurphiSpeaker:
         return f"{name}({', '.join(param.name for param in free_params(total))})"
 
     def _closed(self, term: Term, width: int) -> list[str]:
-        """As one side of a connective: in parentheses, unless nothing can run into it."""
+        """As one side of a connective, in parentheses where it needs them."""
         said = self._joined(term)
         if len(said) <= width:
             return [said]
@@ -226,7 +229,7 @@ class MurphiSpeaker:
 
 
 def free_params(term: Term) -> list[Param]:
-    """Those that the term does not bind itself, in order of their names."""
+    """The parameters that the term does not bind, in the order of their names."""
     bound = {part.param for part in all_parts(term) if isinstance(part, ForAll | Exists | Total)}
     free = {part for part in all_parts(term) if isinstance(part, Param)} - bound
     return sorted(free, key=lambda param: param.name)

@@ -1,15 +1,15 @@
 -- The offload protocol. Within these bounds: 2 keys, 2 device blocks, 2 slots, 2 workers; at most 2
 -- live transfers, 1 matches, 2 device blocks with queued kernels; failures, resets, losses.
 --
--- The same as Offload.tla beside it, which is the one to be read. None, of a set, is the undefined
--- value here. Not modelled:
+-- The same protocol as in Offload.tla beside it, which is easier to read. Murphi's undefined value
+-- stands for None. Not modelled:
 -- - Requests: a match holds one slot, and a device block does not say which request holds it.
 -- - Transfers of several blocks: each copies one block.
 -- - A second kernel for a block before the first one ran: a stream runs them in order.
 -- - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
 -- - The device's own prefix cache, and data that a load of an older epoch left on the device.
 --
--- Written by kvsm from its own declaration and its own tables; not to be edited.
+-- Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit.
 
 type
   Count: 0..255;
@@ -90,7 +90,7 @@ var
   -- Whether a lost copy may still write the slot.
   stray_slot: array [Slot] of boolean;
 
--- The row of the lease's table that applies; 0: none does.
+-- The row of the lease's table that matches; 0 if none does.
 function lease_row(trigger: LeaseTrigger; word: LeaseWord): Count;
 begin
   -- a store is planned
@@ -143,7 +143,7 @@ begin
   return after.state;
 end;
 
--- The row of the transfer's table that applies; 0: none does.
+-- The row of the transfer's table that matches; 0 if none does.
 function transfer_row(trigger: TransferTrigger; word: TransferWord): Count;
 begin
   -- the plan left for the workers
@@ -261,7 +261,7 @@ begin
   return after.state;
 end;
 
--- The row of the block's table that applies; 0: none does.
+-- The row of the block's table that matches; 0 if none does.
 function block_row(trigger: BlockTrigger; word: BlockWord): Count;
 begin
   -- a store is planned
@@ -626,7 +626,7 @@ begin
   return total;
 end;
 
--- How many draining actions are left to take, at most.
+-- An upper bound on the draining actions left to take.
 function rank(): Count;
 begin
   return total_7() + total_8();
@@ -1362,7 +1362,7 @@ ruleset d: DeviceBlock; w: Worker do
   end;
 end;
 
--- The index names at most one slot by a key.
+-- The index names at most one slot for a key.
 invariant "S1"
   forall k: Key do total_4(k) < 2 end
 ;
@@ -1400,7 +1400,7 @@ invariant "S3"
   end
 ;
 
--- Copies, pins and leases are as many as those who hold them.
+-- The numbers of copies, pins and leases equal the numbers of their holders.
 invariant "S4"
   forall s: Slot do
     (
@@ -1419,7 +1419,7 @@ invariant "S4"
     end
 ;
 
--- A transfer waits for the workers that have not reported, for each of them once.
+-- A transfer waits once for each worker that has not reported.
 invariant "S5"
   forall d: DeviceBlock do
     (
@@ -1430,14 +1430,14 @@ invariant "S5"
   end
 ;
 
--- What a match holds can be read.
+-- A slot that a match holds can be read.
 invariant "S7"
   forall s: Slot do
     matches[s] = 0 | (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING)
   end
 ;
 
--- Every step that is taken is in its machine's table.
+-- Every step taken is in its machine's table.
 invariant "S8"
   forall s: Slot do block[s].state != BLOCK_ILLEGAL end
   & forall d: DeviceBlock do
@@ -1457,12 +1457,12 @@ invariant "S12"
   end
 ;
 
--- No slot that can be read is of an epoch before the last reset.
+-- No slot that can be read dates from before the last reset.
 invariant "S14"
   forall s: Slot do (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING) -> (!old[s]) end
 ;
 
--- What the engine takes for computed or loaded is its key's bytes on every worker.
+-- A device block that counts as computed or loaded holds its key's bytes on every worker.
 invariant "S15"
   forall d: DeviceBlock do
     forall w: Worker do
@@ -1474,7 +1474,7 @@ invariant "S15"
   end
 ;
 
--- A load has written everywhere.
+-- A load has written on every worker.
 cover "a hit is loaded"
   exists d: DeviceBlock do
     direction[d] = DIRECTION_LOAD
@@ -1482,7 +1482,7 @@ cover "a hit is loaded"
   end
 ;
 
--- A store was submitted before the kernel ran that writes its block.
+-- A store was submitted before the kernel that writes its block ran.
 cover "a store is ahead of its kernel"
   exists d: DeviceBlock do
     direction[d] = DIRECTION_STORE
@@ -1492,7 +1492,7 @@ cover "a store is ahead of its kernel"
   end
 ;
 
--- A load was submitted before a kernel ran that reads its block's former content.
+-- A load was submitted before a kernel that reads its block's former content ran.
 cover "a load is ahead of an old reader"
   exists d: DeviceBlock do
     direction[d] = DIRECTION_LOAD
@@ -1534,7 +1534,7 @@ cover "copies are lost"
   exists s: Slot do stray_slot[s] end & exists d: DeviceBlock do stray_device[d] end
 ;
 
--- From every state, things can come to rest.
+-- From every state, rest can be reached.
 liveness "S9"
   forall d: DeviceBlock do
     isundefined(key[d])

