@@ -1,4 +1,4 @@
-"""Every error that kvsm raises on purpose. All of them derive from `KvsmError`."""
+"""Every error that kvsm raises on purpose. All derive from `KvsmError`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ class KvsmError(Exception):
     """Base of all errors of this package. All can be pickled: they cross from one process to another."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (type(self), self.args, self.__dict__)
+        return _restored, (type(self), self.args, self.__dict__)
 
 
-def _again(kind: type[KvsmError], args: tuple[Any, ...], facts: dict[str, Any]) -> KvsmError:
-    """An error as it was pickled, whatever its constructor takes."""
+def _restored(kind: type[KvsmError], args: tuple[Any, ...], attributes: dict[str, Any]) -> KvsmError:
+    """An error as it was pickled. Its constructor is not called: that takes other arguments."""
     error = kind.__new__(kind, *args)
-    error.__dict__.update(facts)
+    error.__dict__.update(attributes)
     return error
 
 
 class IllegalTransition(KvsmError):
-    """A trigger that the machine's table does not allow where it arrived. Nothing has changed.
+    """The machine's table does not allow this trigger in this state. Nothing has changed.
 
-    Attributes: `machine` (its name), `ids` (those concerned), `state` (of the first of them, with its
-    counters), `trigger`, `seq` (number of the event that carried it).
+    machine: its name.
+    ids: the things that may not take the trigger.
+    state: the state of the first of them, with its counters.
+    trigger: its name.
+    seq: number of the event that has the trigger.
     """
 
     def __init__(self, machine: str, ids: Sequence[int | str], state: str, trigger: str, seq: int) -> None:
@@ -36,7 +39,7 @@ class IllegalTransition(KvsmError):
 
 
 class InvalidEvent(KvsmError):
-    """An event that contradicts the ledger it is applied to. Nothing has changed."""
+    """An event that contradicts the ledger. Nothing has changed."""
 
     def __init__(self, seq: int, reason: str) -> None:
         self.seq, self.reason = seq, reason
@@ -48,17 +51,19 @@ class ConfigError(KvsmError, ValueError):
 
 
 class LimitReached(KvsmError):
-    """A named limit (live transfers, pins of a block, ...) refuses one more. Nothing has changed."""
+    """A limit refuses one more: of live transfers, of a block's pins. Nothing has changed."""
 
 
 class LogError(KvsmError):
-    """A log that cannot be read or written; the message names file, offset and event where it can."""
+    """A log that cannot be read or written. The message names file, offset and event where it can."""
 
 
 class LogDamaged(LogError):
-    """Bytes of a log are not what was written: names file, byte offset and the first event lost.
+    """Bytes of a log are not the bytes that were written.
 
-    Attributes: `path` (str), `offset` (bytes from the start of the file), `seq` (first event not readable).
+    path: the file.
+    offset: bytes from the start of the file.
+    seq: the first event that cannot be read.
     """
 
     def __init__(self, path: str, offset: int, seq: int, reason: str) -> None:
@@ -75,17 +80,18 @@ class Poisoned(KvsmError):
 
 
 class TransferFailed(KvsmError):
-    """A transfer of which nothing ran: an id out of range or used twice, an engine that takes no more."""
+    """Nothing of this transfer ran: an id is out of range or used twice, or the engine takes no more."""
 
 
 class DeviceLost(KvsmError):
-    """A device that does nothing any more, and whose memory nothing of this process touches."""
+    """The device has stopped for good, and nothing of this process touches its memory."""
 
 
 class TraceError(KvsmError):
-    """A workload trace that cannot be used; the message names file, line and what is wrong with it.
+    """A workload trace that cannot be used.
 
-    Attributes: `path` (str), `line` (from 1; 0 where the file as a whole is meant).
+    path: the file.
+    line: from 1; 0 if the whole file is meant.
     """
 
     def __init__(self, path: str, line: int, reason: str) -> None:
@@ -102,5 +108,5 @@ class PropertyBroken(KvsmError):
 
 
 def described(error: BaseException) -> str:
-    """An error as one line for people: the text alone of those that kvsm raises, for it says all."""
+    """An error as one line for people. The text of kvsm's own errors says all; others need their kind."""
     return str(error) if isinstance(error, KvsmError) else f"{type(error).__name__}: {error}"

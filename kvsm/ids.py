@@ -1,7 +1,7 @@
 """Block ids in batches: how an event carries them, and how the ledger works on them.
 
-A decision about N blocks is one event with N ids. Two forms, chosen by N alone, so that equal batches
-always have equal bytes in the log:
+A decision about N blocks is one event with N ids. The form depends on N alone, so equal batches have equal
+bytes in the log:
 
 =============  ========================  ==============================
 N              in an event (`Ids`)       in the ledger (`IdArray`)
@@ -10,8 +10,8 @@ up to `SMALL`  tuple of int              the same tuple
 above          packed bytes              numpy int64 array
 =============  ========================  ==============================
 
-A plain loop over a tuple beats numpy up to about sixteen ids; above it numpy wins by an order of
-magnitude. Index arrays are int64 because numpy gathers several times slower through int32 ones.
+A plain loop over a tuple beats numpy up to about sixteen ids. Above that numpy is ten times faster. Index
+arrays are int64 because numpy gathers several times slower through int32 ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SMALL = 16
-"""Longest batch that is kept as a tuple."""
+"""The longest batch that is a tuple."""
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Ids = tuple[Id, ...] | bytes
@@ -34,16 +34,16 @@ NO_IDS: tuple[int, ...] = ()
 
 
 def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
-    """Give a batch the form that an event carries.
+    """The form that an event carries.
 
-    Packed bytes start with one byte, the width of an id (2, 3 or 4 bytes: the least that holds the
-    largest id), followed by the ids, little endian. Raises `OverflowError` for an id that is negative, or
-    2**32 or more.
+    Packed bytes are one byte, the width of an id, and then the ids, little endian. The width is the least of
+    2, 3 and 4 bytes that holds the largest id. Raises `OverflowError` for an id that is negative, or 2**32
+    or more.
     """
     if len(ids) <= SMALL:
         return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)
     array = np.asarray(ids, dtype=np.int64)
-    # Seen as unsigned, a negative id is a huge one.
+    # As an unsigned number, a negative id is huge.
     largest = int(array.view(np.uint64).max())
     if largest < 1 << 16:
         return b"\x02" + array.astype("<u2").tobytes()
@@ -56,7 +56,7 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
 
 
 def unpack(ids: Ids) -> IdArray:
-    """Inverse of `pack`: a tuple up to `SMALL`, an int64 array above. Raises `ValueError` if malformed."""
+    """Inverse of `pack`. Raises `ValueError` if the bytes are malformed."""
     if isinstance(ids, tuple):
         return ids
     array = _unpack_bytes(ids)
@@ -80,7 +80,7 @@ def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
 
 
 def count(ids: Ids) -> int:
-    """How many ids a batch holds, without unpacking it."""
+    """How many ids a batch has, without unpacking it."""
     if isinstance(ids, tuple):
         return len(ids)
     return (len(ids) - 1) // ids[0]
@@ -94,12 +94,12 @@ def to_list(ids: Ids | IdArray) -> list[int]:
 
 
 def listed(ids: IdArray) -> Sequence[int]:
-    """An array of the ledger as a sequence of plain ints, without copying a tuple."""
+    """A batch of the ledger as plain ints. A tuple is not copied."""
     return ids if type(ids) is tuple else ids.tolist()  # type: ignore[union-attr]
 
 
 def equal(first: IdArray, second: IdArray) -> bool:
-    """Whether two arrays of the ledger hold the same ids in the same order."""
+    """Whether two batches of the ledger have the same ids in the same order."""
     if type(first) is tuple and type(second) is tuple:
         return first == second
     return bool(np.array_equal(first, second))

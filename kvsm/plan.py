@@ -1,4 +1,4 @@
-"""What travels between the deciding core and the workers: small, typed, picklable."""
+"""What travels between the offload core and the workers: small, typed, picklable."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from kvsm.ids import Id, IdArray, Ids, unpack
 
 
 class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One copy of several blocks: device_blocks[i] and host_blocks[i] are a pair. Fixed when planned.
+    """What a worker copies: device_blocks[i] and host_blocks[i] are a pair. Fixed when planned.
 
     A host block is the place of one device block in the host pool: place p of slot s is host block
-    s * blocks_per_chunk + p. With one device block a slot, host blocks are slots.
+    s * blocks_per_chunk + p. If a slot has one device block, host blocks are slots.
     """
 
     transfer: Id
@@ -21,16 +21,17 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     host_blocks: Ids
 
     def pairs(self) -> tuple[IdArray, IdArray]:
-        """(device blocks, host blocks) as the ledger's arrays."""
+        """(device blocks, host blocks), unpacked."""
         return unpack(self.device_blocks), unpack(self.host_blocks)
 
 
 class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every worker does in one engine step, before it computes.
 
-    It waits until the transfers in `flush` that it was given before have ended, starts `loads` and `stores`,
-    and waits for those of them that are in `flush` too. Loads may overwrite what the step before read, and
-    stores read what it wrote: on a device that computes asynchronously both start behind it (S12).
+    A worker waits for the transfers in `flush` that are in flight. Then it starts `loads` and `stores`, and
+    waits for the ones that are in `flush`. Loads may overwrite what the step before read, and stores read
+    what it wrote. So on a device that computes asynchronously, both start behind that step (order of copies,
+    S12).
     """
 
     loads: tuple[TransferJob, ...] = ()
@@ -42,7 +43,7 @@ class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class WorkerReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Worker `worker` is done with its shard of `transfer`; `good` is false if any byte may be wrong."""
+    """Worker `worker` is done with its shard of `transfer`. `good` is false if any byte may be wrong."""
 
     transfer: int
     worker: int

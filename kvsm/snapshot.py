@@ -1,51 +1,34 @@
 """The ledger as bytes, and back; and the digest that says whether two ledgers are equal.
 
-A snapshot is canonical: equal ledgers give equal bytes. What has no order (requests, transfers, the key
-index) is written sorted; what has one (the free queue, the eviction order) is written in it. So the
-digest is a hash of the snapshot, and a restored ledger has the digest of the one that was saved (S10).
+A snapshot is canonical: equal ledgers give equal bytes. What has no order (requests, transfers, the index) is
+written sorted. What has an order (the free queue, the eviction order) is written in that order. So the hash
+of the snapshot is the ledger's digest, and restoring keeps it (events are state, S10).
 """
 
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from kvsm.events import Direction, OffloadConfig, Owners
 from kvsm.ids import Ids, pack, unpack
 from kvsm.ledger import Ledger, RequestRecord, TransferRecord, indexed_slots
 from kvsm.states.request import RequestState
-from kvsm.states.words import STATE_MASK
 
-
-class _TransferState(msgspec.Struct, array_like=True, frozen=True):
-    id: int
-    direction: Direction
-    owners: Owners
-    slots: Ids
-    device_blocks: Ids
-    keys: tuple[bytes, ...]
-    word: int
-    epoch: int
-    since: int
-    reported: int
-    flush: bool
-
-
-class _RequestState(msgspec.Struct, array_like=True, frozen=True):
-    name: str
-    word: int
-    pins: Ids
-    pinned_at: int
-    awaits: int
-    patience: int
-    load: int
-    settled: tuple[int, ...]
-    offered: tuple[int, ...]
+_SavedTransfer = tuple[int, Direction, Owners, Ids, Ids, tuple[bytes, ...], int, int, int, int, bool]
+_SavedRequest = tuple[str, int, Ids, int, int, int, int, tuple[int, ...], tuple[int, ...]]
+"""The fields of a `TransferRecord` and a `RequestRecord`, with packed ids."""
+_IDS = frozenset({"slots", "device_blocks", "pins"})
+_Record = TypeVar("_Record", TransferRecord, RequestRecord)
 
 
 class LedgerState(msgspec.Struct, array_like=True, frozen=True):
+    """A snapshot, decoded."""
+
     config: OffloadConfig
     seq: int
     step: int
@@ -58,15 +41,15 @@ class LedgerState(msgspec.Struct, array_like=True, frozen=True):
     leases: bytes
     generations: bytes
     keys: tuple[bytes, ...]
-    """Of the indexed slots, by slot number."""
+    """Keys of the indexed slots, by slot number."""
     free: bytes
     policy: bytes
-    transfers: tuple[_TransferState, ...]
-    requests: tuple[_RequestState, ...]
+    transfers: tuple[_SavedTransfer, ...]
+    requests: tuple[_SavedRequest, ...]
     brought: tuple[tuple[int, bytes], ...]
     stale: tuple[tuple[int, bytes], ...]
     offers: tuple[tuple[bytes, int], ...]
-    """The longest unoffered first."""
+    """The key that was offered longest ago comes first."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -91,8 +74,8 @@ def snapshot(ledger: Ledger) -> bytes:
             keys=tuple([ledger.key_of[slot] for slot in indexed_slots(ledger)]),
             free=ledger.free.order().astype("<u4").tobytes(),
             policy=ledger.policy.snapshot(),
-            transfers=tuple([_save_transfer(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
-            requests=tuple([_save_request(ledger.requests[name]) for name in sorted(ledger.requests)]),
+            transfers=tuple([_saved(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
+            requests=tuple([_saved(ledger.requests[name]) for name in sorted(ledger.requests)]),
             brought=tuple(sorted(ledger.provenance.brought.items())),
             stale=tuple(sorted(ledger.provenance.stale.items())),
             offers=tuple(ledger.offers.times.items()),
@@ -120,11 +103,12 @@ def restore(saved: bytes) -> Ledger:
     ledger.free.append(np.frombuffer(state.free, "<u4").astype(np.int64))
     ledger.policy.restore(state.policy)
     for saved_transfer in state.transfers:
-        ledger.transfers[saved_transfer.id] = _load_transfer(saved_transfer)
+        transfer = _restored(TransferRecord, saved_transfer)
+        ledger.transfers[transfer.id] = transfer
     for saved_request in state.requests:
-        request = _load_request(saved_request)
+        request = _restored(RequestRecord, saved_request)
         ledger.requests[request.name] = request
-        if request.word & STATE_MASK == RequestState.DEFERRED:
+        if request.state is RequestState.DEFERRED:
             ledger.deferred[request.name] = request
     return ledger
 
@@ -134,55 +118,12 @@ def digest(ledger: Ledger) -> str:
     return blake2b(snapshot(ledger), digest_size=16).hexdigest()
 
 
-def _save_transfer(one: TransferRecord) -> _TransferState:
-    return _TransferState(
-        one.id,
-        one.direction,
-        one.owners,
-        pack(one.slots),
-        pack(one.device_blocks),
-        one.keys,
-        one.word,
-        one.epoch,
-        one.since,
-        one.reported,
-        one.flush,
-    )
+def _saved(record: TransferRecord | RequestRecord) -> Any:
+    """The record's fields in order, with packed ids."""
+    return tuple([pack(one) if isinstance(one, np.ndarray) else one for one in astuple(record)])
 
 
-def _load_transfer(saved: _TransferState) -> TransferRecord:
-    transfer = TransferRecord(
-        saved.id,
-        saved.direction,
-        saved.owners,
-        unpack(saved.slots),
-        unpack(saved.device_blocks),
-        saved.keys,
-        saved.word,
-        saved.epoch,
-        saved.since,
-    )
-    transfer.reported, transfer.flush = saved.reported, saved.flush
-    return transfer
-
-
-def _save_request(one: RequestRecord) -> _RequestState:
-    return _RequestState(
-        one.name,
-        one.word,
-        pack(one.pins),
-        one.pinned_at,
-        one.awaits,
-        one.patience,
-        one.load,
-        one.settled,
-        one.offered,
-    )
-
-
-def _load_request(saved: _RequestState) -> RequestRecord:
-    request = RequestRecord(saved.name)
-    request.word, request.pins = saved.word, unpack(saved.pins)
-    request.pinned_at, request.awaits, request.patience = saved.pinned_at, saved.awaits, saved.patience
-    request.load, request.settled, request.offered = saved.load, saved.settled, saved.offered
-    return request
+def _restored(kind: type[_Record], saved: tuple[Any, ...]) -> _Record:
+    """Inverse of `_saved`."""
+    fields = zip(kind.__struct_fields__, saved, strict=True)
+    return kind(*[unpack(value) if name in _IDS else value for name, value in fields])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import Direction
+from kvsm.events import LOAD
 from kvsm.ids import NO_IDS, IdArray, equal, listed, unpack
 from kvsm.ledger import requests, transfers
 from kvsm.states import block as block_machine
@@ -44,7 +44,7 @@ def load_planned(ledger: Ledger, event: ev.LoadPlanned) -> None:
     requests.unpin(ledger, request, live[loaded:] if loaded < len(live) else NO_IDS, seq)
     request.word, request.load = word, seq
     ledger.provenance.bring(device_blocks, keys_by_device_block(ledger, slots, parts))
-    transfers.plan(ledger, seq, Direction.LOAD, ((request.name, loaded),), slots, device_blocks, ())
+    transfers.plan(ledger, seq, LOAD, ((request.name, loaded),), slots, device_blocks, ())
 
 
 def keys_by_device_block(ledger: Ledger, slots: IdArray, parts: IdArray) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""What the ledger keeps of transfers, requests, device blocks and offers. Only the fold writes them."""
+"""What a ledger keeps of transfers, requests, device blocks and offers. Only the fold writes it."""
 
 from __future__ import annotations
 
@@ -15,60 +15,68 @@ from kvsm.states.words import STATE_MASK
 
 
 class TransferRecord(msgspec.Struct, gc=False, eq=False):
-    """A live transfer. What it binds (direction, slots, device blocks, keys) never changes."""
+    """A live transfer. Its direction, slots, device blocks and keys never change."""
 
     id: int
     direction: Direction
     owners: Owners
-    """Of a load, its request; of a store, whose blocks it saves, for people."""
+    """(request, how many of the keys it has): a load's one request; for people, the requests of a store."""
     slots: IdArray
     device_blocks: IdArray
     keys: tuple[bytes, ...]
-    """Of a store, by slot; a load's are those of its slots."""
+    """A store's keys, by slot. Empty for a load: its slots have the keys."""
     word: int
+    """State and counters: `TRANSFER_WORDS`."""
     epoch: int
+    """Epoch in which it was planned."""
     since: int = 0
     """Tick at which it was submitted."""
     reported: int = 0
     """Bit w is set when worker w has reported."""
     flush: bool = False
+    """Whether the engine waits for it."""
 
     @property
     def state(self) -> TransferState:
+        """The state of its word."""
         return TransferState(self.word & STATE_MASK)
 
 
 class RequestRecord(msgspec.Struct, gc=False, eq=False):
-    """What the ledger knows of a request until it is over and its load has ended."""
+    """A request, until it is over and its load has ended."""
 
     name: str
     word: int = 0
+    """State and counters: `REQUEST_WORDS`."""
     pins: IdArray = NO_IDS
-    """Slots that its match pinned, in prefix order; those invalidated since are void."""
+    """Slots that its match pinned, in prefix order. Pins of blocks that were invalidated since are void."""
     pinned_at: int = 0
-    """Number of the event that pinned them: a slot allocated later is another block."""
+    """Number of the event that pinned them. A slot that was allocated later holds another block."""
     awaits: int = 0
-    """Transfer that it is DEFERRED for."""
+    """The transfer that it is DEFERRED for."""
     patience: int = -1
-    """Tick after which it waits no more; -1 until it first waits."""
+    """The tick at which it waits no more; -1 until it waits."""
     load: int = 0
-    """Its load in flight, if it has one."""
+    """Its load in flight; 0 if it has none."""
     settled: tuple[int, ...] = ()
     offered: tuple[int, ...] = ()
-    """Its cursors, in blocks of each KV cache group (`BlocksOffered`); empty before its first offer."""
+    """Its cursors, in blocks of each KV cache group (`BlocksOffered`). Empty before its first offer."""
 
     @property
     def state(self) -> RequestState:
+        """The state of its word."""
         return RequestState(self.word & STATE_MASK)
 
 
 class Provenance:
-    """Which device blocks hold what a load brought, so that no load of an older epoch is stored again (S14).
+    """Which device blocks hold what a load brought: no stale data (S14) needs it.
 
-    An engine may not say when it computes a block anew. So a note names the key that was brought, and counts
-    only while the block is offered under it; and it ends when the block is stored or loaded again, or its
-    load failed. Of several device blocks in a slot a key tells the content of the last one only: the others
-    may begin another key's chunk as they are, so theirs count under every key.
+    What a load of an older epoch brought must not be stored again.
+
+    An engine may not say when it computes into a block again. So a note names the key that was brought, and
+    counts only if the block is offered under this key. A note ends when the block is stored or loaded again,
+    or when the load fails. If a chunk has several device blocks, a key tells only the content of the last
+    one. The others may also begin the chunk of another key, so their notes count under every key.
     """
 
     __slots__ = ("brought", "stale")
@@ -77,40 +85,43 @@ class Provenance:
         self.brought: dict[int, bytes] = {}
         """Device block -> the key that a load of this epoch brought into it."""
         self.stale: dict[int, bytes] = {}
-        """The same, of older epochs."""
+        """The same for loads of older epochs."""
 
     def bring(self, device_blocks: IdArray, keys: Sequence[bytes]) -> None:
+        """A load brings these keys into these device blocks."""
         self.rewritten(device_blocks)
         self.brought.update(zip(listed(device_blocks), keys))
 
     def rewritten(self, device_blocks: IdArray) -> None:
+        """These hold nothing of an older epoch any more."""
         if self.stale:
             for block in listed(device_blocks):
                 self.stale.pop(block, None)
 
     def forget(self, device_blocks: IdArray) -> None:
-        """Nothing that a load brought is in these: it failed, or was written over."""
+        """These hold nothing that a load brought: the load failed, or the block was written over."""
         for block in listed(device_blocks):
             self.brought.pop(block, None)
             self.stale.pop(block, None)
 
     def age(self) -> None:
-        """What was brought so far is of an older epoch now."""
+        """A new epoch begins: what was brought so far is of an older one."""
         self.stale.update(self.brought)
         self.brought = {}
 
 
 class OfferHistory:
-    """How often keys were offered that are not stored yet, for the `limit` keys offered last."""
+    """How often keys were offered before they were stored, for the `limit` keys offered last."""
 
     __slots__ = ("limit", "times")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.times: OrderedDict[bytes, int] = OrderedDict()
-        """The longest unoffered first."""
+        """The key that was offered longest ago comes first."""
 
     def count(self, keys: Iterable[bytes]) -> None:
+        """These keys were offered once more."""
         times = self.times
         for key in keys:
             times[key] = times.pop(key, 0) + 1
@@ -118,6 +129,7 @@ class OfferHistory:
             times.popitem(last=False)
 
     def forget(self, keys: Iterable[bytes]) -> None:
+        """These keys are being stored."""
         if self.times:
             for key in keys:
                 self.times.pop(key, None)

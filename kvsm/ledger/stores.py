@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import Direction
+from kvsm.events import STORE
 from kvsm.ids import listed, unpack
 from kvsm.ledger import index, requests, transfers
 from kvsm.policies import Choice
@@ -78,4 +78,4 @@ def store_planned(ledger: Ledger, event: ev.StorePlanned) -> None:
         ledger.generation_view[slots] = seq
     ledger.provenance.rewritten(device_blocks)
     ledger.offers.forget(keys)
-    transfers.plan(ledger, seq, Direction.STORE, event.owners, slots, device_blocks, keys)
+    transfers.plan(ledger, seq, STORE, event.owners, slots, device_blocks, keys)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import Direction, Owners
+from kvsm.events import LOAD, STORE, Direction, Owners
 from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.ledger import index, requests
 from kvsm.ledger.records import TransferRecord
@@ -63,7 +63,7 @@ def transfers_submitted(ledger: Ledger, event: ev.TransfersSubmitted) -> None:
     # The slots of a planned store are ALLOCATED and belong to it: the next step cannot be refused.
     for transfer, word in zip(transfers, words):
         transfer.word, transfer.since = word, ledger.tick
-        if transfer.direction is Direction.STORE:
+        if transfer.direction is STORE:
             ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)
 
 
@@ -85,7 +85,7 @@ def worker_reported(ledger: Ledger, event: ev.WorkerReported) -> TransferRecord 
     if state in _UNDER_WAY:
         return None
     end_copies(ledger, transfer, state == transfer_machine.COMPLETED, seq)
-    if state == transfer_machine.FAILED and transfer.direction is Direction.LOAD:
+    if state == transfer_machine.FAILED and transfer.direction is LOAD:
         index.invalidate(ledger, transfer.slots, seq)
     end(ledger, transfer, seq)
     return transfer
@@ -108,7 +108,7 @@ def transfer_lost(ledger: Ledger, event: ev.TransferLost) -> TransferRecord:
     ledger.blocks.commit(slots, new)
     ledger.voided_at = seq
     # The device blocks of a store can be reused: the lost copy only reads them, into retired slots.
-    store = transfer.direction is Direction.STORE
+    store = transfer.direction is STORE
     ledger.leases.advance(
         transfer.device_blocks, lease_machine.END_READ if store else lease_machine.LOSE, seq
     )
@@ -119,7 +119,7 @@ def transfer_lost(ledger: Ledger, event: ev.TransferLost) -> TransferRecord:
 def cancel(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
     """End a plan that no worker has seen: no byte was touched."""
     transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.CANCEL, transfer.id, seq)
-    if transfer.direction is Direction.LOAD:
+    if transfer.direction is LOAD:
         end_copies(ledger, transfer, good=False, seq=seq)
     else:
         ledger.blocks.advance(transfer.slots, block_machine.CANCEL, seq)
@@ -133,7 +133,7 @@ def end_copies(ledger: Ledger, transfer: TransferRecord, good: bool, seq: int) -
     slots = transfer.slots
     trigger = block_machine.END_COPY_GOOD if good else block_machine.END_COPY_BAD
     new = ledger.blocks.advance(slots, trigger, seq)
-    if transfer.direction is Direction.LOAD:
+    if transfer.direction is LOAD:
         idle = pick(slots, new, IDLE)
         if len(idle):
             ledger.policy.idle(idle)
@@ -143,6 +143,7 @@ def end_copies(ledger: Ledger, transfer: TransferRecord, good: bool, seq: int) -
         ledger.policy.admitted(slots, transfer.keys)
         if ledger.listener is not None:
             ledger.listener.stored(transfer.id, transfer.keys)
+        return
     elif transfer.word & STATE_MASK == transfer_machine.FAILED:
         index.remove(ledger, slots)
     freed = pick(slots, new, EVICTED_WORD)
@@ -152,7 +153,7 @@ def end_copies(ledger: Ledger, transfer: TransferRecord, good: bool, seq: int) -
 
 def end(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
     """End the transfer's leases, and close it."""
-    store = transfer.direction is Direction.STORE
+    store = transfer.direction is STORE
     trigger = lease_machine.END_READ if store else lease_machine.END_WRITE
     ledger.leases.advance(transfer.device_blocks, trigger, seq)
     close(ledger, transfer, seq)
@@ -162,7 +163,7 @@ def close(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
     """Forget the transfer, and tell the request that it loads for and the requests that wait for it."""
     del ledger.transfers[transfer.id]
     ledger.ended_at = seq
-    if transfer.direction is Direction.LOAD:
+    if transfer.direction is LOAD:
         request = ledger.requests[transfer.owners[0][0]]
         request.load = 0
         if transfer.word & STATE_MASK != transfer_machine.COMPLETED:

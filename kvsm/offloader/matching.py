@@ -9,7 +9,7 @@ import msgspec
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, LimitReached
-from kvsm.events import Direction
+from kvsm.events import LOAD
 from kvsm.ids import listed, pack, to_list
 from kvsm.ledger import RequestRecord
 from kvsm.offloader.emitter import EventEmitter
@@ -144,7 +144,7 @@ def in_flight(core: EventEmitter, slots: Sequence[int]) -> int | None:
         if not ledger.readable(slot):
             return ledger.generation[slot]
     for transfer in ledger.transfers.values() if busy else ():
-        if transfer.direction is Direction.LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
+        if transfer.direction is LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
             return transfer.id
     return None
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.events import Direction, Offer, Owners, SkipReason
+from kvsm.events import STORE, Offer, Owners, SkipReason
 from kvsm.ids import IdArray, listed, pack
 from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
 from kvsm.offloader.transfers import host_blocks
@@ -102,7 +102,7 @@ def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sou
     hosts = packed
     if core.config.blocks_per_chunk > 1:
         hosts = host_blocks(core, core.ledger.transfers[seq].slots)
-    return TransferJob(seq, Direction.STORE, blocks, hosts)
+    return TransferJob(seq, STORE, blocks, hosts)
 
 
 def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent, LimitReached
-from kvsm.events import Direction, RejectReason
+from kvsm.events import LOAD, STORE, Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
 from kvsm.ledger import TransferRecord
 from kvsm.offloader.emitter import EventEmitter, LogFlush, checked_device_blocks, has_room_for_transfer
@@ -71,7 +71,7 @@ def prepare_load(
     core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts))
     seq = core.ledger.seq
     hosts = slots if chunk == 1 else host_blocks(core, core.ledger.transfers[seq].slots, parts)
-    return TransferJob(seq, Direction.LOAD, blocks, hosts)
+    return TransferJob(seq, LOAD, blocks, hosts)
 
 
 def host_blocks(core: EventEmitter, slots: IdArray, parts: Sequence[int] = ()) -> Ids:
@@ -98,22 +98,22 @@ def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> Ended 
 
 def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
     """Worker `worker` has loaded its shard: `report`, of a load."""
-    return _report(core, transfer, worker, True, Direction.LOAD)
+    return _report(core, transfer, worker, True, LOAD)
 
 
 def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
     """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
-    return _report(core, transfer, worker, False, Direction.LOAD)
+    return _report(core, transfer, worker, False, LOAD)
 
 
 def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
     """Worker `worker` has stored its shard: `report`, of a store."""
-    return _report(core, transfer, worker, True, Direction.STORE)
+    return _report(core, transfer, worker, True, STORE)
 
 
 def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
     """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
-    return _report(core, transfer, worker, False, Direction.STORE)
+    return _report(core, transfer, worker, False, STORE)
 
 
 def _report(
@@ -180,7 +180,7 @@ def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
     if core.publisher is not None:
         core.publisher.ended(transfer.id)
     state = transfer.word & STATE_MASK
-    request = transfer.owners[0][0] if transfer.direction is Direction.LOAD else ""
+    request = transfer.owners[0][0] if transfer.direction is LOAD else ""
     good, lost = state == COMPLETED, state == LOST
     return Ended(transfer.id, transfer.direction, request, good, transfer.device_blocks, lost)
 

@@ -1,4 +1,4 @@
-"""The four machines. Each is one table in one file; everything else is derived from it."""
+"""The four machines: block, transfer, lease, request. Each is one table in one file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MACHINES: dict[str, Machine] = {machine.name: machine for machine in (BLOCK, TRA
 
 
 def machines_digest() -> str:
-    """16 hex digits that change whenever a table does: a log says by which tables it was written."""
+    """16 hex digits that change with any table: a log records which tables wrote it."""
     text = "\n".join(machine.signature() for machine in MACHINES.values())
     return blake2b(text.encode(), digest_size=8).hexdigest()
 

@@ -1,21 +1,22 @@
 """The block: what a host slot holds during one life, from allocate to evict.
 
-Two counters ride on the state. `copies` counts the transfers that touch the slot's bytes at this moment
-(one store, or any number of loads). `pins` counts the matches that promised this block to a request and
-have not yet turned into a load.
+Two counters belong to the state. `copies` counts the transfers that touch the slot's bytes now: one store,
+or any number of loads. `pins` counts the matches that promised this block to a request and have not become
+a load yet.
 
 Why these rows and no others:
 
 - FREE was never used, EVICTED was: a reader of a log can tell them apart. Both can be allocated.
-- A store's block becomes STORED only on END_COPY_GOOD, which a transfer reports when *every* worker
-  succeeded (S2). Any failure ends in EVICTED: a failure is never readable (S6).
-- EVICT needs pins = 0, and exists in STORED alone: what a match counted (S7) or a copy reads (S3) stays.
-- INVALIDATE is total. A block that no copy touches is gone at once; one that a copy touches is
-  QUARANTINED, and its slot is not handed out until the last copy has ended (free is not reuse). It voids
-  pins: whoever held one is told at its load that the promise failed.
-- END_COPY is one trigger for one transfer's end, whatever became of its blocks in between: the table
-  decides for each.
-- RETIRED is for a worker that will never report: its copy may still write, so the slot is lost for good.
+- A store's block becomes STORED only on END_COPY_GOOD, when *every* worker has succeeded: publish after
+  commit (S2). Any failure ends in EVICTED: failure is not success (S6).
+- EVICT exists only in STORED, and needs pins = 0. So a match holds what it counts (S7), and there is no
+  reuse in flight (S3).
+- INVALIDATE is legal in every state. A block that no copy touches is gone at once. A block that a copy
+  touches is QUARANTINED: its slot is not handed out before the last copy has ended. Its pins are voided:
+  their requests are told at the load that the promise failed.
+- END_COPY is one trigger for the end of one transfer. The table decides what becomes of each block,
+  whatever happened to it meanwhile.
+- RETIRED is for a worker that will never report. Its copy may still write, so the slot is lost for good.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from kvsm.states.words import Codec
 
 
 class BlockState(IntEnum):
+    """What a host slot holds. The first is the initial state."""
+
     FREE = 0
     ALLOCATED = 1
     STORING = 2
@@ -38,6 +41,8 @@ class BlockState(IntEnum):
 
 
 class BlockTrigger(IntEnum):
+    """What can happen to a block."""
+
     ALLOCATE = 0
     SUBMIT_STORE = 1
     CANCEL = 2
@@ -117,7 +122,7 @@ BLOCK = Machine(
 BLOCK_WORDS = Codec(BLOCK)
 
 IDLE = BLOCK_WORDS.encode(BlockState.STORED)
-"""The word of a block that may be evicted: stored, no pin, no copy."""
+"""The word of a block that may be evicted: STORED, no pin, no copy."""
 
 PINNED_ONCE = BLOCK_WORDS.step(IDLE, BlockTrigger.PIN, "", 0)
 """The word of a block that was idle until a match pinned it."""

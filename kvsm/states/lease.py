@@ -1,12 +1,12 @@
 """The lease: a copy's hold on a device block. Reading is shared, writing is exclusive.
 
-A store reads a device block, a load writes it. The two exclude each other, and two loads exclude each
-other: no order between them would make the bytes right (S12). A lease is granted when the transfer is
-planned and returned when the transfer ends, so that the engine's block pool can ask at any time whether
-a copy may still touch a block (S3).
+A store reads a device block, a load writes it. A load excludes every other copy: no order between them would
+make the bytes right (order of copies, S12). A lease begins when the transfer is planned and ends with the
+transfer. So the engine's block pool can ask at any time whether a copy may still touch a block (no reuse in
+flight, S3).
 
-A copy that will never be reported may still touch memory. A device block that it writes is RETIRED: never
-handed out again. One that it only reads may be reused: what it reads there goes to a retired slot.
+A lost copy may still touch memory. A device block that it writes is RETIRED, and never handed out again. A
+device block that it only reads may be reused: what is read there goes to a retired slot.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from kvsm.states.words import Codec
 
 
 class LeaseState(IntEnum):
+    """How copies hold a device block. The first is the initial state."""
+
     NONE = 0
     READING = 1
     WRITING = 2
@@ -25,6 +27,8 @@ class LeaseState(IntEnum):
 
 
 class LeaseTrigger(IntEnum):
+    """What can happen to a lease."""
+
     BEGIN_READ = 0
     END_READ = 1
     BEGIN_WRITE = 2

@@ -1,16 +1,15 @@
 """What a machine is: one table, as data, and the step that follows from it.
 
 A machine has states, triggers, counters with limits, and rows. A row says: in one of `sources`, on
-`trigger`, when the counters are within `when`, go to `target` and change the counters by `then`.
-Everything else in this package is derived from the rows: the words and memos that the hot path runs
-(`words.py`), the `transitions` machine that says the same in another voice (`reference.py`), and the
-pictures (`kvsm/diagrams.py`).
+`trigger`, if the counters are within `when`, go to `target` and change the counters by `then`. Everything
+else is derived from the rows: the words and memos that the hot path runs (`words.py`), the same machine run
+by the library `transitions` (`reference.py`), and the pictures (`kvsm/diagrams.py`).
 
-Two things hold for every machine, checked when it is declared:
+Two things hold for every machine:
 
-- a (state, trigger, counters) triple is matched by at most one row;
-- an effect never leaves a counter's range: a row whose effect would is no match, so that a limit is a
-  named refusal and never an overflow into the neighbouring field.
+- At most one row matches a (state, trigger, counters) triple. This is checked when a machine is declared.
+- An effect never leaves a counter's range. A row whose effect would leave it does not match: so a limit is a
+  named refusal, and never an overflow into the next field of a word.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from itertools import product
 from kvsm.errors import ConfigError
 
 VOID = "void"
-"""Effect on a counter: back to zero, whatever it was."""
+"""Effect on a counter: set it to zero."""
 
 
 class UndefinedStep(Exception):
@@ -32,24 +31,30 @@ class UndefinedStep(Exception):
 
 @dataclass(frozen=True)
 class Counter:
-    """A count that a state carries: holders of something, from 0 to `limit` inclusive."""
+    """A count that belongs to a state, from 0 to `limit`: how many hold something."""
 
     name: str
     bits: int
 
     @property
     def limit(self) -> int:
+        """The largest count."""
         return (1 << self.bits) - 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a table. `when` maps a counter to its (least, most) admitted value before the step."""
+    """One line of a table.
+
+    why: the reason, for people.
+    when: counter -> (least, most) that it may be before the step.
+    then: counter -> what is added to it, or `VOID`.
+    """
 
     sources: tuple[IntEnum, ...]
     trigger: IntEnum
     target: IntEnum | None
-    """None: the state stays what it is."""
+    """None: the state stays as it is."""
     why: str
     when: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     then: Mapping[str, int | str] = field(default_factory=dict)
@@ -57,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Arc:
-    """A row for one source, resolved: what the dense table holds. Ranges include the effects' limits."""
+    """A row for one source, in the dense table. Its ranges include the limits of the effects."""
 
     target: int
     ranges: tuple[tuple[int, int], ...]
@@ -65,6 +70,7 @@ class Arc:
     row: int
 
     def admits(self, counts: tuple[int, ...]) -> bool:
+        """Whether the counters are in range."""
         return all(low <= count <= high for count, (low, high) in zip(counts, self.ranges, strict=True))
 
 
@@ -79,13 +85,8 @@ class Machine:
         counters: tuple[Counter, ...],
         rows: tuple[Row, ...],
     ) -> None:
-        self.name, self.states, self.triggers, self.counters, self.rows = (
-            name,
-            states,
-            triggers,
-            counters,
-            rows,
-        )
+        self.name, self.states, self.triggers = name, states, triggers
+        self.counters, self.rows = counters, rows
         self.initial: IntEnum = next(iter(states))
         self.dense: tuple[tuple[tuple[Arc, ...], ...], ...] = tuple(
             tuple(tuple(self._arcs(state, trigger)) for state in states) for trigger in triggers
@@ -93,7 +94,7 @@ class Machine:
         self._check()
 
     def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
-        """The machine's whole meaning: takes the one arc that applies, or raises `UndefinedStep`."""
+        """Take the one arc that applies: (state, counts) after it. Raises `UndefinedStep` if none does."""
         for arc in self.dense[trigger][state]:
             if arc.admits(counts):
                 after = tuple(
@@ -104,7 +105,7 @@ class Machine:
         raise UndefinedStep
 
     def signature(self) -> str:
-        """The table as text, the same for equal tables: what a log's digest of the machines is made of."""
+        """The table as text, equal for equal tables."""
         lines = [f"machine {self.name}"]
         lines += [f"state {state.value} {state.name}" for state in self.states]
         lines += [f"counter {counter.name} {counter.bits}" for counter in self.counters]

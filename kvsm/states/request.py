@@ -1,14 +1,14 @@
 """The request, as far as offload concerns it.
 
-`loads` says whether a load of it is in flight, of which it has one at most: a finished request is RELEASED,
-and forgotten, only when that has ended. So finish and abort are legal at any time, and a completion
-always finds the request it belongs to (S4, S8). A store needs no request: what it copies was fixed when it
-was planned, and leases hold it.
+`loads` is 1 while its load is in flight; it has at most one. A finished request is RELEASED, and forgotten,
+only when its load has ended. So finish and abort are legal at any time (every call is legal, S8), and the
+end of a load always finds its request. A store needs no request: what it copies was fixed when it was
+planned, and leases hold it.
 
-An engine asks for a match until it can place the request, so RUNNING may ask again: it means "told that
-there is nothing to wait for". MATCHED holds hit pins. DEFERRED waits for a transfer that is storing the
-block it needs next; the transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits
-for its one load. END_LOAD arrives in whatever state the request is by then: aborted, preempted, waiting.
+RUNNING means "told that there is nothing to wait for". It may ask again, because an engine asks until it can
+place the request. MATCHED holds pins. DEFERRED waits for the transfer that has the block it needs next; the
+transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits for its load. END_LOAD comes
+in whatever state the request is then: finished, preempted, deferred.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from kvsm.states.words import Codec
 
 
 class RequestState(IntEnum):
+    """Where a request is. The first is the initial state."""
+
     NEW = 0
     RUNNING = 1
     MATCHED = 2
@@ -31,6 +33,8 @@ class RequestState(IntEnum):
 
 
 class RequestTrigger(IntEnum):
+    """What can happen to a request."""
+
     MISS = 0
     HIT = 1
     UNMATCH = 2

@@ -1,11 +1,12 @@
 """The transfer: one asynchronous copy of several blocks, one direction, one id, never reused.
 
-`pending` counts the workers that have yet to report, `failed` those that reported a failure. A transfer
-ends with its last worker's report, once, and is good only when every worker was (S2, S6). Which worker
-has reported is the ledger's to know: a second report of one worker never reaches this machine (S5).
+`pending` counts the workers that have yet to report, `failed` the workers that reported a failure. A transfer
+ends once, with its last worker's report. It is good only if every worker was: publish after commit (S2).
+The ledger knows which worker has reported: a second report of one worker never comes to this machine.
 
-A reset ABANDONS what is under way: the copies go on, their memory stays quarantined, and the transfer is
-DRAINED when all have reported. An aborted request abandons nothing: others may want its stores.
+A reset makes transfers in flight ABANDONED: the copies go on, and their memory stays quarantined. Such a
+transfer is DRAINED when all workers have reported. An aborted request abandons nothing: other requests may
+want its stores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kvsm.states.words import Codec
 
 
 class TransferState(IntEnum):
+    """How far a transfer is. The first is the initial state."""
+
     PLANNED = 0
     SUBMITTED = 1
     COMPLETED = 2
@@ -28,6 +31,8 @@ class TransferState(IntEnum):
 
 
 class TransferTrigger(IntEnum):
+    """What can happen to a transfer."""
+
     SUBMIT = 0
     CANCEL = 1
     REPORT_GOOD = 2

@@ -1,12 +1,12 @@
-"""States in words: a state and its counters in one int, and a memo that steps words.
+"""States as words: a state and its counters in one int, and a memo of the steps between words.
 
-A word is `state | counter << 4 | counter << ...`. The memo of a trigger maps a word to the next one; it
-is filled from `Machine.step` the first time a word is met, so that the hot path is a dict lookup while
-the meaning stays in the table.
+A word is `state | counter << 4 | counter << ...`. The memo of a trigger maps a word to the next one. It is
+filled from `Machine.step` when a word is met first. So the hot path is a dict lookup, and the meaning stays
+in the table.
 
-`StateWords` keeps the words of many like things (host slots, device blocks) in one `array`, shared with
-numpy. A batch is checked whole before anything changes: `check` gives the words that follow, or
-raises; `commit` writes them.
+`StateWords` keeps the words of many equal things (host slots, device blocks) in one `array`, which numpy
+shares. A batch is checked whole before anything changes: `check` returns the words that follow, or raises;
+`commit` writes them.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.errors import IllegalTransition
-from kvsm.ids import NO_IDS, IdArray
+from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.states.machine import Machine, UndefinedStep
 
 STATE_BITS = 4
 STATE_MASK = (1 << STATE_BITS) - 1
 
 Words = list[int] | int | NDArray[np.int32]
-"""Words of a batch: a list for a tuple of ids; else one int when all are equal, or an array."""
+"""Words of a batch: a list for a tuple of ids; for an array, one int if all are equal, else an array."""
 
 
 class _Memo(dict[int, int]):
-    """word -> next word for one trigger of one machine."""
+    """Word -> next word, for one trigger of one machine."""
 
     __slots__ = ("_codec", "_trigger")
 
@@ -47,7 +47,7 @@ class _Memo(dict[int, int]):
 
 
 class Codec:
-    """Words of one machine: encode, decode, and `next[trigger][word]`."""
+    """The words of one machine; `next[trigger][word]` is the step."""
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -62,25 +62,26 @@ class Codec:
         self.next = tuple(_Memo(self, trigger) for trigger in machine.triggers)
 
     def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
+        """The word of a state with these counts; absent ones are 0."""
         word = int(state)
         for count, shift in zip(counts, self.shifts, strict=False):
             word |= count << shift
         return word
 
     def decode(self, word: int) -> tuple[int, tuple[int, ...]]:
+        """(state, counts): inverse of `encode`."""
         counts = tuple((word >> shift) & limit for shift, limit in zip(self.shifts, self.limits, strict=True))
         return word & STATE_MASK, counts
 
     def describe(self, word: int) -> str:
-        """`LOADING(copies=1, pins=0)`."""
+        """For people: `LOADING(copies=1, pins=0)`."""
         state, counts = self.decode(word)
-        named = ", ".join(
-            f"{counter.name}={n}" for counter, n in zip(self.machine.counters, counts, strict=True)
-        )
+        counters = zip(self.machine.counters, counts, strict=True)
+        named = ", ".join(f"{counter.name}={count}" for counter, count in counters)
         return f"{self.machine.states(state).name}({named})" if named else self.machine.states(state).name
 
     def step(self, word: int, trigger: IntEnum, name: int | str, seq: int) -> int:
-        """Next word of one thing. Raises `IllegalTransition`."""
+        """The next word of one thing. Raises `IllegalTransition`."""
         try:
             return self.next[trigger][word]
         except UndefinedStep:
@@ -89,11 +90,12 @@ class Codec:
     def illegal(
         self, word: int, trigger: IntEnum, names: tuple[int | str, ...], seq: int
     ) -> IllegalTransition:
+        """The error of things that may not take `trigger`; `word` is the first one's."""
         return IllegalTransition(self.machine.name, names, self.describe(word), trigger.name, seq)
 
 
 class StateWords:
-    """The states of `size` like things, numbered from 0, all in the machine's initial state at first."""
+    """The states of `size` equal things, numbered from 0. All begin in the machine's initial state."""
 
     __slots__ = ("_mark", "codec", "size", "view", "words")
 
@@ -104,6 +106,7 @@ class StateWords:
         self._mark = np.zeros(size, dtype=np.int64)
 
     def state(self, index: int) -> IntEnum:
+        """The state of one thing."""
         return self.codec.machine.states(self.words[index] & STATE_MASK)
 
     def look(self, ids: IdArray) -> Words:
@@ -113,21 +116,22 @@ class StateWords:
         return self.view[ids]
 
     def check(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        """The words that distinct `ids` have after `trigger`; nothing is changed.
+        """The words of `ids` after `trigger`; nothing is changed.
 
-        Raises `IllegalTransition` naming every id that may not take the trigger, or that is not distinct,
-        or that does not exist. An array is not searched for negative ids: it comes unpacked from unsigned
-        words (`kvsm.ids`), and cannot hold one.
+        Raises `IllegalTransition`, naming every id that does not exist, is twice in the batch, or may not
+        take the trigger. An array is not searched for negative ids: unpacking (`kvsm.ids`) makes none.
         """
+        new = self._next(ids, trigger, seq)
         if type(ids) is tuple:
-            new = self._next_list(ids, trigger, seq)
-            # Python would take a negative id as one counted from the end.
+            # Python takes a negative id as counted from the end.
             if ids and ((len(ids) > 1 and len(set(ids)) != len(ids)) or min(ids) < 0):
                 raise self._refusal(ids, trigger, seq)
-            return new
-        return self._check_array(ids, trigger, seq)
+        elif not self.distinct(ids):
+            raise self._refusal(ids, trigger, seq)
+        return new
 
     def commit(self, ids: IdArray, new: Words) -> None:
+        """Write the words that `check` returned."""
         if type(ids) is not tuple:
             self.view[ids] = new
         elif len(ids) == 1:
@@ -138,58 +142,39 @@ class StateWords:
                 words[one] = word
 
     def advance(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        """Check and commit in one: for ids that were checked to be distinct before, as a transfer's are."""
-        new: Words
-        if type(ids) is tuple:
-            new = self._next_list(ids, trigger, seq)
-        else:
-            new = self._next_array(ids, trigger, seq)
+        """Check and commit ids that are known to be distinct, as a transfer's are."""
+        new = self._next(ids, trigger, seq)
         self.commit(ids, new)
         return new
 
     def distinct(self, ids: IdArray) -> bool:
-        """Whether no id stands twice: each is marked with its place, and a doubled one loses a mark."""
+        """Whether no id is twice in the batch. Each is marked with its place; a doubled one loses a mark."""
         if type(ids) is tuple:
             return len(set(ids)) == len(ids)
         places = np.arange(len(ids))
         self._mark[ids] = places
         return bool((self._mark[ids] == places).all())
 
-    def _check_array(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        try:
-            distinct = self.distinct(ids)
-        except IndexError:
-            distinct = False
-        if not distinct:
-            raise self._refusal(tuple(ids.tolist()), trigger, seq)  # type: ignore[union-attr]
-        return self._next_array(ids, trigger, seq)
-
-    def _next_list(self, ids: tuple[int, ...], trigger: IntEnum, seq: int) -> list[int]:
-        """The words that follow for a tuple."""
-        memo, words = self.codec.next[trigger], self.words
-        try:
-            if len(ids) == 1:
-                return [memo[words[ids[0]]]]
-            return [memo[words[one]] for one in ids]
-        except (UndefinedStep, IndexError):
-            raise self._refusal(ids, trigger, seq) from None
-
-    def _next_array(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        """The words that follow for an array; one int if all are equal."""
+    def _next(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
         memo = self.codec.next[trigger]
-        old = self.view[ids]
         try:
+            if type(ids) is tuple:
+                words = self.words
+                if len(ids) == 1:
+                    return [memo[words[ids[0]]]]
+                return [memo[words[one]] for one in ids]
+            old = self.view[ids]
             first = int(old[0])
             if (old == first).all():
                 return memo[first]
             values, inverse = np.unique(old, return_inverse=True)
             return np.array([memo[word] for word in values.tolist()], dtype=np.int32)[inverse]
-        except UndefinedStep:
-            raise self._refusal(tuple(ids.tolist()), trigger, seq) from None  # type: ignore[union-attr]
+        except (UndefinedStep, IndexError):
+            raise self._refusal(ids, trigger, seq) from None
 
-    def _refusal(self, ids: tuple[int, ...], trigger: IntEnum, seq: int) -> IllegalTransition:
-        """Name what is wrong with a batch that was refused: absent, doubled, or in the wrong state."""
-        name = self.codec.machine.name
+    def _refusal(self, batch: IdArray, trigger: IntEnum, seq: int) -> IllegalTransition:
+        """What is wrong with a batch that was refused."""
+        ids, name = tuple(listed(batch)), self.codec.machine.name
         absent = tuple(one for one in ids if not 0 <= one < self.size)
         if absent:
             return IllegalTransition(name, absent, f"none of the {self.size}", trigger.name, seq)
@@ -208,7 +193,7 @@ class StateWords:
 
 
 def pick(ids: IdArray, words: Words, wanted: int) -> IdArray:
-    """Those of `ids` whose word is `wanted`."""
+    """The ids whose word is `wanted`."""
     if type(words) is list:
         if len(words) == 1:
             return ids if words[0] == wanted else NO_IDS
