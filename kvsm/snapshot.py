@@ -126,4 +126,5 @@ def _saved(record: TransferRecord | RequestRecord) -> Any:
 def _restored(kind: type[_Record], saved: tuple[Any, ...]) -> _Record:
     """Inverse of `_saved`."""
     fields = zip(kind.__struct_fields__, saved, strict=True)
-    return kind(*[unpack(value) if name in _IDS else value for name, value in fields])
+    values: list[Any] = [unpack(value) if name in _IDS else value for name, value in fields]
+    return kind(*values)
