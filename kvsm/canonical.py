@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from inspect import get_annotations
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kvsm.errors import ConfigError
@@ -119,19 +118,24 @@ def declare(cls: type, **rules: Rule) -> None:
     if fields:
         _refuse_other(cls, set(fields), set(rules))
     _RULES[cls] = rules
-    kept = [name for name, rule in rules.items() if isinstance(rule, Kept)]
-    values: Callable[[Any], Any] = attrgetter(*kept) if kept else lambda _: None
-    functions = [rule.by for rule in rules.values() if isinstance(rule, Seen)]
-
-    def compare(one: Any, names: Names) -> Any:
-        return values(one), [by(one, names) for by in functions]
-
-    _COMPARE[cls] = compare
+    # Written as text, as dataclasses write their methods: it is called for every transition of a search.
+    values = [
+        f"one.{name}" if isinstance(rule, Kept) else f"{name}(one, names)"
+        for name, rule in rules.items()
+        if isinstance(rule, Kept | Seen)
+    ]
+    functions = {name: rule.by for name, rule in rules.items() if isinstance(rule, Seen)}
+    _COMPARE[cls] = eval(f"lambda one, names: [{', '.join(values)}]", functions)
 
 
 def compared(one: Any, names: Names) -> Any:
     """The canonical form of an object whose class has declared its fields; None of None."""
     return _COMPARE[type(one)](one, names)
+
+
+def each_compared(objects: Iterable[object], names: Names) -> list[Any]:
+    """`compared` of each."""
+    return [_COMPARE[type(one)](one, names) for one in objects]
 
 
 def rules_of(one: object) -> Mapping[str, Rule]:

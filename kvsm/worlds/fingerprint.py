@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, Protocol
 
 import msgspec
 
-from kvsm.canonical import NOBODY, Names, compared
+from kvsm.canonical import NOBODY, Names, each_compared
 from kvsm.ids import listed, to_list
 from kvsm.ledger import Ledger
 from kvsm.worlds.parts import lru_order
@@ -47,51 +46,61 @@ def fingerprint(world: WorldOfParts, *, renamed: bool = True) -> bytes:
 def canonical(world: WorldOfParts, *, renamed: bool = True) -> Sequence[Any]:
     """What all parts come to. renamed: False leaves slots and device blocks their numbers."""
     names = _names_in(world.engine, renamed)
-    return [compared(part, names) for part in world.parts()]
+    return each_compared(world.parts(), names)
 
 
 def _names_in(engine: SmallEngine, renamed: bool) -> Names:
     ledger = engine.core.ledger
-    transfers = _places(chain(ledger.transfers, engine.copies))
-    slots: Iterable[int] = range(len(ledger.key_of))
-    blocks: Iterable[int] = range(len(engine.device))
+    requests = {name: place for place, name in enumerate(engine.requests)}
+    transfers = {id: place for place, id in enumerate(ledger.transfers)}
+    for id in engine.copies:
+        transfers.setdefault(id, len(transfers))
+    num_slots, num_blocks = len(ledger.key_of), len(engine.device)
+    slots: Iterable[int] = range(num_slots)
+    blocks: Iterable[int] = range(num_blocks)
     if renamed:
-        blocks = chain(_blocks_in_use(engine), blocks)
+        blocks = _blocks_in_order(engine, num_blocks)
         idle = lru_order(ledger)
         if idle is not None:
-            slots = chain(_slots_in_use(ledger, engine.requests), idle, slots)
-    return Names(ledger, _places(engine.requests), transfers, _places(slots), _places(blocks))
+            slots = _slots_in_order(ledger, engine.requests, idle, num_slots)
+    return Names(
+        ledger,
+        requests,
+        transfers,
+        {slot: place for place, slot in enumerate(slots)},
+        {block: place for place, block in enumerate(blocks)},
+    )
 
 
-def _places(things: Iterable[Any]) -> dict[Any, int]:
-    """The place of each thing, where it is first named."""
-    return {thing: place for place, thing in enumerate(dict.fromkeys(things))}
-
-
-def _slots_in_use(ledger: Ledger, requests: Iterable[str]) -> Iterable[int]:
-    yield from ledger.free
+def _slots_in_order(
+    ledger: Ledger, requests: Iterable[str], idle: Iterable[int], num_slots: int
+) -> Iterable[int]:
+    order = dict.fromkeys(ledger.free)
     for transfer in ledger.transfers.values():
-        yield from listed(transfer.slots)
+        order.update(dict.fromkeys(listed(transfer.slots)))
     for name in requests:
         record = ledger.requests.get(name)
         if record is not None and len(record.pins):
-            yield from listed(record.pins)
+            order.update(dict.fromkeys(listed(record.pins)))
+    order.update(dict.fromkeys(idle))
+    order.update(dict.fromkeys(range(num_slots)))
+    return order
 
 
-def _blocks_in_use(engine: SmallEngine) -> Iterable[int]:
-    """Free blocks first. The null block names nothing."""
-    named = dict.fromkeys(engine.pool.queue)
+def _blocks_in_order(engine: SmallEngine, num_blocks: int) -> Iterable[int]:
+    order = dict.fromkeys(engine.pool.queue)
     for request in engine.requests.values():
         for table in request.tables:
-            named.update(dict.fromkeys(table))
+            order.update(dict.fromkeys(table))
     for transfer in engine.core.ledger.transfers.values():
-        named.update(dict.fromkeys(listed(transfer.device_blocks)))
+        order.update(dict.fromkeys(listed(transfer.device_blocks)))
     for computed in engine.computing:
         for table in computed.tables:
-            named.update(dict.fromkeys(table))
+            order.update(dict.fromkeys(table))
     for kept in engine.sending.values():
-        named.update(dict.fromkeys(kept))
+        order.update(dict.fromkeys(kept))
     for copy in engine.copies.values():
-        named.update(dict.fromkeys(to_list(copy.job.device_blocks)))
-    named.pop(NOBODY, None)
-    return named
+        order.update(dict.fromkeys(to_list(copy.job.device_blocks)))
+    order.pop(NOBODY, None)
+    order.update(dict.fromkeys(range(num_blocks)))
+    return order

@@ -16,7 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from kvsm.canonical import FIXED, KEPT, NOBODY, PART, STATE, Dropped, Names, Remade, Seen, compared, declare
+from kvsm.canonical import (
+    FIXED,
+    KEPT,
+    NOBODY,
+    PART,
+    STATE,
+    Dropped,
+    Names,
+    Remade,
+    Seen,
+    declare,
+    each_compared,
+)
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
@@ -147,11 +159,9 @@ declare(
     index=Dropped("it follows from `key_of` and `blocks`"),
     free=Seen(lambda ledger, names: [names.slots[slot] for slot in ledger.free]),
     policy=Seen(_idle),
-    transfers=Seen(lambda ledger, names: [compared(one, names) for one in ledger.transfers.values()]),
+    transfers=Seen(lambda ledger, names: each_compared(ledger.transfers.values(), names)),
     planned_word=FIXED,
-    requests=Seen(
-        lambda ledger, names: [compared(ledger.requests.get(name), names) for name in names.requests]
-    ),
+    requests=Seen(lambda ledger, names: each_compared(map(ledger.requests.get, names.requests), names)),
     deferred=Dropped("the requests whose word says DEFERRED"),
     provenance=Seen(
         lambda ledger, names: [

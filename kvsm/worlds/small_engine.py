@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from kvsm import events as ev
-from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared
+from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared, each_compared
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.kv_events import Publisher
@@ -105,7 +105,7 @@ class SmallEngine(SmallWorkers):
     """Finished requests whose blocks must not go yet."""
     preempted: Annotated[
         set[str],
-        Seen(lambda engine, names: sorted(names.requests[name] for name in engine.preempted)),
+        Seen(lambda engine, names: sorted([names.requests[name] for name in engine.preempted])),
     ]
     """Preempted since the last step."""
     states: Annotated[
@@ -115,7 +115,7 @@ class SmallEngine(SmallWorkers):
     """The mamba states that the next step hands over, as in `StepOutput`."""
     computing: Annotated[
         list[ComputedRange],
-        Seen(lambda engine, names: [compared(one, names) for one in engine.computing]),
+        Seen(lambda engine, names: each_compared(engine.computing, names)),
     ]
     """The step that the device computes now."""
     results: Annotated[list[StepResults], Remade(lambda _: [], "what the last action led to")]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from kvsm.canonical import Seen, declared
+from kvsm.canonical import Names, Seen, declared
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 
-def _is_found(pool: SmallPool, block: int) -> bool:
-    return pool.cached.get(pool.caches.get(block, b"")) == block
+def _found(pool: SmallPool, names: Names) -> list[bool]:
+    """Whether each block is the one that is found by the key of its content."""
+    found = set(pool.cached.values())
+    return [block in found for block in names.blocks]
 
 
 @declared
@@ -22,10 +24,7 @@ class SmallPool:
     queue: Annotated[list[int], Seen(lambda pool, names: [names.blocks[one] for one in pool.queue])]
     caches: Annotated[dict[int, bytes], Seen(lambda pool, names: [*map(pool.caches.get, names.blocks)])]
     """Block -> the key of its content."""
-    cached: Annotated[
-        dict[bytes, int],
-        Seen(lambda pool, names: [_is_found(pool, block) for block in names.blocks]),
-    ]
+    cached: Annotated[dict[bytes, int], Seen(_found)]
     """Key -> a block of that content."""
 
     def __init__(self, size: int) -> None:
