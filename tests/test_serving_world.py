@@ -212,7 +212,7 @@ def test_loaded_worlds_share_nothing_that_changes() -> None:
 
 
 @pytest.mark.parametrize("place", ["", "engine", "engine.core.ledger", "engine.scheduler"])
-def test_attribute_of_which_saving_knows_nothing_is_refused(place: str) -> None:
+def test_attribute_that_is_not_declared_is_refused(place: str) -> None:
     world = ServingWorld(ServingOptions())
     part: object = world
     for name in filter(None, place.split(".")):
