@@ -1,5 +1,8 @@
-"""Engines for the tests in this directory: each is run once, when the first test asks for it, and its outcome
-kept. Their own modules are found by what is imported in an engine's processes, too."""
+"""Engines for the tests of this directory. Each runs once, when the first test needs it, and its outcome is
+kept.
+
+The modules of this directory are also importable in the processes of an engine.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SHARING = frozenset(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Which tests one process runs, if there are several: those of a file, and no engine is run twice."""
+    """With several test processes, the tests of a file stay in one process, and no engine runs twice."""
     from xdist.scheduler import LoadScopeScheduling
 
     class TogetherWhatShares(LoadScopeScheduling):
@@ -37,7 +40,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _core_of_its_own() -> None:
-    """Of each process that runs tests, so that engines of one rank do not meet on one core."""
+    """Each test process has its own core, so that engines with one rank do not share one."""
     name, cores = os.environ.get("PYTEST_XDIST_WORKER"), sorted(os.sched_getaffinity(0))
     if name is not None:
         os.sched_setaffinity(0, {cores[int(name.removeprefix("gw")) % len(cores)]})
@@ -51,7 +54,10 @@ def _importable() -> Iterator[None]:
 
 
 class Served(NamedTuple):
-    """What an engine with offload has left behind. notes: where `WatchedConnector` put its own."""
+    """What an engine with offload has left.
+
+    notes: the directory in which `WatchedConnector` put its files.
+    """
 
     row: Row
     outcome: TrialOutcome
@@ -60,7 +66,7 @@ class Served(NamedTuple):
 
 
 class Engines:
-    """Runs, each once. Of a model with `ranks` ranks there is one reference, whatever the row."""
+    """Engines that run once each. A model has one reference for each number of ranks, whatever the row."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -68,14 +74,14 @@ class Engines:
         self._served: dict[tuple[str, Row], Served] = {}
 
     def reference(self, model: dict[str, Any], ranks: int = 1) -> TrialOutcome:
-        """Without offload."""
+        """The outcome without offload."""
         key = (model["model_type"], ranks)
         if key not in self._references:
             self._references[key] = run_trial(make_trial(model, Row(ranks=ranks)), TIMEOUT_S)
         return self._references[key]
 
     def served(self, model: dict[str, Any], row: Row) -> Served:
-        """With offload, watched."""
+        """The outcome with offload, watched."""
         key = (model["model_type"], row)
         if key not in self._served:
             notes = self._directory / case_name((model, row))

@@ -1,6 +1,6 @@
-"""A host memory that does not keep what it was given: one block changes after it was stored.
+"""A host memory that corrupts data: one block changes after it was stored.
 
-Named to vLLM by `kv_connector_module_path`, and so imported by its processes.
+vLLM's processes import this module by `kv_connector_module_path`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ SIGN = 0x80
 
 
 class CorruptingConnector(KvsmConnector):
-    """Of the first store that ends well, all numbers of the first block change their sign."""
+    """In the first block of the first good store, all numbers change their sign."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -1,6 +1,6 @@
-"""KvsmConnectors whose copies go wrong, or go when they are told. vLLM imports them by this module's name.
+"""KvsmConnectors whose copies fail, or run when a test says so. vLLM imports this module by name.
 
-Each wraps the copy engine of every rank; nothing else of the connector is changed.
+Each connector wraps the copy engine of every rank, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvsm.worker import Worker
 
 
 class SteeredEngine:
-    """A `CopyEngine` in which nothing depends on time: a transfer is carried out when it is submitted.
+    """A `CopyEngine` that does not depend on time: a transfer is carried out when it is submitted.
 
-    held: of these directions not before `release`, or before somebody waits for it. failing: of these, half
-    of the blocks are copied, and the result is bad.
+    held: directions whose transfers wait for `release`, or until something waits for them.
+    failing: directions whose transfers copy half of their blocks and then fail.
     """
 
     def __init__(self, engine: CopyEngine) -> None:
@@ -58,7 +58,7 @@ class SteeredEngine:
             self.release([job.transfer])
 
     def release(self, transfers: Iterable[int] | None = None) -> None:
-        """Carry out these, or all that wait."""
+        """Carry out these transfers, or all that are held."""
         chosen = None if transfers is None else set(transfers)
         released = [job for job in self._waiting if chosen is None or job.transfer in chosen]
         self._waiting = [job for job in self._waiting if job not in released]
@@ -95,7 +95,7 @@ def _half(job: TransferJob) -> TransferJob:
 
 
 class _WrappedWorkerSide(WorkerSide):
-    """owner: whose `wrap` is put around the copy engine."""
+    """owner: the connector whose `wrap` wraps the copy engine."""
 
     owner: SteeredConnector
 
@@ -126,7 +126,7 @@ class SteeredConnector(KvsmConnector):
 
 
 class StuckConnector(SteeredConnector):
-    """No store ends before somebody waits for it."""
+    """No store ends before something waits for it."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002
         steered = SteeredEngine(engine)
@@ -135,7 +135,7 @@ class StuckConnector(SteeredConnector):
 
 
 class OneRankFailsConnector(SteeredConnector):
-    """On the second rank, half of the transfers of either direction fail; on the first, none."""
+    """On the second rank half of all transfers fail, on the first one none."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
@@ -149,14 +149,14 @@ class _DeadlyEngine(SteeredEngine):
 
 
 class DyingConnector(SteeredConnector):
-    """The second rank's process is killed when it is given its first load."""
+    """The second rank's process is killed at its first load."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return _DeadlyEngine(engine) if rank == 1 else engine
 
 
 class FullDiskConnector(KvsmConnector):
-    """The log's disk is full when the log has begun and some events are written."""
+    """The log's disk is full after the first events."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         if role is KVConnectorRole.SCHEDULER:

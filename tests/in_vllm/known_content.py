@@ -1,7 +1,9 @@
-"""A model that computes nothing but known words, so that a wrong byte is seen where it is read (S15).
+"""A model that computes only known words, so that a wrong byte is seen where it is read.
 
-The word of a token follows from all tokens up to it, the KV cache group, the epoch of the weights, and (mixed
-in by the rank) the rank. A request's output follows from its prompt alone, so that its tokens can be checked.
+The word of a token follows from all tokens up to it, the KV cache group, the epoch of the weights, and the
+rank
+(which the rank mixes in). The output of a request follows from its prompt alone, so its tokens can be
+checked.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Words = NDArray[np.uint64]
 
 
 class Truth:
-    """What a request must compute: its tokens without end, and the hash of the prefix up to each of them."""
+    """What a request must compute: its endless tokens, and the hash of the prefix up to each token."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
@@ -32,7 +34,7 @@ class Truth:
             self._append(token)
 
     def token(self, place: int) -> int:
-        """Behind the prompt, what comes next follows from all that came before."""
+        """A token of the prompt, or of the answer, which follows from all tokens before it."""
         while place >= len(self.tokens):
             self._append((self._hashes[-1] >> 33) % VOCABULARY)
         return self.tokens[place]
@@ -57,7 +59,10 @@ class Places(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step under way. finished: requests that are over since the step before."""
+    """A step in flight.
+
+    finished: requests that ended since the step before.
+    """
 
     output: Any
     metadata: bytes
@@ -69,23 +74,23 @@ class Step(NamedTuple):
 
 
 class Row:
-    """A request as a model runner knows it: block table of each group, tokens that have KV."""
+    """A request in a model runner: the block table of each group, and how many tokens have KV cache."""
 
     def __init__(self, tables: Sequence[Sequence[int]], computed: int) -> None:
         self.tables, self.computed = [list(table) for table in tables], computed
 
 
 class ModelRunner:
-    """Makes of each scheduler output what the ranks read and write; the same on all of them."""
+    """Turns each scheduler output into what the ranks read and write. It is the same on all ranks."""
 
     def __init__(self, shape: Shape, random: Random) -> None:
         self._shape, self._random = shape, random
         self._rows: dict[str, Row] = {}
         self.epoch = 0
-        """Of the weights: other weights, other content."""
+        """The epoch of the weights. Other weights compute other content."""
 
     def step(self, output: Any, requests: Mapping[str, Request], truths: Mapping[str, Truth]) -> Step:
-        """Right after it was scheduled."""
+        """The step of an output that was just scheduled."""
         if output.kv_cache_block_copies:
             raise AssertionError("blocks are copied on write; that is not simulated")
         self._take_rows(output)
@@ -104,7 +109,7 @@ class ModelRunner:
                 garbage = [self._random.getrandbits(64) for _ in range(drafts - accepted)]
                 writes.add(name, table, right, garbage, 0)
             row.computed = right
-            # A draft that was accepted is a token, and one more is sampled behind it.
+            # Each accepted draft is a token, and one more token is sampled after it.
             sampled[name] = [truth.token(right - n) for n in range(accepted, -1, -1)] if is_last else []
         return Step(
             output,
@@ -129,7 +134,7 @@ class ModelRunner:
             row = self._rows[name]
             for table, more in zip(row.tables, blocks or ()):
                 table += more
-            # With drafts under way the scheduler hopes that all of them were accepted.
+            # With drafts in flight, the scheduler assumes that all of them were accepted.
             if computed != row.computed and not self._shape.drafts:
                 raise PropertyBroken(
                     Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"

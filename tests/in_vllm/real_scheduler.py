@@ -1,16 +1,21 @@
-"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only writes and reads.
+"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only reads and writes
+words.
 
 There is no model and no GPU. `Engine` does what vLLM's engine core does with its scheduler, one act at a
-time: schedule a step, let the workers run it, give its output back; in between requests arrive, are aborted,
-and caches are reset. With asynchronous scheduling and with pipeline stages, several steps are under way.
+time: it
+schedules a step, lets the workers run it, and returns its output. In between requests arrive, are aborted,
+and caches
+are reset. With asynchronous scheduling and with pipeline stages, several steps are in flight.
 
-A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step, in any
-order, as a seed says. What a step computes is a kernel of that device: it writes the words of its tokens
-(`known_content`), and all that its layers look back at must hold the right ones (S15). A wrong match, a load
-that was not waited for, a block that was given away too early are seen there, or by the race detector (S12).
-Rejected drafts leave garbage.
+A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
+any order,
+as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
+(`known_content`), and
+all words that its layers look back at must be correct. This shows a wrong match, a load that was not waited
+for, and a
+block that was freed too early; so does the race detector. Rejected drafts leave garbage.
 
-Not simulated: mamba groups, images, adapters, requests that come in parts.
+Not simulated: mamba groups, images, adapters, requests that arrive in parts.
 """
 
 from __future__ import annotations
@@ -61,11 +66,11 @@ from kvsm.vllm.messages import StepReports
 from kvsm.vllm.rank_copies import RankCopies
 
 DRAIN_STEPS = 2000
-"""More than any of these engines needs to finish all that it was given."""
+"""More steps than any of these engines needs to finish all its work."""
 
 
 class Rank:
-    """A worker: vLLM's connector of its side, and a device on which compute is queued."""
+    """A worker: the worker's side of vLLM's connector, and a device on which compute is queued."""
 
     def __init__(self, config: Any, kv_cache: Any, shape: Shape, number: int, seed: int) -> None:
         config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
@@ -75,7 +80,7 @@ class Rank:
         self._wrong: list[str] = []
         self._ends: list[Any] = []
         self.silent: set[int] = set()
-        """Transfers of which this rank never reports the end."""
+        """Transfers whose end this rank never reports."""
 
         def copies(tensors: Sequence[Any], host_blocks: int, _verify: bool) -> RankCopies:
             pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES)
@@ -90,7 +95,7 @@ class Rank:
             )
 
     def execute(self, step: Step) -> ModelRunnerOutput:
-        """Queue what the step computes, as a worker does: it waits for nothing."""
+        """Queue the step's compute, as a worker does, without waiting for anything."""
         connector, metadata = self.connector, pickle.loads(step.metadata)
         connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
@@ -113,7 +118,7 @@ class Rank:
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=list(map(list, step.sampled.values())),
-            # vLLM gives nothing back of a step that computed nothing and has nothing to tell.
+            # vLLM returns nothing of a step that computed nothing and has nothing to report.
             kv_connector_output=None if told.is_empty() and not names else told,
         )
 
@@ -124,7 +129,7 @@ class Rank:
         return StepReports(told) if told else None
 
     def await_compute(self) -> None:
-        """Until the step that was queued first, and not waited for yet, has computed."""
+        """Wait until the oldest step that was not waited for has computed."""
         self._ends.pop(0).synchronize()
         self.check()
 
@@ -139,7 +144,7 @@ class Rank:
         mix = np.uint64(2 * self._number + 1)
 
         def action() -> None:
-            # In a layer all tokens of a step are written before any looks back.
+            # In each layer, all tokens of a step are written before any token looks back.
             self._words[writes.blocks, writes.offsets] = writes.words * mix
             right = self._words[reads.blocks, reads.offsets] == reads.words * mix
             for place in np.flatnonzero(~right):
@@ -154,10 +159,14 @@ class Rank:
 
 
 class Engine:
-    """What vLLM's engine core does, one act at a time; and what must hold meanwhile.
+    """vLLM's engine core, one act at a time, and what must always hold.
 
-    Attributes: `counts`, what happened; `scheduler`, vLLM's; `ledger`, kvsm's; `ranks`; `plan`, what the step
-    that was scheduled last copies; `latest`, that step; `told`, what each client has got.
+    counts: what happened.
+    scheduler: vLLM's.
+    ledger: kvsm's.
+    plan: what the last scheduled step copies.
+    latest: the last scheduled step.
+    told: the tokens that each client got.
     """
 
     def __init__(self, shape: Shape, seed: int) -> None:
@@ -179,11 +188,17 @@ class Engine:
         self._scheduled: list[Step] = []
         self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
 
-    # What may happen.
+    # Acts.
 
     def arrive(self, family: int, length: int, own: int, outputs: int) -> None:
-        """A prompt: so many tokens that all of its family begin with, and some of its own; and how many
-        tokens it wants. A family that is odd goes on where the request of this number has ended."""
+        """A request arrives.
+
+        family: all prompts of a family begin with the same tokens. An odd family continues the request of
+            its number.
+        length: how many of these tokens the prompt has.
+        own: how many tokens of its own follow.
+        outputs: how many tokens it generates.
+        """
         name, asked = f"r{len(self._asked)}", [truth.tokens for truth in self._truths.values()]
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
         prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
@@ -194,7 +209,7 @@ class Engine:
         self.scheduler.add_request(request)
 
     def schedule(self) -> bool:
-        """Begin a step. False where vLLM would not."""
+        """Begin a step. False if vLLM would not."""
         if self.steps_under_way >= self.shape.most_steps or not self.scheduler.has_requests():
             return False
         output = self.scheduler.schedule()
@@ -215,7 +230,7 @@ class Engine:
         return True
 
     def deliver(self) -> bool:
-        """Give back the output of the oldest step under way, when all ranks have computed it."""
+        """Return the output of the oldest step in flight, when all ranks have computed it."""
         if not self._executed and not self.execute():
             return False
         step, outputs = self._executed.pop(0)
@@ -228,19 +243,19 @@ class Engine:
             for answer in answers.outputs:
                 self._take_answer(answer)
         if step.drafted and not self.shape.is_async:
-            # With asynchronous scheduling the workers keep their drafts to themselves.
+            # With asynchronous scheduling the workers keep their drafts.
             drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
             self.scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
         return True
 
     def step(self) -> None:
-        """A step of vLLM's: the queue is filled, then the oldest output is waited for."""
+        """A step as vLLM takes it: fill the queue, then wait for the oldest output."""
         while self.schedule():
             pass
         self.deliver()
 
     def abort(self, number: int) -> None:
-        """The client of a request has gone."""
+        """The client of a request disconnects."""
         waiting = [name for name, one in self._asked.items() if not one.is_finished()]
         if waiting:
             name = waiting[number % len(waiting)]
@@ -250,14 +265,14 @@ class Engine:
             self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def reset(self, running: bool, connector: bool) -> None:
-        """The caches are emptied. Where all was, the weights change: what was computed before is wrong."""
+        """Reset the caches. If all of them were reset, the weights change, so old content is wrong."""
         self.counts["resets"] += 1
         try:
             done = self.scheduler.reset_prefix_cache(
                 reset_running_requests=running, reset_connector=connector
             )
         except RuntimeError as error:
-            # Where a copy holds a block vLLM gives up, with all requests preempted, and goes on.
+            # If a copy holds a block, vLLM refuses after it has preempted all requests, and goes on.
             if "remote KV transfer" not in str(error):
                 raise
             done = False
@@ -266,20 +281,20 @@ class Engine:
             self._runner.epoch += 1
 
     def reset_host(self) -> None:
-        """Only what is in host memory is forgotten."""
+        """Reset host memory only."""
         self.counts["host resets"] += 1
         self.scheduler.reset_connector_cache()
         if any(self.ledger.readable(slot) for slot in self.ledger.index.values()):
             raise PropertyBroken(Property.NO_STALE_DATA, "a key can be matched right after a reset")
 
-    # What must hold.
+    # Checks.
 
     @property
     def steps_under_way(self) -> int:
         return len(self._scheduled) + len(self._executed)
 
     def check(self) -> None:
-        """At any moment."""
+        """What must hold at any moment."""
         broken = check_ledger(self.ledger)
         if broken:
             raise PropertyBroken(broken[0].property, broken[0].message)
@@ -287,7 +302,7 @@ class Engine:
             rank.check()
 
     def drain(self) -> None:
-        """Let everything end, and check that nothing is left and every client has what it asked for."""
+        """Finish all work, and check that nothing is left and every client has all its tokens."""
         for _ in range(DRAIN_STEPS):
             if not self.steps_under_way and not self.scheduler.has_requests():
                 break
@@ -306,7 +321,7 @@ class Engine:
             self._check_answer(name)
 
     def close(self) -> None:
-        """End the engine. Its log must tell the same story."""
+        """End the engine. Its log must fold to the same state."""
         live = digest(self.ledger)
         self.scheduler.shutdown()
         for rank in self.ranks:
@@ -333,7 +348,7 @@ class Engine:
                 Property.NO_REUSE_IN_FLIGHT, f"{where} computes into a block that a copy touches"
             )
         for request in self.scheduler.kv_holding_waiting:
-            # It would wait for blocks that those behind it hold.
+            # The request would wait for blocks that the requests behind it hold.
             if request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS and not request.num_computed_tokens:
                 raise PropertyBroken(
                     Property.PROGRESS, f"request {request.request_id} has no blocks, and is in the way"
@@ -385,7 +400,7 @@ class Engine:
 
 
 def walk(seed: int, acts: int, shape: Shape | None = None) -> Counter[str]:
-    """Let an engine live by a seed, and end. Returns what happened."""
+    """Run an engine by a seed until its end. Returns what happened."""
     random = Random(f"walk {seed}")
     if shape is None:
         shape = valid(Shape(**{name: random.choice(values) for name, values in CHOICES.items()}))
@@ -404,7 +419,7 @@ def walk(seed: int, acts: int, shape: Shape | None = None) -> Counter[str]:
 
 
 def act(engine: Engine, random: Random) -> None:
-    """One of the things that may happen."""
+    """Do one of the possible acts."""
     kind = random.random()
     if kind < 0.14:
         engine.arrive(

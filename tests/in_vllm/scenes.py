@@ -1,8 +1,10 @@
-"""Disturbances of a real vLLM engine, step by step, in a process of their own; they tell facts, tests judge.
+"""Disturbances of a real vLLM engine, step by step, in its own process. Scenes report facts, and tests judge
+them.
 
-`play` is for the tests: it starts this module's `main` in a new process, in which engine, scheduler and
-connector are one process, so that a scene can look at them between two steps. The copies are carried out when
-the scene says (`faulty_connectors`): nothing here depends on time.
+`play` runs this module's `main` in a new process. There engine, scheduler and connector share one process,
+so a scene
+can inspect them between two steps. A scene decides when copies run (`faulty_connectors`): nothing depends on
+time.
 """
 
 from __future__ import annotations
@@ -31,16 +33,16 @@ MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 MAX_TOKENS = 8
 
 POOL: Mapping[str, Any] = {"num_gpu_blocks_override": 128}
-"""Of the engine: as many device blocks as all prompts take together, and some more."""
+"""Arguments of the engine: as many device blocks as all prompts need together, and some more."""
 
 HOST_BYTES = 1 << 25
 
 MOST_STEPS = 200
-"""In which every scene must have settled; it takes some 20."""
+"""Every scene settles in about 20 steps."""
 
 
 def prompt(number: int) -> list[int]:
-    """Six blocks and a bit, unlike those of every other number."""
+    """A bit more than six blocks, different for each number."""
     random = Random(f"prompt {number}")
     return [random.randrange(3, VOCABULARY) for _ in range(212)]
 
@@ -50,7 +52,7 @@ PROMPTS = [prompt(number) for number in range(12)]
 
 @cache
 def expected(model: str) -> list[list[int]]:
-    """What an engine without offload says to each of `PROMPTS`."""
+    """The answers to `PROMPTS` of an engine without offload."""
     plain = Trial(rounds=[PROMPTS], max_tokens=MAX_TOKENS, model=dict(MODELS[model]), engine=dict(POOL))
     return run_trial(plain).tokens
 
@@ -58,21 +60,26 @@ def expected(model: str) -> list[list[int]]:
 def steered(
     load_failure: str = "recompute", name: str = "SteeredConnector", **options: Any
 ) -> dict[str, Any]:
-    """vLLM's configuration for a connector of `faulty_connectors`."""
+    """vLLM's `kv_transfer_config` for a connector of `faulty_connectors`."""
     given = connector_config(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
     return {**given, "kv_connector": name, "kv_connector_module_path": "faulty_connectors"}
 
 
 def search_path() -> str:
-    """Where the processes of an engine find `faulty_connectors`, and what that imports."""
+    """The PYTHONPATH with which an engine's processes find `faulty_connectors` and what it imports."""
     here = Path(__file__).resolve().parent
     return os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """answers: (prompt's number, tokens, why it ended) of every request that was not aborted. cached: tokens
-    of each of these that were not computed. facts: what a scene noted, by name. left: what was left of each
-    scene when it was over; empty if nothing was. digest: of the ledger at the very end."""
+    """What the scenes report.
+
+    answers: (number of the prompt, tokens, why it ended) of each request that was not aborted.
+    cached: tokens of each of these requests that were not computed.
+    facts: what a scene noted, by name.
+    left: what was left when a scene was over; empty if nothing was.
+    digest: of the ledger at the very end.
+    """
 
     answers: list[tuple[int, list[int], str]]
     cached: list[int]
@@ -84,7 +91,10 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
 def play(
     scenes: Sequence[str], log: Path, *, model: str = "llama", timeout_s: float = 300, **given: Any
 ) -> Told:
-    """Run these scenes, one after the other, on one engine. log: the parent of its event log."""
+    """Run these scenes one after the other on one engine.
+
+    log: the parent of its event log.
+    """
     transfer = steered(given.pop("load_failure", "recompute"), event_log=str(log), **given)
     trial = Trial(
         rounds=[], max_tokens=MAX_TOKENS, kv_transfer=transfer, model=dict(MODELS[model]), engine=dict(POOL)
@@ -137,7 +147,7 @@ def main(answer: str, scenes: Sequence[str]) -> None:
 
 
 class Stage:
-    """A vLLM engine, step by step, with kvsm's two sides in it."""
+    """A vLLM engine that runs step by step, with both of kvsm's sides in it."""
 
     def __init__(self, llm: Any) -> None:
         from faulty_connectors import SteeredConnector
@@ -158,7 +168,7 @@ class Stage:
         self._all_blocks = self.free_blocks()
 
     def ask(self, *numbers: int) -> list[str]:
-        """Ask these prompts; the requests' names."""
+        """Ask these prompts. Returns the names of the requests."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -179,7 +189,7 @@ class Stage:
                     self.cached.append(output.num_cached_tokens or 0)
 
     def settle(self) -> int:
-        """Step until no request is left, and no copy. Returns the steps that it took."""
+        """Step until no request and no copy is left. Returns how many steps it took."""
         for steps in range(MOST_STEPS):
             if not self.scheduler.has_requests():
                 return steps
@@ -187,14 +197,15 @@ class Stage:
         raise AssertionError(f"after {MOST_STEPS} steps there is still work: {self.scheduler.requests}")
 
     def serve(self, *numbers: int) -> list[int]:
-        """Ask, and settle. The cached tokens of each, as they ended."""
+        """Ask these prompts, and settle. Returns the cached tokens of each, in the order in which they
+        ended."""
         before = len(self.cached)
         self.ask(*numbers)
         self.settle()
         return self.cached[before:]
 
     def only_the_host_knows(self, *numbers: int) -> None:
-        """These prompts are stored, and the device has forgotten them."""
+        """Store these prompts, and let the device forget them."""
         self.serve(*numbers)
         self.settle()
         assert self.engine.reset_prefix_cache(), "blocks are held, though nothing is under way"
@@ -203,7 +214,7 @@ class Stage:
         self.copies.held = set(directions)
 
     def go_on(self) -> None:
-        """What was held ends, and nothing is held any more."""
+        """Release the held copies, and hold no more."""
         self.copies.held, self.copies.failing = set(), set()
         self.copies.release()
 
@@ -217,7 +228,7 @@ class Stage:
         self.facts.setdefault(name, []).append(fact)
 
     def end_of(self, scene: str) -> None:
-        """What is still held of it."""
+        """What is still held of a scene."""
         self.go_on()
         self.settle()
         broken = check_ledger(self.ledger) + check_rest(self.ledger)
@@ -229,7 +240,8 @@ class Stage:
 
 
 def abort_in_mid_load(stage: Stage) -> None:
-    """Two of four are aborted, one of them twice; its prompt is asked again while its load is still held."""
+    """Two of four requests are aborted, one of them twice. Its prompt is asked again while its load is still
+    held."""
     stage.only_the_host_knows(0, 1, 2, 3)
     stage.hold(Direction.LOAD)
     first, second, *_ = stage.ask(0, 1, 2, 3)
@@ -248,7 +260,7 @@ def abort_in_mid_load(stage: Stage) -> None:
 
 
 def abort_all_in_mid_load(stage: Stage) -> None:
-    """Nobody is left who would wait for the loads."""
+    """No request is left that would wait for the loads."""
     stage.only_the_host_knows(0, 1, 2, 3)
     stage.hold(Direction.LOAD)
     names = stage.ask(0, 1, 2, 3)
@@ -260,7 +272,7 @@ def abort_all_in_mid_load(stage: Stage) -> None:
 
 
 def abort_before_the_load_fails(stage: Stage) -> None:
-    """Of two whose loads will fail, one is aborted before that is known."""
+    """Two loads will fail; one of the requests is aborted before that is known."""
     stage.only_the_host_knows(4, 5)
     stage.hold(Direction.LOAD)
     stage.copies.failing = {Direction.LOAD}
@@ -272,7 +284,8 @@ def abort_before_the_load_fails(stage: Stage) -> None:
 
 
 def abort_when_the_load_has_ended(stage: Stage) -> None:
-    """Good or bad; vLLM has not scheduled the request since, or has not heard of it yet."""
+    """The load, good or bad, has ended, but vLLM has not scheduled the request since, or has not heard of it
+    yet."""
     for failing in (set(), {Direction.LOAD}):
         stage.only_the_host_knows(0, 1)
         stage.copies.failing = failing
@@ -284,7 +297,7 @@ def abort_when_the_load_has_ended(stage: Stage) -> None:
 
 
 def reset_under_load(stage: Stage) -> None:
-    """Twice: some requests load, another computes and is being stored, and the whole cache is reset."""
+    """Happens twice: some requests load, another one computes and is stored, and the whole cache is reset."""
     for new in (6, 7):
         stage.only_the_host_knows(0, 1, 2, 3)
         stage.hold(Direction.LOAD, Direction.STORE)
@@ -293,7 +306,7 @@ def reset_under_load(stage: Stage) -> None:
         stage.note("loading at the reset", stage.loading())
         stage.note("drained at once", _reset(stage))
         stage.step()
-        # vLLM's answer above is no, whatever kvsm's is: blocks are held.
+        # vLLM's answer above is False, whatever kvsm's is: blocks are held.
         stage.note("drained while held", stage.scheduler.reset_connector_cache())
         stage.go_on()
         stage.settle()
@@ -307,8 +320,10 @@ def _reset(stage: Stage, **how: bool) -> bool:
 
 
 def reset_running_requests(stage: Stage) -> None:
-    """Requests in mid-generation lose their blocks and the caches, and start over. vLLM refuses that while a
-    copy holds a block; it has preempted by then, and goes on all the same."""
+    """Running requests lose their blocks and the caches, and start over.
+
+    vLLM refuses the reset while a copy holds a block. It has preempted the requests by then, and goes on.
+    """
     stage.ask(0, 1, 7)
     stage.step(3)
     stage.note("reset while running", _reset(stage, reset_running_requests=True))
@@ -325,7 +340,7 @@ def reset_running_requests(stage: Stage) -> None:
 
 
 def sleep(stage: Stage) -> None:
-    """Without memory to give away: on a CPU vLLM sleeps by forgetting its caches, and kvsm's with them."""
+    """On a CPU vLLM frees no memory: it sleeps by resetting its caches, and kvsm's with them."""
     stage.only_the_host_knows(0, 1)
     stage.note("cached before sleep", stage.serve(0, 1))
     stage.engine.sleep(level=1)
@@ -337,7 +352,7 @@ def sleep(stage: Stage) -> None:
 
 
 def pause(stage: Stage) -> None:
-    """Level 0: requests wait; a load that was under way ends meanwhile, and is used afterwards."""
+    """Level 0: requests wait. A load in flight ends meanwhile, and is used afterwards."""
     stage.only_the_host_knows(2, 3)
     stage.hold(Direction.LOAD)
     stage.ask(2, 3)
@@ -352,7 +367,7 @@ def pause(stage: Stage) -> None:
 
 
 def fail_loads(stage: Stage) -> None:
-    """Every load fails, of prompts that were stored; then the same ones again, with good copies."""
+    """Every load of stored prompts fails. Then the same prompts are asked again, with good copies."""
     numbers: Iterable[int] = range(6)
     stage.only_the_host_knows(*numbers)
     stage.copies.failing = {Direction.LOAD}
@@ -365,7 +380,7 @@ def fail_loads(stage: Stage) -> None:
 
 
 def shut_down_in_mid_copy(stage: Stage) -> None:
-    """The last scene: loads and stores are under way when the engine is shut down."""
+    """The last scene: loads and stores are in flight when the engine shuts down."""
     stage.only_the_host_knows(0, 1)
     stage.hold(Direction.LOAD, Direction.STORE)
     stage.ask(0, 1, 10)

@@ -1,4 +1,5 @@
-"""What the engines of `real_scheduler` are like, and what vLLM's schedulers are built from for each."""
+"""The shapes of the engines of `real_scheduler`, and the configuration from which vLLM's schedulers are
+built."""
 
 from __future__ import annotations
 
@@ -29,18 +30,24 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 BLOCK_TOKENS = 4
 WORD_BYTES = 8
-"""What a token has in each rank's part of the KV cache: one word."""
+"""Bytes of one token in each rank's part of the KV cache: one word."""
 MOST_TOKENS = 48
-"""Of a request, output included."""
+"""Most tokens of a request, output included."""
 WINDOW = 6
-"""Of the sliding window group, in tokens: two blocks, or three."""
+"""Tokens of the sliding window: it spans two or three blocks."""
 VOCABULARY = 1024
 
 
 class Shape(NamedTuple):
-    """What an engine is like. runner: which of vLLM's model runners, V1 or V2, it is told that it serves.
-    stages: of a pipeline. shards: of tensor parallelism. drafts: speculative tokens a step. failing: share of
-    copies that fail on each rank. extra: of the connector's options."""
+    """The shape of an engine.
+
+    runner: the version of vLLM's model runner that it serves, 1 or 2.
+    stages: pipeline stages.
+    shards: tensor-parallel ranks of each stage.
+    drafts: speculative tokens of each step.
+    failing: share of the copies that fail on each rank.
+    extra: options of the connector.
+    """
 
     is_async: bool = False
     runner: int = 1
@@ -62,7 +69,7 @@ class Shape(NamedTuple):
 
     @property
     def most_steps(self) -> int:
-        """How many steps may be under way at once."""
+        """How many steps may be in flight at once."""
         return self.stages + self.is_async
 
 
@@ -89,18 +96,18 @@ CHOICES: Mapping[str, Sequence[Any]] = {
         {"store": "lazy", "lazy_target_blocks": 16, "policy": "slru"},
     ),
 }
-"""Of what a `Shape` is drawn, by whoever draws."""
+"""The values from which a `Shape` is drawn."""
 
 
 def valid(shape: Shape) -> Shape:
-    """A shape that vLLM would accept, or the next one."""
+    """This shape, or the nearest one that vLLM accepts."""
     if shape.stages > 1:
         shape = shape._replace(drafts=0, runner=2 if shape.is_async else shape.runner)
     return shape
 
 
 def changed(config: Any, **changes: Any) -> Any:
-    """A copy. (vLLM's configurations decide anew what they hold whenever they are made.)"""
+    """A changed copy. (vLLM's configurations recompute their fields when they are constructed.)"""
     changed = copy.copy(config)
     for name, value in changes.items():
         setattr(changed, name, value)
@@ -115,7 +122,7 @@ def hasher() -> Any:
 
 @cache
 def _base_config(stages: int, shards: int) -> Any:
-    """What vLLM makes of a small model's configuration; there is no model."""
+    """vLLM's configuration of a small model; there is no model."""
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MOST_TOKENS}
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32"}
@@ -185,7 +192,7 @@ def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
     common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     specs = [FullAttentionSpec(**common), SlidingWindowSpec(**common, sliding_window=WINDOW)][: shape.groups]
     assert all(spec.page_size_bytes == block_bytes for spec in specs)
-    # Groups lie over each other, as vLLM lays them: a block belongs to one group at a time.
+    # Groups overlap, as in vLLM: a block belongs to one group at a time.
     names = [f"layer.{group}" for group in range(shape.groups)]
     tensors = [KVCacheTensor(size, [name], layer_stride=size, block_stride=block_bytes) for name in names]
     groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs)]

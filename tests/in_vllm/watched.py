@@ -1,7 +1,7 @@
-"""What runs in the engines of these tests, beside kvsm: it notes what only the engine's process knows.
+"""What runs in an engine's process besides kvsm, and notes what only that process knows.
 
-Named to vLLM by `kv_connector_module_path`, and so imported by its processes. What it notes goes beside the
-event logs, which are in a directory of each run's own.
+vLLM's processes import this module by `kv_connector_module_path`. The notes lie beside the event logs of a
+run.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class WatchedConnector(KvsmConnector):
 
 
 class FilePublisher(EventPublisher):
-    """In the place of vLLM's publisher over ZeroMQ: the same bytes, into a file, where none is lost to a
-    subscriber that comes late."""
+    """Replaces vLLM's publisher over ZeroMQ: it writes the same bytes to a file, so a late reader loses
+    none."""
 
     path: Path
 

@@ -1,12 +1,16 @@
 """What the engines of these tests serve, and under which settings.
 
-A few hundred prompts, greedily completed. Each round asks for the same prefixes in another order, and what
-lies between two uses of a prefix is several times what the device holds: without offload nearly every prefix
-is computed again. Some are asked for twice in a row, some prompts share nothing.
+The workload has a few hundred prompts with greedy answers. Each round asks for the same prefixes in another
+order.
+Between two uses of a prefix lies several times what the device holds, so without offload nearly every prefix
+is
+computed again. Some prefixes are used twice in a row, and some prompts share nothing.
 
-Nowhere in the answers are the two best tokens nearly equal (the seed was chosen for it): in none of the three
-models are they closer than 0.0004 of their usual distance, some hundred times what rounding can do. So tokens
-that differ are wrong, however a run has split its prefills.
+The seed was chosen so that the two best tokens are never nearly equal. In none of the three models are they
+closer than
+0.0004 of their usual distance, which is a few hundred times the rounding error. So tokens that differ are
+wrong,
+however a run has split its prefills.
 """
 
 from __future__ import annotations
@@ -27,21 +31,24 @@ MISTRAL: dict[str, Any] = {
     "model_type": "mistral",
     "sliding_window": 2 * BLOCK_TOKENS,
 }
-"""Every layer has a sliding window of two blocks: one group, and nothing that looks at everything."""
+"""A sliding window of two blocks in every layer: one group, and no full attention."""
 
 ROOMY, TIGHT = 64 << 20, 5 << 20
-"""Bytes of host memory: for everything that is ever stored, and for about the half of it."""
+"""Bytes of host memory: for all that is ever stored, and for about half of it."""
 
 TIMEOUT_S = 900
-"""Of one engine, which takes some 10 s alone: other work on the machine must not fail a test."""
+"""For one engine, which takes about 10 s alone. Other work on the machine must not fail a test."""
 
 END_DIGEST, KV_EVENTS = "digest.txt", "kv_events.msgpack"
-"""What `watched` writes: files beside an engine's event log."""
+"""The files that `watched` writes beside an engine's event log."""
 
 
 class Row(NamedTuple):
-    """One engine with offload. batched_tokens: the most that one step computes; 128 splits every prefill.
-    own_process: whether vLLM's engine core has a process of its own."""
+    """One engine with offload.
+
+    batched_tokens: most tokens that one step computes; 128 splits every prefill.
+    own_process: whether vLLM's engine core has its own process.
+    """
 
     store: str = "eager"
     policy: str = "lru"
@@ -53,14 +60,18 @@ class Row(NamedTuple):
 
     @property
     def describes_kv_events(self) -> bool:
-        """Whether they say what a block holds. Chunks of several blocks are told without, for a log does not
-        tell which blocks are in one; and a lazy store does not know."""
+        """Whether KV events include the tokens of a block.
+
+        Chunks of several blocks are published without, because a log does not say which blocks a chunk has.
+        A lazy store
+        does not know the tokens.
+        """
         return self.store == "eager" and self.blocks_per_chunk == 1
 
     @property
     def whole_hashes(self) -> bool:
-        """In KV events; not so, they are integers. No setting of its own: to kvsm it makes no other
-        difference."""
+        """Whether KV events have whole block hashes; otherwise they are integers. This changes nothing else
+        in kvsm."""
         return self.own_process
 
     @property
@@ -80,7 +91,7 @@ PAIRWISE = (
     Row("eager", "arc", 2, 128, 2, ROOMY, False),
     Row("eager", "lru", 2, 512, 2, TIGHT, True),
 )
-"""Every two values of two settings meet in one of these, but for a lazy store of chunks, which is refused."""
+"""Every two values of two settings meet in one row, except a lazy store of chunks, which is refused."""
 
 ROWS = (
     *PAIRWISE,
@@ -95,7 +106,7 @@ HYBRID: tuple[tuple[dict[str, Any], Row], ...] = (
 )
 
 CASES = (*((dict(LLAMA), row) for row in ROWS), *HYBRID)
-"""Every model with every row that is run."""
+"""Every model with each of its rows."""
 
 
 def case_name(case: tuple[dict[str, Any], Row]) -> str:
@@ -104,7 +115,7 @@ def case_name(case: tuple[dict[str, Any], Row]) -> str:
 
 
 def pairs_missed(rows: tuple[Row, ...]) -> set[tuple[Any, ...]]:
-    """Two values of two settings that both occur, and meet in no row."""
+    """Two values of two settings that both occur, but meet in no row."""
     missed: set[tuple[Any, ...]] = set()
     for first, second in combinations(range(len(Row._fields)), 2):
         met = {(row[first], row[second]) for row in rows}
@@ -134,7 +145,7 @@ def make_rounds(seed: int = 3) -> list[list[Prompt]]:
 
 
 def reusable_tokens(rounds: list[list[Prompt]], chunk_tokens: int) -> int:
-    """How many tokens of the prompts were computed in a round before, in whole chunks from the start on."""
+    """How many tokens of the prompts were computed in an earlier round, in whole chunks from the start on."""
     seen: set[tuple[int, ...]] = set()
     reusable = 0
     for prompts in rounds:
@@ -149,8 +160,10 @@ def reusable_tokens(rounds: list[list[Prompt]], chunk_tokens: int) -> int:
 
 
 def make_trial(model: dict[str, Any], row: Row, device_blocks: int = 40, **more: Any) -> Trial:
-    """The workload for this model under the engine's part of the row's settings. The device pool holds six
-    requests of the workload or so: too few, for what they generate takes more blocks yet."""
+    """The workload for this model, under the engine's settings of a row.
+
+    device_blocks: by default room for about six requests, which is too little for what they generate.
+    """
     engine = {
         "num_gpu_blocks_override": device_blocks,
         "max_num_batched_tokens": row.batched_tokens,
