@@ -1,6 +1,6 @@
-"""Beside real vLLM: the same hits from the same requests, and KV events that vLLM's own types decode.
+"""Compared with real vLLM: the same requests have the same hits, and vLLM's types decode kvsm's KV events.
 
-Runs where vLLM can be imported; the continuous integration makes an environment for it.
+Runs where vLLM can be imported. The continuous integration has an environment for it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def vllm_hit(manager: Any, request: str, key: bytes) -> bool:
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80))
 @settings(max_examples=200, deadline=None)
 def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
-    """Requests of one block, where no order within a prefix can differ."""
+    """Requests have one block, so order within a prefix cannot differ."""
     core, _ = new_core(host_blocks=HOST_BLOCKS)
     manager = CPUOffloadingManager(HOST_BLOCKS, cache_policy="lru")
     for number, block in enumerate(requests):
@@ -63,7 +63,7 @@ def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
 
 
 def test_kv_events_decode_as_vllms() -> None:
-    """S10 on the wire: what a router of vLLM's reads is what kvsm says."""
+    """Events are state (S10): a router reads what kvsm published."""
     core, _ = new_core(host_blocks=2, publisher=Publisher())
     store(core, "r", keys(2, group=1))
     store(core, "r", keys(1, "new", group=1), 4)
@@ -73,7 +73,7 @@ def test_kv_events_decode_as_vllms() -> None:
     assert [type(event) for event in events[:3]] == [BlockStored, BlockRemoved, BlockStored]
     assert events[0].block_hashes == [key[:-4] for key in keys(2)]
     assert (events[0].medium, events[0].group_idx, events[0].block_size) == ("CPU", 1, 0)
-    # A reset takes back its keys, and says nothing of what the device has.
+    # A reset removes its own keys, and says nothing about the device.
     assert isinstance(events[-1], BlockRemoved)
     assert [type(event) for event in events].count(BlockStored) == 2
 

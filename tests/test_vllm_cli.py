@@ -1,4 +1,4 @@
-"""`kvsm vllm-check` and `kvsm bench vllm`, as far as they can be tested where vLLM is not installed."""
+"""`kvsm vllm-check` and `kvsm bench vllm`, as far as they can be tested without vLLM."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def kvsm(*arguments: str) -> Result:
     return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
-# Where vLLM is not.
+# Without vLLM.
 
 
 @pytest.mark.parametrize("command", [["vllm-check"], ["bench", "vllm"]], ids=" ".join)
@@ -98,7 +98,7 @@ def test_what_fits_is_good() -> None:
 def test_a_method_that_vllm_does_not_know_is_told() -> None:
     class Ours(Theirs):
         def on_reset_flushed(self) -> None:
-            """Of a newer vLLM, and not missed."""
+            """A method of a newer vLLM, which is not required."""
 
         def load(self) -> None: ...
 
@@ -129,7 +129,7 @@ def test_a_method_that_vllm_needs_is_told() -> None:
 
 
 def test_names_that_vllm_lacks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those imported in a function too: they would be missed only when it is called."""
+    """Imports inside functions count too: a missing one would fail only when the function is called."""
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     there = types.ModuleType("vllm.there")
     monkeypatch.setitem(sys.modules, "vllm.there", there)
@@ -159,7 +159,7 @@ def test_same_tokens_and_loaded_blocks_are_good() -> None:
 
 @pytest.mark.parametrize("tokens", [[[1, 2], [3, 5]], [[1, 2]]], ids=["another token", "a request less"])
 def test_other_tokens_are_wrong(tokens: list[list[int]]) -> None:
-    """S15, as far as an engine from outside shows it."""
+    """Correct bytes (S15), as far as tokens show it."""
     outcome = msgspec.structs.replace(PLAIN_OUTCOME, tokens=tokens)
     found = judged(GOOD, PLAIN_OUTCOME, outcome)
     assert found.other_tokens == 1
@@ -176,7 +176,7 @@ def test_blocks_that_do_not_come_back_are_wrong() -> None:
 
 @pytest.mark.parametrize(("good", "wrong"), [(True, ()), (False, ("failed stores: 1",))])
 def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[str, ...]) -> None:
-    """Tokens do not tell: what failed was computed again."""
+    """Tokens do not show it, because failed blocks are recomputed."""
     config = OffloadConfig(host_blocks=4, device_blocks=4)
     log = LogWriter(tmp_path / "log", config=config, snapshot=lambda: snapshot(core.ledger))
     core = Offloader(config, log)
@@ -192,7 +192,7 @@ def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[s
 
 
 def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed) -> None:
-    """Engines that give these answers, in an installation in which nothing is missing."""
+    """Engines that give these answers, in an installation that lacks nothing."""
     left = list(answers)
 
     def run(trial: Trial) -> TrialOutcome:  # noqa: ARG001 (the real one's signature)
@@ -207,7 +207,7 @@ def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed)
 
 
 def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 2: that is not kvsm's fault."""
+    """Exit code 2: this is not kvsm's fault."""
     _runs(monkeypatch, TrialFailed("no memory"))
     result = kvsm("vllm-check")
     assert result.exit_code == 2
@@ -215,7 +215,7 @@ def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 1; and one contestant that fails does not hide the other."""
+    """Exit code 1. One engine that fails does not hide the other."""
     _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME)
     result = kvsm("vllm-check")
     assert result.exit_code == 1
@@ -241,7 +241,7 @@ def test_what_is_missing_in_vllm_is_wrong() -> None:
     assert report.wrong == ["no such name"]
 
 
-# The comparison.
+# The benchmark.
 
 
 @given(
@@ -253,7 +253,7 @@ def test_what_is_missing_in_vllm_is_wrong() -> None:
 def test_what_runs_fits_the_device_and_the_host_holds_a_round(
     turns: int, conversations: int, turn: int, answer: int
 ) -> None:
-    """Else the figures would be of preemptions, or of a host pool that is too small."""
+    """Otherwise the benchmark would measure preemptions, or a host pool that is too small."""
     made = Bench(requests=turns * conversations, turns=turns, turn_tokens=turn, answer_tokens=answer)
     assert made.conversation_blocks * bench.BLOCK_TOKENS >= made.conversation_tokens
     assert made.device_blocks > bench._RUNNING * made.conversation_blocks
@@ -291,7 +291,7 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
     )
 
 
-# What is documented.
+# The documents.
 
 
 @pytest.mark.parametrize(
@@ -315,7 +315,7 @@ def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: st
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Each parameter in the docstrings of a class and its bases, as the documents write it."""
+    """Each parameter in the docstrings of a class and its bases, in the form of the documents."""
     found = {}
     for base in kind.__mro__:
         for name, text in re.findall(r"^    (\w+): (.+(?:\n        .+)*)", base.__doc__ or "", re.MULTILINE):
@@ -334,7 +334,7 @@ def test_documented_versions_are_the_tested_ones() -> None:
 
 
 def test_documented_flags_are_json_that_kvsm_takes() -> None:
-    """Every flag of the page and of the README."""
+    """All flags in the document and in the README."""
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     flags = re.findall(r"--kv-transfer-config '(.+?)'", DOCUMENT + readme, re.DOTALL)
     assert len(flags) >= 3
@@ -346,7 +346,7 @@ def test_documented_flags_are_json_that_kvsm_takes() -> None:
 
 
 def test_a_vllm_that_lacks_a_name_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At start-up, and with what to do: not as a bare traceback."""
+    """At start-up, and with advice instead of a bare traceback."""
 
     def lacking(_room: str) -> None:
         raise ImportError("cannot import name 'SupportsHMA' from 'vllm.v1.base'", name="vllm.v1.base")

@@ -15,8 +15,8 @@ Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's o
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events` and `connector_stats`.
 - `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.
-- To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (the command
-  `kvsm vllm-check`) and `bench` (the command `kvsm bench vllm`).
+- To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command
+  `kvsm vllm-check`), `bench` and `step_clock` (for `kvsm bench vllm`).
 """
 
 from __future__ import annotations

@@ -27,10 +27,7 @@ log = init_logger("vllm.kvsm")
 
 
 class EngineOffloader(NamedTuple):
-    """offloader: decides.
-    metrics: counts what it decides.
-    event_log: where its events are written, if anywhere.
-    """
+    """An offloader, the metrics that count its events, and the log that they are written to, if any."""
 
     offloader: Offloader
     metrics: Metrics

@@ -1,7 +1,7 @@
 """`ManagerRecorder`: writes what a manager of vLLM was asked and answered as kvsm's events, and checks it.
 
-It hears of each call afterwards, and emits the events that kvsm's own core would have written. An answer
-that is wrong, or an event that the ledger refuses, becomes a finding with the property that it breaks.
+It hears of each call afterwards, and emits the events that kvsm's own core would have written. An answer that
+is wrong, or an event that the ledger refuses, becomes a finding with the property that it breaks.
 docs/vllm-recording.md says which properties these calls show.
 """
 

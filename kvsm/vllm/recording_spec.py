@@ -2,8 +2,8 @@
 
 vLLM's `CPUOffloadingManager` makes all decisions. A `RecordingManager` forwards each call to it and returns
 its answer unchanged. Beside it a `ManagerRecorder` folds kvsm's events of these calls into a ledger of its
-own. So `kvsm replay`, `kvsm verify` and `kvsm show` read a log of vLLM's own offload.
-docs/vllm-recording.md says which properties such a log shows, and what it cannot show.
+own. So `kvsm replay`, `kvsm verify` and `kvsm show` read a log of vLLM's own offload. docs/vllm-recording.md
+says which properties such a log shows, and what it cannot show.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ good. So the workers send reports, and the core's verdicts take two ways to vLLM
 
 - A good load is added to the workers' output, in `update_connector_output`, before vLLM reads it there.
 - vLLM reads failures before it calls the connector. So a failed load is sent to the workers with the next
-step, and
-  all of them report it in that step.
+  step, and all of them report it in that step.
 """
 
 from __future__ import annotations
@@ -66,17 +65,16 @@ class SchedulerSide:
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
         self._waiting: set[str] = set()
-        """Requests that got blocks without a load of ours, and were not scheduled since. Another connector
-        of a MultiConnector may still be filling these blocks, although vLLM counts their tokens as
-        computed.
+        """Requests that got blocks without a load of ours, and were not scheduled since. Another connector of
+        a MultiConnector may still be filling these blocks, although vLLM counts their tokens as computed.
         """
         self._misplaced: set[str] = set()
         """Requests whose load has failed, and that have not asked for a match since."""
         self._admitted: set[str] = set()
         """Requests that got blocks since the last step."""
         self._states: dict[str, Sequence[BoundaryState]] = {}
-        """Request -> boundary states that the last step computes; their blocks are held. vLLM offers a
-        state in the step that computes it, and a store that leaves with that step would read it too early."""
+        """Request -> boundary states that the last step computes; their blocks are held. vLLM offers a state
+        in the step that computes it, and a store that leaves with that step would read it too early."""
         self._pool: VllmBlockPool | None = None
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:

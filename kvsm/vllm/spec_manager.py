@@ -11,16 +11,13 @@ interface does not say:
 - **That a load must wait.** A hit that cannot be promised is HIT_PENDING: vLLM asks again.
 - **That part of an offer is not stored.** All of an offer is stored, or the answer is None and vLLM offers it
   again. Like vLLM, a key in flight for another request counts as stored.
-- **That jobs from before a reset have ended.** They count as ended at the second `on_schedule_end` after
-it. With
-  the first one vLLM sends the workers the order to wait for these jobs, and before they have waited, the
+- **That jobs from before a reset have ended.** They count as ended at the second `on_schedule_end` after it.
+  With the first one vLLM sends the workers the order to wait for these jobs, and before they have waited, the
   workers may start a store that was planned after it. A vLLM with `on_reset_flushed` says so itself.
-- **Which device blocks are copied.** Leases and events name `PlaceholderBlocks`. Whether a device block is
-free
-  (S3, S12) and whether its content is stale after a reset (S14) is up to vLLM, which waits for its jobs.
+- **Which device blocks are copied.** Leases and events name `PlaceholderBlocks`. vLLM itself ensures that a
+  device block is not reused in flight and that no stale data stays after a reset: it waits for its jobs.
 - **That a copy failed on one rank.** vLLM counts the ranks and reports what all of them have done, so the
-core has
-  one worker. A rank stops at a copy that fails (`spec_worker`).
+  core has one worker. A rank stops at a copy that fails (`spec_worker`).
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ class VllmBlockPool:
     """References are counted on vLLM's own blocks. Raises `ConfigError` for another kind of pool.
 
     computing: blocks that the step being scheduled writes. vLLM has cached them already, but here they are
-        not
-        cached: a store that leaves with the step would read them too early.
+        not cached: a store that leaves with the step would read them too early.
     """
 
     def __init__(self, pool: Any) -> None:

@@ -63,9 +63,7 @@ class WorkerSide:
         worker.start(step.plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """The requests whose load has failed, once each. The scheduler's side decides it
-        (`scheduler_side`).
-        """
+        """The requests whose load has failed, once each. `scheduler_side` says who decides it."""
         failed, self._failed_loads = set(self._failed_loads), frozenset()
         return KVConnectorTransferResults(finished_recving=set(failed), failed_recving=failed)
 

@@ -1,19 +1,15 @@
-"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only reads and writes
-words.
+"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only handles words.
 
 There is no model and no GPU. `Engine` does what vLLM's engine core does with its scheduler, one act at a
-time: it
-schedules a step, lets the workers run it, and returns its output. In between requests arrive, are aborted,
-and caches
-are reset. With asynchronous scheduling and with pipeline stages, several steps are in flight.
+time: it schedules a step, lets the workers run it, and returns its output. In between requests arrive, are
+aborted, and caches are reset. With asynchronous scheduling and with pipeline stages, several steps are in
+flight.
 
 A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
-any order,
-as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
-(`known_content`), and
-all words that its layers look back at must be correct. This shows a wrong match, a load that was not waited
-for, and a
-block that was freed too early; so does the race detector. Rejected drafts leave garbage.
+any order, as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
+(`known_content`), and all words that its layers look back at must be correct. This shows a wrong match, a
+load that was not waited for, and a block that was freed too early; so does the race detector. Rejected drafts
+leave garbage.
 
 Not simulated: mamba groups, images, adapters, requests that arrive in parts.
 """
@@ -193,8 +189,8 @@ class Engine:
     def arrive(self, family: int, length: int, own: int, outputs: int) -> None:
         """A request arrives.
 
-        family: all prompts of a family begin with the same tokens. An odd family continues the request of
-            its number.
+        family: all prompts of a family begin with the same tokens. An odd family continues the request of its
+            number.
         length: how many of these tokens the prompt has.
         own: how many tokens of its own follow.
         outputs: how many tokens it generates.

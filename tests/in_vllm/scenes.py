@@ -1,10 +1,9 @@
 """Disturbances of a real vLLM engine, step by step, in its own process. Scenes report facts, and tests judge
 them.
 
-`play` runs this module's `main` in a new process. There engine, scheduler and connector share one process,
-so a scene
-can inspect them between two steps. A scene decides when copies run (`faulty_connectors`): nothing depends on
-time.
+`play` runs this module's `main` in a new process. There engine, scheduler and connector share one process, so
+a scene can inspect them between two steps. A scene decides when copies run (`faulty_connectors`): nothing
+depends on time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`kvsm vllm-check`, `kvsm bench vllm` and the example, with the vLLM that is installed here."""
+"""`kvsm vllm-check`, `kvsm bench vllm` and the example, with the installed vLLM."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_SECONDS = 600
 
 
 def run(*arguments: str, **environment: str) -> str:
-    """What a command prints on standard output. It must end with 0."""
+    """The standard output of a command, which must end with 0."""
     environment = {**trial.environment(), "VLLM_LOGGING_LEVEL": "ERROR", **environment}
     done = subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, timeout=MOST_SECONDS, env=environment
@@ -35,7 +35,7 @@ def run(*arguments: str, **environment: str) -> str:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of one check, as scripts read it."""
+    """The JSON report of one check."""
     logs = tmp_path_factory.mktemp("logs")
     report: dict[str, Any] = json.loads(run("-m", "kvsm", "vllm-check", "--json", "--keep-log", str(logs)))
     return report
@@ -49,7 +49,7 @@ def test_an_installation_that_works_is_good(checked: dict[str, Any]) -> None:
 
 
 def test_what_comes_again_is_loaded(checked: dict[str, Any]) -> None:
-    """The device has lost all of it, else the trial shows nothing: every whole block comes from the host."""
+    """The device has lost everything, so each whole block must come from the host."""
     plain, *engines = checked["engines"]
     assert plain["cached_tokens"] == 0
     for one in engines:
@@ -58,14 +58,14 @@ def test_what_comes_again_is_loaded(checked: dict[str, Any]) -> None:
 
 
 def test_kept_logs_verify_and_replay_to_the_digest_that_was_reported(checked: dict[str, Any]) -> None:
-    """S10, and every other property that a log shows."""
+    """Events are state (S10), and so for every other property that a log shows."""
     for one in checked["engines"][1:]:
         assert verify_log(one["log"]).good
         assert digest(rebuild(one["log"]).ledger) == one["digest"]
 
 
 def test_kvsm_that_vllm_cannot_call_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A vLLM that renamed a method, seen without starting an engine."""
+    """A vLLM that renamed a method is detected without starting an engine."""
     from kvsm.vllm.connector import KvsmConnector
 
     monkeypatch.setattr(KvsmConnector, "on_every_step", lambda _: None, raising=False)
@@ -78,7 +78,7 @@ def test_every_name_that_kvsm_imports_is_there() -> None:
 
 
 def test_bench_measures_all_three() -> None:
-    """Blocks come back by spec and by connector, and the connector's own time is a part of the step's."""
+    """Blocks are loaded by spec and by connector, and the connector's own time is part of the step's."""
     arguments = ("--requests", "24", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
     found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, "--rounds", "1", "--json"))
     plain, spec, connector = (one["rounds"][0] for one in found["contestants"])

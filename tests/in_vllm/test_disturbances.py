@@ -1,7 +1,8 @@
-"""Aborts, resets, sleep and shutdown, with copies held in flight: nothing leaks, and tokens are unchanged.
+"""Aborts, resets, sleep and shutdown while copies are held in flight: nothing leaks, and tokens are
+unchanged.
 
-Every scene runs on a Llama with an eager store, and on a Gemma (two KV cache groups) with a lazy one. What is
-not tested: a sleep that gives memory away, for vLLM's CPU worker ignores it.
+Every scene runs on a Llama with an eager store, and on a Gemma (two KV cache groups) with a lazy one. A sleep
+that frees memory is not tested, because vLLM's CPU worker ignores it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kvsm.replay import Verification, verify_log
 from kvsm.vllm.trial import Trial, run_trial
 
 Played = tuple[str, str, Told, Verification]
-"""(model, store, what the scenes told, what verifying their log found)"""
+"""(model, store, what the scenes reported, the verification of their log)"""
 
 
 @pytest.fixture(scope="module", params=[("llama", "eager"), ("gemma", "lazy")], ids="-".join)
@@ -43,7 +44,7 @@ def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_tokens_are_those_of_an_engine_without_offload(played: Played) -> None:
-    """S15: whatever happens around it, a request that was not aborted says what it would have said."""
+    """Correct bytes (S15): each request that was not aborted gets the tokens that it gets without offload."""
     model, _, told, _ = played
     right = expected(model)
     for number, tokens, why in told.answers:
@@ -52,14 +53,14 @@ def test_tokens_are_those_of_an_engine_without_offload(played: Played) -> None:
 
 
 def test_nothing_is_left_of_any_scene(played: Played) -> None:
-    """S9: all device blocks are free again, and no request, pin, lease or transfer is left."""
+    """Progress (S9): all device blocks are free again, and no request, pin, lease or transfer is left."""
     assert played[2].left == []
 
 
 def test_the_log_verifies_and_replays_to_the_state_at_the_end(
     played: Played,
 ) -> None:
-    """S10: also after a shutdown with copies in flight."""
+    """Events are state (S10), also after a shutdown with copies in flight."""
     _, _, told, verification = played
     assert verification.good, verification
     assert verification.digest == told.digest
@@ -68,7 +69,7 @@ def test_the_log_verifies_and_replays_to_the_state_at_the_end(
 def test_an_aborted_load_keeps_its_blocks_until_it_has_ended(
     played: Played,
 ) -> None:
-    """S3: the copy still writes them."""
+    """No reuse in flight (S3): the copy still writes these blocks."""
     facts = played[2].facts
     assert facts["loading"] == [4]
     assert facts["loading after two aborts"] == [2]
@@ -77,14 +78,15 @@ def test_an_aborted_load_keeps_its_blocks_until_it_has_ended(
 
 
 def test_a_load_that_has_ended_may_still_be_aborted(played: Played) -> None:
-    """Both were waiting when one was aborted, good loads and bad ones: what is left is asserted above."""
+    """Both requests were waiting when one was aborted, with good loads and with failed ones. Nothing is left
+    (above)."""
     assert played[2].facts["waiting, with no copy under way"] == [[2, 0], [2, 0]]
 
 
 def test_a_reset_under_load_is_refused_until_it_has_drained(
     played: Played,
 ) -> None:
-    """S14: twice. Nothing of before is found afterwards."""
+    """No stale data (S14), twice: nothing from before a reset is found after it."""
     _, _, told, _ = played
     assert told.facts["loading at the reset"] == [4, 4]
     assert told.facts["drained at once"] == [False, False]
@@ -94,7 +96,7 @@ def test_a_reset_under_load_is_refused_until_it_has_drained(
 
 
 def test_running_requests_start_over_at_a_reset(played: Played) -> None:
-    """vLLM itself refuses that while a store holds device blocks (a lazy store holds none here)."""
+    """vLLM itself refuses this while a store holds device blocks (a lazy store holds none here)."""
     _, store, told, _ = played
     assert told.facts["reset while running"] == [True]
     refusals = told.facts.get("refused", [])
@@ -103,7 +105,8 @@ def test_running_requests_start_over_at_a_reset(played: Played) -> None:
 
 
 def test_sleep_forgets_both_caches(played: Played) -> None:
-    """S14: what was stored before a sleep is not loaded after it; the weights may have changed."""
+    """No stale data (S14): nothing stored before a sleep is loaded after it, because the weights may have
+    changed."""
     facts = played[2].facts
     assert facts["cached before sleep"] == [[192, 192]]
     assert (facts["asleep"], facts["asleep after waking"]) == ([True], [False])
@@ -116,13 +119,14 @@ def test_a_paused_engine_answers_when_it_goes_on(played: Played) -> None:
 
 
 def test_an_engine_is_shut_down_with_copies_in_flight(played: Played) -> None:
-    """S17: the process has ended, with exit code 0, as `play` asserts; its log is asserted above."""
+    """The process ends with exit code 0, as `play` asserts. The tests above assert that its log verifies."""
     _, store, told, _ = played
     assert told.facts["in flight at shutdown"] == [["LOAD"] if store == "lazy" else ["LOAD", "STORE"]]
 
 
 def test_failed_loads_are_computed_without_asking_twice(played: Played) -> None:
-    """S6: no livelock, in one group or in two: what failed is not matched again, and is stored anew."""
+    """Failure is not success (S6), with one group and with two: failed keys are stored again and loop
+    nothing."""
     facts = played[2].facts
     assert facts["steps with failed loads"][0] <= MAX_TOKENS + 6
     assert facts["cached after failed loads"] == [[192] * 6]
@@ -131,7 +135,7 @@ def test_failed_loads_are_computed_without_asking_twice(played: Played) -> None:
 def test_an_engine_process_ends_though_its_stores_never_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """S17: requests are answered while every store hangs; shutdown waits for the copies, and for no step."""
+    """Requests are answered while every store hangs. Shutdown waits for the copies, but for no step."""
     monkeypatch.setenv("PYTHONPATH", search_path())
     stuck = steered(name="StuckConnector", event_log=str(tmp_path))
     trial = Trial(

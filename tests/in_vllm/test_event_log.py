@@ -1,5 +1,8 @@
-"""The event log that a real vLLM engine leaves: it replays to the state in which the engine ended (S10),
-keeps every property, and tells the numbers that vLLM exported. The KV events that vLLM published agree."""
+"""The event log of a real vLLM engine.
+
+It replays to the state in which the engine ended, keeps every property, and agrees with the metrics and KV
+events that vLLM published.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,7 @@ def test_the_log_keeps_every_property(engines: Any, case: Any) -> None:
 
 @each_case
 def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
-    """Loads are over before their requests; a store may end after vLLM's last output, which brings the
-    numbers."""
+    """A load ends before its request. A store may end after vLLM's last output, which carries the numbers."""
     served = engines.served(*case)
     reader = LogReader(served.log)
     told = Metrics.of(reader).values()
@@ -62,7 +64,7 @@ def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
 
 
 def published(served: Any) -> Iterator[dict[str, Any]]:
-    """What vLLM published of host memory, event by event."""
+    """The KV events that vLLM published for host memory."""
     recorded = (served.notes / KV_EVENTS).read_bytes()
     at = 0
     while at < len(recorded):
@@ -74,7 +76,7 @@ def published(served: Any) -> Iterator[dict[str, Any]]:
 
 @each_case
 def test_kv_events_fold_to_what_is_resident(engines: Any, case: Any) -> None:
-    """In either form of block hashes. Nothing is told stored that is, nor removed that is not."""
+    """With either form of block hashes. No key is stored twice, and none is removed that is not stored."""
     served = engines.served(*case)
     folded: set[tuple[int, bytes | int]] = set()
     for event in published(served):
@@ -99,7 +101,7 @@ def named_in_events(key: bytes, whole: bool) -> tuple[int, bytes | int]:
 
 @each_described
 def test_described_kv_events_say_the_tokens(engines: Any, case: Any) -> None:
-    """Each block's tokens are a block of a prompt and its answer."""
+    """The tokens of each block are a block of a prompt and its answer."""
     served = engines.served(*case)
     prompts = [prompt for prompts in make_rounds() for prompt in prompts]
     asked = [prompt + answer for prompt, answer in zip(prompts, served.outcome.tokens)]

@@ -1,4 +1,5 @@
-"""What fails: loads, one rank of two, a worker's process, the log's disk, and what a user has configured."""
+"""Failures: of loads, of one rank of two, of a worker's process, of the log's disk, and of a user's
+options."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.trial import Trial, TrialFailed, connector_config, run_trial
 
 THRASHING: Mapping[str, Any] = {"num_gpu_blocks_override": 40}
-"""Of the engine: so few device blocks that five of the prompts push each other out."""
+"""Arguments of the engine: too few device blocks for five of the prompts."""
 
 TWO_RANKS: Mapping[str, Any] = {**THRASHING, "tensor_parallel_size": 2}
 
@@ -34,7 +35,7 @@ def _engines_find_the_connectors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trial(kv_transfer: dict[str, Any], engine: Mapping[str, Any] = POOL, in_process: bool = True) -> Trial:
-    """Three rounds of the same prompts: behind the first, all of them are stored."""
+    """Three rounds of the same prompts. After the first one, all of them are stored."""
     return Trial(
         rounds=[PROMPTS, PROMPTS, PROMPTS],
         max_tokens=MAX_TOKENS,
@@ -45,7 +46,7 @@ def trial(kv_transfer: dict[str, Any], engine: Mapping[str, Any] = POOL, in_proc
 
 
 def verified(parent: Path) -> tuple[Path, Verification]:
-    """The one log in there, which breaks no property."""
+    """The only log in this directory, which breaks no property."""
     (log,) = parent.iterdir()
     verification = verify_log(log)
     assert not verification.violations, verification.breakage
@@ -57,7 +58,7 @@ def verified(parent: Path) -> tuple[Path, Verification]:
 
 
 def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) -> None:
-    """`kv_load_failure_policy` is `fail`: vLLM's error, for these requests alone, and nothing leaks (S9)."""
+    """With `kv_load_failure_policy` `fail`, only these requests end with vLLM's error, and nothing leaks."""
     told = play(["fail_loads"], tmp_path, load_failure="fail")
     right = expected("llama")
     failed = [answer for answer in told.answers if answer[2] == "error"]
@@ -71,7 +72,8 @@ def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) ->
 
 
 def test_one_rank_of_two_fails(tmp_path: Path) -> None:
-    """S2: what one rank could not copy is not matched, though the other could; tokens are unchanged."""
+    """Publish after commit (S2): a block that one rank could not copy is not matched. Tokens are
+    unchanged."""
     half = steered(name="OneRankFailsConnector", event_log=str(tmp_path))
     outcome = run_trial(trial(half, TWO_RANKS, in_process=False))
     assert outcome.tokens == expected("llama") * 3
@@ -83,7 +85,7 @@ def test_one_rank_of_two_fails(tmp_path: Path) -> None:
             loads.add(event.seq)
         elif isinstance(event, WorkerReported):
             ended.add((event.transfer in loads, event.worker, event.good))
-    # Of stores and of loads.
+    # Both stores and loads.
     of_each = {(0, True), (1, True), (1, False)}
     assert ended == {(is_load, *end) for is_load in (False, True) for end in of_each}
     assert outcome.metric("vllm:kvsm_transfers_ended", "failed") > 0
@@ -93,7 +95,7 @@ def test_one_rank_of_two_fails(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
-    """With vLLM's error and without a hang; the log that was written is good."""
+    """It ends with vLLM's error and does not hang. The log up to then is good."""
     dying = steered(name="DyingConnector", event_log=str(tmp_path))
     with pytest.raises(TrialFailed) as failed:
         run_trial(trial(dying, TWO_RANKS, in_process=False))
@@ -108,7 +110,7 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_degrades_the_log_and_not_the_engine(tmp_path: Path) -> None:
-    """`continue`: tokens and hits as ever; the log says where it ends, and is good up to there."""
+    """`continue`: tokens and hits as usual. The log says where it ends, and is good up to there."""
     full = steered(name="FullDiskConnector", event_log=str(tmp_path))
     outcome = run_trial(trial(full, THRASHING))
     assert outcome.tokens == expected("llama") * 3
@@ -119,7 +121,7 @@ def test_a_full_disk_degrades_the_log_and_not_the_engine(tmp_path: Path) -> None
 
 
 def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
-    """`stop`: no decision without a record of it."""
+    """`stop`: no decision goes unrecorded."""
     full = steered(name="FullDiskConnector", event_log=str(tmp_path), log_on_failure="stop")
     with pytest.raises(TrialFailed, match=r"LogWriteFailed.* could not be written"):
         run_trial(trial(full, THRASHING))
@@ -167,7 +169,7 @@ def test_somebody_elses_options_are_passed_over() -> None:
 def test_the_engine_does_not_start(
     options: dict[str, Any], engine: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """And says why, in the last lines that a user sees."""
+    """The reason is in the last lines that a user sees."""
     file = tmp_path / "file"
     file.write_text("")
     if "event_log" in options:

@@ -1,4 +1,4 @@
-"""Models with sliding windows in a real vLLM engine: one that has other layers too, and one that has not."""
+"""Models with sliding windows in a real vLLM engine: one with full attention beside them, and one without."""
 
 from __future__ import annotations
 
@@ -29,14 +29,17 @@ def test_tokens_are_those_without_offload(engines: Any, case: Any) -> None:
 
 
 def test_requests_were_preempted(engines: Any) -> None:
-    """How many there are in one engine depends on when its copies end."""
+    """How many preemptions one engine has depends on when its copies end."""
     assert sum(engines.served(*case).outcome.metric("vllm:num_preemptions") for case in HYBRID) > len(HYBRID)
 
 
 @each_roomy_case
 def test_with_offload_nearly_all_is_found(engines: Any, case: Any) -> None:
-    """A hit needs the last blocks alone of a layer with a window; and most are there. A block that leaves the
-    window with the prefill that computes it is freed before it is offered, and may be taken at once."""
+    """A hit needs only the last blocks of a layer with a window, and most of these are there.
+
+    A block that leaves the window during the prefill that computes it is freed before it is offered, and may
+    be reused at once.
+    """
     model, row = case
     served = engines.served(*case).outcome
     reusable = reusable_tokens(make_rounds(), BLOCK_TOKENS * row.blocks_per_chunk)
@@ -50,7 +53,8 @@ def test_with_offload_nearly_all_is_found(engines: Any, case: Any) -> None:
 
 @each_case
 def test_blocks_of_every_group_come_back(engines: Any, case: Any) -> None:
-    """A layer whose blocks were never loaded would be right only by its window having passed."""
+    """Otherwise a layer whose blocks are never loaded could look correct because its window has passed
+    them."""
     model, _ = case
     key_of: dict[int, bytes] = {}
     loaded: Counter[int] = Counter()

@@ -1,6 +1,6 @@
 """Models with mamba layers: vLLM's real scheduler and cache manager beside `KvsmConnector`, without a model.
 
-What vLLM does with the states of a mamba group (`--mamba-cache-mode align`) is not simulated elsewhere.
+The states of a mamba group (`--mamba-cache-mode align`) are simulated nowhere else.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from kvsm.vllm.messages import StepReports
 
 SHAPE = Shape(device_blocks=24, host_blocks=64, step_tokens=2 * BLOCK_TOKENS)
 MAMBA = 1
-"""Place of its group."""
+"""The index of its group."""
 
 
 class Engine:
-    """One request after the other, a step at a time; copies end in the step that starts them."""
+    """Serves one request after the other, step by step. A copy ends in the step that starts it."""
 
     def __init__(self, directory: Path) -> None:
         init_none_hash(sha256)
@@ -51,11 +51,11 @@ class Engine:
         self.pool = self.scheduler.kv_cache_manager.block_pool
         self.core = self.scheduler.connector._side._core.offloader
         self.offered: list[set[int]] = []
-        """Of each step, the device blocks of the states that vLLM offered in it."""
+        """For each step, the device blocks of the states that vLLM offered in it."""
         self.stored: list[set[int]] = []
-        """Of each step, the device blocks that stores begin to read before it computes."""
+        """For each step, the device blocks that stores begin to read before it computes."""
         self.loaded: list[set[int]] = []
-        """Likewise, those that loads write."""
+        """For each step, the device blocks that loads write."""
 
     def serve(self, name: str, tokens: list[int]) -> None:
         sampling = SamplingParams(max_tokens=2, ignore_eos=True)
@@ -126,7 +126,7 @@ PROMPT = list(range(10, 10 + 6 * BLOCK_TOKENS + 1))
 
 
 def test_a_state_is_stored_behind_the_step_that_computes_it(engine: Engine) -> None:
-    """S12: vLLM offers it in that very step, before it has computed."""
+    """Order of copies (S12): vLLM offers a state in the step that computes it, before it has computed."""
     engine.serve("r", PROMPT)
     assert any(engine.offered)
     for offered, stored in zip(engine.offered, engine.stored):
@@ -135,7 +135,7 @@ def test_a_state_is_stored_behind_the_step_that_computes_it(engine: Engine) -> N
 
 
 def test_a_state_that_was_stored_is_loaded(engine: Engine) -> None:
-    """A hit needs the blocks of the attention layers, and the one state where it ends."""
+    """A hit needs the blocks of the attention layers, and only the state at its end."""
     engine.serve("first", PROMPT)
     assert engine.scheduler.reset_prefix_cache()
     engine.loaded.clear()
@@ -145,7 +145,7 @@ def test_a_state_that_was_stored_is_loaded(engine: Engine) -> None:
 
 
 def test_nothing_stays_held(engine: Engine) -> None:
-    """S4: also of states that were offered when a reset came."""
+    """One release per hold (S4), also for states that were offered when a reset came."""
     engine.serve("first", PROMPT)
     sampling = SamplingParams(max_tokens=2, ignore_eos=True)
     sampling.update_from_generation_config({}, eos_token_id=None)

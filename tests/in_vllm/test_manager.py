@@ -1,6 +1,6 @@
-"""`KvsmManager` called as vLLM's OffloadingConnector calls a manager, and beside vLLM's own.
+"""`KvsmManager`, called as vLLM's OffloadingConnector calls a manager, and compared with vLLM's own.
 
-No engine and no bytes: what is answered, what is held for how long, and what stands in the log.
+There is no engine and no memory. The tests look at the answers, at what is held, and at the log.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def keys(*numbers: int) -> list[Any]:
 
 
 class Rig:
-    """A manager, its log, and short words for what vLLM does with it."""
+    """A manager with its log, and short names for vLLM's calls."""
 
     def __init__(self, slots: int = 4, **options: Any) -> None:
         chunk = options.get("blocks_per_chunk", 1)
@@ -89,7 +89,7 @@ class Rig:
         return context, output.store_spec.block_ids.tolist()
 
     def store(self, names: Iterable[Any], request: str = "storer") -> list[int]:
-        """Stored, and the request is over; which slots."""
+        """Store these keys, and finish the request. Returns the slots."""
         context, slots = self.begin_store(names, request)
         self.manager.complete_store(set(names), context)
         self.manager.on_request_finished(context)
@@ -99,8 +99,8 @@ class Rig:
         self.manager.on_schedule_end(ScheduleEndContext((), tuple(preempted)))
 
     def check(self) -> None:
-        """The state is sound, and what was published is what can be read (S10); a place that no copy holds
-        is free (S4)."""
+        """The state is sound, published events fold to the readable keys, and placeholders without a copy are
+        free."""
         assert_sound(self.core.ledger)
         held = sum(map(bool, self.core.ledger.leases.words))
         assert self.manager._placeholders.num_free == self.core.config.device_blocks - held
@@ -118,11 +118,11 @@ class Rig:
         assert_verifies(self.log)
 
 
-# Beside vLLM's own manager.
+# Compared with vLLM's own manager.
 
 
 class Beside:
-    """Ours and theirs, called the same way; raises where they answer differently."""
+    """Our manager and vLLM's, called the same way. Raises if they answer differently."""
 
     def __init__(self, slots: int, store_threshold: int) -> None:
         self.ours = Rig(slots, store_threshold=store_threshold)
@@ -131,7 +131,8 @@ class Beside:
         self.requests = 0
 
     def ask(self, names: list[Any], *, offer: bool) -> None:
-        """A new request looks these up. It loads them if all are there, and offers them if not or if told."""
+        """A new request looks these keys up. It loads them if all are there, and offers them if not, or if
+        `offer`."""
         request = f"r{self.requests}"
         self.requests += 1
         mine, its = self.ours.context(request), ReqContext(request)
@@ -168,7 +169,7 @@ class Beside:
         if not self.live:
             return
         sort, names, mine, its = self.live.pop(which % len(self.live))
-        # vLLM hands a set over.
+        # vLLM passes a set.
         getattr(self.ours.manager, f"complete_{sort}")(set(names), mine)
         getattr(self.theirs, f"complete_{sort}")(names, its)
         self._finish(mine, its)
@@ -178,7 +179,7 @@ class Beside:
         self.theirs.on_request_finished(its)
 
     def reset(self) -> None:
-        """As vLLM does it: what was under way is not heard of again, and flushed by the second step."""
+        """As in vLLM: jobs in flight are not reported, and count as flushed after the second step."""
         self.ours.manager.reset_cache()
         self.theirs.reset_cache()
         for _, _, mine, its in self.live:
@@ -207,7 +208,7 @@ def drive(actions: list[tuple[Any, ...]], *, slots: int, longest: int, threshold
             pair.ask(names, offer=offer)
         elif action[0] == "end":
             pair.end(action[1])
-        elif threshold == 1:  # theirs counts offers on, beyond a reset
+        elif threshold == 1:  # vLLM's manager keeps its counts of offers after a reset.
             pair.reset()
         pair.ours.check()
     while pair.live:
@@ -220,23 +221,26 @@ def drive(actions: list[tuple[Any, ...]], *, slots: int, longest: int, threshold
 @given(ACTIONS)
 @settings(max_examples=150, deadline=None)
 def test_a_full_pool_answers_and_evicts_to_vllm_kv_event(actions: list[tuple[Any, ...]]) -> None:
-    """LRU over three slots, any number of copies under way; requests of one key each, where no order within
-    a prefix can differ. The log replays and verifies (S10)."""
+    """LRU with three slots and any number of copies in flight. A request has one key, so order within it
+    cannot differ.
+
+    The log replays and verifies.
+    """
     drive(actions, slots=3, longest=1)
 
 
 @given(ACTIONS, st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_a_roomy_pool_answers_to_vllm_kv_event(actions: list[tuple[Any, ...]], threshold: int) -> None:
-    """Requests of several keys, partly resident, partly in flight, and thresholds."""
+    """Requests with several keys, some resident and some in flight, and store thresholds."""
     drive(actions, slots=64, longest=4, threshold=threshold)
 
 
-# What the interface cannot say.
+# What the interface does not say.
 
 
 class Ordered(set[Any]):
-    """A set that is walked through in this order, as a set may be in another process."""
+    """A set that is iterated in this order, as it may be in another process."""
 
     def __init__(self, members: Iterable[Any]) -> None:
         self._members = list(members)
@@ -249,7 +253,7 @@ class Ordered(set[Any]):
 @given(st.permutations(range(6)), st.permutations(range(6)))
 @settings(max_examples=40, deadline=None)
 def test_the_order_of_a_set_is_not_seen(stored: list[int], loaded: list[int]) -> None:
-    """S11: the same calls give the same log, whatever hashes make of their sets."""
+    """Determinism (S11): the same calls give the same log, however their sets are hashed."""
     names = [key(9 - number, number % 2) for number in range(6)]
     logs = []
     for places, others in ((range(6), range(6)), (stored, loaded)):
@@ -265,12 +269,12 @@ def test_the_order_of_a_set_is_not_seen(stored: list[int], loaded: list[int]) ->
         rig.manager.complete_load(Ordered(names[place] for place in places), context)
         logs.append((list(rig.log), output.keys_to_store, slots.block_ids.tolist()))
     assert logs[0] == logs[1]
-    # Group after group, and in the order of the prompt.
+    # Group after group, in the order of the prompt.
     assert logs[0][1] == [*names[0::2], *names[1::2]]
 
 
 def test_a_list_keeps_its_order() -> None:
-    """vLLM pairs slots with device blocks by their place in what it gave and got."""
+    """vLLM pairs slots with device blocks by their position."""
     rig = Rig()
     names = keys(3, 1, 2)
     slots = rig.store(names)
@@ -279,7 +283,8 @@ def test_a_list_keeps_its_order() -> None:
 
 
 def test_a_hit_holds_until_the_step_is_scheduled() -> None:
-    """S7: a store between lookup and load takes no slot that a lookup found, and after the step it may."""
+    """A match holds what it counts (S7): until the step is scheduled, a store takes no slot that a lookup
+    found."""
     rig = Rig(2)
     rig.store(keys(1, 2))
     asking, storing = rig.context("asking"), rig.context("storing")
@@ -299,7 +304,7 @@ def test_a_hit_holds_until_the_step_is_scheduled() -> None:
 
 
 def test_what_nobody_takes_is_no_event() -> None:
-    """A request that vLLM cannot place asks at every step: that makes no log grow."""
+    """A request that vLLM cannot place asks in every step. The log must not grow."""
     rig = Rig()
     rig.store(keys(1))
     context = rig.context("r")
@@ -312,7 +317,7 @@ def test_what_nobody_takes_is_no_event() -> None:
 
 
 def test_a_miss_is_recorded_once_with_its_key() -> None:
-    """So that the log can tell why a request was computed."""
+    """So the log can explain why a request was computed."""
     rig = Rig()
     context = rig.context("r")
     for _ in range(2):
@@ -323,7 +328,8 @@ def test_a_miss_is_recorded_once_with_its_key() -> None:
 
 
 def test_a_hit_that_cannot_be_loaded_now_is_pending() -> None:
-    """Loads of one key by several requests take places that are bounded; and the limit is named."""
+    """Loads of one key by several requests use a bounded number of placeholders; the error names the
+    limit."""
     rig = Rig(2)
     rig.store(keys(1, 2))
     contexts = [rig.context(f"r{number}") for number in range(3)]
@@ -342,7 +348,7 @@ def test_a_hit_that_cannot_be_loaded_now_is_pending() -> None:
 
 
 def test_loads_find_room_that_stores_must_leave() -> None:
-    """Of the transfers that may be live, stores take half at most: a load cannot be put off."""
+    """Stores take at most half of the transfers, because a load cannot wait."""
     rig = Rig(16, max_live_transfers=4)
     rig.store(keys(1))
     rig.begin_store(keys(2), "a")
@@ -357,7 +363,7 @@ def test_loads_find_room_that_stores_must_leave() -> None:
 
 
 def test_a_request_that_loads_waits_with_its_next_load() -> None:
-    """Two loads of a request would be told apart by nobody."""
+    """Two loads of one request could not be told apart."""
     rig = Rig()
     rig.store(keys(1, 2))
     context = rig.context("r")
@@ -369,7 +375,8 @@ def test_a_request_that_loads_waits_with_its_next_load() -> None:
 
 
 def test_all_of_an_offer_or_nothing() -> None:
-    """What vLLM is not told is stored it would never offer again (S13); why is recorded once."""
+    """No doubled or lost store (S13): vLLM never offers again what it believes stored. The reason is recorded
+    once."""
     rig = Rig(3)
     first, _ = rig.begin_store(keys(1, 2), "first")
     context = rig.context("r")
@@ -396,7 +403,8 @@ def test_an_offer_does_not_evict_what_it_finds_there(policy: str) -> None:
 
 
 def test_an_end_that_names_no_transfer_changes_nothing() -> None:
-    """S5: doubled, of other keys, of another request, or of the other direction."""
+    """Stale reports change nothing (S5): doubled, with other keys, of another request, or of the other
+    direction."""
     rig = Rig()
     context, _ = rig.begin_store(keys(1, 2))
     state = rig.core.ledger.blocks.words.tolist()
@@ -413,7 +421,7 @@ def test_an_end_that_names_no_transfer_changes_nothing() -> None:
 
 
 def test_a_store_that_failed_is_not_found() -> None:
-    """S6, should a vLLM say so: 0.32 never does."""
+    """Failure is not success (S6), if a vLLM reports one: 0.32 never does."""
     rig = Rig()
     context, _ = rig.begin_store(keys(1))
     rig.manager.complete_store(set(keys(1)), context, success=False)
@@ -439,8 +447,11 @@ def states(rig: Rig) -> list[BlockState]:
 
 
 def test_a_reset_keeps_slots_until_vllm_has_waited() -> None:
-    """S3, S14: vLLM sends the order to wait with the first step after a reset, and a store that is planned
-    in that very step may be started before it. So only the second one gives the slots back."""
+    """No reuse in flight (S3), no stale data (S14): the slots are free after the second step.
+
+    vLLM sends the order to wait with the first step after a reset. A store that is planned in this step may
+    start before that.
+    """
     rig = Rig(2)
     rig.store(keys(1))
     loading = rig.context("loading")
@@ -484,7 +495,8 @@ def test_a_vllm_that_tells_that_all_has_ended_is_believed() -> None:
 
 
 def test_what_ended_before_a_reset_is_not_taken_for_what_came_after() -> None:
-    """S5: the same request stores the same keys again, and the end of the first store is told after all."""
+    """Stale reports change nothing (S5): the same request stores the same keys again, and then the first
+    store ends."""
     rig = Rig(2)
     context, _ = rig.begin_store(keys(1), "r")
     rig.manager.reset_cache()
@@ -494,7 +506,7 @@ def test_what_ended_before_a_reset_is_not_taken_for_what_came_after() -> None:
 
 
 def test_what_a_load_brought_before_a_reset_does_not_stop_a_store_after_it() -> None:
-    """A place is not the device block that had it before."""
+    """A placeholder does not stand for the device block that had it before."""
     rig = Rig(1)
     rig.store(keys(1))
     loading = rig.context("r")
@@ -509,11 +521,11 @@ def test_what_a_load_brought_before_a_reset_does_not_stop_a_store_after_it() -> 
     rig.check_log()
 
 
-# Requests, and what leaves.
+# Requests, and what is published.
 
 
 def test_a_request_that_is_decoded_elsewhere_is_stored_whole() -> None:
-    """S16: its prefix hits too, and however seldom they were offered."""
+    """Full offload (S16): prefix hits too, however rarely they were offered."""
     rig = Rig(store_threshold=3)
     context = ReqContext("r", kv_transfer_params={"do_remote_decode": True})
     assert rig.manager.on_new_request(context).policy is OffloadPolicy.REQUEST_LEVEL
@@ -527,7 +539,7 @@ def test_a_request_that_is_decoded_elsewhere_is_stored_whole() -> None:
 
 
 def test_an_offer_without_room_does_not_count() -> None:
-    """It is made again: counted each time it would pass any threshold by waiting."""
+    """A refused offer is made again. If it counted each time, any threshold would be reached by waiting."""
     rig = Rig(1, store_threshold=2)
     busy = rig.context("busy", do_remote_decode=True)
     assert rig.manager.prepare_store(keys(9), busy) is not None
@@ -544,7 +556,7 @@ def test_an_offer_without_room_does_not_count() -> None:
 
 
 def test_a_finished_request_leaves_nothing() -> None:
-    """S9: whatever it was doing; its copies end as those of any other."""
+    """Progress (S9), in every state of the request. Its copies end as usual."""
     rig = Rig()
     rig.store(keys(1))
     rig.end_step()
@@ -563,7 +575,7 @@ def test_a_finished_request_leaves_nothing() -> None:
 
 
 def test_a_job_leaves_after_its_log() -> None:
-    """The log is ahead of the world: vLLM takes a job as soon as it has the answer."""
+    """vLLM takes a job as soon as it has the answer, so the log must have it before."""
     rig = Rig()
     context, _ = rig.begin_store(keys(1))
     assert rig.log.flushed == len(rig.log)
@@ -574,7 +586,8 @@ def test_a_job_leaves_after_its_log() -> None:
 
 
 def test_a_chunk_is_whole_in_the_log() -> None:
-    """Which of its blocks a load wants the manager is not told: places for all, and one slot."""
+    """The manager does not hear which blocks of a chunk a load wants: one slot, and placeholders for all its
+    blocks."""
     rig = Rig(2, blocks_per_chunk=3)
     slots = rig.store(keys(1, 2))
     assert sorted(slots) == [0, 1]
@@ -587,7 +600,7 @@ def test_a_chunk_is_whole_in_the_log() -> None:
 
 
 def test_statistics_are_of_metrics_that_vllm_was_told() -> None:
-    """vLLM asserts it; and takes what has changed, once."""
+    """vLLM asserts this. Each change is reported once."""
     rig = Rig()
     rig.store(keys(1, 2))
     stats = rig.manager.get_stats()

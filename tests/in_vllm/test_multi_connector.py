@@ -1,7 +1,7 @@
-"""KvsmConnector beside another connector, in vLLM's MultiConnector: in either order.
+"""KvsmConnector and another connector in vLLM's MultiConnector, in either order.
 
-The other is vLLM's ExampleConnector: it keeps whole prompts in files, loads them before the step
-computes, and has no idea of several KV cache groups.
+The other is vLLM's ExampleConnector. It keeps whole prompts in files, loads them before the step computes,
+and does not know KV cache groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvsm.vllm.trial import Trial, TrialOutcome, connector_config, run_trial
 
 
 def serve(tmp_path: Path, *, kvsm_first: bool) -> TrialOutcome:
-    """Three rounds of prompts on so few device blocks that they push each other out."""
+    """Serve three rounds of prompts with too few device blocks for all of them."""
     ours = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
     other = {
         "kv_connector": "ExampleConnector",
@@ -56,7 +56,7 @@ def serve(tmp_path: Path, *, kvsm_first: bool) -> TrialOutcome:
 
 @pytest.mark.parametrize("kvsm_first", [True, False], ids=["kvsm first", "kvsm second"])
 def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: Path) -> None:
-    """S7, S15: what kvsm matched and the other one loads is released; statistics cross the processes."""
+    """What kvsm matched and the other connector loads is released. Statistics cross the processes."""
     outcome = serve(tmp_path, kvsm_first=kvsm_first)
     assert outcome.tokens == expected("llama") * 3
     assert sum(outcome.cached_tokens) >= 192 * len(PROMPTS)
@@ -71,7 +71,8 @@ def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: P
 
 
 def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> None:
-    """S12: vLLM counts the tokens of a load as computed when it begins; here the request is aborted then."""
+    """Order of copies (S12): vLLM counts the tokens of a load as computed when it begins. The request is
+    aborted then."""
     init_none_hash(sha256)
     shape = Shape()
     config, kv_cache = make_configs(shape, str(tmp_path))
@@ -87,7 +88,7 @@ def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> Non
     )
     with (
         patch.object(connector, "get_num_new_matched_tokens", lambda *_: (4 * BLOCK_TOKENS, True)),
-        # As a MultiConnector calls all but the one that loads.
+        # This is how a MultiConnector calls the connectors that do not load.
         patch.object(connector, "update_state_after_alloc", lambda one, blocks, _: give(one, blocks, 0)),
     ):
         scheduler.add_request(request)

@@ -1,8 +1,9 @@
-"""kvsm's connector under vLLM's real schedulers, with steps under way and copies that end when they like.
+"""kvsm's connector under vLLM's real schedulers, with several steps in flight and copies that end at any
+time.
 
-What is checked in every step is told in `real_scheduler`: the content that is computed from (S15), the order
-of copies and compute (S12), leases (S3), the ledger; and at the end of each engine that every client has its
-tokens, that nothing is left (S4, S9), and that the log folds to the same state and verifies (S10).
+`real_scheduler` describes the checks in every step: correct content, the order of copies and compute, leases,
+and the ledger. At the end of each engine every client has its tokens, nothing is left, and the log folds to
+the same state and verifies.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ SHAPES = st.builds(Shape, **{name: st.sampled_from(values) for name, values in C
 
 
 def test_thousands_of_steps() -> None:
-    """Walks by seed over all shapes. A failure names its own: `walk(seed, acts)` has it again."""
+    """Seeded walks over all shapes. A failure names its seed; `walk(seed, acts)` repeats it."""
     counts, seed = Counter[str](), 0
     while counts["steps"] < STEPS:
         counts += walk(seed, acts=400)
         seed += 1
-    # What a walk never met it did not test.
+    # The walks must have met each of these.
     for what, least in {
         "overlapping steps": 1000,
         "finished": 500,
@@ -54,7 +55,7 @@ def test_thousands_of_steps() -> None:
 
 
 class RealSchedulers(PropertyMachine):
-    """Every order of calls that Hypothesis can think of."""
+    """Every order of calls that Hypothesis finds."""
 
     @initialize(shape=SHAPES, seed=st.integers(0, 2**16))
     def start(self, shape: Shape, seed: int) -> None:
@@ -114,7 +115,7 @@ TestRealSchedulers.settings = settings(TestRealSchedulers.settings, max_examples
 
 
 def served(shape: Shape, length: int = 16) -> Engine:
-    """An engine that has served a prompt of this length, and has it in host memory only."""
+    """An engine that has served a prompt of this length and has it in host memory only."""
     engine = Engine(shape, seed=0)
     engine.arrive(0, length, 0, 1)
     engine.drain()
@@ -124,7 +125,7 @@ def served(shape: Shape, length: int = 16) -> Engine:
 
 
 def ask_again(engine: Engine, length: int = 16) -> list[int]:
-    """The same prompt and one token more. Returns the transfers of the step that loads it."""
+    """Ask the same prompt with one token more. Returns the transfers of the step that loads it."""
     engine.arrive(0, length, 1, 3)
     assert engine.schedule()
     return [load.transfer for load in engine.plan.loads]
@@ -137,8 +138,10 @@ def end(engine: Engine) -> None:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_prefix_of_the_same_step_is_stored_a_step_later(is_async: bool) -> None:
-    """S12: a request finds on the device what another computes in this very step. A store that leaves with
-    the step would read it before it is there."""
+    """Order of copies (S12): a request finds on the device what another request computes in the same step.
+
+    A store that leaves with this step would read it too early.
+    """
     engine = Engine(Shape(is_async=is_async, step_tokens=64), seed=0)
     for _ in range(2):
         engine.arrive(0, 16, 1, 3)
@@ -154,8 +157,11 @@ def test_prefix_of_the_same_step_is_stored_a_step_later(is_async: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_of_the_step_count_as_cached_by_nobody(seed: int) -> None:
-    """S12: vLLM caches a block when it schedules its last token. What a sliding window has given back is
-    looked for in the pool, and must not be found in a block that the step has yet to write."""
+    """Order of copies (S12): vLLM caches a block when it schedules its last token.
+
+    Blocks that a sliding window has given back are looked for in the pool. A block that the step has yet to
+    write must not be found there.
+    """
     shape = Shape(is_async=True, groups=2, device_blocks=34, host_blocks=6)
     engine = Engine(shape, seed)
     side = engine.scheduler.connector._side
@@ -180,7 +186,9 @@ def test_blocks_of_the_step_count_as_cached_by_nobody(seed: int) -> None:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("is_async", [False, True])
 def test_failed_load_is_computed(is_async: bool, shards: int) -> None:
-    """S6: one rank fails. The request hears of it once, its keys match no more, its tokens are right."""
+    """Failure is not success (S6): one rank fails. The request hears of it once, its keys do not match, its
+    tokens are right.
+    """
     engine = served(Shape(is_async=is_async, shards=shards))
     (load,) = ask_again(engine)
     engine.ranks[-1].device.failing[load] = 0
@@ -190,7 +198,8 @@ def test_failed_load_is_computed(is_async: bool, shards: int) -> None:
 
 
 def test_failed_load_ends_the_request_where_that_is_asked_for() -> None:
-    """S6, S4: with `fail` the client gets an error, and nothing of the request is left."""
+    """Failure is not success (S6): with `fail` the client gets an error, and nothing of the request is
+    left."""
     engine = served(Shape(is_async=True, on_failed_load="fail"))
     (load,) = ask_again(engine)
     engine.ranks[0].device.failing[load] = 0
@@ -199,8 +208,12 @@ def test_failed_load_ends_the_request_where_that_is_asked_for() -> None:
 
 
 def test_request_whose_load_failed_stands_in_nobodys_way() -> None:
-    """S9: vLLM takes its blocks, and leaves it in the queue of those that hold some, served in turn. Where no
-    blocks are left for it, those behind it would wait for ever (`Engine.schedule` looks)."""
+    """Progress (S9): vLLM takes the request's blocks, but leaves it in the queue of requests that hold
+    blocks.
+
+    That queue is served in order. If no blocks are free, the requests behind it would wait forever
+    (`Engine.schedule` checks it).
+    """
     engine = served(Shape(is_async=True))
     (load,) = ask_again(engine)
     engine.ranks[0].device.failing[load] = 0
@@ -215,8 +228,10 @@ def test_request_whose_load_failed_stands_in_nobodys_way() -> None:
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_lost_load_is_computed(shards: int) -> None:
-    """S9: a rank never says how its copy ended. When the core gives it up, the request hears of that even
-    though no worker reports anything any more; and the blocks are used no more (S3)."""
+    """Progress (S9): a rank never reports its copy. When the core gives the load up, the request hears of it.
+
+    No worker reports anything any more then. The blocks of the load are not reused.
+    """
 
     def patience(**given: Any) -> OffloadConfig:
         return OffloadConfig(**{**given, "transfer_ticks": 20})

@@ -1,4 +1,5 @@
-"""vLLM's own manager under the recorder: nothing changes, the log verifies, and what is broken is told."""
+"""vLLM's own manager under the recorder: its answers are unchanged, the log verifies, and faults are
+found."""
 
 from __future__ import annotations
 
@@ -62,17 +63,17 @@ def recorded(manager: Any, directory: Path, chunks: int = CHUNKS) -> RecordingMa
 
 
 class Job:
-    """A transfer of vLLM's connector: what it will name when it is completed."""
+    """A transfer of vLLM's connector: what its completion will name."""
 
     def __init__(self, request: str, keys: list[bytes], store: bool) -> None:
         self.request, self.keys, self.store = request, set(keys), store
 
 
 class Traffic(RuleBasedStateMachine):
-    """The calls of vLLM's offloading connector, at random, to a manager and to its recorded twin.
+    """Random calls of vLLM's offloading connector, to a manager and to its recorded twin.
 
-    What the connector promises holds: a request loads only without other jobs and stores only without a load,
-    loads what was just looked up, and after a reset a step ends before anything is stored.
+    The connector's promises hold. A request loads only without other jobs, and stores only without a load. It
+    loads what it just looked up. After a reset a step ends before anything is stored.
     """
 
     def __init__(self) -> None:
@@ -96,7 +97,7 @@ class Traffic(RuleBasedStateMachine):
         self.twin = recorded(make(), Path(self.directory.name) / "log")
 
     def ask(self, name: str, *arguments: Any, request: str = "") -> Any:
-        """Both managers, the same. Their answers must be equal; returns the plain one's."""
+        """Ask both managers. Their answers must be equal; returns the plain one's."""
         contexts = self.contexts[request] if request else ()
         plain = getattr(self.plain, name)(*arguments, *contexts[:1])
         twin = getattr(self.twin, name)(*arguments, *contexts[1:])
@@ -191,7 +192,7 @@ class Traffic(RuleBasedStateMachine):
         self.is_reset = True
 
     def teardown(self) -> None:
-        """Nothing was found, and the log gives the very state that the recorder has."""
+        """There are no findings, and the log folds to the recorder's state."""
         if not hasattr(self, "twin"):
             return
         while self.jobs:
@@ -215,12 +216,12 @@ class Traffic(RuleBasedStateMachine):
 
 
 TestTraffic = Traffic.TestCase
-"""S10, S11: the recorder changes no answer, and its log is legal and folds to its own state."""
+"""The recorder changes no answer, and its log is legal and folds to its own state."""
 TestTraffic.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
 def told(answer: Any) -> Any:
-    """An answer of a manager, in a form that compares."""
+    """An answer of a manager in a form that can be compared."""
     if hasattr(answer, "block_ids"):
         return answer.block_ids.tolist()
     if hasattr(answer, "keys_to_store"):
@@ -231,7 +232,8 @@ def told(answer: Any) -> Any:
 
 
 def test_a_real_engine_is_recorded_and_says_the_same(engines: Any, tmp_path: Path) -> None:
-    """S10, S15: vLLM's manager stores, evicts and loads in earnest; no token changes, nothing is found."""
+    """vLLM's manager stores, evicts and loads in a real engine. No token changes, and there are no
+    findings."""
     offload = spec_config("RecordingSpec", cpu_bytes_to_use=TIGHT, event_log=str(tmp_path))
     events = {"kv_events_config": {"enable_kv_cache_events": True}}
     outcome = run_trial(make_trial(LLAMA, Row(host_bytes=TIGHT), kv_transfer=offload, engine=events))
@@ -247,16 +249,16 @@ def test_a_real_engine_is_recorded_and_says_the_same(engines: Any, tmp_path: Pat
 
 
 def test_a_directory_for_the_log_must_be_given() -> None:
-    """An engine that should be recorded and is not would be noticed after the incident."""
+    """Otherwise a missing recording would be noticed only after the incident."""
     with pytest.raises(ConfigError, match="missing required field `event_log`"):
         parse(RecordingOptions, {})
 
 
-# Managers that are wrong, each in one way.
+# Managers with one fault each.
 
 
 class ForgetsReaders(CPUOffloadingManager):
-    """What is being read may be evicted."""
+    """A slot that is being read may be evicted."""
 
     def prepare_store(self, keys: Any, req_context: Any) -> Any:
         for one, chunk in self._policy.chunks.items():
@@ -268,7 +270,7 @@ class ForgetsReaders(CPUOffloadingManager):
 
 
 class CompletesAnother(CPUOffloadingManager):
-    """Of two stores in flight, the completion of one ends the other."""
+    """With two stores in flight, the completion of one ends the other."""
 
     def complete_store(self, keys: Any, req_context: Any, success: bool = True) -> None:
         others = {one for one, chunk in self._policy.chunks.items() if not chunk.is_ready} - keys
@@ -329,7 +331,7 @@ A0, A1, B0, C0, C1, D0 = (key(*one) for one in ((0, 0), (0, 1), (1, 0), (2, 0), 
 
 
 def a_day(manager: Any) -> None:
-    """Four slots: two stores at once, a load, an eviction beside it, a store that fails, a reset."""
+    """Four slots: two stores at once, a load, an eviction during it, a store that fails, and a reset."""
     r1, r2, r3 = (ReqContext(name) for name in ("r1", "r2", "r3"))
 
     def look() -> None:
@@ -382,12 +384,12 @@ WRONG: list[tuple[type[CPUOffloadingManager], set[Property], Property | None]] =
     (FindsNothing, {Property.EVENTS_ARE_STATE}, None),
     (AnnouncesNoEviction, {Property.EVENTS_ARE_STATE}, None),
 ]
-"""A manager, the properties that it breaks, and that which `kvsm verify` tells, if no legal event says what
-was done."""
+"""A manager, the properties that it breaks, and the one that `kvsm verify` reports if no legal event says
+what happened."""
 
 
 def test_a_manager_that_is_right_breaks_nothing_in_a_day(tmp_path: Path) -> None:
-    """The day that shows what is wrong with others shows nothing wrong with vLLM's."""
+    """The day that exposes faulty managers finds nothing wrong with vLLM's."""
     manager = recorded(CPUOffloadingManager(4, enable_events=True), tmp_path / "log", 4)
     a_day(manager)
     manager.shutdown()
@@ -400,9 +402,9 @@ def test_a_manager_that_is_right_breaks_nothing_in_a_day(tmp_path: Path) -> None
 def test_what_is_wrong_with_a_manager_is_told_by_its_property(
     kind: Any, broken: set[Property], verified: Property | None, tmp_path: Path
 ) -> None:
-    """S1 to S15: what breaks is found, and nothing else; and `kvsm verify` stops where the recorder did."""
+    """The broken property is found, and no other. `kvsm verify` stops where the recorder did."""
     manager = recorded(kind(4, enable_events=True), tmp_path / "log", 4)
-    with suppress(AssertionError):  # Some notice that they are wrong, later.
+    with suppress(AssertionError):  # Some managers notice later that they are wrong.
         a_day(manager)
     recorder = manager.recorder
     assert set(recorder.found) == broken, recorder.findings
@@ -417,7 +419,8 @@ def test_what_is_wrong_with_a_manager_is_told_by_its_property(
 
 
 def test_a_completion_that_comes_twice_is_told_and_the_log_stays_legal(tmp_path: Path) -> None:
-    """S5: the second one names no transfer; vLLM's manager passes over it, and so does the log."""
+    """Stale reports change nothing (S5): the second completion names no transfer. vLLM's manager and the log
+    ignore it."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     manager.prepare_store([A0, A1], request)
@@ -435,7 +438,7 @@ def test_a_completion_that_comes_twice_is_told_and_the_log_stays_legal(tmp_path:
 
 
 def test_a_copy_that_has_ended_leaves_room_for_others(tmp_path: Path) -> None:
-    """The numbers that stand for device blocks are used again, or a long life would run out of them."""
+    """Placeholders are used again; otherwise a long run would run out of them."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     for number in range(100):
@@ -449,7 +452,9 @@ def test_a_copy_that_has_ended_leaves_room_for_others(tmp_path: Path) -> None:
 
 
 def test_a_completion_of_before_a_reset_is_told(tmp_path: Path) -> None:
-    """S5: vLLM's connector drops those; one that comes through must not end what a later load holds."""
+    """Stale reports change nothing (S5): vLLM's connector drops these completions. One that arrives must not
+    end a later load.
+    """
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     manager.prepare_store([A0], request)
@@ -462,7 +467,8 @@ def test_a_completion_of_before_a_reset_is_told(tmp_path: Path) -> None:
 
 
 def test_a_slot_is_in_use_from_a_reset_to_the_end_of_the_step(tmp_path: Path) -> None:
-    """S3: vLLM's connector flushes what was in flight with the next step; no store may come before."""
+    """No reuse in flight (S3): vLLM's connector flushes jobs in flight with the next step. No store may come
+    before."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     manager.prepare_store([A0], request)
@@ -472,7 +478,7 @@ def test_a_slot_is_in_use_from_a_reset_to_the_end_of_the_step(tmp_path: Path) ->
 
 
 def test_a_call_that_raises_raises_and_the_log_on_disk_has_all_before(tmp_path: Path) -> None:
-    """An engine dies of what its manager raises: the log is what is left."""
+    """An exception of the manager ends the engine, and the log is what is left."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     manager.prepare_store([A0], ReqContext("r1"))
     manager.complete_store({A0}, ReqContext("r1"))
@@ -485,7 +491,7 @@ def test_a_call_that_raises_raises_and_the_log_on_disk_has_all_before(tmp_path: 
 def test_a_recorder_that_fails_is_told_once_and_vllm_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing that the recorder does can hurt an engine; and what it wrote before can be read."""
+    """No fault of the recorder can hurt an engine, and what it wrote before is readable."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     told_of: list[str] = []
     monkeypatch.setattr(recording_manager.log, "exception", lambda message: told_of.append(message))
@@ -511,13 +517,13 @@ def test_every_method_of_a_manager_is_recorded_or_named_as_not_recorded() -> Non
 
 
 def test_the_recorder_knows_every_answer_of_a_lookup() -> None:
-    """It compares an answer with what the recorded calls add up to; RETRY alone promises nothing."""
+    """The recorder compares an answer with what the recorded calls add up to. RETRY promises nothing."""
     ours = {member.name for member in kvsm.offloader.LookupResult}
     assert {member.name for member in LookupResult} == ours | {"RETRY"}
 
 
 def test_what_a_recorder_does_not_know_goes_to_the_manager(tmp_path: Path) -> None:
-    """A method of a later version is the manager's own, and vLLM may ask what a manager is."""
+    """Methods of a later version are the manager's own, and vLLM may check the type of a manager."""
 
     class Later(CPUOffloadingManager):
         def on_reset_flushed(self, generation: int) -> str:
@@ -530,7 +536,7 @@ def test_what_a_recorder_does_not_know_goes_to_the_manager(tmp_path: Path) -> No
 
 
 def test_a_miss_and_a_preemption_are_in_the_log(tmp_path: Path) -> None:
-    """So that `kvsm show` tells why a request had no hit: a miss with its key, once if it stays one."""
+    """So `kvsm show` can explain why a request had no hit: by the missed key, once if it stays the same."""
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     manager.on_new_request(request)

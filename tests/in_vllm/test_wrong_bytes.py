@@ -1,4 +1,4 @@
-"""A wrong block in host memory, in a real vLLM engine: tokens show it, `verify_copies` catches it (S15)."""
+"""A wrong block in host memory of a real vLLM engine: tokens show it, and `verify_copies` detects it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsm.vllm.tiny_model import LLAMA
 from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial
 
 ASKED, OTHERS = make_rounds()[0], make_rounds(seed=4)[0]
-"""What is asked twice; and what takes all device blocks between."""
+"""The prompts that are asked twice, and those that take all device blocks in between."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def right(engines: Any) -> list[list[int]]:
 
 
 def with_a_wrong_block(verify_copies: bool) -> TrialOutcome:
-    """The tokens are of those asked again."""
+    """The prompts are asked, evicted and asked again."""
     transfer = connector_config(cpu_bytes_to_use=ROOMY, verify_copies=verify_copies)
     transfer |= {"kv_connector": "CorruptingConnector", "kv_connector_module_path": "corrupting"}
     trial = make_trial(dict(LLAMA), Row(), kv_transfer=transfer, rounds=[ASKED, OTHERS, ASKED])
@@ -39,8 +39,8 @@ def failed_loads(outcome: TrialOutcome) -> float:
 
 
 def test_a_wrong_block_changes_tokens(right: list[list[int]]) -> None:
-    """So equal tokens mean right bytes: the model does not hide a block that is wrong. Nobody else is
-    touched than the requests that have the block."""
+    """So equal tokens mean correct bytes: the model does not hide a wrong block. Only requests with this
+    block change."""
     outcome = with_a_wrong_block(verify_copies=False)
     answers = outcome.tokens[-len(ASKED) :]
     wrong = [number for number, tokens in enumerate(answers) if tokens != right[number]]
@@ -50,7 +50,7 @@ def test_a_wrong_block_changes_tokens(right: list[list[int]]) -> None:
 
 
 def test_verified_copies_keep_tokens_right(right: list[list[int]]) -> None:
-    """The load of the wrong block fails, and the request is computed."""
+    """The load of the wrong block fails, and the request is recomputed."""
     outcome = with_a_wrong_block(verify_copies=True)
     assert failed_loads(outcome) >= 1
     assert outcome.tokens[: len(ASKED)] == right

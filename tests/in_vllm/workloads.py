@@ -1,16 +1,12 @@
 """What the engines of these tests serve, and under which settings.
 
 The workload has a few hundred prompts with greedy answers. Each round asks for the same prefixes in another
-order.
-Between two uses of a prefix lies several times what the device holds, so without offload nearly every prefix
-is
-computed again. Some prefixes are used twice in a row, and some prompts share nothing.
+order. Between two uses of a prefix lies several times what the device holds, so without offload nearly every
+prefix is computed again. Some prefixes are used twice in a row, and some prompts share nothing.
 
 The seed was chosen so that the two best tokens are never nearly equal. In none of the three models are they
-closer than
-0.0004 of their usual distance, which is a few hundred times the rounding error. So tokens that differ are
-wrong,
-however a run has split its prefills.
+closer than 0.0004 of their usual distance, which is a few hundred times the rounding error. So tokens that
+differ are wrong, however a run has split its prefills.
 """
 
 from __future__ import annotations
@@ -62,9 +58,8 @@ class Row(NamedTuple):
     def describes_kv_events(self) -> bool:
         """Whether KV events include the tokens of a block.
 
-        Chunks of several blocks are published without, because a log does not say which blocks a chunk has.
-        A lazy store
-        does not know the tokens.
+        Chunks of several blocks are published without, because a log does not say which blocks a chunk has. A
+        lazy store does not know the tokens.
         """
         return self.store == "eager" and self.blocks_per_chunk == 1
 
