@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class Commit(CheckedModel):
-    """The toy, which has no event log."""
+    """The toy model, which has no event log."""
 
     name, says = "commit", "two-phase commit"
     scopes: Mapping[str, Any] = {"small": Options(), "full": Options(managers=4)}
@@ -38,7 +38,7 @@ class Commit(CheckedModel):
 
 
 class Core(CheckedModel):
-    """The offloader that stores a block: it goes through the tables, and leaves a log. broken: it fails."""
+    """An offloader stores a block: it takes edges of the tables and has a log. Its scope "broken" fails."""
 
     name, says = "core", "one store"
     machines = ("block", "transfer", "lease")
@@ -88,8 +88,8 @@ def test_the_exit_code_is_the_worst_verdict(arguments: list[str], code: int, ver
     assert f"verdict    {verdict}\n" in result.output
 
 
-def test_a_limit_of_depth_is_for_the_models_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ones are explored whole, and it is said that they are."""
+def test_a_limit_of_depth_applies_to_models_that_support_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are explored without it, with a notice."""
     monkeypatch.setattr(Core, "takes_depth", False)
     result = run("--depth", "4")
     assert result.stdout.count("verdict    UNDETERMINED (stopped at the depth of 4 actions)") == 1
@@ -97,7 +97,7 @@ def test_a_limit_of_depth_is_for_the_models_that_have_one(monkeypatch: pytest.Mo
     assert result.stderr == "kvsm: core does not support --depth and is explored without it\n"
 
 
-def test_a_proof_says_for_which_bounds_and_what_was_seen() -> None:
+def test_a_proof_names_its_bounds_and_what_was_seen() -> None:
     lines = run("commit").stdout.splitlines()
     assert lines[0] == "commit: 2 resource managers"
     assert lines[1] == "  verdict    PROVED"
@@ -113,7 +113,7 @@ def test_a_refutation_is_told_step_by_step() -> None:
 
 
 def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> None:
-    """Where there is no manager, none commits."""
+    """Without a manager, none commits."""
     result = run("commit", "-b", "managers=0", "--log", str(tmp_path / "logs"))
     assert result.exit_code == 2
     assert result.stdout.splitlines()[3:] == [
@@ -131,7 +131,7 @@ def test_edges_that_were_never_taken_are_named() -> None:
     assert "STORING -> STORED" not in never
 
 
-def test_json_is_a_line_for_each_model() -> None:
+def test_json_has_one_line_per_model() -> None:
     commit, core = map(json.loads, run("--json").stdout.splitlines())
     assert (commit["verdict"], commit["states"], commit["transitions"]) == ("PROVED", 56, 153)
     assert (commit["reached"], commit["edges"], commit["counterexample"]) == (
@@ -155,13 +155,13 @@ def test_the_log_of_a_refutation_is_kept(tmp_path: Path) -> None:
     assert list((tmp_path / "logs" / "core").glob("*.kvsm"))
 
 
-def test_where_no_core_runs_it_says_that_there_is_no_log(tmp_path: Path) -> None:
+def test_a_model_without_a_core_says_that_it_has_no_log(tmp_path: Path) -> None:
     result = run("commit", "-b", "hasty=1", "--log", str(tmp_path))
     assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
     assert "commit runs no offload core, so it has no event log" in result.stderr
 
 
-def test_what_is_there_is_listed() -> None:
+def test_models_are_listed() -> None:
     result = run("--list")
     assert (result.exit_code, result.stdout) == (
         0,
@@ -170,8 +170,8 @@ def test_what_is_there_is_listed() -> None:
     )
 
 
-def test_what_is_there_is_listed_as_json_too() -> None:
-    """A line for each model, with all bounds of each scope."""
+def test_models_are_listed_as_json_too() -> None:
+    """One line per model, with all bounds of each scope."""
     commit, core = map(json.loads, run("--list", "--json").stdout.splitlines())
     assert commit == {
         "model": "commit",
@@ -200,21 +200,21 @@ def test_what_is_there_is_listed_as_json_too() -> None:
     ],
     ids=str,
 )
-def test_input_that_cannot_be_used_leaves_with_1(arguments: list[str], told: str) -> None:
-    """2 would say: refuted."""
+def test_unusable_input_exits_with_1(arguments: list[str], told: str) -> None:
+    """2 would mean refuted."""
     result = run(*arguments)
     assert (result.exit_code, result.stdout) == (1, "")
     assert told in result.stderr
 
 
-def test_under_the_command_line_of_kvsm_it_keeps_its_exit_codes() -> None:
+def test_kvsm_keeps_the_exit_codes_of_check() -> None:
     group = type(main)()
     group.add_command(check)
     for arguments, code in ((["--nonsense"], 1), (["nothing"], 1), (["commit", "-b", "hasty=1"], 2)):
         assert CliRunner().invoke(group, ["check", *arguments]).exit_code == code
 
 
-def test_a_place_that_is_not_free_for_a_log_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_log_directory_in_use_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "something").touch()
     result = run("--log", str(tmp_path))
@@ -222,7 +222,7 @@ def test_a_place_that_is_not_free_for_a_log_is_refused_at_once(tmp_path: Path) -
     assert f"{tmp_path / 'core'} is not empty" in result.stderr
 
 
-def test_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = ExplorationProgress(12_000, 40_000, 9, 345, 4.0)
     assert progress_line("commit", progress) == (
         "commit   12,000 states   3,000 states/s   depth 9   queue 345   4 s"

@@ -1,4 +1,4 @@
-"""Counterexamples: the story of one, word for word; and the log of one that the real core has written."""
+"""Counterexamples: their story, word for word, and the log that the real core writes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told(model: Graph | TwoPhaseCommit) -> Counterexample:
     return retell(model, found.refutation)
 
 
-def test_a_story_says_of_each_step_only_what_it_changed() -> None:
+def test_a_story_tells_only_what_each_step_changed() -> None:
     model = TwoPhaseCommit(2, hasty=True)
     model.requirements = (always(lambda state: state[0] != (ABORTED, COMMITTED), "consistent"),)
     assert (
@@ -52,7 +52,7 @@ because: step 5 (obey 1) led there"""
     )
 
 
-def test_because_names_the_last_step_that_changed_what_the_check_names() -> None:
+def test_because_names_the_last_step_that_changed_a_thing_in_the_finding() -> None:
     def check(state: int) -> bool:
         if state == 3:
             raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "block 10 is wrong, block 1 is not")
@@ -66,9 +66,9 @@ def test_because_names_the_last_step_that_changed_what_the_check_names() -> None
     assert found.because == "step 1 (a) was the last to change block 10: old -> new"
 
 
-def test_a_step_that_raises_is_told_with_what_it_changed_before() -> None:
+def test_a_step_that_raises_is_told_with_its_changes() -> None:
     class Falling(Graph):
-        """A live state, which `next` changes."""
+        """A live state that `next` changes."""
 
         def next(self, state: list[int], action: str) -> list[int]:
             state.append(1)
@@ -98,8 +98,8 @@ def test_a_step_that_raises_is_told_with_what_it_changed_before() -> None:
     assert [str(step.changes[0]) for step in found.steps] == ["length: 1 -> 2", "length: 2 -> 3"]
 
 
-def test_a_way_that_goes_round_says_from_where_on() -> None:
-    """S9."""
+def test_a_cycle_is_told_with_its_first_step() -> None:
+    """Progress (S9)."""
     found = told(
         Graph({0: {"go": 1}, 1: {"down": 2}, 2: {"down": 1}}, [eventually(lambda state: state == 0)])
     )
@@ -107,7 +107,7 @@ def test_a_way_that_goes_round_says_from_where_on() -> None:
     assert render(found).splitlines()[-3] == "and again from step 2 on, endlessly"
 
 
-def test_what_is_broken_from_the_start_has_no_steps() -> None:
+def test_a_broken_initial_state_has_no_steps() -> None:
     assert render(told(Graph({0: {}}, [always(lambda _state: False)]))).splitlines() == [
         "toy: conservation (S1) is broken, in 0 steps",
         "within all of it",
@@ -120,8 +120,10 @@ def test_what_is_broken_from_the_start_has_no_steps() -> None:
 
 
 class OneStore:
-    """A `World`: the offloader, which stores a block and hears of it twice, which must be refused (S5).
-    pulls: with "break", an action after which the world says that something is wrong."""
+    """A `World`: an offloader stores a block and gets its report twice; it must refuse the second one.
+
+    pulls: further actions; after "break" the world says that something is wrong.
+    """
 
     def __init__(self, *pulls: str) -> None:
         self.events = MemoryLog()
@@ -164,7 +166,7 @@ def model_of(*pulls: str) -> RerunModel[OneStore]:
     return RerunModel("core", "1 block", lambda: OneStore(*pulls))
 
 
-def test_the_real_core_is_told_by_what_its_ledger_holds() -> None:
+def test_the_real_core_is_described_by_its_ledger() -> None:
     model = model_of("break")
     found = explore(model)
     assert (found.verdict, found.states) == (Verdict.REFUTED, 5)
@@ -194,7 +196,7 @@ def test_the_real_core_is_told_by_what_its_ledger_holds() -> None:
 
 
 def test_the_log_of_a_counterexample_is_read_by_every_command(tmp_path: Path) -> None:
-    """S10, S11."""
+    """Events are state (S10), determinism (S11)."""
     model, path = model_of("break"), (("store",), ("submit",), ("report",), ("report",), ("break",))
     for name in ("log", "again"):
         save_log(model.events(path), tmp_path / name)
@@ -208,7 +210,7 @@ def test_the_log_of_a_counterexample_is_read_by_every_command(tmp_path: Path) ->
 
 
 def test_a_log_that_ends_in_a_broken_state_is_still_read(tmp_path: Path) -> None:
-    """What the fold refuses is written all the same, and the log tells of it."""
+    """An event that the fold refuses is written nevertheless, and the log shows it."""
     events: Sequence[OffloadingEvent] = model_of().events((("store",), ("submit",)))
     log, wrong = tmp_path / "log", WorkerReported(len(events) + 1, 0, 7, 99, 0, True)
     save_log([*events, wrong], log)
@@ -219,7 +221,7 @@ def test_a_log_that_ends_in_a_broken_state_is_still_read(tmp_path: Path) -> None
     assert "STORING" in CliRunner().invoke(main, ["show", str(log), "--block", "0"]).output
 
 
-def test_what_is_no_core_has_no_log(tmp_path: Path) -> None:
+def test_a_model_without_a_core_has_no_log(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="no log: these are not the events of a core from its start"):
         save_log([], tmp_path / "log")
     assert not (tmp_path / "log").exists()

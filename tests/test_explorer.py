@@ -1,4 +1,4 @@
-"""The explorer: verdicts, shortest ways, limits, winding down, processes, and which edges were taken."""
+"""The explorer: verdicts, shortest paths, limits, winding down, processes, and the edges that were taken."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ each_number_of_jobs = pytest.mark.parametrize("jobs", [1, 2])
 
 
 def facts(found: Exploration) -> Exploration:
-    """All but the time that it took."""
+    """Everything but the time that it took."""
     return msgspec.structs.replace(found, seconds=0)
 
 
@@ -45,7 +45,7 @@ def path_of(found: Exploration) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("managers", "states"), [(3, 288), (4, 1568)])
-def test_two_phase_commit_has_as_many_states_as_others_have_counted(managers: int, states: int) -> None:
+def test_two_phase_commit_has_the_known_number_of_states(managers: int, states: int) -> None:
     found = explore(TwoPhaseCommit(managers))
     assert (found.verdict, found.states) == (Verdict.PROVED, states)
     assert (found.reached, found.unreached) == (("all commit", "all abort"), ())
@@ -54,14 +54,14 @@ def test_two_phase_commit_has_as_many_states_as_others_have_counted(managers: in
 
 
 @pytest.mark.parametrize("hasty", [False, True])
-def test_the_result_is_the_same_whatever_the_number_of_processes(hasty: bool) -> None:
+def test_the_number_of_processes_does_not_change_the_result(hasty: bool) -> None:
     alone = explore(TwoPhaseCommit(4, hasty))
     for jobs in (2, 3):
         assert facts(explore(TwoPhaseCommit(4, hasty), jobs=jobs)) == facts(alone)
 
 
 @each_number_of_jobs
-def test_a_broken_property_is_reached_by_the_shortest_way(jobs: int) -> None:
+def test_a_broken_property_is_reached_by_a_shortest_path(jobs: int) -> None:
     found = explore(TwoPhaseCommit(2, hasty=True), jobs=jobs)
     assert found.verdict is Verdict.REFUTED
     # One prepares and is heard, the coordinator commits, one obeys, and the other leaves.
@@ -71,29 +71,29 @@ def test_a_broken_property_is_reached_by_the_shortest_way(jobs: int) -> None:
     assert found.depth <= 5
 
 
-def test_of_ways_of_one_length_the_first_in_the_order_of_actions_is_told() -> None:
+def test_of_several_shortest_paths_the_first_in_the_order_of_actions_is_told() -> None:
     diamond = {0: {"a": 1, "b": 2}, 1: {"z": 3}, 2: {"a": 3}}
     assert path_of(explore(Graph(diamond, [always(lambda state: state != 3)]))) == ("a", "z")
 
 
-def test_the_path_says_from_which_initial_state_it_comes() -> None:
+def test_the_path_names_its_initial_state() -> None:
     found = explore(Graph({0: {}, 5: {"go": 7}}, [always(lambda state: state != 7)], initial=(0, 5)))
     assert found.refutation is not None
     assert (found.refutation.start, found.refutation.path) == (1, ("go",))
 
 
-def test_an_initial_state_may_be_broken_itself() -> None:
+def test_an_initial_state_may_be_broken() -> None:
     found = explore(Graph({0: {"go": 1}}, [always(lambda state: state != 0)]))
     assert (found.verdict, path_of(found)) == (Verdict.REFUTED, ())
 
 
-def test_a_model_that_begins_nowhere_is_no_proof() -> None:
+def test_a_model_without_initial_states_is_refused() -> None:
     with pytest.raises(ConfigError, match="it begins nowhere"):
         explore(Graph({}, initial=()))
 
 
 class Raising(Graph):
-    """An action "raise" raises what it leads to."""
+    """An action "raise" raises the state that it leads to."""
 
     def next(self, state: Any, action: Any) -> Any:
         after = super().next(state, action)
@@ -122,7 +122,7 @@ def test_an_action_that_raises_is_a_finding(jobs: int, error: Exception, told: s
     assert str(found.refutation.finding) == told
 
 
-def test_a_check_that_raises_says_itself_what_is_wrong() -> None:
+def test_a_check_that_raises_is_its_own_finding() -> None:
     def check(state: int) -> bool:
         if state == 1:
             raise PropertyBroken(Property.CORRECT_BYTES, "the bytes are wrong")
@@ -134,7 +134,7 @@ def test_a_check_that_raises_says_itself_what_is_wrong() -> None:
 
 
 @each_number_of_jobs
-def test_what_is_never_met_is_refuted_when_all_was_seen(jobs: int) -> None:
+def test_a_required_sometimes_that_never_holds_refutes(jobs: int) -> None:
     graph = {0: {"go": 1}, 1: {"go": 2}}
     properties = [sometimes(lambda state: state == 2, "two"), sometimes(lambda state: state == 3, "three")]
     found = explore(Graph(graph, properties), jobs=jobs)
@@ -145,7 +145,7 @@ def test_what_is_never_met_is_refuted_when_all_was_seen(jobs: int) -> None:
 
 
 @each_number_of_jobs
-def test_what_is_not_required_is_told_and_refutes_nothing(jobs: int) -> None:
+def test_an_optional_sometimes_is_reported_and_refutes_nothing(jobs: int) -> None:
     graph = {0: {"go": 1}}
     noted = [sometimes(lambda state, at=at: state == at, str(at), required=False) for at in (1, 2)]
     found = explore(Graph(graph, noted), jobs=jobs)
@@ -157,7 +157,7 @@ def test_what_is_not_required_is_told_and_refutes_nothing(jobs: int) -> None:
 
 
 class Living(Graph):
-    """States are lists, which `next` changes. With "no" an action that does not apply is told afterwards."""
+    """States are lists that `next` changes. The action "no" never applies."""
 
     loaded = 0
 
@@ -186,7 +186,7 @@ class Living(Graph):
         return [saved]
 
 
-def test_every_action_gets_a_state_of_its_own() -> None:
+def test_every_action_gets_its_own_state() -> None:
     model = Living({0: {"a": 1, "b": 2, "c": 0}, 2: {"a": 1}})
     found = explore(model)
     assert (found.verdict, found.states, found.transitions) == (Verdict.PROVED, 3, 4)
@@ -198,8 +198,8 @@ def test_every_action_gets_a_state_of_its_own() -> None:
 
 
 @each_number_of_jobs
-def test_winding_down_in_a_circle_is_refuted(jobs: int) -> None:
-    """S9: the way there, the way round, and where it begins to go round."""
+def test_winding_down_in_a_cycle_is_refuted(jobs: int) -> None:
+    """Progress (S9): the refutation gives the path to the cycle, the cycle, and where it starts."""
     edges = {0: {"go": 1}, 1: {"go": 2, "down": 0}, 2: {"down": 3}, 3: {"down": 2}}
     found = explore(Graph(edges, [eventually(lambda state: state == 0)]), jobs=jobs)
     assert found.refutation is not None
@@ -209,7 +209,7 @@ def test_winding_down_in_a_circle_is_refuted(jobs: int) -> None:
 
 
 def test_winding_down_that_stops_too_early_is_refuted() -> None:
-    """S9."""
+    """Progress (S9)."""
     edges: dict[Any, dict[Any, Any]] = {0: {"go": 1}, 1: {"down": 2}, 2: {"down": 3}, 3: {}}
     found = explore(Graph(edges, [eventually(lambda state: state == 0)]))
     assert found.refutation is not None
@@ -220,12 +220,12 @@ def test_winding_down_that_stops_too_early_is_refuted() -> None:
     assert (path_of(found), found.refutation.circle) == (("go", "down", "down"), -1)
 
 
-def test_winding_down_is_followed_no_further_than_to_where_it_holds() -> None:
+def test_winding_down_is_not_followed_beyond_where_it_holds() -> None:
     edges = {0: {"down": 1}, 1: {"down": 2}, 2: {"down": 1}}
     assert explore(Graph(edges, [eventually(lambda state: state == 1)])).verdict is Verdict.PROVED
 
 
-def test_winding_down_out_of_a_search_that_was_cut_is_undetermined() -> None:
+def test_winding_down_beyond_a_cut_search_is_undetermined() -> None:
     edges = {number: {"down": number + 1} for number in range(9)}
     model = Graph(edges, [eventually(lambda state: state == 9)])
     assert explore(model, max_depth=5).verdict is Verdict.UNDETERMINED
@@ -233,7 +233,7 @@ def test_winding_down_out_of_a_search_that_was_cut_is_undetermined() -> None:
 
 
 def test_a_cut_search_still_refutes_what_it_has_seen() -> None:
-    """S9."""
+    """Progress (S9)."""
     edges = {0: {"go": 1, "down": 0}, **{number: {"go": number + 1} for number in range(1, 9)}}
     found = explore(Graph(edges, [eventually(lambda state: state > 0)]), max_depth=5)
     assert (found.verdict, path_of(found)) == (Verdict.REFUTED, ("down",))
@@ -247,8 +247,8 @@ def test_what_winds_down_must_be_one_of_the_actions() -> None:
 
 
 @given(st.data())
-def test_winding_down_says_of_every_state_what_a_walk_from_it_says(data: st.DataObject) -> None:
-    """S9, against a walk from each state by itself."""
+def test_winding_down_agrees_with_a_walk_from_every_state(data: st.DataObject) -> None:
+    """Progress (S9), compared with a separate walk from each state."""
     size = data.draw(st.integers(1, 7))
     following = data.draw(st.lists(st.integers(UNEXPLORED, size - 1), min_size=size, max_size=size))
     holds = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
@@ -307,13 +307,13 @@ def test_a_limit_of_time_leaves_the_verdict_undetermined() -> None:
     assert (found.verdict, found.limit) == (Verdict.UNDETERMINED, "0.01 seconds")
 
 
-def test_a_limit_that_nothing_exceeds_is_no_limit() -> None:
+def test_a_limit_that_is_not_exceeded_changes_nothing() -> None:
     found = explore(Graph({0: {"a": 1}, 1: {"a": 2, "b": 0}}), max_states=3, max_depth=3)
     assert (found.verdict, found.states, found.limit) == (Verdict.PROVED, 3, "")
 
 
 @pytest.mark.parametrize("limit", ["jobs", "max_states", "max_depth"])
-def test_a_limit_that_cannot_work_is_refused(limit: str) -> None:
+def test_an_unusable_limit_is_refused(limit: str) -> None:
     with pytest.raises(ConfigError, match=f"{limit} is 0; it must be at least 1"):
         explore(endless(), **{limit: 0})  # type: ignore[arg-type]
 
@@ -338,7 +338,7 @@ def test_an_interrupt_ends_the_search_and_keeps_what_was_seen(jobs: int) -> None
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_interrupt_is_as_ever() -> None:
+def test_a_second_interrupt_works_as_usual() -> None:
     # Whoever runs tests in the background has interrupts ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -355,14 +355,14 @@ def test_a_second_interrupt_is_as_ever() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_search_that_is_over_leaves_interrupts_as_they_were() -> None:
+def test_a_finished_search_restores_the_interrupt_handler() -> None:
     before = signal.getsignal(signal.SIGINT)
     explore(Graph({0: {"go": 1}}))
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_an_interrupt_does_not_touch_the_processes() -> None:
-    """A terminal sends it to all of them, and it is the explorer who stops."""
+    """A terminal sends Ctrl-C to every process, but only the explorer decides when to stop."""
 
     def interrupt(state: int) -> bool:
         if state == 3:
@@ -374,7 +374,7 @@ def test_an_interrupt_does_not_touch_the_processes() -> None:
     assert explore(model, jobs=2).verdict is Verdict.PROVED
 
 
-def test_progress_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explorer, "PROGRESS_SECONDS", 0)
     told: list[ExplorationProgress] = []
     found = explore(TwoPhaseCommit(3), progress=told.append)
@@ -387,7 +387,7 @@ def test_progress_is_told_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Failing(Plain):
-    """fail: called with each state before its fingerprint is taken; not with the first one."""
+    """fail: called with each state but the first, before its fingerprint is taken."""
 
     def __init__(self, fail: Callable[[], object]) -> None:
         self._fail = fail
@@ -417,7 +417,7 @@ def test_a_model_that_fails_in_a_process_is_told_with_its_traceback() -> None:
 
 @each_number_of_jobs
 def test_a_broken_state_without_a_fingerprint_is_a_finding(jobs: int) -> None:
-    """Real code that has gone wrong need not be in a state that can be named."""
+    """The broken state of real code may be impossible to fingerprint."""
 
     def fail() -> None:
         raise KeyError("no fingerprint")
@@ -434,7 +434,7 @@ def test_a_process_that_is_killed_is_told() -> None:
 
 
 def test_a_process_that_is_killed_while_it_waits_is_told() -> None:
-    """There is nobody to send a batch to, and its edges are not known either."""
+    """A killed process can neither take a batch nor report its edges."""
     with Processes(Failing(lambda: None), 1) as processes:
         ((worker, _),) = processes._workers
         worker.kill()
@@ -454,7 +454,7 @@ graphs = st.dictionaries(
 
 
 @given(graphs, st.integers(0, 9))
-def test_any_graph_is_explored_as_a_plain_search_does(edges: dict[int, dict[str, int]], broken: int) -> None:
+def test_any_graph_is_explored_like_a_plain_search(edges: dict[int, dict[str, int]], broken: int) -> None:
     distances, level = {0: 0}, [0]
     while level:
         following = [after for state in level for after in edges.get(state, {}).values()]
@@ -480,7 +480,7 @@ def test_any_graph_is_explored_as_a_plain_search_does(edges: dict[int, dict[str,
 
 
 class OneBlock(Graph):
-    """The word of a block, under some triggers."""
+    """A block's word, with some of its triggers as actions."""
 
     def __init__(self, *triggers: BlockTrigger) -> None:
         super().__init__({})
@@ -495,7 +495,7 @@ class OneBlock(Graph):
 
 
 @each_number_of_jobs
-def test_edges_that_were_taken_are_known_and_the_others_are_named(jobs: int) -> None:
+def test_taken_edges_are_known_and_the_others_are_named(jobs: int) -> None:
     ways = (BlockTrigger.ALLOCATE, BlockTrigger.SUBMIT_STORE, BlockTrigger.END_COPY_GOOD, BlockTrigger.EVICT)
     found = explore(OneBlock(*ways), jobs=jobs)
     assert [str(edge) for edge in found.edges] == [
@@ -511,19 +511,19 @@ def test_edges_that_were_taken_are_known_and_the_others_are_named(jobs: int) -> 
     assert len(missed) == len(all_edges(BLOCK)) - 5
 
 
-def test_no_two_edges_of_the_tables_have_one_name() -> None:
-    """Else one of them could hide that the other was never taken."""
+def test_every_edge_of_the_tables_is_distinct() -> None:
+    """Otherwise a taken edge could hide one that was never taken."""
     for machine in MACHINES.values():
         assert len(set(all_edges(machine))) == len(all_edges(machine))
 
 
-def test_what_was_taken_before_a_search_does_not_count() -> None:
+def test_edges_taken_before_a_search_do_not_count() -> None:
     explore(OneBlock(BlockTrigger.ALLOCATE, BlockTrigger.CANCEL))
     assert [edge.trigger for edge in explore(OneBlock(BlockTrigger.ALLOCATE)).edges] == ["ALLOCATE"]
 
 
 def test_processes_end_with_the_explorer() -> None:
-    """Killed, it can send nobody home: they must see by themselves that it is gone."""
+    """A killed explorer cannot end its processes, so they must notice its end themselves."""
     script = (
         "from test_explorer import endless\n"
         "from kvsm.checker.explorer import explore\n"

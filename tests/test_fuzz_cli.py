@@ -1,4 +1,4 @@
-"""`kvsm fuzz` as its user meets it: what it prints, what it writes, what it refuses, and how it goes on."""
+"""`kvsm fuzz` as its user meets it: what it prints, writes and refuses, and how it continues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fuzz(*arguments: object) -> Result:
 
 @pytest.fixture
 def found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Result, Path]:
-    """What `kvsm fuzz` said of a bug that was planted, and where it wrote it. The bug is still there."""
+    """What `kvsm fuzz` printed about a planted bug, and its directory. The bug is still there."""
     free_slots_under_copies(monkeypatch)
     directory = tmp_path / "failure"
     return fuzz("--seed", 1, *COUNTED, "--log", directory), directory
@@ -50,7 +50,7 @@ def test_a_good_walk_tells_its_seed_and_what_it_did() -> None:
 
 
 def test_json_holds_the_same() -> None:
-    """One JSON object on standard output, and nothing else; the seed is one that was not used before."""
+    """Standard output is one JSON object, and each walk has a new seed."""
     first, second = (json.loads(fuzz(*COUNTED, "--json").stdout) for _ in range(2))
     assert first["progress"]["runs"] == 2
     assert first["progress"]["operations"] > 500
@@ -63,7 +63,7 @@ def test_seconds_end_it() -> None:
 
 
 def test_help_teaches() -> None:
-    """Each target, what to type, and what the exit codes mean."""
+    """It explains the targets, examples and exit codes."""
     text = fuzz("--help").stdout
     for word in (*TARGETS, "all", "Examples:", "Exit codes:", "--resume", "Ctrl-C"):
         assert word in text
@@ -86,8 +86,10 @@ def test_a_resumed_walk_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_ctrl_c_keeps_the_walk_and_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if nobody had asked to keep it."""
+def test_ctrl_c_saves_the_walk_and_says_how_to_continue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even without --resume."""
 
     def press(_: WalkResult) -> None:
         raise KeyboardInterrupt
@@ -108,7 +110,7 @@ def test_ctrl_c_keeps_the_walk_and_says_how_to_go_on(tmp_path: Path, monkeypatch
 
 
 def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
-    """Numbered steps with what each changed, the property, a because, where it was written. Exit code 1."""
+    """Numbered steps with changes, the property, the cause, and the directory. Exit code 1."""
     result, directory = found
     assert result.exit_code == 1
     told = result.stdout
@@ -125,7 +127,7 @@ def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
 
 
 def test_a_failure_has_a_log_that_can_be_read(found: tuple[Result, Path]) -> None:
-    """`kvsm verify` sees the same property broken; `kvsm show` tells the life of the slot."""
+    """`kvsm verify` finds the same broken property, and `kvsm show` tells the life of the slot."""
     _, directory = found
     shown = kvsm("show", directory / "log", "--block", 0)
     assert shown.exit_code == 0
@@ -135,7 +137,7 @@ def test_a_failure_has_a_log_that_can_be_read(found: tuple[Result, Path]) -> Non
     assert json.loads(verified.stdout)["violations"][0]["property_id"] == "S1"
 
 
-def test_the_written_test_fails_while_the_bug_is_there_and_passes_without(
+def test_the_written_test_fails_until_the_bug_is_fixed(
     found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, directory = found
@@ -148,8 +150,8 @@ def test_the_written_test_fails_while_the_bug_is_there_and_passes_without(
     test()
 
 
-def test_a_failure_is_done_again(found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same story while the bug is there, exit code 1; a word of comfort without, exit code 0."""
+def test_a_failure_is_repeated(found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same story and exit code 1 while the bug is there; exit code 0 after it is fixed."""
     first, directory = found
     again = fuzz("--replay", directory)
     assert again.exit_code == 1
@@ -162,7 +164,7 @@ def test_a_failure_is_done_again(found: tuple[Result, Path], monkeypatch: pytest
 
 
 def test_the_same_seed_writes_the_same_bytes(found: tuple[Result, Path], tmp_path: Path) -> None:
-    """S11: log, actions, steps and test."""
+    """Determinism (S11) of the log, the actions, the steps and the test."""
     _, directory = found
     other = tmp_path / "other"
     fuzz("--seed", 1, *COUNTED, "--log", other)
@@ -175,7 +177,7 @@ def test_the_same_seed_writes_the_same_bytes(found: tuple[Result, Path], tmp_pat
 def test_a_failure_of_another_target_has_the_same_form(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the serving world only the requests that came are kept."""
+    """Only the requests that arrived in the serving world are kept."""
     free_slots_under_copies(monkeypatch)
     result = fuzz(
         "--target", "serving", "--seed", 5, "--runs", 4, "--jobs", 1, "--log", tmp_path / "it", "--json"
@@ -192,7 +194,7 @@ def test_a_failure_of_another_target_has_the_same_form(
 
 
 def refused(*arguments: object) -> str:
-    """The one line that says why; exit code 2."""
+    """The message of a refusal: one line, with exit code 2."""
     result = fuzz(*arguments)
     assert result.exit_code == 2
     assert "Traceback" not in result.stderr
@@ -205,14 +207,14 @@ def test_a_directory_in_use_is_refused_before_the_walk(tmp_path: Path) -> None:
 
 
 def test_another_seed_or_target_than_the_kept_one_is_refused(tmp_path: Path) -> None:
-    """Else the totals would be those of two walks."""
+    """Otherwise the totals would mix two walks."""
     kept = tmp_path / "kept.json"
     fuzz("--seed", 7, "--runs", 1, "--jobs", 1, "--resume", kept)
     assert "--seed 7, not --seed 8" in refused("--seed", 8, "--resume", kept)
     assert "--target core, not --target copies" in refused("--target", "copies", "--resume", kept)
 
 
-def test_a_file_that_is_no_walk_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_a_walk_is_refused(tmp_path: Path) -> None:
     (tmp_path / "kept.json").write_text("{}")
     assert "no walk to continue" in refused("--resume", tmp_path / "kept.json")
     assert "there is no directory" in refused("--resume", tmp_path / "absent" / "kept.json")
@@ -224,7 +226,7 @@ def test_a_directory_without_a_failure_is_refused(tmp_path: Path) -> None:
     assert "actions.json" in refused("--replay", tmp_path)
 
 
-def test_replay_takes_no_walk_beside_it(tmp_path: Path) -> None:
+def test_replay_cannot_be_combined_with_a_walk(tmp_path: Path) -> None:
     assert "--replay repeats what was saved" in refused("--replay", tmp_path, "--seed", 1)
 
 

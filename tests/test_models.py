@@ -1,4 +1,4 @@
-"""The models that `kvsm check` knows: scopes, bounds, and a broken core told and logged through each way."""
+"""The models that `kvsm check` knows: scopes, bounds, and a broken core that is retold and logged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_bound_can_be_changed(name: str) -> None:
         assert model.bounds(bounded) == model.bounds(scope) | {bound: changed}
 
 
-def test_a_bound_that_is_none_is_refused() -> None:
+def test_an_unknown_bound_is_refused() -> None:
     for model in MODELS.values():
         with pytest.raises(ConfigError, match="nonsense is no bound here; there are"):
             model.bounded(next(iter(model.scopes.values())), {"nonsense": 1})
@@ -61,8 +61,8 @@ def test_the_copies_are_checked_and_have_no_tables() -> None:
     assert "edges" not in result.stdout
 
 
-def test_with_bounds_of_your_own_what_was_never_met_is_told_and_refutes_nothing() -> None:
-    """The scope asks for it: with no reset there is none under a copy, and that is worth to know."""
+def test_with_changed_bounds_an_unreached_sometimes_is_reported_and_refutes_nothing() -> None:
+    """The scope requires a reset under a copy, which bounds without resets exclude."""
     result = run("serving", "-b", "resets=0", "-b", "failures=0")
     assert result.exit_code == 0
     assert "  reached    a hit is loaded, a key waits, deferred\n" in result.stdout
@@ -79,7 +79,7 @@ ONE_REQUEST = ServingScope(
 )
 
 
-def test_the_code_is_checked_in_the_hands_of_a_small_engine() -> None:
+def test_the_code_is_checked_with_a_small_engine() -> None:
     serving = MODELS["serving"]
     found = serving.explore(ONE_REQUEST, ExplorationLimits())
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
@@ -91,7 +91,7 @@ def test_the_code_is_checked_in_the_hands_of_a_small_engine() -> None:
     assert without.states >= found.states
 
 
-def test_of_the_requests_of_a_scope_fewer_can_be_taken_and_not_more() -> None:
+def test_the_requests_of_a_scope_can_be_reduced_but_not_increased() -> None:
     serving = MODELS["serving"]
     assert serving.bounds(serving.bounded(ONE_REQUEST, {"requests": 0}))["requests"] == 0
     with pytest.raises(ConfigError, match="requests is 2; this scope has 1 to take from"):
@@ -101,7 +101,7 @@ def test_of_the_requests_of_a_scope_fewer_can_be_taken_and_not_more() -> None:
 def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S4: the end of a copy gives no lease back."""
+    """The planted bug: the end of a copy does not release its lease."""
     monkeypatch.setattr(transfers, "end", transfers.close)
     serving = MODELS["serving"]
     found = serving.explore(ONE_REQUEST, ExplorationLimits())

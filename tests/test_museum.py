@@ -1,7 +1,6 @@
-"""The museum: every bug that is put back is found, by which checker and in how many steps; and is gone again.
+"""The museum: every bug that is put back is found, and is gone afterwards.
 
-`museum.found` pins what the checkers come to on their own. What an exhibit's own scenario finds is in
-`test_scheduler_bugs.py`.
+`museum.found` pins what the checkers find. `test_scheduler_bugs.py` tests the exhibits' own scenarios.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def functions() -> dict[str, Any]:
     return found
 
 
-def test_what_was_put_back_is_undone_also_after_an_error() -> None:
+def test_an_exhibit_is_undone_even_after_an_error() -> None:
     before, digest = functions(), machines_digest()
     for exhibit in EXHIBITS.values():
         with suppress(KeyError), exhibit.put_back(without_stop=True):
@@ -85,9 +84,8 @@ def test_what_was_put_back_is_undone_also_after_an_error() -> None:
         assert machines_digest() == digest, exhibit.id
 
 
-def test_a_table_that_was_edited_steps_as_before_afterwards() -> None:
-    """The steps that the edited table led to are forgotten, and those that the memo had from before are not
-    taken while it is edited."""
+def test_an_edited_table_is_restored() -> None:
+    """Memoised steps of either table must not be used with the other one."""
     storing = BLOCK_WORDS.encode(BlockState.STORING, (1, 0))
 
     def after_a_reset() -> str:
@@ -121,7 +119,7 @@ def test_an_edit_that_fits_nowhere_says_so_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("id", QUICK)
-def test_a_bug_is_found_by_what_knows_nothing_of_it(id: str) -> None:
+def test_a_bug_is_found_by_checkers_that_know_nothing_of_it(id: str) -> None:
     result = search(id)
     assert result.finding is not None
     assert (result.checker, result.finding.property, len(result.trace)) == FOUND[id]
@@ -140,8 +138,8 @@ def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["B16", "B17", "B20", "B29", "B35", "B36", "B38"])
-def test_the_machine_finds_what_does_not_take_long_to_bring_about(id: str) -> None:
-    """In the same steps each time. What it finds beyond these is up to the version of Hypothesis."""
+def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
+    """In the same steps each time. Whether it finds more depends on the version of Hypothesis."""
     machine = CHECKERS[-1]
     with EXHIBITS[id].put_back():
         sighting = machine.look()
@@ -150,8 +148,8 @@ def test_the_machine_finds_what_does_not_take_long_to_bring_about(id: str) -> No
 
 
 @pytest.mark.slow
-def test_every_bug_is_found_and_nothing_in_the_code_as_it_is() -> None:
-    """The pinned lengths: exploration's are shortest, a walk's are reduced."""
+def test_every_bug_is_found_and_the_unchanged_code_is_clean() -> None:
+    """The traces of explorations are shortest; those of walks are reduced."""
     found = {}
     for result in search_all([*EXHIBITS, CLEAN], jobs=2):
         assert result.is_as_expected, result
@@ -166,7 +164,7 @@ def test_every_bug_is_found_and_nothing_in_the_code_as_it_is() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A museum with the first checker alone."""
+    """A museum with only the first checker."""
     monkeypatch.setattr("museum.search.CHECKERS", CHECKERS[:1])
 
 
@@ -180,7 +178,7 @@ def test_the_command_finds_a_bug_and_prints_the_steps() -> None:
 
 
 @pytest.mark.usefixtures("hurried")
-def test_json_has_what_the_table_has() -> None:
+def test_json_holds_the_same() -> None:
     result = museum("B13", "--json", "--jobs", "1")
     found, clean = json.loads(result.stdout)
     assert (found["id"], found["checker"], found["steps"]) == ("B13", *FOUND["B13"][::2])
@@ -190,7 +188,7 @@ def test_json_has_what_the_table_has() -> None:
     assert (clean["id"], clean["finding"]) == (CLEAN, None)
 
 
-def test_a_bug_that_escapes_is_said_so_and_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_escaped_bug_is_reported_with_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("museum.search.CHECKERS", ())
     monkeypatch.setattr("museum.search.scenario_of", lambda _id: lambda: None)
     result = museum("B19", "--jobs", "1")
@@ -199,14 +197,14 @@ def test_a_bug_that_escapes_is_said_so_and_is_exit_code_1(monkeypatch: pytest.Mo
     assert "0 of 1 found" in result.output
 
 
-def test_a_search_that_was_cut_has_found_nothing_and_missed_nothing() -> None:
+def test_a_cut_search_neither_found_nor_missed_the_bug() -> None:
     result = museum("B17", "--seconds", "0", "--jobs", "1")
     assert result.exit_code == 1
     assert result.stdout.count("not finished: time was up") == 2
     assert "ESCAPED" not in result.stdout
 
 
-def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finding_in_the_unchanged_code_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Checker("oracle", lambda: Sighting(Finding(Property.CONSERVATION, "something"), (("step",),)))
     monkeypatch.setattr("museum.search.CHECKERS", (seen,))
     result = museum("B19", "--jobs", "1")
@@ -215,7 +213,7 @@ def test_what_is_found_in_the_code_as_it_is_is_exit_code_1(monkeypatch: pytest.M
 
 
 class Killed:
-    """A checker whose process is killed. Not that of the tests."""
+    """A checker that kills its process, but not that of the tests."""
 
     tests = os.getpid()
 
@@ -225,10 +223,8 @@ class Killed:
 
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
-def test_a_process_that_is_killed_is_told_and_is_exit_code_2(
-    jobs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its exhibit would be waited for for ever. No other process is left."""
+def test_a_killed_process_is_reported_with_exit_code_2(jobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the museum would wait for its exhibit endlessly. No other process is left."""
     monkeypatch.setattr("museum.search.CHECKERS", (Checker("fatal", Killed()),))
     result = museum("B17", "B19", "--jobs", jobs)
     assert result.exit_code == 2
@@ -236,8 +232,10 @@ def test_a_process_that_is_killed_is_told_and_is_exit_code_2(
     assert active_children() == []
 
 
-def test_a_search_that_fails_says_for_what_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no finding: the checker is broken, and not what it checks."""
+def test_a_failing_checker_is_reported_with_its_exhibit_and_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This is no finding: the checker is broken, not the code."""
 
     def fail() -> None:
         raise KeyError("of the checker")
@@ -248,7 +246,7 @@ def test_a_search_that_fails_says_for_what_and_where(monkeypatch: pytest.MonkeyP
     assert re.match(r"the search for B19 failed:\n(?s:.*)KeyError: 'of the checker'", str(result.exception))
 
 
-def test_results_come_in_the_order_asked_for_and_an_exhibit_may_be_asked_for_twice(
+def test_results_come_in_the_order_of_the_ids_which_may_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("museum.search.CHECKERS", ())
@@ -263,8 +261,8 @@ def oracle(name: str, knows: bool = True) -> Checker:
     )
 
 
-def test_all_checkers_are_asked_if_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And each that found it is named, the scenario too; the first one's finding is what is told."""
+def test_all_checkers_are_asked_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one that finds the bug is named, and so is the scenario. The first finding is reported."""
     checkers = oracle("first"), oracle("blind", knows=False), oracle("second")
     monkeypatch.setattr("museum.search.CHECKERS", checkers)
     alone, together = search("B19"), search("B19", all_look=True)
@@ -275,8 +273,8 @@ def test_all_checkers_are_asked_if_that_is_wanted(monkeypatch: pytest.MonkeyPatc
     assert [line.strip() for line in lines[2:4]] == ["also second", f"also {SCENARIO}"]
 
 
-def test_what_was_seen_before_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But not all have looked, and that is said."""
+def test_a_finding_before_the_time_is_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the result says that not all have looked."""
     clock = SimpleNamespace(monotonic=count().__next__)
     monkeypatch.setattr("museum.search.time", clock)
     monkeypatch.setattr("museum.search.CHECKERS", (oracle("first"), oracle("second")))
@@ -307,7 +305,7 @@ def test_an_unknown_exhibit_is_named() -> None:
     assert "there is no exhibit B41" in result.stderr
 
 
-def test_outside_of_the_source_the_command_says_how_to_get_it(
+def test_without_the_source_the_command_says_how_to_get_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(command, "ROOT", tmp_path)

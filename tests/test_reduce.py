@@ -1,4 +1,4 @@
-"""Reduction: a failure comes down to the few actions that it takes, and to these very ones."""
+"""Reduction: a failure is reduced to the few actions that it takes, and always to the same ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ABOVE = Finding(Property.CONSERVATION, "above")
 
 
 def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Action, ...]]:
-    """How long the failing run was, and what is left of it."""
+    """How long the failing run was, and its reduction."""
     failure = walk(lambda random: draw_case(target, random).make(), seed, runs=60).failure
     assert failure is not None
     saved = reduced(target, seed, failure)
@@ -41,21 +41,21 @@ def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Actio
         (free_slots_under_copies, 3, 3),
     ],
 )
-def test_a_planted_bug_comes_down_to_its_story(
+def test_a_planted_bug_is_reduced_to_few_actions(
     bug: Callable[[pytest.MonkeyPatch], None],
     fewest: int,
     most: int,
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From hundreds of actions, whatever the seed."""
+    """From hundreds of actions, for any seed."""
     bug(monkeypatch)
     _, actions = found_and_reduced(seed)
     assert fewest <= len(actions) <= most, actions
 
 
 def test_a_reduction_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From hundreds of actions to these very three."""
+    """From hundreds of actions to exactly these three."""
     free_slots_under_copies(monkeypatch)
     found, actions = found_and_reduced(seed=0)
     assert found > 50
@@ -76,15 +76,15 @@ def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> No
 # On a world that fits in the head.
 
 
-def test_noise_and_numbers_are_gone() -> None:
-    """Kinds that change nothing, pairs that undo each other, numbers that are larger than they need be."""
+def test_noise_and_large_numbers_are_removed() -> None:
+    """Kinds that change nothing, pairs that undo each other, and needlessly large numbers."""
     noisy: list[Action] = [("look", 3), ("up", 2), ("down",), ("look", 1), ("up", 0)] * 20
     reduction = reduce(lambda: Counting(most=4), noisy, ABOVE)
     assert reduction.actions == (("up", 1), ("up", 2))
     assert reduction.finding == Finding(Property.CONSERVATION, "it is 5, above 4")
 
 
-def test_what_is_behind_the_failure_is_gone() -> None:
+def test_actions_after_the_failure_are_removed() -> None:
     actions: list[Action] = [("up", 0)] * 3 + [("down",)] * 50
     assert reduce(lambda: Counting(most=2), actions, ABOVE).actions == (("up", 0),) * 3
 
@@ -106,16 +106,16 @@ def test_another_property_is_another_bug() -> None:
     assert reduce(lambda: Worse(most=1), actions, ABOVE).actions == (("up", 0), ("up", 0))
 
 
-def test_replays_are_bounded() -> None:
-    """What was found until then is still a failure."""
+def test_reruns_are_bounded() -> None:
+    """The best result so far is still a failure."""
     actions: list[Action] = [("up", 0), ("look",)] * 200
     reduction = reduce(lambda: Counting(most=20), actions, ABOVE, most_reruns=5)
     assert reduction.reruns == 5
     assert rerun(lambda: Counting(most=20), reduction.actions).finding == reduction.finding
 
 
-def test_a_long_list_takes_few_replays() -> None:
-    """20,000 actions of which three matter: kinds go at once, the rest in halves."""
+def test_a_long_list_takes_few_reruns() -> None:
+    """Three of 20,000 actions matter. Whole kinds are removed at once, the rest in halves."""
     noise: list[Action] = [("look", number % 7) for number in range(10_000)]
     actions = [*noise, ("up", 0), *noise, ("up", 0), ("up", 0)]
     reduction = reduce(lambda: Counting(most=2), actions, ABOVE)
@@ -123,21 +123,21 @@ def test_a_long_list_takes_few_replays() -> None:
     assert reduction.reruns < 20
 
 
-def test_what_does_not_come_again_is_said_so() -> None:
-    """S11: then something outside decides, too."""
+def test_a_failure_that_is_not_repeated_is_reported() -> None:
+    """Determinism (S11): something outside of the actions decides, too."""
     with pytest.raises(NotRepeated, match=r"1 actions broke conservation \(S1\), and done again they do not"):
         reduce(lambda: Counting(most=9), [("up", 0)], ABOVE)
 
 
 class Stuck(Counting):
-    """At five it sticks: winding down goes round for ever."""
+    """From five on it cannot wind down."""
 
     def wind_down(self) -> Action | None:
         return ("look",) if self.number >= 5 else super().wind_down()
 
 
-def test_what_never_comes_to_rest_comes_down_to_what_led_there() -> None:
-    """S9: the way to rest is gone again for each candidate, and is none of the actions."""
+def test_a_world_that_never_rests_is_reduced_to_what_led_there() -> None:
+    """Progress (S9). Each candidate is wound down, and these actions are not part of the result."""
     failure = walk(lambda _: Stuck(most=10**6), 1, runs=1).failure
     assert failure is not None
     assert failure.finding.property == Property.PROGRESS

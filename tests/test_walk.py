@@ -1,4 +1,4 @@
-"""The walk: (seed, number of the run) is all that decides, however it is cut, resumed, or spread."""
+"""The walk: seed and run number decide everything, however it is interrupted, resumed or parallelised."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def drawn_world(random: Random) -> CoreWorld:
 
 
 def totals(result: WalkResult) -> tuple[int, ...]:
-    """All but the time that it took."""
+    """Everything but the time that it took."""
     return result.next_run, result.runs, result.operations, result.most_in_flight
 
 
 def test_the_same_seed_is_the_same_walk() -> None:
-    """S11: and another seed another one."""
+    """Determinism (S11). Another seed gives another walk."""
     first, second = walk(drawn_world, 5, runs=3), walk(drawn_world, 5, runs=3)
     assert totals(first) == totals(second)
     assert totals(walk(drawn_world, 6, runs=3)) != totals(first)
 
 
-def test_a_resumed_walk_comes_to_what_an_uninterrupted_one_does() -> None:
+def test_a_resumed_walk_gives_the_result_of_an_uninterrupted_one() -> None:
     whole = walk(drawn_world, 7, runs=5)
     first = walk(drawn_world, 7, runs=2)
     rest = walk(drawn_world, 7, first_run=first.next_run, runs=3)
@@ -47,12 +47,14 @@ def test_a_resumed_walk_comes_to_what_an_uninterrupted_one_does() -> None:
     assert first.operations + rest.operations == whole.operations
 
 
-def test_more_processes_come_to_the_same() -> None:
+def test_more_processes_give_the_same_result() -> None:
     assert totals(walk(drawn_world, 8, runs=10, jobs=2)) == totals(walk(drawn_world, 8, runs=10))
 
 
-def test_the_first_failing_run_is_told_however_many_processes_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by processes: they are forked, so that a bug that was planted here is planted there."""
+def test_the_first_failing_run_is_reported_for_any_number_of_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Processes are forked, so they contain the bug that is planted here."""
     free_slots_under_copies(monkeypatch)
     alone, together = walk(drawn_world, 3, runs=40).failure, walk(drawn_world, 3, runs=40, jobs=2).failure
     assert alone is not None
@@ -60,7 +62,7 @@ def test_the_first_failing_run_is_told_however_many_processes_look(monkeypatch: 
 
 
 class _Killed(Counting):
-    """Its process is killed. Not that of the tests."""
+    """Kills its process, but not that of the tests."""
 
     tests = os.getpid()
 
@@ -71,21 +73,21 @@ class _Killed(Counting):
 
 
 def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its runs would be waited for for ever."""
+    """Otherwise the walk would wait for its runs endlessly."""
     monkeypatch.setattr(walking, "_LIVENESS_S", 0.02)
     with pytest.raises(ConfigError, match="a process of the walk was killed, perhaps for lack of memory"):
         walk(lambda _: _Killed(most=10**6), 1, runs=1, jobs=2)
 
 
-def test_a_limit_ends_it() -> None:
-    """After the run in which it is reached: a run is never cut."""
+def test_a_limit_ends_the_walk() -> None:
+    """It ends after the run that reaches the limit, because a run is never cut short."""
     result = walk(drawn_world, 9, operations=3000)
     assert 3000 <= result.operations < 3000 + 4 * MOST_ACTIONS
     assert walk(drawn_world, 9, seconds=0).runs == 1
 
 
 def test_ctrl_c_keeps_what_was_done() -> None:
-    """Whoever goes on at `next_run` repeats no run and misses none."""
+    """Continuing at `next_run` repeats no run and misses none."""
 
     def press(result: WalkResult) -> None:
         if result.runs > 2:
@@ -98,7 +100,7 @@ def test_ctrl_c_keeps_what_was_done() -> None:
 
 
 def test_a_failure_lists_what_happened_and_nothing_else() -> None:
-    """The action that raised stands last; what could not happen was no part of it."""
+    """The raising action comes last. Actions that could not happen are left out."""
     failure = walk(lambda _: Counting(most=3), 1, runs=1).failure
     assert failure is not None
     assert failure.finding == Finding(Property.CONSERVATION, "it is 4, above 3")
@@ -130,15 +132,15 @@ class _Watched(CoreWorld):
         return super().do(action)
 
 
-def test_swarm_leaves_something_else_out_of_each_run() -> None:
+def test_swarm_leaves_out_different_actions_in_each_run() -> None:
     everything = kinds_in(0, swarm=False)
     profiles = [everything - kinds_in(run) for run in range(4)]
     assert all(profiles)
     assert len({frozenset(one) for one in profiles}) == 4
 
 
-def test_a_world_that_knows_no_profile_is_drawn_from_more_often() -> None:
-    """Kinds that a run leaves out are drawn and thrown away: `down` never happens in some run of these."""
+def test_a_world_without_profiles_is_drawn_from_more_often() -> None:
+    """Kinds that a run leaves out are drawn and discarded, so in some run `down` never happens."""
     seen = set()
     for run in range(12):
         world = Counting(most=10**6)
@@ -165,10 +167,10 @@ class _Restless(Counting):
     [(("up", 0), "not at rest"), (("nothing",), "cannot happen")],
     ids=["endless", "impossible"],
 )
-def test_what_does_not_come_to_rest_is_a_finding(
+def test_a_world_that_does_not_come_to_rest_is_a_finding(
     winding: Action, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9."""
+    """Progress (S9)."""
     monkeypatch.setattr(walking, "MOST_WINDING", 50)
     failure = walk(lambda _: _Restless(winding), 1, runs=1).failure
     assert failure is not None
@@ -176,8 +178,8 @@ def test_what_does_not_come_to_rest_is_a_finding(
     assert message in failure.finding.message
 
 
-def test_a_circle_on_the_way_to_rest_is_noticed() -> None:
-    """S9: long before the most actions that the way may have; and what is told ends where the way begins."""
+def test_a_cycle_on_the_way_to_rest_is_noticed() -> None:
+    """Progress (S9). It is noticed long before the limit, and the actions end where the way begins."""
     failure = walk(lambda _: _Restless(("look",)), 1, runs=1).failure
     assert failure is not None
     assert str(failure.finding) == "progress (S9): after 502 actions towards rest it is not at rest"
@@ -185,7 +187,7 @@ def test_a_circle_on_the_way_to_rest_is_noticed() -> None:
 
 
 def test_an_error_of_any_kind_is_a_finding() -> None:
-    """S8: whatever the real code raises."""
+    """Every call is legal (S8), so any exception of the real code is a finding."""
 
     class Broken(Counting):
         def check(self) -> None:
@@ -197,8 +199,8 @@ def test_an_error_of_any_kind_is_a_finding() -> None:
     assert "ZeroDivisionError: by zero" in failure.finding.message
 
 
-def test_a_run_ends_where_nothing_may_happen() -> None:
-    """`Random.choice` of nothing raises: that is no failure of the world."""
+def test_a_run_ends_when_nothing_can_happen() -> None:
+    """`Random.choice` raises for an empty list, which is no failure of the world."""
 
     class Short(Counting):
         def draw(self, random: Random) -> Action:
@@ -218,7 +220,7 @@ def test_the_unmutated_code_passes(target: str) -> None:
     assert result.failure is None, result.failure
 
 
-def test_all_targets_have_their_share() -> None:
+def test_every_target_gets_its_share() -> None:
     cases = [draw_case("all", random_of(1, run)).target for run in range(120)]
     assert set(cases) == set(TARGETS)
     assert cases.count("core") > cases.count("serving") > cases.count("copies")
@@ -232,7 +234,7 @@ def test_a_case_makes_the_same_world_each_time() -> None:
         assert made[0].draw(Random(0)) == made[1].draw(Random(0))
 
 
-def test_a_property_that_breaks_keeps_its_name() -> None:
+def test_a_finding_names_the_broken_property() -> None:
     class Named(Counting):
         def check(self) -> None:
             raise PropertyBroken(Property.CORRECT_BYTES, "other bytes")

@@ -1,4 +1,4 @@
-"""Models that fit in the head, for the tests of what explores models."""
+"""Small models for the tests of the explorer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvsm.properties import Property
 
 
 class Plain:
-    """The parts of a model that are the same where states are immutable values."""
+    """The parts of a model that are the same for all immutable states."""
 
     name, bounds = "toy", "all of it"
     requirements: Sequence[Requirement[Any]] = ()
@@ -72,11 +72,12 @@ WORKING, PREPARED, COMMITTED, ABORTED = range(4)
 
 
 class TwoPhaseCommit(Plain):
-    """Gray's, as Lamport specified it, which others have explored too: with 3 resource managers it has 288
-    states, with 4 1,568, with 5 8,832.
+    """Gray's protocol (Lamport's specification): 288 states with 3 managers, 1,568 with 4, 8,832 with 5.
 
-    State: of each resource manager its state; the coordinator's; whom it knows to be prepared; who has said
-    so; what the coordinator has said. hasty: the coordinator commits when one less has prepared.
+    A state has the states of the resource managers and of the coordinator, the managers that it knows to be
+    prepared, the managers that have said so, and what the coordinator has said.
+
+    hasty: the coordinator commits when all but one have prepared.
     """
 
     name = "commit"

@@ -1,4 +1,4 @@
-"""A world that fits in the head, for the tests of what walks through worlds."""
+"""A small world for the tests of the walk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsm.worlds.world import Action
 
 
 class Counting:
-    """A number goes up and, if it can, down. S1: it does not go above `most`. At rest it is 0."""
+    """A number goes up and down. It must not exceed `most`, and is 0 at rest."""
 
     events: tuple[OffloadingEvent, ...] = ()
 
