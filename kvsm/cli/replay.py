@@ -1,4 +1,4 @@
-"""`kvsm replay`, `kvsm verify`, `kvsm show`: what a log can tell. None of them needs torch."""
+"""`kvsm replay`, `kvsm verify` and `kvsm show`: what a log can tell. They need no torch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for sc
 
 
 class LedgerSummary(msgspec.Struct, frozen=True):
-    """A ledger in numbers. transfers: live ones by direction and state. held: slots neither free nor idle."""
+    """A ledger in numbers.
+
+    held: slots that are neither free nor idle.
+    transfers: live transfers by direction and state.
+    """
 
     seq: int
     step: int
@@ -91,29 +95,26 @@ def _tally(names: Iterable[str]) -> dict[str, int]:
 def replay(log: Path, at: int | None, step: int | None, as_json: bool) -> None:
     """Rebuild the state from LOG, a directory of segments, and print it.
 
-    Without --at or --step every event is folded. With one of them the fold starts from the snapshot
-    nearest before it.
+    Without --at and --step every event is folded. With one of them the fold starts from the nearest snapshot
+    before that point.
     """
     try:
         rebuilt = rebuild(log, seq=at, step=step)
     except (IllegalTransition, InvalidEvent) as error:
-        click.echo(f"kvsm: {log}: {error}; `kvsm verify` tells what led there", err=True)
+        click.echo(f"kvsm: {log}: {error}; `kvsm verify` shows what led there", err=True)
         raise SystemExit(1) from None
     state = state_of(rebuilt.ledger)
     if as_json:
-        _print_json({**_replay_facts(rebuilt), "state": state, "condition": _facts(rebuilt.condition)})
+        facts = {
+            "first": rebuilt.first,
+            "events": rebuilt.events,
+            "entries": rebuilt.entries,
+            "seconds": round(rebuilt.seconds, 6),
+        }
+        _print_json({**facts, "state": state, "condition": _facts(rebuilt.condition)})
     else:
         _print_state(log, rebuilt, state)
     _leave(rebuilt.condition)
-
-
-def _replay_facts(rebuilt: Rebuilt) -> dict[str, object]:
-    return {
-        "first": rebuilt.first,
-        "events": rebuilt.events,
-        "entries": rebuilt.entries,
-        "seconds": round(rebuilt.seconds, 6),
-    }
 
 
 def _print_state(log: Path, rebuilt: Rebuilt, state: LedgerSummary) -> None:
@@ -147,7 +148,7 @@ def _counts(counts: dict[str, int]) -> str:
 def verify(log: Path, as_json: bool) -> None:
     """Check every property that a log can show, at every event of LOG.
 
-    Names the first event that breaks one, and the ten events that led there for the things concerned.
+    Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
     Exits with 1 if a property is broken, or if the log is damaged or lacks events.
     """
     verification = _verify_with_progress(log)
@@ -172,7 +173,7 @@ def _verify_with_progress(log: Path) -> Verification:
 def _print_verification(found: Verification) -> None:
     rate = found.events / found.seconds if found.seconds else 0
     whole = found.damage is None and found.condition.complete
-    broken = "no violation" if whole else "no violation in what is left of a log that is not whole"
+    broken = "no violation" if whole else "no violation in what is left of an incomplete log"
     if found.violations:
         broken = f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}"
     _print_rows(
@@ -199,16 +200,16 @@ def _print_verification(found: Verification) -> None:
 @_log
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
 @click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
-@click.option("--request", metavar="ID", help="A request; of vLLM's, also as its client knows it.")
+@click.option("--request", metavar="ID", help="A request, as in the log or as vLLM's client knows it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
 @_json
 def show(
     log: Path, block: int | None, key: str | None, request: str | None, transfer: int | None, as_json: bool
 ) -> None:
-    """Tell the life of one thing in LOG, with causes: who stored it, who evicted it and for whom, why a
-    request missed.
+    """Tell the life of one thing in LOG, with causes: which request stored a block, what it was evicted for,
+    why a request missed.
 
-    A line an event, with the state before and after; with --json a JSON object a line.
+    One line for each event, with the state before and after. With --json each line is a JSON object.
     """
     target = _target(block, key, request, transfer)
     reader = LogReader(log)
@@ -256,7 +257,7 @@ def _print_rows(*rows: tuple[str, str]) -> None:
 
 
 def _facts(condition: LogCondition) -> dict[str, object]:
-    """A log's condition with every field by its name."""
+    """A log's condition, each field with its name."""
     torn = None if condition.torn is None else condition.torn._asdict()
     return {**msgspec.structs.asdict(condition), "torn": torn}
 
@@ -266,7 +267,7 @@ def _print_json(facts: dict[str, object]) -> None:
 
 
 def _leave(condition: LogCondition, good: bool = True) -> None:
-    """Say what is wrong with the log on stderr; leave with 1 if a property is broken or events are lost."""
+    """Say on stderr what is wrong with the log. Exit with 1 if a property is broken or events are lost."""
     for note in condition.notes():
         click.echo(f"kvsm: {note}", err=True)
     if not good or not condition.complete:

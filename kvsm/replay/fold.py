@@ -1,9 +1,8 @@
 """Rebuilding a ledger from a log: all of it, or up to an event or a step.
 
-A whole replay folds every event that is kept. When only the state at one point is wanted, the fold starts
-from the snapshot of the nearest segment before it. Both stream: one frame of events is held at a time.
-
-An entry, as the word is used here, is one slot named in one event.
+A whole replay folds every event that is kept. For the state at one point the fold starts from the nearest
+snapshot before it. Both stream: one frame of events is in memory at a time. An entry is one slot named in one
+event.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from kvsm.states import machines_digest
 
 
 class Rebuilt(NamedTuple):
-    """A ledger and the way to it: events and entries folded, from event `first` on."""
+    """A ledger, and the number of events and entries that were folded, from event `first` on."""
 
     ledger: Ledger
     first: int
@@ -38,9 +37,10 @@ class Rebuilt(NamedTuple):
 class LogCondition(msgspec.Struct, frozen=True):
     """What a reader found out about a log besides its events.
 
-    torn: its unfinished end, which was cut; legal, a crash leaves it. broken_from: first event that a failed
-    write lost. gaps: (first, last) of the events missing before the log went on. other_machines: it was
-    written by other tables than this kvsm's, so that a fold may differ from what was.
+    torn: its unfinished end, which was cut. A crash leaves one, so it is legal.
+    broken_from: the first event that a failed write lost.
+    gaps: (first, last) of the events that are missing before the log goes on.
+    other_machines: other machine tables wrote it, so a fold may give another state than there was.
     """
 
     torn: Torn | None
@@ -50,10 +50,11 @@ class LogCondition(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
+        """Whether no event was lost before the end."""
         return self.broken_from is None and not self.gaps
 
     def notes(self) -> list[str]:
-        """What a person has to know, a line each."""
+        """What a person must know, a line each."""
         notes = []
         if self.torn is not None:
             torn = self.torn
@@ -70,7 +71,7 @@ class LogCondition(msgspec.Struct, frozen=True):
 
 
 def condition_of(reader: LogReader) -> LogCondition:
-    """The condition of a log, as far as its reader has come."""
+    """The condition of the part of a log that was read."""
     return LogCondition(
         reader.torn, reader.broken_from, tuple(reader.gaps), reader.head.machines != machines_digest()
     )
@@ -92,7 +93,7 @@ _SLOT_FIELDS = {
 
 
 def opening(segment: Segment) -> Ledger:
-    """The ledger with which a segment begins. Raises `LogDamaged` if its snapshot is none."""
+    """The ledger with which a segment begins. Raises `LogDamaged` if its snapshot cannot be restored."""
     head = segment.head
     if not head.snapshot:
         return Ledger(head.config)
@@ -146,7 +147,7 @@ def _up_to(batch: list[OffloadingEvent], seq: int | None, step: int | None) -> l
 
 
 def _segment_of_step(reader: LogReader, step: int) -> int | None:
-    """An event of the last segment that begins no later than in step `step`; None: start with the oldest."""
+    """An event of the last segment that begins in step `step` or before. None: start with the oldest."""
     holding = None
     for segment in reader.segments():
         if opening(segment).step > step:
@@ -156,7 +157,7 @@ def _segment_of_step(reader: LogReader, step: int) -> int | None:
 
 
 def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, step: int | None) -> None:
-    """Whether the point asked for lies in the log."""
+    """Raise unless the point asked for is in the log."""
     if seq is not None and ledger.seq != seq:
         for first, last in reader.gaps:
             if first <= seq <= last:
@@ -179,9 +180,9 @@ class Moment(NamedTuple):
 
 
 def walk(reader: LogReader) -> Iterator[Moment]:
-    """All events of a log in order. Apply the event to the ledger before you ask for the next.
+    """All events of a log in order. Apply each event to its ledger before you ask for the next.
 
-    Beyond a gap the ledger is another one, restored from the next segment's snapshot.
+    After a gap the ledger is a new one, restored from the next segment's snapshot.
     """
     ledger: Ledger | None = None
     stream = ((segment, event) for segment in reader.segments() for event in segment.events())
@@ -194,7 +195,7 @@ def walk(reader: LogReader) -> Iterator[Moment]:
 def _with_next(
     stream: Iterator[tuple[Segment, OffloadingEvent]],
 ) -> Iterator[tuple[tuple[Segment, OffloadingEvent], tuple[Segment, OffloadingEvent] | None]]:
-    """Each item with its successor. Where the stream ends in an error, the last item comes before it."""
+    """Each item with its successor. If the stream ends in an error, the last item comes before the error."""
     previous = None
     while True:
         try:

@@ -1,13 +1,13 @@
 """Verifying a log: every property that it can show, at every event, and the first event that breaks one.
 
-At each event the `Auditor` folds it, and looks at what it names, in the ledger and against the witness. At
-intervals, and at the end, everything is checked: all properties of the whole ledger, the two books against
-each other, the published events against what can be matched, and a snapshot restored against its origin.
-What is noticed may have begun before, anywhere since the last full check; so that interval is then read and
-folded again in ever smaller parts, everything checked, until the first event is found.
+The `Auditor` folds each event, and compares what the event names with the second book. At intervals, and at
+the end, it checks everything: all properties of the whole ledger, the two books against each other, the
+published events against the matchable keys, and a restored snapshot against its origin. What a full check
+finds may have begun anywhere since the last one. So that interval is read and folded again in smaller parts,
+with full checks, until the first wrong event is found.
 
-Where one segment follows another, the snapshot in its head was taken from the live ledger: the fold must
-give the same bytes. That is the replay proving itself (S10).
+The head of each later segment holds a snapshot of the live ledger, and the fold must give the same bytes.
+That proves that a replay gives the live state: events are state (S10).
 """
 
 from __future__ import annotations
@@ -38,14 +38,20 @@ EVERY = 250_000
 """Events and entries from one full check to the next."""
 
 EVENTS_SHOWN = 10
+"""Events that are shown of those that led to a broken property."""
 
 Progress = Callable[[int], None]
 """Called now and then with the number of events verified so far."""
 
 
 class Breakage(msgspec.Struct, frozen=True, kw_only=True):
-    """The first event that breaks a property: its number, step, kind, the event as a line, what it breaks,
-    and the last events that concern the same things, oldest first, itself included."""
+    """The first event that breaks a property.
+
+    event: its number.
+    text: the event as a line.
+    violations: what it breaks.
+    led_there: the last events that concern the same things, oldest first, with this one.
+    """
 
     event: int
     step: int
@@ -58,9 +64,12 @@ class Breakage(msgspec.Struct, frozen=True, kw_only=True):
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
     """What `verify_log` found.
 
-    events, entries: how many were verified, from event `first` to event `last`. digest: of the state after
-    the last one that folds. violations: those of the first event that breaks a property; empty if none
-    does. breakage: that event in detail. damage: where and why the log cannot be read any further, or None.
+    first, last: numbers of the events that were verified.
+    events, entries: how many they are.
+    digest: the digest of the state after the last event that folds.
+    violations: what the first wrong event breaks; empty if none does.
+    breakage: that event in detail.
+    damage: where and why the log cannot be read further, or None.
     condition: its torn tail, gaps and broken mark.
     """
 
@@ -78,14 +87,14 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def good(self) -> bool:
-        """No property is broken, and no event is missing but those of a torn tail."""
+        """Whether no property is broken, and no event is missing except in a torn tail."""
         return not self.violations and self.damage is None and self.condition.complete
 
 
 class Auditor:
-    """A ledger under watch: folds events and tells what each of them breaks.
+    """Folds events into a ledger, and tells what each of them breaks.
 
-    It starts from a ledger as it is, and takes that as given: an empty one, or one that was restored.
+    It takes the state of the ledger that it starts with on trust: empty or restored.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -94,11 +103,11 @@ class Auditor:
         self._announced = _readable(ledger)
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
-        """Fold one event. What it breaks, as far as the things that it names show."""
+        """Fold one event. Returns what it breaks in the things that it names."""
         broken = self.witness.follow(event)
         try:
             self.ledger.apply(event)
-        except Exception as refusal:  # Whatever stops the fold, the log does not give a state: that is S10.
+        except Exception as refusal:  # The log gives no state, whatever stops the fold.
             return broken or [
                 Violation(
                     Property.EVENTS_ARE_STATE, f"the fold stops here: {type(refusal).__name__}: {refusal}"
@@ -114,25 +123,27 @@ class Auditor:
                 self._announced.update(change.keys)
 
     def check(self) -> list[Violation]:
-        """Everything that can be checked of the state as it is."""
+        """Check the whole state. Returns what is broken."""
         self._fold_published()
         ledger, announced = self.ledger, self._announced
         broken = check_ledger(ledger) + self.witness.compare_all(ledger)
         readable = _readable(ledger)
         for keys, message in (
-            (announced - readable, "are announced as stored, and cannot be matched"),
-            (readable - announced, "can be matched, and were not announced"),
+            (announced - readable, "are announced as stored, but cannot be matched"),
+            (readable - announced, "can be matched, but were not announced"),
         ):
             if keys:
                 named = ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
                 broken.append(Violation(Property.EVENTS_ARE_STATE, f"{len(keys)} keys {message}: {named}"))
-        # A finished request is forgotten while its stores go on: it is not all over yet.
+        # Stores of a finished request may go on after the request is forgotten.
         if not ledger.requests and not ledger.transfers:
             broken += check_rest(ledger)
         # A broken ledger need not survive a restore.
         if not broken and snapshot(restore(saved := snapshot(ledger))) != saved:
             broken.append(
-                Violation(Property.EVENTS_ARE_STATE, "a ledger restored from its snapshot is another one")
+                Violation(
+                    Property.EVENTS_ARE_STATE, "a ledger restored from its snapshot differs from its origin"
+                )
             )
         return broken
 
@@ -147,8 +158,11 @@ def verify_log(
 ) -> Verification:
     """Check every property that a log can show, at every event, up to the first that breaks one.
 
-    every: events and entries from one full check to the next. A torn tail is cut; beyond a gap the next
-    segment's snapshot is taken as given. Raises `LogError` if there is no log; damage is part of the answer.
+    every: events and entries from one full check to the next.
+    progress: called now and then.
+
+    A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
+    is no log; damage is part of the answer.
     """
     began = time.perf_counter()
     reader = LogReader(log)
@@ -185,7 +199,7 @@ def verify_log(
 
 
 class _Pass:
-    """One pass over a log: the auditor, and the state in which everything was last known to be good."""
+    """One pass over a log, with the last state that was checked whole and found good."""
 
     def __init__(self, reader: LogReader, every: int, progress: Progress | None) -> None:
         self.auditor: Auditor | None = None
@@ -196,7 +210,7 @@ class _Pass:
         self._weight = 0
 
     def open(self, segment: Segment) -> bool:
-        """Begin a segment; true if something is broken.
+        """Begin a segment. Returns whether something is broken.
 
         Without a gap its snapshot must be the state that the fold has reached.
         """
@@ -215,7 +229,7 @@ class _Pass:
         )
 
     def fold(self, segment: Segment) -> bool:
-        """Fold the events of a segment; true if one breaks something."""
+        """Fold the events of a segment. Returns whether one breaks something."""
         assert self.auditor is not None
         apply = self.auditor.apply
         for batch in segment.batches():
@@ -232,35 +246,35 @@ class _Pass:
         return False
 
     def close(self) -> None:
-        """The log has ended, or cannot be read any further."""
+        """The log has ended, or cannot be read further."""
         if self.auditor is not None:
             self.check()
 
     def check(self) -> bool:
-        """Check everything; true if something is broken, by an event that is then found."""
+        """Check everything. Returns whether something is broken, and finds the event that broke it."""
         assert self.auditor is not None
         broken = self.auditor.check()
         if broken:
             return self._locate(broken, self.auditor.ledger.seq)
-        self._hold(self.auditor)
+        self._mark_good(self.auditor)
         return False
 
     def _locate(self, broken: Sequence[Violation], until: int) -> bool:
-        """Something is broken after event `until`: find the first event after which it shows."""
+        """Something is broken after event `until`. Find the first event after which it shows."""
         events = _between(self._directory, self._good_until, until)
         event, found = _first_broken(self._saved, events)
-        # Who has followed longer knows better what went before: a restored witness takes that as given.
+        # A witness that followed all events knows more than one that was restored.
         earlier = event is not None and event.seq < until
         return self._break(event, found if earlier else broken)
 
     def _start(self, auditor: Auditor) -> None:
-        """Take a state as given, and go on from there."""
+        """Take a state on trust, and go on from there."""
         self.auditor = auditor
         self.first = self.first or auditor.ledger.seq + 1
-        self._hold(auditor)
+        self._mark_good(auditor)
 
-    def _hold(self, auditor: Auditor) -> None:
-        """All is good up to here."""
+    def _mark_good(self, auditor: Auditor) -> None:
+        """Note that everything is good so far."""
         self._saved, self._good_until, self._weight = snapshot(auditor.ledger), auditor.ledger.seq, 0
 
     def _count(self, batch: Sequence[OffloadingEvent]) -> None:
@@ -270,7 +284,7 @@ class _Pass:
         self._weight += len(batch) + named
 
     def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation], segment: str = "") -> bool:
-        """Note what is broken, by an event or, without one, by the snapshot that opens a segment."""
+        """Note what is broken by an event or, if that is None, by the snapshot that opens a segment."""
         assert self.auditor is not None
         ledger = self.auditor.ledger
         self.breakage = Breakage(
@@ -299,8 +313,8 @@ def _first_broken(
 ) -> tuple[OffloadingEvent | None, list[Violation]]:
     """The first of `events` after which a full check finds something, and what it finds.
 
-    Looks first at each of about sqrt(n) parts, then at each event of the first broken part. If the fault
-    does not show again (it was not in the fold), the last event stands for the interval, without a find.
+    Checks after each of about sqrt(n) parts, then after each event of the first broken part. A fault that
+    does not show again was not in the fold: then the last event stands for the interval, with nothing found.
     """
     parts = isqrt(len(events)) + 1
     auditor = Auditor(restore(saved))
@@ -317,7 +331,7 @@ def _first_broken(
 
 
 def _led_there(directory: Path, breakage: Breakage) -> tuple[str, ...]:
-    """The last events that concern what is broken, the breaking one included, as lines."""
+    """The last events that concern what is broken, as lines, with the breaking one."""
     lines: deque[str] = deque(maxlen=EVENTS_SHOWN)
     wanted = Concern(
         *(
@@ -338,7 +352,7 @@ def _led_there(directory: Path, breakage: Breakage) -> tuple[str, ...]:
 
 
 def _own_concern(directory: Path, seq: int) -> Concern:
-    """What the breaking event itself concerns: for a violation that names nothing."""
+    """What the breaking event itself concerns, for a violation that names nothing."""
     for ledger, event, _ in walk(LogReader(directory)):
         if event.seq == seq:
             return concern(ledger, event)
