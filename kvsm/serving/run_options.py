@@ -173,12 +173,10 @@ def _parse_group(part: str, spec: str, block_tokens: int) -> KVCacheGroup:
     tokens = int(found["tokens"] or block_tokens)
     if tokens < 1 or (tokens % block_tokens and block_tokens % tokens):
         raise ConfigError(
-            f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; that must divide {block_tokens}, "
+            f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; they must divide {block_tokens}, "
             f"the tokens of a hash id, or be a multiple of it"
         )
     window = int(found["window"] or 0)
     if part[0] == "s" and window < 1:
-        raise ConfigError(
-            f"groups is {spec!r}: {part!r} has a window of {window} tokens; it must have at least 1"
-        )
+        raise ConfigError(f"groups is {spec!r}: {part!r} has a window of {window} tokens; at least 1")
     return KVCacheGroup(tokens, _GROUP_KINDS[part[0]], window)

@@ -7,12 +7,12 @@
 
     TestMyPolicy = MyPolicyMachine.TestCase
 
-A machine makes calls in every order that Hypothesis can think of, knows by itself what must come of them, and
-shrinks what goes wrong to a few steps that can be read. `docs/testing.md` shows the four uses, and what a
-failure looks like. Needs `pip install 'kvsm[testing]'`.
+A machine makes calls in every order that Hypothesis can find. It knows what must come of them, and shrinks a
+failure to a few readable steps. `docs/testing.md` shows the four uses, and what a failure looks like. Needs
+`pip install 'kvsm[testing]'`.
 
-The names are imported when they are first used: pytest loads `kvsm.testing.plugin` in every project beside
-which kvsm is installed, and must not wait for Hypothesis there, nor need it.
+The names are imported at their first use: pytest loads `kvsm.testing.plugin` in every project of an
+environment with kvsm, and must neither wait for Hypothesis there nor need it.
 """
 
 from __future__ import annotations

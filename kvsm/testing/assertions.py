@@ -1,4 +1,4 @@
-"""What must hold, as assertions: each says what, where, and which property of the design that breaks.
+"""What must hold, as assertions. Each failure says what is wrong, where, and which property is broken.
 
     assert_sound(core.ledger)               # at any moment
     assert_at_rest(core.ledger)             # when all requests have finished and all copies have ended
@@ -27,24 +27,26 @@ from kvsm.states.lease import LEASE_WORDS
 from kvsm.testing.recording import config_of, fold
 
 MOST_TOLD = 8
-"""Of what differs, or is broken, or led there, so many are told."""
+"""A failure lists that many differences, violations or earlier events at most."""
 
 
 def assert_sound(ledger: Ledger) -> None:
-    """Every property that a ledger shows (`kvsm.invariants`), and that its eviction policy keeps its word.
-    Some 100 us for a small ledger."""
+    """Every property that a ledger shows (`kvsm.invariants`), and the promises of its eviction policy.
+
+    Takes about 100 us for a small ledger.
+    """
     _refuse(check_ledger(ledger), f"after event {ledger.seq}")
     _check_policy(ledger)
 
 
 def assert_at_rest(ledger: Ledger) -> None:
-    """Nothing is held, in flight or waited for (S4, S9)."""
+    """Nothing is held, in flight or awaited (S4, S9)."""
     assert_sound(ledger)
     _refuse(check_rest(ledger), f"after event {ledger.seq}")
 
 
 def assert_replays(events: Sequence[OffloadingEvent], ledger: Ledger) -> None:
-    """The events fold to this very state, and so does its snapshot (S10)."""
+    """The events fold to this state, and its snapshot restores it (S10)."""
     try:
         replayed = fold(events)
     except (IllegalTransition, InvalidEvent) as refusal:
@@ -58,8 +60,10 @@ def assert_replays(events: Sequence[OffloadingEvent], ledger: Ledger) -> None:
 
 
 def assert_verifies(events: Sequence[OffloadingEvent]) -> None:
-    """What `kvsm verify` checks of a log, here of events in memory: each property at each event, against a
-    second book. Names the first event that breaks one, and those before it."""
+    """Check events in memory as `kvsm verify` checks a log: each property at each event, with a second book.
+
+    A failure names the first event that breaks a property, and the events before it.
+    """
     auditor = Auditor(Ledger(config_of(events)))
     for place, event in enumerate(events):
         broken = auditor.apply(event) or auditor.check()
@@ -80,7 +84,7 @@ def _refuse(broken: Sequence[Violation], where: str, addition: str = "") -> None
 
 
 def _check_policy(ledger: Ledger) -> None:
-    """`choose` gives what was asked for, of the idle blocks, and changes nothing."""
+    """`choose` gives as many idle blocks as asked for, and changes nothing."""
     policy, where = ledger.policy, f"after event {ledger.seq}, policy {ledger.config.policy}"
     saved, many = policy.snapshot(), len(policy)
     idle = {slot for slot in range(ledger.config.host_blocks) if slot in policy}
@@ -102,8 +106,7 @@ def _check_policy(ledger: Ledger) -> None:
 
 
 def differences(one: Ledger, live: Ledger) -> list[str]:
-    """What differs between two ledgers, in words: first what is said of one, then of the live one. Empty if
-    nothing does."""
+    """What differs between two ledgers, in words; for each difference, the live one last. Empty if equal."""
     found = []
     for name, value, own in zip(LedgerState.__struct_fields__, _fields(one), _fields(live)):
         if value == own:

@@ -1,4 +1,4 @@
-"""What the machines share: when properties are looked at, and what is told of a run that failed."""
+"""What the machines share: when properties are checked, and what a failed run tells."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from kvsm.testing.profiles import for_machines
 class PropertyMachine(RuleBasedStateMachine):
     """A Hypothesis machine that checks after each rule, winds down at the end, and tells what happened.
 
-    A subclass fills in `check`, `wind_down`, `trace` and `close`. They are called only once `started` is set,
-    which its first rule does.
+    A subclass gives `check`, `wind_down`, `trace` and `close`. They are called after its first rule has set
+    `started`.
     """
 
     started = False
@@ -29,24 +29,26 @@ class PropertyMachine(RuleBasedStateMachine):
         """What must hold after each rule. (Not an `@invariant`: those print a line a step.)"""
 
     def wind_down(self) -> None:
-        """Lead a run in which nothing went wrong to its end, and check that."""
+        """End a run that has not failed, and check its end."""
 
     def trace(self) -> Iterable[str]:
-        """What happened, in words; noted when a run failed."""
+        """What happened, in words. Printed when a run fails."""
         return ()
 
     def close(self) -> None:
-        """Give back what the machine holds, however the run ended."""
+        """Give back what the machine holds, after a good or a failed run."""
 
     def check_invariants(self, *args: Any, **options: Any) -> None:
+        """Hypothesis calls this after each rule."""
         super().check_invariants(*args, **options)
         if self.started:
             self.check()
 
     def teardown(self) -> None:
+        """The run is over."""
         if not self.started:
             return
-        # Hypothesis calls this in a `finally`: what failed before must not be hidden by what fails now.
+        # Hypothesis calls this in a `finally`. A new error must not hide the one that ended the run.
         failed = sys.exc_info()[0] is not None
         try:
             if not failed:

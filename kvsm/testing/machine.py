@@ -6,19 +6,18 @@
     TestMyPolicy = MyPolicyMachine.TestCase
 
 A small engine (`kvsm.worlds.small_engine`) drives the real scheduler and core, or yours in their place. It
-models the KV of each token, and so knows whose bytes are where: what a step reads, what a copy moved and
-when, what can be read on the host. It shares no code with the ledger. Checked:
+models the KV of each token, so it knows what a step reads, what a copy moved and when, and what the host
+holds. It shares no code with the ledger. Checked:
 
-- while it runs, what the engine sees: S3, S4, S14, S15, S16, S18;
-- after every rule, what can be read on the host holds its own bytes on every worker (S2, S15); the ledger's
-  own properties (`assert_sound`); an engine that has nothing to do is told of what is still under way (S17);
-- a report that comes too late, twice, or from nowhere changes nothing (S5); a call that cannot be right is
-  refused and changes nothing (S8);
-- a ledger that is restored from a snapshot, whenever all copies have ended, goes on like the live one, and
-  its eviction policy chooses the same blocks (S10);
-- at the end, everything comes to rest (S9, S4) and the log folds to the live state (S10).
+- in every step, what the engine sees: S3, S4, S14, S15, S16, S18;
+- after every rule: readable slots hold their own bytes on every worker (S2, S15); the ledger is sound
+  (`assert_sound`); an engine without requests is told of transfers in flight (S17);
+- a late, repeated or unknown report changes nothing (S5); an impossible call is refused and changes nothing
+  (S8);
+- a ledger restored from a snapshot goes on like the live one, and its policy chooses the same blocks (S10);
+- at the end everything comes to rest (S4, S9), and the log folds to the live state (S10).
 
-What it does not check: copy engines (`CopyEngineMachine`), and speed.
+Not checked: copy engines (see `CopyEngineMachine`), and speed.
 """
 
 from __future__ import annotations
@@ -50,42 +49,44 @@ from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import SmallRequest
 
 MOST_REQUESTS = 4
-"""Unfinished at once."""
+"""How many requests are unfinished at once, at most."""
 
 STEPS_TO_REST = 100
-"""Of the engine, after which nothing may be left."""
+"""After that many steps of the engine nothing may be left."""
 
 Share = tuple[int, int]
-"""What one worker has to do: (transfer, worker)."""
+"""The part of a transfer that one worker copies: (transfer, worker)."""
 
 _ACCEPTED = st.sampled_from([None, None, None, 4, 8, 0])
 _MOSTLY = st.sampled_from([True, True, True, True, False])
 
 
 class OffloadMachine(PropertyMachine):
-    """Subclass it, and say what of the stack is yours. Attributes: `engine`, the small engine; `core`, its
-    offload core; `configuration`."""
+    """Subclass it, and replace the parts that are yours.
+
+    Attributes: `engine`, the small engine; `core`, its offload core; `configuration`.
+    """
 
     policy: str | type[EvictionPolicy] = "lru"
     """The eviction policy: a name, `package.module:Class`, or a class at the top of its module."""
 
     configurations: SearchStrategy[Configuration] = configurations()
-    """What the engine is made of. Another one: `configurations(workers=2, store=StoreMode.LAZY)`."""
+    """Which engines are tried; for example `configurations(workers=2, store=StoreMode.LAZY)`."""
 
     requests: Bundle[SmallRequest] = Bundle("requests")
     copies: Bundle[Share] = Bundle("copies")
-    """What workers have been given to do, and perhaps done since."""
+    """What the workers were given to do; some of it is done."""
     reports: Bundle[WorkerReport] = Bundle("reports")
-    """What workers have reported, and has perhaps been handed on since."""
+    """What the workers have reported; some of it is handed on."""
 
     # What a subclass gives.
 
     def make_scheduler(self, offloader: Offloader, config: SchedulerConfig) -> Any:
-        """The connector: whatever has the calls of `OffloadScheduler`."""
+        """Your connector: any object with the calls of `OffloadScheduler`."""
         return OffloadScheduler(offloader, config)
 
     def make_pool(self, blocks: int) -> BlockPool | None:  # noqa: ARG002
-        """The engine's device blocks. None: the small engine's own pool."""
+        """Your pool of `blocks` device blocks. None: the small engine uses its own."""
         return None
 
     # Rules.
@@ -96,6 +97,7 @@ class OffloadMachine(PropertyMachine):
         first=arrivals(),
     )
     def open(self, configuration: Configuration, first: Arrival) -> MultipleResults[SmallRequest]:
+        """Make the engine, and let a first request arrive."""
         self.configuration = configuration
         self.engine = engine = self._make_engine(configuration)
         self.core = engine.core
@@ -113,11 +115,12 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=requests, arrival=arrivals())
     def arrive(self, arrival: Arrival) -> MultipleResults[SmallRequest]:
+        """A request arrives."""
         return self._arrive(arrival)
 
     @rule(target=requests, before=requests, further=st.integers(1, 5))
     def take_another_turn(self, before: SmallRequest, further: int) -> MultipleResults[SmallRequest]:
-        """The conversation goes on: its prompt is what there was so far, and some tokens more."""
+        """The conversation goes on: the prompt is all tokens so far, and `further` more."""
         said = before.all_token_ids[: 4 * BLOCK_TOKENS]
         return self._ask([*said, *range(50, 50 + further)], further)
 
@@ -132,7 +135,11 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=copies, accept=_ACCEPTED, admit=_MOSTLY, times=st.sampled_from([1, 1, 3]))
     def step(self, accept: int | None, admit: bool, times: int) -> MultipleResults[Share]:
-        """accept: of the tokens that match, the engine takes so many at most. admit: or no new request."""
+        """Steps of the engine.
+
+        accept: how many of the matched tokens the engine takes at most; None: all.
+        admit: whether waiting requests are admitted.
+        """
         shares: list[Share] = []
         for _ in range(times):
             plan = self.engine.step(accept=accept, admit=admit)
@@ -147,7 +154,7 @@ class OffloadMachine(PropertyMachine):
 
     @rule()
     def let_all_end(self) -> None:
-        """Most orders worth testing start from a pool that is full."""
+        """Bring everything to rest. The pool is full then, which most interesting orders start from."""
         engine = self.engine
         for _ in range(STEPS_TO_REST):
             engine.carry_out_all()
@@ -166,7 +173,7 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=reports, copy=consumes(copies), good=_MOSTLY)
     def carry_out(self, copy: Share, good: bool) -> MultipleResults[WorkerReport]:
-        """A worker does its part, for better or for worse; its report lies there."""
+        """A worker copies its part, well or badly, and reports. The report is not handed on yet."""
         transfer, worker = copy
         before = len(self.engine.reports)
         self.engine.carry_out(transfer, worker, good=good)
@@ -174,33 +181,35 @@ class OffloadMachine(PropertyMachine):
 
     @rule()
     def carry_out_all(self) -> None:
+        """All workers copy everything that is left."""
         self.engine.carry_out_all()
 
     @rule()
     def hand_on(self) -> None:
-        """The scheduler is told what has been reported."""
+        """The scheduler gets all reports."""
         self.engine.hand_on()
 
     @rule(report=reports)
     def report_again(self, report: WorkerReport) -> None:
-        """Twice is as once; before its time is as in time."""
+        """A repeated report changes nothing."""
         self.engine.reports.append(report)
         self.engine.hand_on()
 
     @rule(request=requests, aborted=st.booleans())
     def finish(self, request: SmallRequest, aborted: bool) -> None:
-        """At any time, also of a request that is over."""
+        """A request finishes. Legal at any time, also when it is over."""
         self.engine.finish(request, aborted=aborted)
 
     @rule(place=st.integers(0, MOST_REQUESTS - 1))
     def preempt(self, place: int) -> None:
-        """place: among the requests that run."""
+        """Preempt a running request. place: which one."""
         running = list(self.engine.running.values())
         if place < len(running):
             self.engine.preempt(running[place])
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def reset(self, really: bool) -> None:
+        """Reset the cache, now and then. No key may match after it."""
         if really:
             self.engine.reset()
             if self.core.ledger.index:
@@ -210,7 +219,7 @@ class OffloadMachine(PropertyMachine):
 
     @rule(block=st.sampled_from([-1, 10_000]))
     def call_wrongly(self, block: int) -> None:
-        """A report of a transfer that there never was, and an offer of a device block that is not there."""
+        """Report a transfer that never existed, and offer a device block that does not exist."""
         before, scheduler = snapshot(self.core.ledger), self.engine.scheduler
         scheduler.update_connector_output([WorkerReport(10_000, block, True)])
         self._must_be_unchanged(before, Property.STALE_REPORTS, "a report from nowhere")
@@ -224,6 +233,7 @@ class OffloadMachine(PropertyMachine):
     # What must hold.
 
     def check(self) -> None:
+        """What must hold after every rule."""
         ledger = self.core.ledger
         # Only an event changes a ledger; copies change the bytes without one.
         if ledger.seq != self._sound_at:
@@ -244,7 +254,7 @@ class OffloadMachine(PropertyMachine):
                         )
 
     def _contents(self) -> dict[bytes, list[list[bytes]]]:
-        """Key -> the cells of each device block of its chunk, for all requests that ever came."""
+        """Key -> the cells of each device block of its chunk, for all requests that ever arrived."""
         contents = {}
         for request in self.engine.requests.values():
             for index, group in enumerate(self.engine.groups):
@@ -262,7 +272,7 @@ class OffloadMachine(PropertyMachine):
             raise PropertyBroken(Property.LAST_STEP, message)
 
     def _must_be_unchanged(self, before: bytes, property: Property, call: str) -> None:
-        """But for the event that records the call."""
+        """Nothing but the event that records the call may change the ledger."""
         differs = differences(restore(before), self.core.ledger)
         if changed := [one for one in differs if not one.startswith(("seq ", "step "))]:
             raise PropertyBroken(property, f"{call} changed the state: was {'; '.join(changed)}")
@@ -270,12 +280,13 @@ class OffloadMachine(PropertyMachine):
     # The end.
 
     def wind_down(self) -> None:
+        """Bring everything to rest, and check that nothing is left."""
         if Phase.target in type(self).TestCase.settings.phases:
             target(float(self._peak), label="peak of copies in flight")
         engine, ledger = self.engine, self.core.ledger
         self.let_all_end()
         assert_at_rest(ledger)
-        # What a lost copy may still write is held for ever.
+        # A block that a lost copy may still write stays held.
         kept = set(to_list(ledger.leases.view.nonzero()[0]))
         held = [
             block for block, holders in enumerate(engine.pool.references) if holders and block not in kept
@@ -288,6 +299,7 @@ class OffloadMachine(PropertyMachine):
         assert_replays(engine.log, ledger)
 
     def trace(self) -> Iterable[str]:
+        """The events so far."""
         return event_lines(self.engine.log)
 
     def _make_engine(self, chosen: Configuration) -> SmallEngine:
@@ -317,5 +329,5 @@ class OffloadMachine(PropertyMachine):
 
 
 def policy_name(policy: str | type[EvictionPolicy]) -> str:
-    """What `OffloadConfig.policy` says of it: a log names the policy that its fold needs."""
+    """The name of a policy in `OffloadConfig.policy`. A log names the policy that its fold needs."""
     return policy if isinstance(policy, str) else f"{policy.__module__}:{policy.__qualname__}"

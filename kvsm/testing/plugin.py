@@ -1,11 +1,11 @@
-"""The pytest plugin of kvsm: when a test fails in which an offload core ran, its event log is kept.
+"""The pytest plugin of kvsm: when a test with an offload core fails, its event log is kept.
 
-`.kvsm/<test>/` beside the test (or under `--kvsm-log-dir`) gets the log of the core that was made last, which
-is the smallest failing example of Hypothesis; the report gets the lives of the things concerned, as `kvsm
+`.kvsm/<test>/` beside the test (or under `--kvsm-log-dir`) gets the log of the core that was made last. With
+Hypothesis that is the smallest failing example. The report gets the lives of the things concerned, as `kvsm
 show` tells them. Nothing is written for a test that passes, or that has no core.
 
-pytest loads this file in every project beside which kvsm is installed. So it imports nothing but pytest: what
-it needs was imported by the test, or the test does not concern it.
+pytest loads this file in every project of an environment with kvsm. So it imports nothing but pytest.
+Whatever else it needs, a test with a core has imported.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 LONGEST_NAME = 200
-"""Of a directory, in characters: file systems take a few more."""
+"""Of a directory (characters). File systems allow a few more."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--kvsm-log-dir`."""
     parser.getgroup("kvsm").addoption(
         "--kvsm-log-dir",
         metavar="DIR",
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
+    """A test begins: forget the cores of the one before."""
     recording = _recording()
     if recording is not None:
         recording.forget()
@@ -40,6 +42,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Keep the log of a failed test, and add what it tells to the report."""
     outcome: Any = yield
     report = outcome.get_result()
     recording = _recording()
@@ -47,7 +50,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     try:
         lines = recording.keep(_directory(item), _told(call.excinfo.value))
-    except OSError as error:  # A failed test must not end all tests because there is nowhere to write.
+    except OSError as error:  # A failed test must not end all tests because nothing can be written.
         lines = [f"the events of this test could not be kept: {error}"]
     report.sections.append(("kvsm event log", "\n".join(lines)))
 
@@ -58,12 +61,12 @@ def _recording() -> Any:
 
 
 def _directory(item: pytest.Item) -> Path:
-    """Of this test's log; what an earlier run left there is gone. Raises `OSError`."""
+    """An empty directory for this test's log. An earlier log is deleted. Raises `OSError`."""
     chosen = item.config.getoption("--kvsm-log-dir")
     home = Path(chosen) if chosen else item.path.parent / ".kvsm"
     if not home.exists():
         home.mkdir(parents=True, exist_ok=True)
-        # So that nobody commits a log by mistake: pytest's cache does the same.
+        # Nobody commits a log by mistake. pytest's cache does the same.
         (home / ".gitignore").write_text("*\n")
     path, _, test = item.nodeid.partition("::")
     name = re.sub(r"[^\w.-]+", "-", f"{Path(path).name}::{test}").strip("-")[:LONGEST_NAME]
@@ -73,5 +76,5 @@ def _directory(item: pytest.Item) -> Path:
 
 
 def _told(error: BaseException) -> str:
-    """What an error says, and those in it if it is a group of several (Hypothesis found two bugs)."""
+    """What an error says, and the errors in it if it is a group (Hypothesis found two bugs)."""
     return "\n".join([str(error), *map(_told, getattr(error, "exceptions", ()))])

@@ -1,13 +1,13 @@
-"""A pool of device blocks under watch: the engine's own, beside books of who holds what.
+"""Watches a pool of device blocks: books beside it say who holds what.
 
-Each answer of the pool is held against the books, which share no code with it:
+Each answer of the pool is compared with the books, which share no code with it:
 
-- a block that is handed out is nobody's, and each block is handed out once (S3);
-- what is released somebody holds (S4);
-- the free queue has every block that nobody holds, once, and no other (S1);
-- the block that is said to cache a key has that key's content (S15).
+- a block that is handed out has no holder, and is handed out once (S3);
+- a block that is released has a holder (S4);
+- the free queue has every block without a holder once, and no other block (S1);
+- the block that the pool names for a key has the content of that key (S15).
 
-What is not checked: which of the free blocks goes first, and whether content is kept as long as it could be.
+Not checked: which free block goes first, and how long content is kept.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from kvsm.worlds.small_pool import SmallPool
 
 
 class BlockPool(DevicePool, Protocol):
-    """What the small engine needs of its pool, under vLLM's names."""
+    """What the small engine needs from its pool, under vLLM's names."""
 
     def get_new_blocks(self, count: int) -> Sequence[int]:
-        """Take free blocks, as many as there are at least, to be written; what they cached is gone."""
+        """Take `count` free blocks to write. They cache nothing any more. There are as many."""
 
     def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """blocks[i] is full of the content of keys[i], and may be found by it."""
+        """blocks[i] is full, with the content of keys[i], and may be found by that key."""
 
     def reset_prefix_cache(self) -> Any:
-        """No block is found by its content any more."""
+        """No block is found by its key any more."""
 
 
 class WatchedPool(SmallPool):
-    """The small engine's pool, if another one is to be tested: `pool`, of `size` blocks."""
+    """Stands in for the small engine's pool, and tests `pool`, which has `size` blocks."""
 
     def __init__(self, pool: BlockPool, size: int) -> None:
         super().__init__(size)
         self._pool, self._size = pool, size
         self._contents: dict[int, set[bytes]] = {}
-        """Block -> the keys of what it holds."""
+        """Block -> the keys of its content."""
         self._keys: dict[bytes, None] = {}
-        """All that were ever cached."""
+        """All keys that were ever cached."""
         self._look("as new")
 
     def touch(self, blocks: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ class WatchedPool(SmallPool):
         self._look("reset_prefix_cache()")
 
     def _look(self, call: str) -> None:
-        """Ask the pool what it says of itself, and compare."""
+        """Compare what the pool says with the books."""
         self.queue = list(self._pool.free_queue())
         free = [block for block, holders in enumerate(self.references) if not holders]
         if sorted(self.queue) != free:

@@ -1,21 +1,22 @@
-"""Hypothesis profiles, registered when this module is imported, and how machines use the profile in force.
+"""Hypothesis profiles, registered when this module is imported, and how machines use them.
 
 =============  ==========  =========================================================================
 profile        examples    for
 =============  ==========  =========================================================================
-`kvsm`         100 of 30   a developer: examples that failed are kept, and tried first the next time
-`kvsm-ci`      300 of 30   CI: new examples in every run, and a failure says how to have it again
+`kvsm`         100 of 30   a developer: failed examples are kept, and tried first the next time
+`kvsm-ci`      300 of 30   CI: new examples in every run; a failure says how to repeat it
 `kvsm-long`    5000 of 60  a night
 =============  ==========  =========================================================================
 
-None has a deadline: a slow machine is no bug. Under CI Hypothesis loads a profile of its own by itself, which
-repeats the same hundred examples for ever. So name one, and the seed, which is all that a run depends on:
+No profile has a deadline, because a slow machine is no bug. Under CI Hypothesis loads a profile of its own,
+which repeats the same hundred examples in every run. So name a profile and a seed; a run depends on nothing
+else:
 
     pytest --hypothesis-profile=kvsm-ci --hypothesis-seed=$(date +%Y%m%d)
 
-Each day has examples of its own then, and the same line with that day's seed has them again. Beside the
-failing steps Hypothesis prints a `@reproduce_failure` line; the event log that the pytest plugin writes
-outlives both, and versions of Hypothesis. For the profile to be known, `conftest.py` imports this module.
+Then each day has its own examples, and the same line with that day's seed repeats them. With the failing
+steps Hypothesis prints a `@reproduce_failure` line. The event log that the pytest plugin writes outlives
+both, and new versions of Hypothesis. `conftest.py` must import this module, so that the profiles are known.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 
 LONG = 1000
-"""Examples from which on a run is long enough to aim at something."""
+"""With that many examples a run is long enough to aim at a target."""
 
 SHORT = 30
-"""Steps of a run otherwise."""
+"""How many steps a run has otherwise."""
 
 _plain = settings.get_profile("default")
-"""Not the current profile, from which a new one would inherit: under CI that is the one to get away from."""
+"""The base of the profiles. The current profile is not: under CI that is the one that repeats examples."""
 
 PROFILES: dict[str, settings] = {
     "kvsm": settings(_plain, deadline=None, print_blob=True),
@@ -40,7 +41,7 @@ PROFILES: dict[str, settings] = {
         print_blob=True,
         max_examples=5000,
         stateful_step_count=60,
-        # A long example is slow to generate, and that is what was asked for.
+        # Long examples are slow to generate, on purpose.
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     ),
 }
@@ -50,12 +51,14 @@ for _name, _profile in PROFILES.items():
 
 
 def for_machines(chosen: settings) -> settings:
-    """The settings that a machine runs with, where these are chosen.
+    """The settings of a machine, made from the chosen ones.
 
-    Hypothesis explains which arguments did not matter by tracing hundreds of runs, which takes minutes here;
-    it shrinks every bug that it meets on the way, and one at a time is enough; and it shrinks `SHORT` runs in
-    seconds that take minutes at its usual fifty steps. With few examples, to aim at many copies in flight
-    (`hypothesis.target`) costs more variety than it gives.
+    - No explanations: Hypothesis traces hundreds of runs to find arguments that do not matter; that takes
+      minutes.
+    - One bug at a time is enough to shrink.
+    - `SHORT` runs shrink in seconds; Hypothesis' usual fifty steps take minutes.
+    - With few examples, aiming at many copies in flight (`hypothesis.target`) costs more variety than it
+      gives.
     """
     is_long = chosen.max_examples >= LONG
     left_out = {Phase.explain} if is_long else {Phase.explain, Phase.target}

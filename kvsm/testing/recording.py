@@ -1,7 +1,7 @@
-"""What an offload core did during a test: kept, saved as a log, and told about.
+"""Keeps the events of an offload core during a test, saves them as a log, and tells what happened.
 
-A test may make hundreds of cores before it fails. Hypothesis runs the smallest failing example last, so the
-`Recorder` that was made last holds the events that matter: it is what the pytest plugin saves.
+A test may make hundreds of cores before it fails. Hypothesis runs the smallest failing example last. So the
+`Recorder` that was made last holds the events that matter, and the pytest plugin saves that one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvsm.replay.concern import concern
 from kvsm.replay.fold import walk
 
 MOST_THINGS, MOST_LINES = 3, 12
-"""A story is told of so many things at most, and of each of them so many lines: the last ones."""
+"""A report tells the lives of that many things at most, and the last lines of each."""
 
 Thing = BlockLife | KeyLife | RequestLife | TransferLife
 
@@ -34,28 +34,33 @@ class Recorder(MemoryLog):
 
 
 _latest: list[Sequence[OffloadingEvent]] = []
-"""The events of the core that was made last, if there is one."""
+"""The events of the core that was made last, if any."""
 
 
 def remember(events: Sequence[OffloadingEvent]) -> None:
-    """From here on these, and what is added to them, are what the plugin saves if the test fails."""
+    """The plugin saves these events, and those that are added later, if the test fails."""
     _latest[:] = [events]
 
 
 def remembered() -> Sequence[OffloadingEvent]:
-    """What the core that was made last has done; nothing, if there is none."""
+    """The events of the core that was made last; empty if there is none."""
     return _latest[0] if _latest else ()
 
 
 def forget() -> None:
-    """Another test begins."""
+    """A new test begins."""
     _latest.clear()
 
 
 def save(events: Sequence[OffloadingEvent], directory: str | os.PathLike[str]) -> None:
-    """Write events, from a core's first one on, as a log that `kvsm show`, `kvsm replay` and `kvsm verify`
-    read. directory: made if absent; must be empty. Raises `LogError`."""
-    # A log begins without a snapshot, and this one has no second segment that would need one.
+    """Write events as a log that `kvsm show`, `kvsm replay` and `kvsm verify` read.
+
+    events: from the first event of a core on.
+    directory: made if absent; must be empty.
+
+    Raises `LogError`.
+    """
+    # Only a second segment needs a snapshot, and this log has one segment.
     with LogWriter(directory, config=config_of(events), snapshot=bytes, durability="none") as log:
         for event in events:
             log.append(event)
@@ -67,7 +72,7 @@ def event_lines(events: Iterable[OffloadingEvent]) -> Iterator[str]:
 
 
 def fold(events: Sequence[OffloadingEvent]) -> Ledger:
-    """The ledger that these events make, from the first one on. Raises what refuses one of them."""
+    """The ledger that these events make, from the first one on. Raises the error of a refused event."""
     ledger = Ledger(config_of(events))
     for event in events:
         ledger.apply(event)
@@ -75,7 +80,7 @@ def fold(events: Sequence[OffloadingEvent]) -> Ledger:
 
 
 def keep(directory: Path, message: str) -> list[str]:
-    """Save what is remembered, for a test that failed with this message; what to tell of it, by line."""
+    """Save what is remembered for a test that failed with `message`. Returns the lines of the report."""
     events = remembered()
     try:
         save(events, directory)
@@ -86,15 +91,17 @@ def keep(directory: Path, message: str) -> list[str]:
 
 
 def config_of(events: Sequence[OffloadingEvent]) -> OffloadConfig:
-    """What the core that made these events was told at first."""
+    """The configuration of the core that made these events."""
     if not events or not isinstance(events[0], LogOpened):
-        raise ConfigError("these events do not begin with LogOpened, a core's first one")
+        raise ConfigError("these events do not begin with LogOpened, the first event of a core")
     return events[0].config
 
 
 def story(log: Path, message: str) -> list[str]:
-    """The lives of the things that a message names, as `kvsm show` tells them from this log; if it names
-    none that is there, of those that the last event concerns."""
+    """The lives of the things that a message names, as `kvsm show` tells them.
+
+    If it names nothing that is in the log: the lives of the things that the last event concerns.
+    """
     lines: list[str] = []
     try:
         lives = _lives(log, _named(message)) or _lives(log, _last_concerned(log))
@@ -125,7 +132,7 @@ _NAMED = re.compile(
 
 
 def _named(message: str) -> list[Thing]:
-    """The things named in words, each once."""
+    """The things that a message names, each once."""
     things: dict[str, Thing] = {}
     for noun, name, key in _NAMED.findall(message):
         thing: Thing
@@ -142,7 +149,7 @@ def _named(message: str) -> list[Thing]:
 
 
 def _last_concerned(log: Path) -> list[Thing]:
-    """What the last event with a concern is about."""
+    """The things that the last event about anything concerns."""
     things: list[Thing] = []
     for ledger, event, _ in walk(LogReader(log)):
         found = concern(ledger, event)

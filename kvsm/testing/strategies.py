@@ -1,6 +1,6 @@
-"""Hypothesis strategies for what an engine meets: workloads, configurations, jobs, orders of reports.
+"""Hypothesis strategies for what an engine meets: workloads, configurations, pairs of blocks, reports.
 
-All of them shrink towards the plainest case: the shortest prompt, the defaults, good reports in order.
+All of them shrink towards the simplest case: the shortest prompt, the defaults, good reports in order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.small_request import HASH_TOKENS
 
 BLOCK_TOKENS = HASH_TOKENS
-"""Tokens of a block in the small engine."""
+"""Tokens per block in the small engine."""
 
 SHARED_BLOCKS = 2
-"""All prompts of a workload begin alike, for so many blocks."""
+"""How many blocks all prompts of a workload share at their beginning."""
 
 _FULL = KVCacheGroup(BLOCK_TOKENS)
 
@@ -34,12 +34,19 @@ GROUPS: dict[str, tuple[KVCacheGroup, ...]] = {
         _FULL,
     ),
 }
-"""KV cache groups of the models that the small engine may serve."""
+"""KV cache groups that the small engine may serve."""
 
 
 class Arrival(msgspec.Struct, frozen=True, repr_omit_defaults=True):
-    """A request as it comes. Prompts of one conversation begin alike, as far as both go; those of two share
-    `SHARED_BLOCKS`. length, outputs: in tokens. parameters: its `kv_transfer_params`."""
+    """A request that arrives.
+
+    conversation: two prompts of one conversation are equal as far as both go; prompts of different
+        conversations share `SHARED_BLOCKS` blocks.
+    length: of the prompt (tokens).
+    outputs: length of the output (tokens).
+    parameters: its `kv_transfer_params`.
+    skip_reading: its `skip_reading_prefix_cache`.
+    """
 
     conversation: int = 0
     length: int = 1
@@ -48,19 +55,20 @@ class Arrival(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     skip_reading: bool = False
 
     def tokens(self) -> list[int]:
+        """The prompt."""
         shared = SHARED_BLOCKS * BLOCK_TOKENS
         own = (100 * (self.conversation + 1) + place for place in range(shared, self.length))
         return [*range(shared), *own][: self.length]
 
 
 def lengths(block_tokens: int = BLOCK_TOKENS, most_blocks: int = 5) -> SearchStrategy[int]:
-    """Lengths in tokens just before, at and behind the end of a block, where the mistakes are made."""
+    """Lengths in tokens one before, at and one behind the end of a block, where most mistakes are."""
     ends = range(block_tokens, most_blocks * block_tokens + 1, block_tokens)
     return st.sampled_from(sorted({max(1, end + apart) for end in ends for apart in (-1, 0, 1)}))
 
 
 def arrivals(conversations: int = 3, most_blocks: int = 5) -> SearchStrategy[Arrival]:
-    """Requests, most of them without wishes of their own."""
+    """Requests, most of them without `kv_transfer_params`."""
     wishes: list[dict[str, Any] | None] = [
         {"do_remote_decode": True},
         {"max_offload_tokens": 9},
@@ -80,13 +88,12 @@ def arrivals(conversations: int = 3, most_blocks: int = 5) -> SearchStrategy[Arr
 def workloads(
     most_requests: int = 6, conversations: int = 3, most_blocks: int = 5
 ) -> SearchStrategy[list[Arrival]]:
-    """Requests that share prefixes, in the order in which they come."""
+    """Requests that share prefixes, in order of arrival."""
     return st.lists(arrivals(conversations, most_blocks), min_size=1, max_size=most_requests)
 
 
 def report_orders(transfers: Sequence[int], workers: int = 1) -> SearchStrategy[list[WorkerReport]]:
-    """The reports of these transfers as they may come in: from every worker, in any order, some of them bad,
-    some again."""
+    """The reports of these transfers from every worker: in any order, some bad, some repeated."""
     shares = [(transfer, worker) for transfer in transfers for worker in range(workers)]
 
     @st.composite
@@ -102,14 +109,16 @@ def report_orders(transfers: Sequence[int], workers: int = 1) -> SearchStrategy[
 
 
 def block_pairs(device_blocks: int, host_blocks: int, most: int = 4) -> SearchStrategy[list[tuple[int, int]]]:
-    """(device block, host block) of one transfer: each block once."""
+    """The pairs (device block, host block) of one transfer. Each block occurs once."""
     pair = st.tuples(st.integers(0, device_blocks - 1), st.integers(0, host_blocks - 1))
     return st.lists(pair, max_size=most, unique_by=(lambda one: one[0], lambda one: one[1]))
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """A small engine and its offload core: `SmallEngine`, `OffloadConfig` and `SchedulerConfig` say what each
-    means. groups: a name in `GROUPS`."""
+    """A small engine and its offload core. groups: a name in `GROUPS`.
+
+    The other fields are those of `SmallEngine`, `OffloadConfig` and `SchedulerConfig`.
+    """
 
     groups: str = "full"
     store: StoreMode = StoreMode.EAGER
@@ -127,21 +136,21 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
     transfer_ticks: int = 0
 
     def legal(self) -> Configuration:
-        """The nearest one that can work."""
+        """The nearest configuration that can work."""
         change: dict[str, Any] = {}
         if self.store is StoreMode.LAZY:
             # A lazy store walks the pool's free queue, and takes single blocks.
             change = {"references": True, "blocks_per_chunk": 1, "store_threshold": 1}
         elif not self.references:
-            # Blocks are given away after a lost copy, which only references can prevent.
+            # Without references an engine reuses blocks that a lost copy may still write.
             change = {"transfer_ticks": 0}
         return msgspec.structs.replace(self, **change)
 
 
 def configurations(**fixed: Any) -> SearchStrategy[Configuration]:
-    """Small configurations, in which everything is short: room for one long request, seldom for two.
+    """Small configurations: the pools have room for one long request, and seldom for two.
 
-    fixed: fields of `Configuration` that are to be so, or a strategy for them.
+    fixed: fields of `Configuration` with a given value, or with a strategy for it.
     """
     free: dict[str, SearchStrategy[Any]] = {
         "groups": st.sampled_from(["full", "full", *GROUPS]),
