@@ -5,7 +5,7 @@ from kvsm.testing import OffloadMachine
 
 
 class PatientConnector(OffloadScheduler):
-    """Hands reports on one by one, as an engine does that gets them from a queue."""
+    """Hands reports on one by one, like an engine that gets them from a queue."""
 
     def update_connector_output(self, reports):
         results = [super(PatientConnector, self).update_connector_output([one]) for one in reports]

@@ -5,7 +5,7 @@ from kvsm.testing import OffloadMachine
 
 
 class OnlyLoadsCount(LRUPolicy):
-    """Least recently *loaded*: that a block was used in passing does not keep it."""
+    """Least recently *loaded*: a use in passing does not keep a block."""
 
     def touched(self, slots):
         pass

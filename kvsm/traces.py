@@ -1,11 +1,11 @@
 """Workloads: requests as a serving engine meets them, read from a trace or generated.
 
-Both have the form of the Mooncake traces: when a request arrives, how many tokens it brings and asks
-for, and one hash id per started block of `block_tokens` prompt tokens (Mooncake's: 512). A hash id stands
-for the *whole* prefix that ends with its block: equal ids mean equal prefixes, so that a cache may share
-them. An engine whose blocks are smaller takes the parts of an id as hashes of their own. Output tokens have
-no ids; the blocks that they fill get hashes of their own (`output_hash`), so that such a block is stored and
-evicted like any other, but found again by its own request only.
+Both have the form of the Mooncake traces: when a request arrives, how long its prompt and its output are, and
+one hash id for each started block of `block_tokens` prompt tokens (Mooncake: 512). A hash id stands for the
+*whole* prefix that ends with its block. Equal ids mean equal prefixes, so a cache may share them. An engine
+with smaller blocks gives each part of an id a hash of its own. Output tokens have no ids. The blocks that
+they fill get hashes that belong to one request (`output_hash`): they are stored and evicted like others, but
+no other request hits them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from kvsm.errors import TraceError
 
 BLOCK_TOKENS = 512
-"""Tokens that a hash id of a Mooncake trace stands for."""
+"""How many tokens a hash id of a Mooncake trace stands for."""
 
 HASH_BYTES = 32
 
@@ -34,7 +34,13 @@ _HashId = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TraceRequest(msgspec.Struct, frozen=True, rename={"arrival_ms": "timestamp"}):
-    """One line of a trace. arrival_ms: since the start. lengths: in tokens."""
+    """One line of a trace.
+
+    arrival_ms: time since the start of the trace (ms).
+    input_length: of the prompt (tokens).
+    output_length: of the output (tokens).
+    hash_ids: one for each started block of the prompt.
+    """
 
     arrival_ms: _Milliseconds
     input_length: _Length
@@ -43,15 +49,15 @@ class TraceRequest(msgspec.Struct, frozen=True, rename={"arrival_ms": "timestamp
 
 
 def started_blocks(tokens: int, block_tokens: int) -> int:
-    """Blocks that so many tokens need; the last of them may not be full."""
+    """How many blocks hold `tokens` tokens. The last block may not be full."""
     return -(-tokens // block_tokens)
 
 
 def prompt_hashes(request: TraceRequest, block_tokens: int, hash_tokens: int) -> list[bytes]:
-    """One block hash for each whole `hash_tokens` of the prompt, which divide block_tokens.
+    """One block hash for every `hash_tokens` tokens of the prompt. `hash_tokens` divides `block_tokens`.
 
-    The last part of an id's block ends where the block ends, and so has the hash of the id, however long the
-    parts are; the parts before it are told apart by their place.
+    The last part of a block has the hash of the block's id, whatever the size of the parts. The hashes of the
+    parts before it also depend on their place.
     """
     ids, parts, full = request.hash_ids, block_tokens // hash_tokens, request.input_length // hash_tokens
     return [
@@ -63,7 +69,7 @@ def prompt_hashes(request: TraceRequest, block_tokens: int, hash_tokens: int) ->
 
 
 def output_hash(request: str, index: int) -> bytes:
-    """Block hash number `index` of a request, if the last token that it covers is an output token."""
+    """Block hash number `index` of a request, for a block that ends with an output token."""
     return blake2b(f"{request}/{index}".encode(), digest_size=HASH_BYTES, person=b"kvsm output").digest()
 
 
@@ -75,11 +81,12 @@ def _hash(name: bytes) -> bytes:
 
 
 def read_trace(path: str | os.PathLike[str], block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
-    """Stream a JSONL trace: `timestamp`, `input_length`, `output_length`, `hash_ids`; other fields are passed
-    over. block_tokens: that a hash id stands for.
+    """Stream a JSONL trace with `timestamp`, `input_length`, `output_length` and `hash_ids`.
 
-    Raises `TraceError` at the first line that is not such a request, that comes before the line above it
-    in time, or whose ids do not match its length; and for a file without requests.
+    Other fields are ignored. block_tokens: how many tokens a hash id stands for.
+
+    Raises `TraceError` at the first line that is not such a request, is earlier than the line above it, or
+    has another number of ids than its length needs; and for a file without requests.
     """
     name, number, latest = os.fspath(path), 0, 0.0
     decode = msgspec.json.Decoder(TraceRequest).decode
@@ -130,22 +137,22 @@ INPUT_MOST, OUTPUT_MOST, CONTEXT_MOST = 8192, 2000, 32 * 1024
 
 
 class _Conversation:
-    """What is fixed of a conversation, and how far it has come."""
+    """A conversation so far."""
 
     __slots__ = ("context", "ids")
 
     def __init__(self, system_ids: list[int], system_length: int) -> None:
         self.ids = list(system_ids)
-        """Of its full blocks so far."""
+        """The hash ids of its full blocks."""
         self.context = system_length
-        """Tokens so far."""
+        """Its length (tokens)."""
 
 
 def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
     """Generate `requests` requests of conversations with several turns, in order of arrival.
 
-    Equal seeds give equal requests. The distributions, with lengths for blocks of 512 tokens; for other
-    blocks they are longer or shorter in proportion, so that the workload has about as many blocks:
+    Equal seeds give equal requests. The lengths below are for blocks of 512 tokens. For other blocks they are
+    scaled, so that the workload has about the same number of blocks.
 
     =====================  ===================================================================
     conversations start    as a Poisson process, one a second
@@ -166,8 +173,8 @@ def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> It
         length = lengths.draw(2000, 0.5, INPUT_MOST)
         systems.append(([next(fresh) for _ in range(length // block_tokens)], length))
     weights = list(accumulate(1 / rank for rank in range(1, SYSTEM_PROMPTS + 1)))
-    # One conversation (None) always waits to start; when it does, the next one enters the heap. The number
-    # decides between equal times, so that no comparison ever reaches a conversation.
+    # One conversation (None) always waits to start; when it starts, the next one enters the heap. The number
+    # decides between equal times, so conversations are never compared.
     turns: list[tuple[float, int, _Conversation | None]] = [(0.0, next(numbers), None)]
     for _ in range(requests):
         now_ms, _, conversation = heappop(turns)
@@ -186,13 +193,13 @@ def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> It
 
 
 class _Lengths:
-    """Draws lengths in tokens, in proportion to the blocks."""
+    """Draws lengths in tokens, scaled to the size of the blocks."""
 
     def __init__(self, random: Random, block_tokens: int) -> None:
         self.random, self.block_tokens = random, block_tokens
 
     def of(self, tokens: int) -> int:
-        """What so many tokens are, if blocks have 512, for these blocks."""
+        """`tokens` tokens for blocks of 512, scaled to these blocks."""
         return tokens * self.block_tokens // BLOCK_TOKENS
 
     def draw(self, median: int, sigma: float, most: int) -> int:
@@ -207,7 +214,7 @@ def _take_turn(
     input_length = conversation.context + lengths.draw(1000, 1.2, INPUT_MOST)
     output_length = lengths.draw(250, 0.7, OUTPUT_MOST)
     ids += [next(fresh) for _ in range(input_length // block_tokens - len(ids))]
-    # A block that is not full yet will hold other tokens in the next turn: its id is of this turn only.
+    # A block that is not full yet holds other tokens in the next turn, so its id is used in this turn only.
     tail = [next(fresh)] if input_length % block_tokens else []
     conversation.context = input_length + output_length
     return TraceRequest(arrival_ms, input_length, output_length, tuple(ids + tail))

@@ -1,4 +1,4 @@
-"""A pool that lets a block that is found by its content stay in the free queue, and gives it away."""
+"""A pool that leaves a block in the free queue when it is found by its content, and gives it away."""
 
 from kvsm.serving import ServingBlockPool
 from kvsm.testing import OffloadMachine, configurations

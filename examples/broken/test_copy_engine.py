@@ -1,4 +1,4 @@
-"""A copy engine that says that a transfer has ended when it has only begun: it writes a copy late."""
+"""A copy engine that reports a transfer before its bytes are copied: it writes each copy late."""
 
 from kvsm.copy_engines import HostCopyEngine
 from kvsm.testing import CopyEngineMachine

@@ -1,4 +1,4 @@
-"""`kvsm run`: a workload through the whole machine, and the log's own proof of it."""
+"""`kvsm run`: serve a workload with offload, and prove by the log what happened."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _VIOLATIONS_SHOWN = 10
 
 
 def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
-    """An option whose default is that of the field of `RunOptions`."""
+    """An option with the default of a field of `RunOptions`."""
     return click.option(flag, field, type=of, default=getattr(_DEFAULTS, field), show_default=True, help=text)
 
 
@@ -34,7 +34,7 @@ def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
 @click.option(
     "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
 )
-@_option("--block-tokens", "block_tokens", int, "Tokens of a hash id of the trace, and of a block.")
+@_option("--block-tokens", "block_tokens", int, "Tokens per hash id of the trace, and per block.")
 @_option("--groups", "groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
 @_option("--device-blocks", "device_blocks", int, "Blocks of each device pool, for all groups.")
 @_option("--host-blocks", "host_blocks", int, "Slots of each host pool.")
@@ -43,17 +43,17 @@ def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
 @_option("--workers", "workers", int, "Ranks, each with pools of its own.")
 @_option("--policy", "policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
 @_option("--store", "store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
-@_option("--store-threshold", "store_threshold", int, "Store a block when it is offered the n-th time.")
-@_option("--defer-ticks", "defer_ticks", int, "Steps that a request waits for a copy of what it needs.")
+@_option("--store-threshold", "store_threshold", int, "Store a block when it is offered for the n-th time.")
+@_option("--defer-ticks", "defer_ticks", int, "Steps that a request waits for a block in flight.")
 @_option(
-    "--last-step", "last_step", click.Choice(LAST_STEPS), "What becomes of copies when no request is left."
+    "--last-step", "last_step", click.Choice(LAST_STEPS), "What happens to copies when no request is left."
 )
-@_option("--remote-decode", "remote_decode", float, "Share of requests that are prefilled for remote decode.")
+@_option("--remote-decode", "remote_decode", float, "Share of requests prefilled for remote decode.")
 @_option("--abort-rate", "abort_rate", float, "Share of requests whose client leaves within 1000 steps.")
 @_option("--preempt", "preempt_rate", float, "Share of steps that preempt a running request without need.")
 @_option("--fail-rate", "failure_rate", float, "Share of copies that copy a part and fail, on each worker.")
 @_option("--reset-every", "reset_every", int, "Steps from one reset of the whole cache to the next; 0: none.")
-@_option("--seed", "seed", int, "Of the generator, of simulated copies, and of what goes wrong.")
+@_option("--seed", "seed", int, "Seed of the generator, of simulated copies, and of what goes wrong.")
 @_option(
     "--copies",
     "copies",
@@ -68,9 +68,9 @@ def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, then replay the log and prove it.
 
     Requests arrive at a small serving engine: continuous batching, a prefix cache on the device, a host
-    pool behind it, real copies of real bytes between the two. Every decision is an event in a log. At the
-    end the log is replayed: it must give the state that the engine ended with, and every property must
-    hold at every event. What a request computes from is compared with what was stored.
+    pool behind it, and real copies of real bytes between the two. Every decision is an event in a log. At
+    the end the log is replayed. It must give the state that the engine ended with, and every property must
+    hold at every event. The bytes that a request computes from are compared with those that were stored.
 
     \b
     Examples:
@@ -79,13 +79,13 @@ def run(as_json: bool, **options: object) -> None:
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
       kvsm run --store lazy --fail-rate 0.05 --abort-rate 0.1 --preempt 0.01 --reset-every 2000
-                                                much goes wrong, and nothing is lost but time
-      kvsm run --copies simulated --log DIR     the same log, byte for byte, every time, and every copy
-                                                is watched for races with compute
+                                                copies, requests and steps fail on purpose
+      kvsm run --copies simulated --log DIR     the same log every time, byte for byte; every copy is
+                                                watched for races with compute
 
     \b
-    Exit code: 0 if all that holds; 1 if the digest differs or a property is broken; 2 for input that
-    cannot be used, and then nothing was written.
+    Exit code: 0 if all of this holds; 1 if the digest differs or a property is broken; 2 for input that
+    cannot be used (nothing is written then).
     """
     chosen = RunOptions(**options)  # type: ignore[arg-type]
     try:
@@ -102,7 +102,7 @@ def run(as_json: bool, **options: object) -> None:
 
 
 def _run_with_progress(options: RunOptions) -> RunResult:
-    """Show one line on the terminal while it runs. It is gone when the result comes."""
+    """Show the progress in one line on the terminal, until the result is there."""
     with Live(console=Console(stderr=True), refresh_per_second=5, transient=True) as live:
         shown = 0.0
 
@@ -156,7 +156,7 @@ def _request_rows(result: RunResult) -> list[_Row]:
         (
             "loads failed",
             f"{result.failed_loads:,}",
-            f"{result.restarts:,} requests restarted; {result.transfers_lost:,} copies lost, of any kind",
+            f"{result.restarts:,} requests restarted; {result.transfers_lost:,} copies lost",
         ),
         (
             "remote decode",
