@@ -361,8 +361,8 @@ def test_policy_that_chooses_too_few_is_caught() -> None:
 
 
 class ForgetsToHold(OffloadScheduler):
-    def _hold(self, job: TransferJob) -> None:
-        pass
+    def _add_to_plan(self, job: TransferJob) -> None:
+        self.state.planned.append(job)
 
 
 class ForgetsToHoldMachine(OffloadMachine):
