@@ -1,7 +1,7 @@
-"""How fast blocks at random places are copied, beside one contiguous copy of the same bytes.
+"""How fast blocks at random places are copied, compared with one contiguous copy of the same bytes.
 
-Every row is measured in one run, by turns: the contiguous copy, kvsm's engine, and on a GPU what others do.
-Times are by the wall clock, from the call to the last byte, so that what the processor does is in them.
+Every row is measured in one run, in turns: the contiguous copy, kvsm's engine, and on a GPU what others do.
+Times are wall-clock times from the call to the last byte, so they include the work of the processor.
 
     python benchmarks/copies.py --output benchmarks/results/copies_host.md           the host engine
     python benchmarks/copies.py --gpu --output benchmarks/results/copies_gpu.md      the CUDA engine
@@ -34,7 +34,7 @@ from kvsm.plan import TransferJob
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 TRANSFER_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
-"""Of a contiguous copy, at a time: what the engine's threads share is cut like this too."""
+"""Piece of a contiguous copy. The engine cuts what its threads share into similar pieces."""
 
 
 def job(number: int, direction: Direction, blocks: int, pool_blocks: int, seed: int) -> TransferJob:
@@ -45,7 +45,7 @@ def job(number: int, direction: Direction, blocks: int, pool_blocks: int, seed: 
 
 
 def contiguous(source: NDArray[Any], target: NDArray[Any], threads: int) -> float:
-    """Seconds in which so many threads copy one array into another, each its own part."""
+    """Seconds that `threads` threads need to copy one array into another, each its own part."""
 
     def copy(first: int, last: int) -> None:
         for start in range(first, last, CHUNK_BYTES):
@@ -94,7 +94,9 @@ def host_rows(threads: int, rounds: int) -> list[list[str]]:
 
 
 def host_round(block_bytes: int, threads: int, number: int) -> dict[str, float]:
-    """The contiguous copy in GB/s, kvsm's as shares of that, and how much longer a verified one takes."""
+    """The contiguous copy in GB/s, kvsm's copies as shares of it, and how much longer verified copies
+    take.
+    """
     blocks = TRANSFER_BYTES // block_bytes
     device = np.ones((2 * blocks, block_bytes), np.uint8)
     host = np.ones((2 * blocks, block_bytes), np.uint8)
@@ -128,7 +130,7 @@ def _both_ways(blocks: int, pool_blocks: int, seed: int) -> tuple[TransferJob, T
 
 
 def _back(store: TransferJob) -> TransferJob:
-    """The load of what a store brought, which is what a check has something to compare for."""
+    """The load of stored blocks, so that a check has checksums to compare with."""
     return TransferJob(2, Direction.LOAD, store.device_blocks, store.host_blocks)
 
 
@@ -145,7 +147,7 @@ def host_table(threads: int, rounds: int) -> list[str]:
 
 
 def simulated_table() -> list[str]:
-    """Steps of the simulated device: kernels, pieces of copies, events, calls; the race detector included."""
+    """Steps of the simulated device, with its race detector: kernels, pieces of copies, events, calls."""
     rows = []
     for blocks in (1, 16, 64):
         device, host = (np.zeros((4 * blocks, 64), np.uint8) for _ in range(2))

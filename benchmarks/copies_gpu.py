@@ -1,13 +1,13 @@
-"""The CUDA engine beside one contiguous copy, and beside what others do: the part of `copies.py` for a GPU.
+"""The GPU part of `copies.py`: the CUDA engine, compared with one contiguous copy and with what others do.
 
 Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
-page-locked copy of the same bytes, each with its path; by the wall clock, and by the device's own, which does
-not see what the processor does first. *The caller*: how long `submit` holds it, by the path of the kernel and
-by that of a descriptor for each fragment. *Compute*: how much a loop of bf16 matrix products is slowed by
-offload that never pauses, by either path.
+page-locked copy of the same bytes, with the path of each. Times are by the wall clock, and by the device's
+clock, which does not see what the processor does first. *The caller*: how long `submit` takes, with the
+kernel and with a descriptor for each fragment. *Compute*: how much offload without pauses slows a loop of
+bf16 matrix products, on either path.
 
-Beside kvsm, in the same run: the copies that vLLM's offload makes, a descriptor for each block and layer in
-one `cuMemcpyBatchAsync`, without merging; and PyTorch, `index_select` into a staging buffer and `copy_`.
+In the same run: the copies of vLLM's offload, which are a descriptor for each block and layer in one
+`cuMemcpyBatchAsync`, without merging; and PyTorch, with `index_select` into a staging buffer and `copy_`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ LAYERS = 32
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 BLOCKS = (1, 16, 128, 1024, 4096)
 LARGEST_BYTES = 2 << 30
-"""Of one transfer: more blocks than that holds are left out."""
+"""Largest transfer. Rows with more bytes are left out."""
 
 WANTED_BYTES = 16 << 20
-"""From this size of a transfer on, a share of the contiguous bandwidth is aimed at."""
+"""Least transfer for which a share of the contiguous bandwidth is the aim."""
 
 
 class World(NamedTuple):
-    """Pools of one fragment size, and the engine over them."""
+    """Pools of one fragment size, and their engine."""
 
     torch: Any
     layers: list[Any]
@@ -59,7 +59,7 @@ class World(NamedTuple):
 
 
 def make_world(torch: Any, fragment_bytes: int, path: CopyPath | None = None) -> World:
-    """Pools with room for two transfers at once, both ways."""
+    """Pools with room for two transfers at once, one each way."""
     blocks = 2 * max(count for count in BLOCKS if count * LAYERS * fragment_bytes <= LARGEST_BYTES)
     layers = [
         torch.randint(0, 256, (blocks, fragment_bytes), dtype=torch.uint8, device="cuda")
@@ -88,7 +88,7 @@ def seconds_of(torch: Any, work: Callable[[], None]) -> float:
 
 
 def by_engine(world: World, jobs: Sequence[TransferJob], device: list[float]) -> Callable[[], None]:
-    """device: gets the seconds of the longest of the jobs by the clock of the device."""
+    """Seconds by the wall clock. device: gets the seconds of the longest job by the clock of the device."""
 
     def work() -> None:
         for job in jobs:
@@ -108,7 +108,7 @@ def check(results: Sequence[CopyResult]) -> None:
 
 
 def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction]) -> Callable[[], None]:
-    """One copy of so many bytes each way, between page-locked memory and the device."""
+    """One contiguous copy each way between page-locked memory and the device."""
     torch = world.torch
     streams = {direction: torch.cuda.Stream() for direction in directions}
     device = {one: torch.empty(copied_bytes, dtype=torch.uint8, device="cuda") for one in directions}
@@ -128,7 +128,7 @@ def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction])
 
 
 def as_vllm(world: World, job: TransferJob, batch: BatchCopy) -> Callable[[], None]:
-    """A descriptor for each layer and block, in one call, without merging."""
+    """A descriptor for each layer and block in one call, without merging."""
     stream = world.torch.cuda.Stream()
     size = world.fragment_bytes
     bases = np.array([layer.data_ptr() for layer in world.layers], np.uint64)[:, None]
@@ -147,7 +147,7 @@ def as_vllm(world: World, job: TransferJob, batch: BatchCopy) -> Callable[[], No
 
 
 def by_torch(world: World, job: TransferJob) -> Callable[[], None]:
-    """Gather on one side, copy what was gathered, scatter on the other."""
+    """Gather on one side, copy, scatter on the other."""
     torch = world.torch
     stream = torch.cuda.Stream()
     device_ids, host_ids = (torch.tensor(np.asarray(ids, np.int64)) for ids in job.pairs())
@@ -187,7 +187,7 @@ def transfer_rows(torch: Any, rounds: int) -> list[list[str]]:
 
 
 def _rows_of(world: World, blocks: int, rounds: int, batch: BatchCopy) -> list[list[str]]:
-    """The rows of one size of transfer: each way, and both ways at once."""
+    """The rows for one size of transfer: each way, and both ways at once."""
     copied_bytes, rows = blocks * LAYERS * world.fragment_bytes, []
     for name, directions in (
         ("store", [Direction.STORE]),
@@ -233,8 +233,9 @@ def _row(
 
 
 def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """How long `submit` holds whoever calls it, of two transfers that are submitted at once: what the first
-    one costs the driver may be in the way of the second."""
+    """How long each of two `submit` calls in a row takes. The driver's work for the first may delay the
+    second.
+    """
     rows = []
     for path in (CopyPath.KERNEL, CopyPath.BATCH):
         world = make_world(torch, FRAGMENT_BYTES[0], path)
@@ -260,7 +261,7 @@ def _held(world: World, blocks: int, rounds: int) -> list[float]:
 
 
 def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """A loop of matrix products, alone and beside offload in both directions that never pauses."""
+    """A loop of matrix products, alone and beside offload in both directions without pauses."""
     rows = []
     left, right = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in range(2))
 
@@ -287,7 +288,7 @@ def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
 
 
 def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[float, float]:
-    """(seconds of the products, bytes a second copied beside them) while transfers are fed from a thread."""
+    """(seconds of the products, bytes copied a second beside them) while a thread submits transfers."""
     jobs = random_jobs(world, world.blocks // 4, seed)
     over, fed, rates = Event(), Event(), []
     mark = world.engine.mark()  # with one of its own, a transfer would wait for the products queued before it
