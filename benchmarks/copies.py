@@ -80,7 +80,7 @@ def engine_seconds(engine: Any, jobs: Sequence[TransferJob]) -> float:
 def host_rows(threads: int, rounds: int) -> list[list[str]]:
     rows = []
     for block_bytes in FRAGMENT_BYTES:
-        # New pools each time, for how fast memory is depends on where it lies.
+        # New pools each time, because the speed of memory depends on its place.
         measured = [host_round(block_bytes, threads, number) for number in range(rounds)]
         columns = {name: median(one[name] for one in measured) for name in measured[0]}
         rows.append(
@@ -169,7 +169,7 @@ def simulated_table() -> list[str]:
 @click.option("--gpu", is_flag=True, help="Measure the CUDA engine; needs an NVIDIA GPU.")
 @click.option("--threads", default=2, show_default=True, help="Of the host engine, and of its memcpy.")
 @click.option("--rounds", default=7, show_default=True, help="Of which the median is told.")
-@click.option("--output", type=click.Path(path_type=Path), help="Write the page here, too.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
 def main(gpu: bool, threads: int, rounds: int, output: Path | None) -> None:
     if gpu:
         device_name, lines = gpu_tables(rounds)

@@ -31,7 +31,7 @@ Bytes = np.ndarray[Any, Any]
 
 
 class Rig(NamedTuple):
-    """An engine, and its pools as they are now: the arrays that it was made with, or copies."""
+    """An engine, and what its pools hold now: the arrays that it was made with, or copies."""
 
     engine: CopyEngine
     read_device: Callable[[], list[Bytes]]
@@ -43,7 +43,7 @@ MakeRig = Callable[[list[Bytes], Bytes], Rig]
 
 
 def rig_of(make_engine: Callable[[list[Bytes], Bytes], CopyEngine]) -> MakeRig:
-    """Rigs of an engine that copies between the very arrays it is given."""
+    """Rigs of an engine that copies between the arrays that it is given."""
     return lambda device, host: Rig(make_engine(device, host), lambda: device, lambda: host)
 
 
@@ -90,9 +90,9 @@ class Shape(NamedTuple):
     """What the pools of a property test look like."""
 
     row_bytes: list[int]
-    """Of the tensors of the device pool, one after another in a block of the host."""
+    """Row bytes of each tensor of the device pool."""
     device_gap: int
-    """Bytes of nobody between two rows of a tensor."""
+    """Unused bytes between two rows of a tensor."""
     host_gap: int
     shares_storage: bool
     """The first tensor is registered a second time, by a group whose blocks are shorter."""
@@ -153,7 +153,7 @@ def _is_part(one: Bytes, other: Bytes) -> bool:
 
 
 def copied(device: list[Bytes], host: Bytes) -> tuple[list[Bytes], Bytes]:
-    """Pools of their own with the same bytes; tensors that share a storage share it still."""
+    """Separate pools with the same bytes; tensors that share a storage still do."""
     storages = {id(one.base): np.array(one.base) for one in device if one.base is not None}
     return [
         storages[id(one.base)][:, : one.shape[1]] if one.base is not None else one.copy() for one in device
@@ -175,7 +175,7 @@ def finish(engine: CopyEngine, transfers: list[int]) -> list[CopyResult]:
 
 @st.composite
 def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list[TransferJob]]:
-    """Rounds of transfers both ways; those of one round touch no block of either pool in common."""
+    """Rounds of transfers both ways. The transfers of a round have no block in common."""
     rounds, transfer = [], 0
     for _ in range(draw(st.integers(1, most))):
         device_blocks = draw(st.permutations(range(num_blocks)))
@@ -194,7 +194,7 @@ def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list
 
 @contextmanager
 def short_pieces(blocks: int, block_bytes: int) -> Iterator[None]:
-    """Host engines cut a transfer into pieces of this many blocks meanwhile."""
+    """Inside, threaded engines cut a transfer into pieces of this many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threaded, "PIECE_BYTES", blocks * block_bytes)
         yield

@@ -30,7 +30,7 @@ def has_gpu() -> bool:
 
 
 def cuda_rig(device: list[np.ndarray], host: np.ndarray, path: CopyPath | None = None) -> Rig:
-    """A CUDA engine. Skips the test where neither a GPU nor what the fake driver needs is."""
+    """A CUDA engine. Skips the test if there is no GPU and the fake driver cannot be built."""
     from copy_rigs import Rig  # which imports this file
 
     table = None if path else PathTable.default()
@@ -45,7 +45,7 @@ def cuda_rig(device: list[np.ndarray], host: np.ndarray, path: CopyPath | None =
 
 
 def usable_fake() -> FakeDriver:
-    """The fake driver, as new. Skips the test where it cannot be had."""
+    """The fake driver, reset. Skips the test if it cannot be built."""
     if has_gpu():
         pytest.skip("there is a GPU, and so the real driver")
     if reason := _missing_for_fake():
@@ -65,8 +65,9 @@ def _missing_for_fake() -> str:
 
 
 def _as_tensors(arrays: list[np.ndarray], place: str) -> list[Any]:
-    """The arrays as tensors on the GPU, or in page-locked memory. Those that share memory share it still,
-    and in the same way: layouts are made of that."""
+    """The arrays as tensors on the GPU, or in page-locked memory. Arrays that share memory still share it
+    in the same way, because layouts depend on that.
+    """
     import torch
 
     wholes: dict[int, Any] = {}

@@ -17,7 +17,7 @@ Pairs = list[tuple[int, int]]
 
 @st.composite
 def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> MemoryLayout:
-    """Pools at address 0 and on, all bytes of them multiples of `unit`.
+    """Pools from address 0 on; all sizes are multiples of `unit`.
 
     The device pool is a few allocations, each of some layers: one layer after the other, or interleaved in
     each block; with gaps, or without.
@@ -51,7 +51,7 @@ def block_major(tensors: list[MemoryRows], address: int, num_host_blocks: int, g
 
 @st.composite
 def pairs_of(draw: Any, layout: MemoryLayout, direction: Direction) -> Pairs:
-    """Pairs that a transfer may have: distinct targets. Many are in runs, as sources follow their targets."""
+    """Pairs that a transfer may have, with distinct targets. Many form runs."""
     limits = layout.num_device_blocks, layout.num_host_blocks
     target_limit, source_limit = limits[::-1] if direction is Direction.STORE else limits
     targets = draw(st.lists(st.integers(0, target_limit - 1), unique=True))
@@ -82,7 +82,7 @@ def moved(layout: MemoryLayout, distance: int) -> MemoryLayout:
 
 
 def memory_of(layout: MemoryLayout) -> Bytes:
-    """Memory that holds a layout at address 0 and on, full of random bytes."""
+    """Memory for a layout that starts at address 0, full of random bytes."""
     return np.random.default_rng(0).integers(0, 256, layout.host.end, dtype=np.uint8)
 
 

@@ -1,4 +1,4 @@
-"""The plainest copy engine: one thread, in the order of submission, and a test may look on and meddle."""
+"""The plainest copy engine: one thread, in order of submission. Tests can watch it and meddle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All schedules of a small scenario: it is run again for each sequence of choices that it can be given."""
+"""All schedules of a small scenario, which is run once for each possible sequence of choices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Choose = Callable[[int], int]
 
 
 def every_schedule(run: Callable[[Choose], None]) -> int:
-    """Depth first, from the start for each. Returns how many there are."""
+    """Run all of them depth first, each from the start. Returns how many there are."""
     path: list[list[int]] = []
-    """Of each choice so far, what was chosen, and of how many."""
+    """For each choice so far what was chosen, and among how many."""
     schedules = 0
     while True:
         place = 0

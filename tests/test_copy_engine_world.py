@@ -1,4 +1,4 @@
-"""The copies world: all that a small one can do is right, and each order that is taken away is missed.
+"""The world of a copy engine: every state of a small one is right, and each removed order is found.
 
 S12, S15, S6, S9, B02, B03, B37; on the real engine of streams and events.
 """
@@ -32,7 +32,7 @@ def explored(options: CopyEngineWorldOptions, world: Any = CopyEngineWorld, **ma
 
 
 class AnyBlock(CopyEngineWorld):
-    """Blocks that were never touched are chosen as if they were not alike."""
+    """Chooses among untouched blocks as if they were not alike."""
 
     def _choosable(self, side: str) -> range:
         return range(len(self._expected[side]))
@@ -49,7 +49,9 @@ class AnyBlock(CopyEngineWorld):
     ids=str,
 )
 def test_a_small_world_is_right_in_every_state(options: CopyEngineWorldOptions, states: int) -> None:
-    """S12, S15, S6, S9; the numbers of states are pinned."""
+    """Order of copies (S12), correct bytes (S15), failure is not success (S6), progress (S9); the numbers
+    of states are pinned.
+    """
     found = explored(options)
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
     assert found.states == states
@@ -80,7 +82,7 @@ class LoadsDoNotWait(StreamCopyEngine):
 
 
 class DropsItsTable(StreamCopyEngine):
-    """B37: what the device still reads is given back as soon as the call has returned."""
+    """B37: what the device still reads is given back when the call returns."""
 
     def _issue(self, transfer: Any) -> None:
         super()._issue(transfer)
@@ -88,7 +90,7 @@ class DropsItsTable(StreamCopyEngine):
 
 
 class ReusesItsTable(SimulatedDevice):
-    """B37: one table of ids for all copies, filled anew for each."""
+    """B37: one table of ids for all copies, filled again for each."""
 
     table: Any = None
 
@@ -137,7 +139,7 @@ class DoesNotWait(StreamCopyEngine):
 
 
 class CopiesToTheWrongBlock(SimulatedDevice):
-    """Nothing here is unordered: the bytes alone tell."""
+    """Nothing is unordered here; only the bytes are wrong."""
 
     def copy(
         self, stream: Any, transfer: int, direction: Direction, device: IdArray, host: IdArray
@@ -205,7 +207,9 @@ def test_what_is_broken_is_found_by_a_shortest_way(
 
 
 def test_worlds_of_one_fingerprint_go_on_alike() -> None:
-    """Of all states of a small scope: whatever way led there, the same can happen, and leads to the same."""
+    """For all states of a small scope: on whatever path it was reached, the same actions are possible and
+    lead to the same states.
+    """
     options = CopyEngineWorldOptions(copies=2, kernels=0, holds=1, bad=1)
     following: dict[bytes, dict[Action, bytes]] = {}
 
@@ -258,7 +262,7 @@ def test_a_seed_draws_the_same_actions_and_each_of_them_can_happen() -> None:
 
 
 def test_winding_down_ends_at_rest() -> None:
-    """S9."""
+    """Progress (S9)."""
     world = CopyEngineWorld(CopyEngineWorldOptions(kernels=2))
     for action in (("write", 0), ("store", 0, 0, 1), ("read", 1)):
         assert world.do(action)
@@ -269,7 +273,7 @@ def test_winding_down_ends_at_rest() -> None:
 
 
 def test_bytes_are_held_against_the_reference_at_rest() -> None:
-    """S15."""
+    """Correct bytes (S15)."""
     world = CopyEngineWorld(CopyEngineWorldOptions())
     world._pools["host"][0] = 99
     with pytest.raises(

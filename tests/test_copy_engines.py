@@ -50,7 +50,9 @@ def assert_pools(rig: Rig, device: list[Bytes], host: Bytes) -> None:
 def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
     make_rig: MakeRig, data: st.DataObject, shape: Shape, piece: int, num_host_blocks: int
 ) -> None:
-    """S15, S9: random transfers both ways on pools of any layout, overlapping waits, some left to close."""
+    """Correct bytes (S15), progress (S9): random transfers both ways on pools of any layout, overlapping
+    waits, some left to close.
+    """
     device, host = shape.pools(40, num_host_blocks)
     expected = copied(device, host)
     rounds = data.draw(rounds_of_jobs(40))
@@ -123,8 +125,9 @@ REFUSED = {
 @every_engine
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: MakeRig, case: str) -> None:
-    """S3, S6: submit takes it; not a byte is touched, also of the pairs before the wrong one; its end says
-    what is wrong, and the engine goes on."""
+    """No reuse in flight (S3), failure is not success (S6): submit accepts it and no byte is touched, not
+    even for pairs before the wrong one. The result says what is wrong, and the engine goes on.
+    """
     job, message = REFUSED[case]
     device, _ = random_pools()
     _, host = random_pools(41)
@@ -148,7 +151,9 @@ def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: M
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), piece=st.integers(1, 40))
 def test_bad_jobs_among_good_ones_are_told_apart(make_rig: MakeRig, data: st.DataObject, piece: int) -> None:
-    """S6, S9: each wrong job ends as bad without a byte, and takes none of the others with it."""
+    """Failure is not success (S6), progress (S9): each wrong job ends as bad without touching a byte, and
+    does not affect the other jobs.
+    """
     device, host = random_pools()
     expected = copied(device, host)
     (jobs,) = data.draw(rounds_of_jobs(40, most=1))
@@ -190,8 +195,9 @@ def test_one_source_may_be_copied_to_many_targets(make_rig: MakeRig, count: int)
 
 @every_engine
 def test_a_live_id_is_refused_and_its_first_transfer_is_not_disturbed(make_rig: MakeRig) -> None:
-    """S5: live is from submit until poll has told the end, not only until the copy is over; a refused id has
-    no second result."""
+    """Stale reports change nothing (S5): a transfer is live from submit until poll has returned its result,
+    not only until the copy is over. A refused id has no second result.
+    """
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -212,8 +218,9 @@ def test_a_live_id_is_refused_and_its_first_transfer_is_not_disturbed(make_rig: 
 
 @every_engine
 def test_a_transfer_that_was_told_is_forgotten(make_rig: MakeRig) -> None:
-    """An engine that runs for weeks keeps nothing of what has ended, its id neither: whoever plans sees to
-    it that ids differ."""
+    """An engine that runs for weeks keeps nothing about ended transfers, not even their ids. The planner
+    keeps ids distinct.
+    """
     with closing(make_rig(*random_pools()).engine) as engine:
         for _ in range(2):
             engine.submit(store(1, [1], [1]))
@@ -235,7 +242,9 @@ def test_a_job_without_blocks_ends_as_good(make_rig: MakeRig, make: type[Transfe
 
 @every_engine
 def test_blocks_of_one_byte_are_copied(make_rig: MakeRig) -> None:
-    """S15: the smallest block there is, scattered, with more blocks than a tuple of ids holds."""
+    """Correct bytes (S15): the smallest block there is, scattered, with more blocks than a tuple of ids
+    holds.
+    """
     device, host = random_pools(300, 1)
     expected = copied(device, host)
     job = store(1, list(range(0, 300, 2)), list(range(299, 149, -1)))
@@ -250,7 +259,7 @@ def test_blocks_of_one_byte_are_copied(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_pools_of_no_blocks_take_jobs_of_none(make_rig: MakeRig) -> None:
-    """A host pool too small for a single block is a pool all the same; what names a block of it is wrong."""
+    """A host pool without blocks is a valid pool. A job that names a block of it is wrong."""
     device, host = random_pools(3)
     with closing(make_rig(device, host[:0]).engine) as engine:
         assert engine.num_host_blocks == 0
@@ -272,7 +281,7 @@ def test_the_size_of_the_host_pool_is_told(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_what_is_not_live_is_passed_over(make_rig: MakeRig) -> None:
-    """S9: a wait, or a hold, for a transfer that ended long ago, or never was, has nothing to wait for."""
+    """Progress (S9): a wait or hold for a transfer that ended long ago or never existed returns at once."""
     with closing(make_rig(*random_pools()).engine) as engine:
         engine.drain()
         engine.submit(store(1, [1], [1]))
@@ -285,7 +294,9 @@ def test_what_is_not_live_is_passed_over(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_a_wait_takes_no_result_away(make_rig: MakeRig) -> None:
-    """S9: waits, holds and drains that overlap, and name what has ended meanwhile; `poll` tells all, once."""
+    """Progress (S9): waits, holds and drains may overlap and name ended transfers; `poll` returns each
+    result once.
+    """
     with closing(make_rig(*random_pools()).engine) as engine:
         for transfer in range(6):
             engine.submit(store(transfer, [transfer], [transfer]))
@@ -300,7 +311,7 @@ def test_a_wait_takes_no_result_away(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_all_have_ended_after_drain(make_rig: MakeRig) -> None:
-    """S9: drain is a wait for every one, and the engine takes new ones after it."""
+    """Progress (S9): drain waits for every transfer, and the engine accepts new ones afterwards."""
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -317,7 +328,7 @@ def test_all_have_ended_after_drain(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_several_transfers_may_stand_behind_one_mark(make_rig: MakeRig) -> None:
-    """A mark is made once a step, for all transfers of the step, and other things happen in between."""
+    """One mark serves all transfers of a step, and other things happen in between."""
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -337,7 +348,9 @@ def test_several_transfers_may_stand_behind_one_mark(make_rig: MakeRig) -> None:
 
 @every_engine
 def test_close_drains_and_then_refuses(make_rig: MakeRig) -> None:
-    """S9, S17: what was submitted ends and is told, also when closing twice."""
+    """Progress (S9), flush at last step (S17): submitted transfers end and have results, also when the
+    engine is closed twice.
+    """
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -378,7 +391,7 @@ def in_thread(call: object, *arguments: object) -> threading.Thread:
 
 @every_engine_for_threads
 def test_polls_of_two_threads_share_the_results(make_rig: MakeRig) -> None:
-    """S9: while one thread submits, two poll; between them they are told each transfer once."""
+    """Progress (S9): while one thread submits, two poll; together they get each result once."""
     device, host = random_pools(200)
     rig = make_rig(device, host)
     told: list[list[int]] = [[], []]
@@ -405,7 +418,9 @@ def test_polls_of_two_threads_share_the_results(make_rig: MakeRig) -> None:
 
 @every_engine_for_threads
 def test_threads_may_submit_wait_and_hold_at_once(make_rig: MakeRig) -> None:
-    """S9: each waiter returns once its own transfers have ended; the results are all there afterwards."""
+    """Progress (S9): each waiter returns when its own transfers have ended; afterwards all results are
+    there.
+    """
     rig = make_rig(*random_pools(120))
 
     def use(engine: CopyEngine, first: int) -> None:
@@ -421,8 +436,9 @@ def test_threads_may_submit_wait_and_hold_at_once(make_rig: MakeRig) -> None:
 
 @every_engine_for_threads
 def test_close_while_another_thread_submits(make_rig: MakeRig) -> None:
-    """S9, S17: what submit took has an end, what it refused has none, wherever between two of them close
-    falls; and two that close at once both wait for the rest."""
+    """Progress (S9), flush at last step (S17): accepted transfers end and refused ones do not, wherever
+    close falls between two submits. Two threads that close at once both wait for the rest.
+    """
     rig = make_rig(*random_pools(200))
     engine, begun = rig.engine, threading.Event()
     taken: list[int] = []

@@ -1,4 +1,4 @@
-"""The copy kernel: compiled for devices, and its very source run on the host, thread after thread (S15)."""
+"""The copy kernel: compiled for devices, and its source run on the host, thread after thread."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ Run = Callable[[tuple[int, int], KernelParameters], int]
 
 @pytest.fixture(scope="session")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs the kernel on the host, and answers how often a vector was not aligned."""
+    """Runs the kernel on the host. Returns how often a vector was not aligned."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -109,8 +109,9 @@ def copied(
 
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16, 48])
 def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
-    """S15: all bytes of all pairs and no other, with each vector's width; and no vector out of alignment,
-    which a device refuses."""
+    """Correct bytes (S15): all bytes of all pairs and no others, with each vector width; every vector is
+    aligned, because a device refuses others.
+    """
 
     @settings(max_examples=60)
     @given(copies(unit), st.sampled_from([(1, 32), (1, 64), (3, 96)]))
@@ -125,7 +126,7 @@ def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
     "sizes", [(PART_BYTES + 1, 3), (3 * PART_BYTES, PART_BYTES - 16), (1, 2 * PART_BYTES + 24), (4088, 12)]
 )
 def test_rows_longer_than_a_part_are_copied_whole(run: Run, direction: Direction, sizes: Any) -> None:
-    """S15: also where a row ends in the middle of a part, a round of reads, or a vector."""
+    """Correct bytes (S15): also if a row ends in the middle of a part, a round of reads or a vector."""
     starts = [sum(16 + 8 * size for size in sizes[:place]) for place in range(len(sizes))]
     tensors = [MemoryRows(start, size + 1, 6, size) for start, size in zip(starts, sizes)]
     layout = block_major(tensors, starts[-1] + 8 * sizes[-1] + 16, 5)
@@ -212,7 +213,7 @@ def test_kernel_is_machine_code_for_a_known_device(capability: tuple[int, int]) 
 
 @pytest.mark.usefixtures("nvrtc")
 def test_kernel_is_intermediate_code_for_a_later_device() -> None:
-    """A driver finishes it; it must end with a zero byte, as the driver reads it as a C string."""
+    """A driver finishes it. It must end with a zero byte, because the driver reads it as a C string."""
     image = compile_copy_kernel((99, 0))
     assert f".entry {KERNEL_NAME}(".encode() in image
     assert image.endswith(b"\0")
@@ -243,7 +244,7 @@ def test_source_that_does_not_compile_is_told_with_its_line(
 
 
 def compiled_with_report(nvrtc: Any, capability: int) -> tuple[str, str]:
-    """(intermediate code, what the assembler says of registers and spills)."""
+    """(intermediate code, the assembler's report on registers and spills)."""
     _, program = nvrtc.nvrtcCreateProgram(SOURCE.read_bytes(), b"copy.cu", 0, None, None)
     options = [f"--gpu-architecture=sm_{capability}".encode(), b"--ptxas-options=-v"]
     assert nvrtc.nvrtcCompileProgram(program, 2, options) == (nvrtc.nvrtcResult.NVRTC_SUCCESS,)
@@ -257,7 +258,7 @@ def compiled_with_report(nvrtc: Any, capability: int) -> tuple[str, str]:
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernel_keeps_its_vectors_in_registers_and_leaves_half_of_them(nvrtc: Any, capability: int) -> None:
-    """A multiprocessor has 65,536; compute beside the kernel needs the rest."""
+    """A multiprocessor has 65,536 registers; compute beside the kernel needs the rest."""
     _, report = compiled_with_report(nvrtc, capability)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     registers = re.search(r"Used (\d+) registers", report)
@@ -266,14 +267,14 @@ def test_kernel_keeps_its_vectors_in_registers_and_leaves_half_of_them(nvrtc: An
 
 
 def test_the_pair_of_the_next_unit_is_read_before_a_unit_is_copied(nvrtc: Any) -> None:
-    """It is read across the bus as well; behind the copy, each unit would take the time of two."""
+    """The pair is read across the bus too. Read after the copy, each unit would take twice as long."""
     code, _ = compiled_with_report(nvrtc, 90)
     pair = "ld.global.v2.u32"
     assert code.count(pair) == code[: code.index(".cs.")].count(pair) == 2
 
 
 def test_each_thread_reads_eight_vectors_before_it_writes_one(nvrtc: Any) -> None:
-    """A read across the bus takes a microsecond; one after the other they would be most of the copy."""
+    """A read across the bus takes a microsecond. One after another, reads would be most of the copy."""
     code, _ = compiled_with_report(nvrtc, 90)
     moves = "".join(found[0] for found in re.findall(r"(ld|st)\.global\.cs", code))
     assert moves == ("l" * 8 + "s" * 8) * 4

@@ -1,4 +1,4 @@
-"""The CUDA engine over the fake driver of `fake_cuda`: what it asks of the driver, and in which order.
+"""The CUDA engine on the fake driver of `fake_cuda`: which calls it makes, and in which order.
 
 The fake runs nothing before it must, so an order that is not asked for is not there. What no fake can show,
 how a GPU's engines overlap, is in `test_cuda_gpu.py`.
@@ -66,7 +66,7 @@ class Pools:
         return closing(CudaCopyEngine(self.device, self.host, lambda: COMPUTE, path, table))
 
     def blocks(self, *blocks: int) -> np.ndarray:
-        """What the device pool holds in these."""
+        """What the device pool holds in these blocks."""
         return np.concatenate([layer[list(blocks)] for layer in self.device], axis=1)
 
 
@@ -87,7 +87,7 @@ def named(fake: FakeDriver, name: str) -> list[list[str]]:
 
 @st.composite
 def pools_and_pairs(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray, list[int], list[int]]:
-    """Layers of one allocation or of their own, rows with and without gaps, runs and single blocks."""
+    """Layers in one allocation or several, rows with and without gaps, runs and single blocks."""
     blocks, layers = draw(st.integers(1, 24)), draw(st.integers(1, 5))
     random = np.random.default_rng(draw(st.integers(0, 999)))
     gap, host_gap = draw(st.sampled_from([0, 0, 1, 16])), draw(st.sampled_from([0, 16]))
@@ -111,7 +111,7 @@ def pools_and_pairs(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray, list
 @settings(max_examples=40)
 @given(drawn=pools_and_pairs())
 def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, drawn: Any) -> None:
-    """S15: a store, then a load of what it stored into other blocks."""
+    """Correct bytes (S15): a store, then a load of the same blocks to another place."""
     device, host, device_blocks, host_blocks = drawn
     fake = usable_fake()
     fake.page_lock(host)
@@ -160,7 +160,7 @@ def test_a_transfer_of_no_blocks_asks_nothing_of_the_copy_calls(fake: FakeDriver
 
 @every_path
 def test_a_store_reads_what_compute_wrote_before_its_mark(fake: FakeDriver, path: CopyPath) -> None:
-    """S12: compute is queued and has not run when the store is submitted."""
+    """Order of copies (S12): compute is queued and has not run when the store is submitted."""
     pools = Pools(fake)
     with pools.engine(path) as engine:
         fake.compute(pools.device[1][5], 77, COMPUTE)
@@ -171,7 +171,7 @@ def test_a_store_reads_what_compute_wrote_before_its_mark(fake: FakeDriver, path
 
 @every_path
 def test_a_load_writes_after_compute_before_its_mark_has_read(fake: FakeDriver, path: CopyPath) -> None:
-    """S12: the block's former owner still reads it when the load is submitted."""
+    """Order of copies (S12): the block's former owner still reads it when the load is submitted."""
     pools = Pools(fake)
     read, before = np.zeros(16, np.uint8), pools.device[0][5].copy()
     with pools.engine(path) as engine:
@@ -184,7 +184,7 @@ def test_a_load_writes_after_compute_before_its_mark_has_read(fake: FakeDriver, 
 
 @every_path
 def test_compute_that_is_held_reads_what_the_load_brought(fake: FakeDriver, path: CopyPath) -> None:
-    """S12: `hold_compute` orders on the device, with nothing awaited by the host."""
+    """Order of copies (S12): `hold_compute` orders on the device, with nothing awaited by the host."""
     pools = Pools(fake)
     read = np.zeros(16, np.uint8)
     with pools.engine(path) as engine:
@@ -196,7 +196,9 @@ def test_compute_that_is_held_reads_what_the_load_brought(fake: FakeDriver, path
 
 
 def test_the_copy_stream_waits_for_the_mark_before_the_copy_is_handed_over(fake: FakeDriver) -> None:
-    """S12, as calls: record on the compute stream, wait for it on the copy's, copy there."""
+    """Order of copies (S12), as calls: record on the compute stream, wait for it on the copy's, copy
+    there.
+    """
     with Pools(fake).engine(CopyPath.BATCH) as engine:
         finish(engine, store(1, [5], [3]))
     calls = [call.split() for call in fake.calls]
@@ -208,7 +210,7 @@ def test_the_copy_stream_waits_for_the_mark_before_the_copy_is_handed_over(fake:
 
 
 def test_a_store_reads_in_stream_order_and_a_load_in_any(fake: FakeDriver) -> None:
-    """S12: CU_MEMCPY_SRC_ACCESS_ORDER_STREAM is 1, ANY is 3."""
+    """Order of copies (S12): CU_MEMCPY_SRC_ACCESS_ORDER_STREAM is 1, ANY is 3."""
     with Pools(fake).engine(CopyPath.BATCH) as engine:
         finish(engine, store(1, [5], [3]))
         finish(engine, load(2, [5], [3]))
@@ -236,7 +238,9 @@ def test_tables_of_copies_in_flight_are_not_used_again(fake: FakeDriver) -> None
 
 
 def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) -> None:
-    """It is uploaded on the default stream, which nothing waits for where the model computes on another."""
+    """It is uploaded on the default stream. Nothing waits for that stream if the model computes on another
+    one.
+    """
     pools = Pools(fake)
     context = driver.CudaContext(0)
     with context:
@@ -265,7 +269,7 @@ def test_what_a_batch_is_described_by_lives_until_it_is_over(fake: FakeDriver) -
 
 
 def test_submit_returns_while_the_driver_is_busy_with_a_copy(fake: FakeDriver) -> None:
-    """The caller is not held by what a transfer's blocks cost."""
+    """The caller does not wait for work that grows with the blocks."""
     release = threading.Event()
     with Pools(fake).engine(CopyPath.BATCH) as engine:
         copy = engine._device.copy
@@ -361,7 +365,7 @@ def test_a_bad_descriptor_is_named(fake: FakeDriver) -> None:
 
 
 def test_a_lost_device_ends_every_transfer_and_takes_no_more(fake: FakeDriver) -> None:
-    """S9: each ends once, as bad; nothing runs any more."""
+    """Progress (S9): each ends once, as bad; nothing runs any more."""
     pools = Pools(fake)
     before = pools.host.copy()
     with pools.engine() as engine:
@@ -381,7 +385,7 @@ def test_a_lost_device_ends_every_transfer_and_takes_no_more(fake: FakeDriver) -
 
 @pytest.mark.parametrize("code", [214, 226, 700, 719, 721])
 def test_each_error_after_which_nothing_runs_is_a_lost_device(fake: FakeDriver, code: int) -> None:
-    """S9: of memory, of contained and of illegal accesses, of a kernel that fails and of one that leaks."""
+    """Progress (S9): errors of memory, contained and illegal accesses, kernels that fail or leak."""
     with Pools(fake).engine() as engine:
         fake.lose(code)
         with pytest.raises(TransferFailed, match="restart the process"):
@@ -389,7 +393,7 @@ def test_each_error_after_which_nothing_runs_is_a_lost_device(fake: FakeDriver, 
 
 
 def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: FakeDriver) -> None:
-    """What the fake is there for: the engine's addresses are checked, not trusted."""
+    """The fake checks the engine's addresses."""
     pools = Pools(fake)
     with pools.engine(CopyPath.KERNEL) as engine:
         fake.unlock_all()
@@ -398,7 +402,9 @@ def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: Fa
 
 
 def test_a_submitter_that_dies_ends_its_transfers_when_nothing_of_them_runs(fake: FakeDriver) -> None:
-    """S9, and promise 4: the event behind the copy cannot be recorded, so nobody else would wait for it."""
+    """Progress (S9), promise 4: the event behind the copy cannot be recorded, so nobody else would wait for
+    the copy.
+    """
     pools = Pools(fake)
     with pools.engine(CopyPath.BATCH) as engine:
         fake.fail("cuEventRecord", nth=3)  # the mark, the begin, the end
@@ -531,7 +537,7 @@ def test_missing_bindings_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fresh_bindings() -> Iterator[None]:
-    """Forget that the driver was found, before and after."""
+    """Forget before and after that the driver was found."""
     driver.bindings.cache_clear()
     yield
     driver.bindings.cache_clear()
@@ -551,7 +557,7 @@ def test_a_gpu_that_is_not_there_is_told() -> None:
 
 
 def test_a_missing_driver_is_told() -> None:
-    """In a process of its own: this one may have the fake."""
+    """In a separate process, because this one may have the fake driver."""
     usable_fake()  # so there is no real driver
     program = "from kvsm.cuda_io import driver; driver.bindings()"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -564,7 +570,7 @@ def test_it_imports_without_torch_and_without_bindings() -> None:
 
 
 def tensor_on(kind: str, address: int = 4096, index: int = 0) -> Any:
-    """What a torch tensor of 4 blocks of 4 bytes shows of itself."""
+    """The attributes of a torch tensor of 4 blocks of 4 bytes that are read."""
     return SimpleNamespace(
         ndim=2, shape=(4, 4), itemsize=1, stride=lambda: (4, 1), data_ptr=lambda: address,
         device=SimpleNamespace(type=kind, index=index),
@@ -602,7 +608,7 @@ def test_arrays_need_a_compute_stream() -> None:
 
 @pytest.fixture
 def quick_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A table that is measured in no time, and where its file will be."""
+    """Makes measuring quick. Returns where the file of the table will be."""
     for module in (copier, paths):
         monkeypatch.setattr(module, "MEASURED_BYTES", 1 << 19)
     monkeypatch.setattr(paths, "FRAGMENT_BYTES", (1 << 10, 1 << 12))
@@ -611,7 +617,7 @@ def quick_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def measured_copies(fake: FakeDriver) -> int:
-    """Make an engine and close it; how many copies that took."""
+    """Make an engine and close it. Returns how many copies that took."""
     pools = Pools(fake)
     before = sum(len(named(fake, call)) for call in CALLS.values())
     CudaCopyEngine(pools.device, pools.host, lambda: COMPUTE).close()
@@ -665,7 +671,7 @@ def test_a_cache_that_cannot_be_written_is_a_warning(
 def test_paths_are_guessed_where_there_is_no_room_to_measure(
     fake: FakeDriver, quick_table: Path, caplog: pytest.LogCaptureFixture, call: str, nth: int
 ) -> None:
-    """An engine may start when the model has taken all memory. The next process tries again."""
+    """An engine may start after the model has taken all memory. The next process tries again."""
     fake.fail(call, nth, code=2)
     assert measured_copies(fake) == 0
     assert "could not be measured" in caplog.text
@@ -678,7 +684,9 @@ def test_paths_are_guessed_where_there_is_no_room_to_measure(
 
 @pytest.mark.usefixtures("quick_table")
 def test_the_measured_copies_never_merge(fake: FakeDriver) -> None:
-    """The table is of fragments and rectangles of the size that it says, up to 512 of them and 16 rows."""
+    """The table is measured with fragments and rectangles of the stated sizes, up to 512 of them and 16
+    rows.
+    """
     measured_copies(fake)
     counts = {int(call[1]) for call in named(fake, "cuMemcpyBatchAsync")}
     assert counts == {1 << power for power in range(10)}
@@ -687,5 +695,5 @@ def test_the_measured_copies_never_merge(fake: FakeDriver) -> None:
 
 @pytest.mark.usefixtures("fake")
 def test_invalid_value_is_what_the_driver_calls_it() -> None:
-    """The errors that a test asks for are the driver's own numbers."""
+    """The error numbers in these tests are the driver's."""
     assert driver.bindings().CUresult(INVALID_VALUE).name == "CUDA_ERROR_INVALID_VALUE"

@@ -46,7 +46,7 @@ every_path = pytest.mark.parametrize("path", list(CopyPath), ids=lambda path: pa
 @settings(max_examples=40, deadline=None)
 @given(drawn=pools_and_pairs())
 def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, drawn: Any) -> None:
-    """S15, on the real driver and with real memory."""
+    """Correct bytes (S15), on the real driver and with real memory."""
     device, host, device_blocks, host_blocks = drawn
     back = device_blocks[::-1]
     rig = cuda_rig(device, host, supported(path))
@@ -63,14 +63,14 @@ def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, dr
 
 
 def supported(path: CopyPath) -> CopyPath:
-    """The path, or a skip: not every driver has batches."""
+    """The path. Skips the test if the driver has no batches."""
     if path is CopyPath.BATCH and driver.CudaContext(0).driver_version < driver.BATCH_VERSION:
         pytest.skip("the driver has no cuMemcpyBatchAsync")
     return path
 
 
 class Seen(NamedTuple):
-    """How many rounds read something else than they should have."""
+    """How many rounds read wrong bytes."""
 
     former_wrong: int
     loaded_wrong: int
@@ -89,7 +89,7 @@ class Stress:
         self.engine = CudaCopyEngine(list(self.layers), host, lambda: self.compute.cuda_stream, path)
 
     def run(self, rounds: int, sleep_cycles: int, hold: bool = True) -> Seen:
-        """hold: let compute wait for a load before it reads what that brings."""
+        """hold: whether compute waits for a load before it reads the loaded block."""
         torch, engine, layers = self.torch, self.engine, self.layers
         former = torch.zeros((rounds, LAYERS, ROW_BYTES), dtype=torch.uint8, device="cuda")
         loaded = torch.zeros_like(former)
@@ -142,7 +142,7 @@ LONG_SLEEP = 2_000_000
 
 
 def test_with_all_orders_nothing_is_ever_wrong(stress: Stress) -> None:
-    """S12, for 10,000 rounds."""
+    """Order of copies (S12), for 10,000 rounds."""
     assert stress.run(10_000, sleep_cycles=20_000) == Seen(0, 0)
 
 

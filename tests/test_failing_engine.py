@@ -1,4 +1,6 @@
-"""Copies that are made to fail: which, how much of them, and nothing of what could not be right."""
+"""The failing engine: which transfers fail, how much of them is copied, and what happens to impossible
+jobs.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,9 @@ def store_all(transfer: int, blocks: int = 8) -> TransferJob:
 
 @real_engines
 def test_a_failing_copy_copies_a_part(real: Callable[[Any, Any], CopyEngine]) -> None:
-    """Which transfers fail, and after how many blocks, follows from seed and id, whoever copies: a prefix
-    of the blocks is there, and no byte of the others."""
+    """Seed and id decide which transfers fail and after how many blocks, on every engine. A prefix of the
+    blocks is copied, and no byte of the others.
+    """
     device = np.full((8, 16), 7, np.uint8)
     outcomes = []
     for _ in range(2):
@@ -59,7 +62,7 @@ def test_a_failing_copy_copies_a_part(real: Callable[[Any, Any], CopyEngine]) ->
 
 
 def test_workers_fail_on_their_own() -> None:
-    """One rank's failure has to fail a transfer everywhere; so the ranks do not fail together."""
+    """A failure on one rank must fail the transfer everywhere, so the ranks do not fail together."""
     pools = [np.zeros((1, 8), np.uint8) for _ in range(2)]
     failed = []
     for seed in range(2):
@@ -85,8 +88,9 @@ WRONG = {
 def test_of_a_job_that_cannot_be_right_nothing_runs(
     real: Callable[[Any, Any], CopyEngine], case: str
 ) -> None:
-    """S3: a part of a wrong job might be right, and would be copied; so it is passed on whole, and `submit`
-    does not raise. Seeds, because each fails after another number of blocks."""
+    """No reuse in flight (S3): a part of a wrong job might be right and would be copied. So the job is
+    passed on whole, and `submit` does not raise. Each seed fails after a different number of blocks.
+    """
     for seed in range(8):
         device, host = np.full((8, 4), 7, np.uint8), np.zeros((8, 4), np.uint8)
         with closing(FailingCopyEngine(real(device, host), seed, 1.0)) as engine:
@@ -101,7 +105,7 @@ def test_of_a_job_that_cannot_be_right_nothing_runs(
 
 @given(seed=st.integers(0, 1 << 40), rate=st.sampled_from([0.0, 0.5, 1.0]), blocks=st.integers(0, 40))
 def test_each_transfer_ends_once_and_a_bad_one_is_told_as_one(seed: int, rate: float, blocks: int) -> None:
-    """S9, S6: also without blocks, and in numbers that are packed."""
+    """Progress (S9), failure is not success (S6): also without blocks, and with packed ids."""
     pools = np.zeros((40, 1), np.uint8), np.zeros((40, 1), np.uint8)
     engine = FailingCopyEngine(PlainCopyEngine(*pools), seed, rate)
     for transfer in range(5):
@@ -118,7 +122,7 @@ def test_each_transfer_ends_once_and_a_bad_one_is_told_as_one(seed: int, rate: f
 
 
 def test_a_live_id_is_refused_and_its_first_copy_still_fails() -> None:
-    """S5: the second use of an id changes nothing about the first."""
+    """Stale reports change nothing (S5): the second use of an id does not affect the first transfer."""
     engine = FailingCopyEngine(PlainCopyEngine(*np.zeros((2, 8, 4), np.uint8)), 0, 1.0)
     engine.submit(store_all(1))
     with pytest.raises(TransferFailed, match="transfer 1 is live"):
@@ -127,7 +131,7 @@ def test_a_live_id_is_refused_and_its_first_copy_still_fails() -> None:
 
 
 def test_order_and_waits_are_those_of_the_engine_below() -> None:
-    """S12: a mark, and what is held for, reach the engine that knows what they mean."""
+    """Order of copies (S12): marks and holds reach the engine below."""
     below = PlainCopyEngine(*np.zeros((2, 8, 4), np.uint8))
     engine = FailingCopyEngine(below, 0, 1.0)
     engine.submit(store_all(1), engine.mark())

@@ -37,7 +37,9 @@ def device() -> list[Bytes]:
 def test_a_store_is_good_only_after_its_bytes_were_synced(
     path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S6: the bytes are in the file when `fdatasync` is called, and the result comes after that."""
+    """Failure is not success (S6): the bytes are in the file when `fdatasync` is called, and the result
+    comes after that.
+    """
     order: list[Any] = []
     fdatasync = os.fdatasync
 
@@ -60,7 +62,7 @@ def test_a_store_is_good_only_after_its_bytes_were_synced(
 def test_an_error_of_the_disk_makes_the_transfer_bad_and_names_the_file(
     path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """S6: the engine goes on, and the next transfer is good."""
+    """Failure is not success (S6): the engine goes on, and the next transfer is good."""
 
     def refused(*_: Any) -> int:
         raise OSError(5, "Input/output error")
@@ -80,7 +82,7 @@ def test_an_error_of_the_disk_makes_the_transfer_bad_and_names_the_file(
 def test_a_call_that_copies_less_makes_the_transfer_bad(
     path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch, call: str, make: Any
 ) -> None:
-    """S6: a full disk, or a file that somebody cut."""
+    """Failure is not success (S6): a full disk, or a file that somebody cut."""
     whole = getattr(os, call)
 
     def partly(descriptor: int, buffers: Sequence[Any], offset: int) -> int:
@@ -128,7 +130,7 @@ def test_the_bytes_outlive_the_engine(path: Path, device: list[Bytes]) -> None:
 
 
 def test_a_verifying_engine_finds_what_changed_in_the_file(path: Path, device: list[Bytes]) -> None:
-    """S15: `blocks` shows the file as it is now."""
+    """Correct bytes (S15): `blocks` shows the file as it is now."""
     inner = FileCopyEngine(device, path, 40)
     with closing(VerifyingCopyEngine(inner, inner.blocks, device)) as engine:
         engine.submit(store(1, [2], [5]))

@@ -1,4 +1,6 @@
-"""Planning of a copy: the pieces are the bytes of its pairs (S15), and they are few."""
+"""Planning of a copy: the pieces are exactly the bytes of its pairs (correct bytes, S15), and they are
+few.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from kvsm.copy_engines.pairs import merge_runs
 from kvsm.events import Direction
 
 FAR = 1 << 46
-"""Where device memory may be: addresses that 32 bits do not hold."""
+"""Where device memory may be: addresses beyond 32 bits."""
 
 Copy = tuple[MemoryLayout, Direction, Pairs]
 
@@ -49,7 +51,7 @@ def copied(memory: Bytes, pieces: list[tuple[int, int, int]]) -> Bytes:
 
 @given(copies())
 def test_rectangles_copy_what_a_plain_loop_copies(copy: Copy) -> None:
-    """S15: all bytes of all pairs, none twice, and no other."""
+    """Correct bytes (S15): all bytes of all pairs, each once, and no others."""
     layout, direction, pairs = copy
     memory = memory_of(layout)
     plan = planned(moved(layout, FAR), direction, pairs)
@@ -59,7 +61,7 @@ def test_rectangles_copy_what_a_plain_loop_copies(copy: Copy) -> None:
 
 @given(copies())
 def test_fragments_are_the_rows_of_the_rectangles(copy: Copy) -> None:
-    """S15: both forms of a plan copy the same bytes."""
+    """Correct bytes (S15): both forms of a plan copy the same bytes."""
     layout, direction, pairs = copy
     plan = planned(moved(layout, FAR), direction, pairs)
     assert sorted(zip(*(column.tolist() for column in fragments(plan)))) == sorted(rows_of(plan))
@@ -67,7 +69,7 @@ def test_fragments_are_the_rows_of_the_rectangles(copy: Copy) -> None:
 
 @given(copies())
 def test_arrays_are_what_a_driver_reads(copy: Copy) -> None:
-    """64-bit, unsigned, without gaps: a driver is given their addresses."""
+    """64-bit, unsigned and without gaps, because a driver gets their addresses."""
     plan = planned(moved(copy[0], FAR), *copy[1:])
     for columns in (plan, fragments(plan)):
         for column in columns:
@@ -172,7 +174,7 @@ def test_blocks_farther_apart_than_a_pitch_are_rows(stride: int, pieces: int) ->
 
 
 def test_flat_run_may_be_longer_than_a_pitch() -> None:
-    """It has none: a flat piece is copied as plain bytes."""
+    """It needs none: a flat piece is copied as plain bytes."""
     rows = MemoryRows(FAR, MAX_PITCH + 1, 100, MAX_PITCH + 1)
     plan = planned(block_major([rows], 0, 100), Direction.STORE, RUN[:20])
     assert shape_of(plan) == [(20 * (MAX_PITCH + 1), 1)]
@@ -180,7 +182,7 @@ def test_flat_run_may_be_longer_than_a_pitch() -> None:
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=8), st.data())
 def test_joined_tensors_are_the_same_bytes(sizes: list[int], data: Any) -> None:
-    """S15: of each block, the host bytes that a device byte belongs to stay the same."""
+    """Correct bytes (S15): each device byte of a block keeps its place on the host."""
     starts = [sum(sizes[:place]) for place in range(len(sizes))]
     order = data.draw(st.permutations(range(len(sizes))))
     layout = block_major([MemoryRows(FAR + starts[place], 100, 5, sizes[place]) for place in order], 0, 5)

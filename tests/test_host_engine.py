@@ -47,7 +47,7 @@ def held_engine() -> Iterator[HeldEngine]:
 
 @pytest.fixture
 def pieces_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Has transfers cut into pieces of so many blocks of 3 bytes."""
+    """Sets how many blocks of 3 bytes a piece has."""
     return lambda blocks: monkeypatch.setattr(threaded, "PIECE_BYTES", 3 * blocks)
 
 
@@ -55,7 +55,7 @@ def pieces_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 
 def test_transfers_end_out_of_order(held_engine: HeldEngine) -> None:
-    """A later transfer overtakes one that hangs, and poll tells them in the order in which they ended."""
+    """A later transfer overtakes one that hangs, and poll returns them in the order in which they ended."""
     held_engine.submit(store(1, [0, 1], [0, 1]))
     held_engine.submit(store(2, [5], [5]))
     assert [result.transfer for result in finish(held_engine, [2])] == [2]
@@ -76,8 +76,9 @@ def test_submit_never_waits_for_a_copy(held_engine: HeldEngine) -> None:
 
 
 def test_submit_never_looks_at_the_blocks(held_engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller is held equally short for one block and for a million; and what is wrong with a job is
-    found by a copying thread."""
+    """`submit` is equally short for one block and for a million. A copying thread finds what is wrong with
+    a job.
+    """
     checkers: list[threading.Thread] = []
     checked_pairs = threaded.checked_pairs
 
@@ -94,7 +95,9 @@ def test_submit_never_looks_at_the_blocks(held_engine: HeldEngine, monkeypatch: 
 
 
 def test_compute_is_held_until_the_transfers_have_ended(held_engine: HeldEngine) -> None:
-    """S12: compute here runs when it is called, so the hold is a wait; there is nothing to mark."""
+    """Order of copies (S12): compute here runs when it is called, so the hold is a wait; there is nothing
+    to mark.
+    """
     assert held_engine.mark() is None
     held_engine.submit(load(1, [0], [3]))
     held_engine.submit(load(2, [7], [7]))
@@ -114,7 +117,9 @@ def test_compute_is_held_until_the_transfers_have_ended(held_engine: HeldEngine)
 
 
 def test_waits_of_several_threads_overlap(held_engine: HeldEngine) -> None:
-    """S9: each waiter wakes when its own transfers have ended, and none takes a result from another."""
+    """Progress (S9): each waiter wakes when its own transfers have ended, and none takes a result from
+    another.
+    """
     held_engine.submit(store(1, [0], [0]))
     held_engine.submit(store(2, [2], [2]))
     waiters = [
@@ -135,7 +140,9 @@ def test_waits_of_several_threads_overlap(held_engine: HeldEngine) -> None:
 def test_who_closes_or_drains_waits_for_the_copy(
     end: Callable[[HostCopyEngine], None], held_engine: HeldEngine
 ) -> None:
-    """S17: from two threads at once; both return only when the transfer in flight has ended."""
+    """Flush at last step (S17): from two threads at once; both return only when the transfer in flight has
+    ended.
+    """
     held_engine.submit(store(1, [0], [0]))
     assert held_engine.held.wait(30)
     released_at_return: list[bool] = []
@@ -157,7 +164,7 @@ def test_who_closes_or_drains_waits_for_the_copy(
 def test_a_close_that_was_interrupted_is_finished_by_the_next(
     monkeypatch: pytest.MonkeyPatch, held_engine: HeldEngine
 ) -> None:
-    """S9: after a Ctrl-C while it waited; its threads are told to stop all the same."""
+    """Progress (S9): after a Ctrl-C during the wait, a second close still stops the threads."""
 
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
@@ -176,7 +183,7 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(
 
 
 def test_close_lets_every_piece_be_copied(pieces_of: Callable[[int], None]) -> None:
-    """S9, S17: also those that no thread has claimed when it is called."""
+    """Progress (S9), flush at last step (S17): also transfers that no thread has claimed yet."""
     pieces_of(1)
     device, host = random_pools()
     engine = HeldEngine(device, host, threads=1)
@@ -201,7 +208,7 @@ def test_close_lets_every_piece_be_copied(pieces_of: Callable[[int], None]) -> N
 
 
 def test_one_large_transfer_is_shared_by_the_threads(pieces_of: Callable[[int], None]) -> None:
-    """While one thread hangs in the first piece, the other copies further ones; the end waits for both."""
+    """While one thread hangs in the first piece, the other copies more pieces. The end waits for both."""
     pieces_of(4)
     device, host = random_pools(41)
     before = host.copy()
@@ -244,7 +251,9 @@ def test_every_thread_gets_a_piece(
 def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good(
     pieces_of: Callable[[int], None],
 ) -> None:
-    """S6: of two pieces in work at once, the one that fails ends first; and the end waits for the other."""
+    """Failure is not success (S6): two pieces run at once and the failing one ends first; the end of the
+    transfer waits for the other.
+    """
 
     class FailingEngine(HeldEngine):
         def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
@@ -264,7 +273,7 @@ def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good(
 
 
 def test_what_is_left_of_a_failed_transfer_is_not_copied(pieces_of: Callable[[int], None]) -> None:
-    """Its bytes would be of no use to anyone, and others wait for the thread."""
+    """Its bytes would be useless, and other transfers wait for the thread."""
     copied_blocks: list[int] = []
 
     class FailingEngine(HostCopyEngine):
@@ -289,7 +298,9 @@ def test_what_is_left_of_a_failed_transfer_is_not_copied(pieces_of: Callable[[in
 def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     data: st.DataObject, piece: int, threads: int
 ) -> None:
-    """S6, S9: a host pool that may not be written fails every store that has blocks; loads are served."""
+    """Failure is not success (S6), progress (S9): a read-only host pool fails every store that has blocks;
+    loads are served.
+    """
     device, host = random_pools()
     expected, before = copied(device, host)
     host.flags.writeable = False
@@ -320,7 +331,9 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
 def test_no_exception_ends_a_copy_thread(
     raised: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S9: whatever copying or checking raises, the transfer ends as bad, and the only thread goes on."""
+    """Progress (S9): if copying or checking raises anything, the transfer ends as bad, and the only thread
+    goes on.
+    """
 
     def out_of_luck(*_: Any) -> Any:
         monkeypatch.undo()
@@ -337,7 +350,7 @@ def test_no_exception_ends_a_copy_thread(
 
 
 def deadly_clock(deaths: int) -> Callable[[], float]:
-    """A clock whose first readings kill the thread that reads it: outside of what guards a copy."""
+    """A clock whose first readings kill the thread, outside of the code that guards a copy."""
     left = [SystemExit("clock gone")] * deaths
 
     def clock() -> float:
@@ -352,7 +365,7 @@ def deadly_clock(deaths: int) -> Callable[[], float]:
 def test_a_dead_thread_ends_all_transfers_as_bad_and_new_ones_are_refused(
     threads: int, monkeypatch: pytest.MonkeyPatch, pieces_of: Callable[[int], None]
 ) -> None:
-    """S9: nobody waits for a thread that is gone; and who submits afterwards hears what it died of."""
+    """Progress (S9): nobody waits for a dead thread, and later submits are refused with the reason."""
     reason = "a copying thread died of SystemExit: clock gone"
     monkeypatch.setattr(threaded, "perf_counter", deadly_clock(1))
     pieces_of(1)
@@ -370,7 +383,9 @@ def test_a_dead_thread_ends_all_transfers_as_bad_and_new_ones_are_refused(
 
 
 def test_no_transfer_ends_while_a_living_thread_still_copies_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: one thread is in the middle of a copy when the other dies; its transfer is live until it let go."""
+    """No reuse in flight (S3): one thread is copying when the other dies; its transfer stays live until
+    that copy is over.
+    """
     engine = HeldEngine(*random_pools())
     engine.submit(store(1, [0], [0]))
     assert engine.held.wait(30)
@@ -387,7 +402,7 @@ def test_no_transfer_ends_while_a_living_thread_still_copies_it(monkeypatch: pyt
 
 
 def test_a_wrong_job_that_is_not_checked_yet_ends_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: what stands in the queue when the last thread dies was never looked at, and ends as bad too."""
+    """Progress (S9): transfers that are queued when the last thread dies end as bad."""
     engine = HeldEngine(*random_pools(), threads=1)
     engine.submit(store(1, [0], [0]))
     assert engine.held.wait(30)

@@ -1,4 +1,4 @@
-"""Host memory: of its exact size, page-locked or not, shared by ranks and by nobody else."""
+"""Host memory: its exact size, page-locked or not, shared by ranks and by nobody else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def path(tmp_path: Path) -> Path:
 @settings(max_examples=40, deadline=None)
 @given(num_blocks=st.integers(1, 300), block_bytes=st.integers(1, 3000))
 def test_a_pool_is_zeros_of_exactly_its_size(num_blocks: int, block_bytes: int) -> None:
-    """Rounded up to pages, because memory comes in pages; not to powers of two."""
+    """Rounded up to pages, not to powers of two."""
     driver = Locked()
     with HostPool(num_blocks, block_bytes, page_locking=driver.page_locking) as pool:
         assert pool.blocks.shape == (num_blocks, block_bytes)
@@ -127,7 +127,7 @@ def test_a_file_system_without_room_is_told_with_what_it_has(
 def test_room_that_goes_meanwhile_is_an_error_and_leaves_no_file(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    """Not a signal that kills the process at the first touch of a page that there is no room for."""
+    """Otherwise a signal would kill the process when it first touches a page without room."""
 
     def full(*_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -250,7 +250,7 @@ def test_without_a_device_nothing_is_locked_and_nobody_warned(caplog: pytest.Log
 
 
 def test_a_view_outlives_the_close() -> None:
-    """Whoever still looks reads memory that is there; it goes with the last view."""
+    """A view keeps the memory, which goes with the last view."""
     pool = HostPool(4, 8)
     pool.blocks[:] = 5
     view = pool.blocks
@@ -261,8 +261,9 @@ def test_a_view_outlives_the_close() -> None:
 def test_large_pages_are_counted_where_the_system_gave_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Against a made table, since no test can make a system grant them; and the true one never says more
-    than the pool has."""
+    """With a made-up table, because a test cannot make a system grant them. The real table never claims
+    more than the pool has.
+    """
     with HostPool(3, 1 << 20) as pool:
         pool.blocks[:] = 1
         assert 0 <= pool.huge_page_bytes <= 3 << 20
@@ -283,7 +284,7 @@ def test_large_pages_are_counted_where_the_system_gave_them(
 
 
 def test_ranks_of_other_sizes_are_refused(path: Path) -> None:
-    """Also where the file would be as large: the same bytes would be other blocks."""
+    """Also if the file would have the same size, because its bytes would be different blocks."""
     with HostPool(6, 8, path=path, ranks=2):
         for num_blocks, ranks, block_bytes in ((6, 2, 4), (12, 2, 4), (4, 3, 8)):
             with pytest.raises(
@@ -294,7 +295,7 @@ def test_ranks_of_other_sizes_are_refused(path: Path) -> None:
 
 
 def test_a_rank_is_not_taken_twice(path: Path) -> None:
-    """S3: two runs on one path, of equal sizes, would write over each other's blocks."""
+    """No reuse in flight (S3): two runs on one path, of equal sizes, would write over each other's blocks."""
     with HostPool(6, 8, path=path, ranks=2) as first, HostPool(6, 8, path=path, ranks=2, rank=1) as second:
         for rank in (0, 1):
             with pytest.raises(ConfigError, match=f"rank {rank} of this host pool is in use"):
@@ -371,7 +372,7 @@ def start() -> Iterator[object]:
 
 
 def test_a_killed_run_leaves_a_file_that_the_next_one_makes_its_own(start: object, path: Path) -> None:
-    """S14: of whatever sizes the dead one was; its bytes are nobody's."""
+    """No stale data (S14): whatever sizes the dead run had, its bytes belong to nobody."""
     process = start(path, 6, 2, 0, "killed")  # type: ignore[operator]
     process.stdout.readline()
     with pytest.raises(ConfigError, match="in use"):
@@ -388,7 +389,7 @@ def test_a_killed_run_leaves_a_file_that_the_next_one_makes_its_own(start: objec
 def test_what_a_dead_run_left_gets_the_sizes_of_the_next(
     path: Path, num_blocks: int, block_bytes: int
 ) -> None:
-    """Smaller or larger: the second rank finds the sizes of the first, and none of the dead ones."""
+    """Smaller or larger: the second rank finds the sizes of the first, and not of the dead run."""
     with HostPool(700, 64, path=path) as pool:
         pool.blocks[:] = 7
         left = path.read_bytes()
@@ -407,7 +408,9 @@ def test_what_a_dead_run_left_gets_the_sizes_of_the_next(
 def test_what_a_dead_run_left_goes_before_there_must_be_room(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
-    """S9: a file in /dev/shm is memory; a pool of more than half of it could not be started again."""
+    """Progress (S9): a file in /dev/shm is memory, so a pool of more than half of it could not be started
+    again.
+    """
 
     def left(*_: int) -> int:
         return 64 * PAGE_BYTES - path.stat().st_blocks * 512
@@ -456,7 +459,7 @@ def test_a_rank_waits_while_another_makes_the_file(monkeypatch: pytest.MonkeyPat
 def test_ranks_that_start_at_once_agree_on_one_file_and_remove_it_at_their_exit(
     start: object, path: Path
 ) -> None:
-    """Whoever comes first makes it. None of them calls `close`: the end of the process does."""
+    """The first one makes it. None of them calls `close`; the end of the process does."""
     processes = [start(path, 2000, 3, rank, "exit") for rank in range(3)]  # type: ignore[operator]
     files = {process.stdout.readline() for process in processes}
     assert files == {f"{path.stat().st_ino}\n"}
@@ -466,7 +469,7 @@ def test_ranks_that_start_at_once_agree_on_one_file_and_remove_it_at_their_exit(
 
 
 def test_a_forked_child_gives_nothing_back(path: Path) -> None:
-    """The file, the locks and the page-locking are its parent's."""
+    """The file, the locks and the page-locking belong to the parent."""
     driver = Locked()
     with HostPool(6, 8, path=path, page_locking=driver.page_locking) as pool:
         child = os.fork()

@@ -19,7 +19,7 @@ def zeros(*shape: int, dtype: Any = np.uint8) -> np.ndarray[Any, Any]:
 
 @given(widths=st.lists(st.integers(1, 9), min_size=1, max_size=5), gap=st.integers(0, 3))
 def test_the_parts_of_a_block_stand_one_after_another_on_the_host(widths: list[int], gap: int) -> None:
-    """Block-major: what is loaded together lies together."""
+    """Block-major: what is loaded together is stored together."""
     tensors = [zeros(4, width + gap)[:, :width] for width in widths]
     host = zeros(6, sum(widths))
     layout, places = make_layout(tensors, host)
@@ -44,7 +44,7 @@ def test_the_parts_of_a_block_stand_one_after_another_on_the_host(widths: list[i
 def test_tensors_of_one_storage_are_parts_or_apart_or_refused(
     spans: list[tuple[int, int]], num_blocks: int
 ) -> None:
-    """Groups that share a storage: a layout holds each byte of it once, or there is none."""
+    """Groups that share a storage: a layout has each byte once, or is refused."""
     whole = zeros(num_blocks, 12)
     bytes_of = [set(range(start, start + width)) for start, width in spans]
     largest = [
@@ -65,7 +65,7 @@ def test_tensors_of_one_storage_are_parts_or_apart_or_refused(
 
 
 def test_tensors_of_different_strides_over_one_storage_are_refused() -> None:
-    """Whether their rows meet depends on the block; so they could."""
+    """Whether their rows overlap depends on the block, so they count as overlapping."""
     flat = zeros(64)
     with pytest.raises(ConfigError, match="device tensors 0 and 1 share bytes"):
         make_layout([flat.reshape(8, 8)[:, :2], flat.reshape(16, 4)[:8, 2:]], zeros(4, 4))
@@ -85,7 +85,7 @@ def test_a_torch_tensor_lies_where_its_view_in_numpy_lies() -> None:
 
 
 def test_a_single_row_may_be_cut_from_anything() -> None:
-    """Where a next row would be does not matter if there is none: its stride is taken as its length."""
+    """The stride of a single row does not matter, so its length is used."""
     row = zeros(3, 9)[1:2, 2:6]
     assert rows_of("host pool", row) == MemoryRows(row.ctypes.data, 4, 1, 4)
 
@@ -124,7 +124,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_pools_that_do_not_fit_are_refused(case: str) -> None:
-    """Before anything is copied, and with the pool, the number and the bound in the message."""
+    """Before anything is copied; the message has the pool, the number and the bound."""
     device, host, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
         make_layout(device, host)

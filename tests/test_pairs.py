@@ -17,7 +17,7 @@ ids = st.lists(st.integers(-1, 30), max_size=2 * SMALL)
 
 
 def job(direction: Direction, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
-    """With tuples where `pack` refuses a negative id, which a tuple of any job may hold."""
+    """A job with tuples, because `pack` refuses negative ids and a tuple may hold them."""
     packed = (
         tuple(one) if len(one) <= SMALL or min(one) < 0 else pack(one) for one in (device_blocks, host_blocks)
     )
@@ -28,7 +28,9 @@ def job(direction: Direction, device_blocks: list[int], host_blocks: list[int]) 
 def test_a_job_is_refused_exactly_if_it_cannot_be_right(
     direction: Direction, devices: list[int], hosts: list[int], cut: bool
 ) -> None:
-    """S3: ids within both pools, as many on both sides, targets distinct; and nothing else is asked for."""
+    """No reuse in flight (S3): ids must be in their pools, equally many on both sides, with distinct
+    targets; nothing else is required.
+    """
     if cut:
         devices, hosts = devices[: len(hosts)], hosts[: len(devices)]
     targets = hosts if direction is Direction.STORE else devices
@@ -48,7 +50,7 @@ def test_a_job_is_refused_exactly_if_it_cannot_be_right(
 
 @pytest.mark.parametrize("count", [3, 3 * SMALL])
 def test_the_error_names_the_pool_the_id_and_the_size(count: int) -> None:
-    """For people: the same words for a few ids and for many."""
+    """The message is the same for a few ids and for many."""
     blocks = list(range(count))
     wrong = [*blocks[:-1], 99]
     doubled = [*blocks[:-1], 1]
@@ -76,7 +78,7 @@ def test_ids_that_cannot_be_read_are_refused() -> None:
     pairs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), unique_by=lambda pair: pair[1]),
 )
 def test_runs_hold_exactly_the_pairs_of_the_job(pairs: list[tuple[int, int]]) -> None:
-    """S15: no pair is lost, doubled or bent; and no two runs are left that are one."""
+    """Correct bytes (S15): no pair is lost, doubled or changed, and no two runs could be merged further."""
     device_blocks, host_blocks = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     runs = merge_runs(device_blocks, host_blocks)
     spread = [
@@ -94,7 +96,7 @@ def test_runs_hold_exactly_the_pairs_of_the_job(pairs: list[tuple[int, int]]) ->
     pairs=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), unique_by=lambda pair: pair[0]),
 )
 def test_runs_of_a_load_may_read_a_host_block_twice(pairs: list[tuple[int, int]]) -> None:
-    """S15: host blocks are the sources of a load, and need not differ; the pairs are the same still."""
+    """Correct bytes (S15): the host blocks of a load are sources and may repeat; the pairs stay the same."""
     runs = merge_runs(*np.array(pairs, dtype=np.int64).reshape(-1, 2).T)
     spread = [
         (device_block + step, host_block + step)

@@ -1,4 +1,6 @@
-"""The choice of a path: the fastest of the nearest measured cell; and a file is trusted only if right."""
+"""The choice of a path: the fastest one in the nearest measured cell. A file is trusted only if it is
+valid.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,7 @@ def test_measuring_takes_each_cell_once_for_each_available_path_and_keeps_to_its
     ("kernel_seconds", "expected"), [(0.95, CopyPath.BATCH), (1.0, CopyPath.BATCH), (0.85, CopyPath.KERNEL)]
 )
 def test_kernel_must_be_clearly_faster(kernel_seconds: float, expected: CopyPath) -> None:
-    """It takes multiprocessors from compute."""
+    """The kernel takes multiprocessors from compute."""
     took = {CopyPath.BATCH: 1.0, CopyPath.KERNEL: kernel_seconds}
     table = PathTable.measured(lambda path, *_: took[path], tuple(took), NAME)
     assert table.choose(Direction.STORE, 4096, 1000, 1000) is expected

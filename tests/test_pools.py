@@ -30,7 +30,9 @@ SLOW_FROM = {"never slow": None, "slow at once": 0, "slow after some": 3}
 
 
 class Clock:
-    """Stands still; from its reading number `slow_from` on, each is a minute later than the one before."""
+    """Stands still. From reading number `slow_from` on, each reading is a minute later than the one
+    before.
+    """
 
     def __init__(self, slow_from: int | None) -> None:
         self.readings, self.slow_from = -1, slow_from  # the first reading begins the copy
@@ -70,7 +72,9 @@ def test_all_forms_copy_what_a_plain_copy_does(
     direction: Direction,
     pairs: list[tuple[int, int]],
 ) -> None:
-    """S15: whichever form a copy takes, and wherever it changes over; gaps between rows are not touched."""
+    """Correct bytes (S15): whichever form a copy takes, and wherever it changes form; gaps between rows are
+    not touched.
+    """
     device, host = shape.pools(12, 12)
     expected = copied(device, host)
     whole = [np.array(one if one.base is None else one.base) for one in (*device, host)]
@@ -92,7 +96,7 @@ def test_all_forms_copy_what_a_plain_copy_does(
 @on_linux
 @pytest.mark.parametrize("direction", Direction)
 def test_a_copy_that_got_slow_ends_in_one_call(direction: Direction, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a busy thread each statement waits for the interpreter's lock; so few of them may follow."""
+    """Beside a busy thread each statement waits for the interpreter's lock, so few more may follow."""
     calls: list[int] = []
     monkeypatch.setattr(pools_module, "perf_counter", Clock(2))
     monkeypatch.setattr(pools_module, "SLICED_BYTES", LONG_BYTES)
@@ -104,7 +108,7 @@ def test_a_copy_that_got_slow_ends_in_one_call(direction: Direction, monkeypatch
 
 @on_linux
 def test_a_copy_that_is_quick_makes_no_such_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pages are small, the call costs a third of the speed."""
+    """With small pages the call costs a third of the speed."""
     monkeypatch.setattr(pools_module, "perf_counter", Clock(None))
     monkeypatch.setattr(pools_module, "SLICED_BYTES", LONG_BYTES)
     monkeypatch.setattr(pools_module, "copy_vectored", lambda _: pytest.fail("not called for"))
@@ -114,7 +118,7 @@ def test_a_copy_that_is_quick_makes_no_such_call(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rows_that_are_short_are_not_given_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long their runs are: it takes 1 us for each row."""
+    """However long their runs are, the call takes 1 us for each row."""
     monkeypatch.setattr(pools_module, "perf_counter", Clock(1))
     monkeypatch.setattr(pools_module, "copy_vectored", lambda _: pytest.fail("not called for"))
     device, host = Shape([64, 64], 1, 1, False).pools(1000, 1000)
@@ -125,7 +129,7 @@ def test_rows_that_are_short_are_not_given_to_the_kernel(monkeypatch: pytest.Mon
 
 @on_linux
 def test_short_runs_are_one_call_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else copying threads take the lock from each other for each of them."""
+    """Otherwise copying threads take the lock from each other for each run."""
     calls: list[int] = []
     monkeypatch.setattr(pools_module, "copy_vectored", lambda rest: calls.append(len(rest.sizes)))
     pools = NumpyPools([random_bytes(64, LONG_BYTES)], random_bytes(64, LONG_BYTES))
@@ -135,8 +139,9 @@ def test_short_runs_are_one_call_from_the_start(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("direction", Direction)
 def test_read_only_targets_are_refused_and_read_only_sources_are_not(direction: Direction) -> None:
-    """The kernel would write to what numpy holds to be read-only; and a pool that is mapped for reading only
-    can be loaded from."""
+    """The kernel would write to memory that numpy counts as read-only. A pool that is mapped read-only can
+    still be loaded from.
+    """
     for block_bytes in (3, LONG_BYTES):
         device, host = random_bytes(4, block_bytes, 1), random_bytes(4, block_bytes, 2)
         (host if direction is Direction.STORE else device).flags.writeable = False
@@ -165,7 +170,7 @@ def test_items_of_any_type_are_copied_as_bytes() -> None:
 
 
 def test_torch_tensors_are_viewed_not_copied() -> None:
-    """Of a type that numpy does not know, too."""
+    """Also tensors of a type that numpy does not know."""
     torch = pytest.importorskip("torch")
     device = torch.arange(24, dtype=torch.bfloat16).reshape(8, 3)
     host = torch.zeros((8, 3), dtype=torch.bfloat16)
@@ -207,7 +212,9 @@ def listened_to(patch: pytest.MonkeyPatch) -> list[list[int]]:
 @on_linux
 @given(lengths=st.lists(st.integers(1, 9), max_size=40), data=st.data())
 def test_the_call_copies_all_fragments_and_nothing_else(lengths: list[int], data: st.DataObject) -> None:
-    """S15: more fragments than one call takes, and longer ones than it is given."""
+    """Correct bytes (S15): more fragments than one call takes, and longer fragments than one call is
+    given.
+    """
     source = random_bytes(1, 400)[0]
     spans, used = [], 0
     for length in lengths:
@@ -230,7 +237,7 @@ def test_the_call_copies_all_fragments_and_nothing_else(lengths: list[int], data
 
 @on_linux
 def test_the_kernel_takes_as_much_in_one_call_as_it_is_given() -> None:
-    """The two limits are the kernel's: one more fragment is refused."""
+    """The limits are the kernel's: one more fragment is refused."""
     assert MOST_FRAGMENTS * LONGEST_BYTES < 1 << 31
     source, target = random_bytes(1, 2 * MOST_FRAGMENTS)[0], np.zeros(2 * MOST_FRAGMENTS, np.uint8)
     spans = [(place, place, 1) for place in range(MOST_FRAGMENTS + 1)]
@@ -252,7 +259,7 @@ def unmapped() -> int:
 
 @on_linux
 def test_memory_that_is_not_there_is_an_error_not_the_end_of_the_process() -> None:
-    """S6: also where a part of it is there, and was copied."""
+    """Failure is not success (S6): also if a part of the memory was there and was copied."""
     target = np.zeros(8, np.uint8)
     nowhere, here = unmapped(), random_bytes(1, 8)[0]
     with pytest.raises(OSError, match="process_vm_readv: Bad address"):
@@ -266,7 +273,7 @@ def test_memory_that_is_not_there_is_an_error_not_the_end_of_the_process() -> No
 
 @on_linux
 def test_pools_that_the_call_cannot_read_are_found_before_any_copy() -> None:
-    """Memory of devices has no pages; pages that may not be read stand for it here."""
+    """Device memory has no pages. Pages that may not be read stand for it here."""
     pool = rows_of("host pool", random_bytes(4, 8))
     assert reaches([pool])
     assert reaches([pool, MemoryRows(0, 8, 0, 8)])
@@ -289,7 +296,9 @@ def test_pools_copy_without_the_call(error: type[Exception], monkeypatch: pytest
 
 @on_linux
 def test_a_forked_process_copies_its_own_memory() -> None:
-    """S15: not that of its parent, whose addresses are the same."""
+    """Correct bytes (S15): a forked child copies its own memory, and not its parent's at the same
+    addresses.
+    """
     source, target = np.ones(8, np.uint8), np.zeros(8, np.uint8)
     copy = fragments_between(source, target, (0, 0, 8))
     copy_vectored(copy)

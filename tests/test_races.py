@@ -1,4 +1,4 @@
-"""The race detector: against its definition, and its words."""
+"""The race detector, compared with its definition, and what it says."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ programs = st.lists(
 
 
 def orders(program: list[Queued]) -> list[set[int]]:
-    """The definition: for each operation, those that are over when it begins."""
+    """The definition: for each operation the operations that are over when it begins."""
     before: list[set[int]] = []
     for number, one in enumerate(program):
         direct = [other for other in range(number) if program[other].actor == one.actor]
@@ -70,7 +70,7 @@ def racing_places(program: list[Queued]) -> set[int]:
 def test_a_place_has_a_race_if_and_only_if_two_of_its_accesses_are_unordered(
     program: list[Queued], data: st.DataObject
 ) -> None:
-    """S12: in whatever order, of those that the operations allow, the accesses come to be told."""
+    """Order of copies (S12): the accesses may be told in any order that the operations allow."""
     detector = RaceDetector()
     actors = [detector.new_actor(str(number)) for number in range(ACTORS)]
     clocks, operations = [], []
@@ -114,7 +114,9 @@ def test_reads_do_not_race() -> None:
 
 
 def test_what_came_after_the_event_is_not_ordered_by_it() -> None:
-    """A clock is that of its moment: an actor that goes on does not take along who learned of it before."""
+    """A clock holds for its moment: what an actor does later is not known to actors that learned of it
+    before.
+    """
     detector, one, other = two_actors()
     detector.writes(ClockedOperation(one, "before"), ("device block", 1))
     other.learn(one.clock.copy())
@@ -127,7 +129,7 @@ def test_what_came_after_the_event_is_not_ordered_by_it() -> None:
 
 
 def test_a_place_that_is_forgotten_starts_anew() -> None:
-    """Memory that was given back, and is another's now."""
+    """Memory that was given back and belongs to somebody else now."""
     detector, one, other = two_actors()
     detector.writes(ClockedOperation(one, "the former owner"), ("id table", 1))
     detector.forget(("id table", 1))

@@ -1,4 +1,6 @@
-"""The simulated device: what hardware may do can happen, what it may not cannot, nothing is overlooked."""
+"""The simulated device: everything that hardware may do can happen, nothing else can, and no race is
+missed.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def pools(blocks: int = BLOCKS) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, A
 
 
 def in_order(_options: int) -> int:
-    """Of the submitters and streams the first that can do something."""
+    """Choose the first step."""
     return 0
 
 
@@ -97,7 +99,7 @@ def test_the_pieces_of_a_copy_come_in_any_order() -> None:
 
 
 def test_what_waits_for_an_event_runs_behind_it_in_every_schedule() -> None:
-    """Behind what stood before the event when it was recorded; not behind what came later."""
+    """Behind work that was queued before the event, not behind later work."""
     orders = set()
 
     def run(choose: Choose) -> None:
@@ -132,7 +134,7 @@ def test_what_waits_for_two_events_runs_behind_both() -> None:
 
 @given(random=st.randoms(use_true_random=False), blocks=st.integers(0, 20), pieces=st.integers(1, 4))
 def test_a_copy_copies_every_pair_whatever_its_pieces(random: Random, blocks: int, pieces: int) -> None:
-    """S15: of few blocks and of many, of none, with ids in tuples and in arrays."""
+    """Correct bytes (S15): for no, few and many blocks, with ids in tuples and in arrays."""
     device, host = pools()
     simulated = SimulatedDevice(device, host, random.randrange, pieces)
     ids = np.array(random.sample(range(BLOCKS), blocks), np.int64)
@@ -173,7 +175,7 @@ def test_nothing_happens_before_somebody_lets_it() -> None:
 
 
 def test_an_event_that_cannot_come_says_what_waits_for_what() -> None:
-    """S9: the event of another device, which nobody lets go on."""
+    """Progress (S9): an event of another device, which does nothing."""
     device, other = new_device(), new_device()
     device.compute.wait(other.compute.record())
     device.launch("step 1")
@@ -186,7 +188,7 @@ def test_an_event_that_cannot_come_says_what_waits_for_what() -> None:
 
 
 def test_compute_is_never_further_behind_than_a_queue_is_long() -> None:
-    """A host that never waits for a copy does not keep the kernels of its whole life in memory."""
+    """A host that never waits for a copy must not keep all of its kernels in memory."""
     device, ran = new_device(), []
     for number in range(3 * LONGEST_QUEUE):
         device.launch("a step", action=partial(ran.append, number))
@@ -196,7 +198,7 @@ def test_compute_is_never_further_behind_than_a_queue_is_long() -> None:
 
 
 def test_closing_under_a_copy_is_an_error() -> None:
-    """S3: memory that is given back while something still touches it."""
+    """No reuse in flight (S3): memory is given back while a copy still has to touch it."""
     device = new_device()
     kept = device.copy(device.compute, 0, STORE, (0,), (0,))
     with pytest.raises(PropertyBroken, match=r"^no reuse in flight \(S3\): .*: store 0 on stream 'compute'"):
@@ -210,7 +212,7 @@ def test_closing_under_a_copy_is_an_error() -> None:
 
 
 def test_a_kernel_and_a_copy_of_two_streams_race_in_every_schedule() -> None:
-    """S12: also where it came out right."""
+    """Order of copies (S12): also if the bytes came out right."""
 
     def run(choose: Choose) -> None:
         device = new_device(choose, pieces=1)
@@ -238,7 +240,7 @@ def test_two_pairs_of_one_copy_are_unordered() -> None:
 
 @pytest.mark.parametrize("learn", ["done", "synchronize", "not at all"])
 def test_the_host_is_ordered_behind_a_copy_by_its_event_alone(learn: str) -> None:
-    """S12: not by the copy's being over, which the host cannot know."""
+    """Order of copies (S12): that the copy is over does not help, because the host cannot know it."""
     device = new_device()
     kept = device.copy(device.compute, 0, STORE, (0,), (5,))
     event = device.compute.record()
@@ -254,7 +256,7 @@ def test_the_host_is_ordered_behind_a_copy_by_its_event_alone(learn: str) -> Non
 
 
 def test_what_the_host_did_is_before_what_it_queues() -> None:
-    """S12: but not before what was queued already."""
+    """Order of copies (S12): but not before work that was queued already."""
     device = new_device()
     early = device.copy(device.compute, 0, LOAD, (0,), (5,))
     device.host_accesses("filling", writes=[5, 6])
@@ -264,7 +266,9 @@ def test_what_the_host_did_is_before_what_it_queues() -> None:
 
 
 def test_the_submitter_is_a_thread_of_its_own() -> None:
-    """S12: it knows what the host knew at `put`; the host knows what it did only after `flush`."""
+    """Order of copies (S12): a submitter knows what the host knew at `put`; the host knows what the
+    submitter did only after `flush`.
+    """
     device = new_device()
     submitter = device.new_submitter("own", pytest.fail)
     device.host_accesses("filling", writes=[1, 2])
@@ -284,7 +288,7 @@ def test_the_submitter_is_a_thread_of_its_own() -> None:
 
 
 def test_ids_that_are_overwritten_before_the_copy_has_read_them_are_a_race() -> None:
-    """B37: and the bytes are wrong where the copy came too late. A view is the same memory."""
+    """B37: the bytes are wrong if the copy came too late. A view is the same memory."""
     device, host = pools()
     simulated = SimulatedDevice(device, host, in_order)
     table, targets = np.arange(20), np.arange(20)
@@ -308,7 +312,7 @@ def test_ids_may_be_overwritten_when_the_copy_is_known_to_be_over() -> None:
 
 
 def test_ids_that_were_freed_and_their_memory_used_again_are_no_race() -> None:
-    """A new array at the address of an old one is another table; and of the old one nothing is left."""
+    """A new array at the address of an old one is another table, and nothing is left of the old one."""
     device = new_device()
     for _ in range(50):
         kept = device.copy(device.compute, 0, STORE, np.arange(20), np.arange(20))
@@ -319,7 +323,7 @@ def test_ids_that_were_freed_and_their_memory_used_again_are_no_race() -> None:
 
 
 def test_ids_that_nobody_keeps_are_a_race() -> None:
-    """B37: they are freed, and the copy comes to read them."""
+    """B37: they are freed before the copy reads them."""
     device = new_device()
     device.copy(device.compute, 0, STORE, (0,), (0,))
     event = device.compute.record()
@@ -407,7 +411,7 @@ def some_jobs(random: Random, number: int) -> list[TransferJob]:
 
 @given(seed=seeds, number=st.integers(1, BLOCKS), polls=st.integers(0, 5))
 def test_every_transfer_ends_within_a_bounded_number_of_polls(seed: int, number: int, polls: int) -> None:
-    """S9: whoever waits by polling alone waits for a known number of steps."""
+    """Progress (S9): polling alone ends a transfer within a known number of polls."""
     engine = SimulatedCopyEngine(*pools(), seed)
     for _ in range(polls):
         engine.poll()
@@ -421,7 +425,9 @@ def test_every_transfer_ends_within_a_bounded_number_of_polls(seed: int, number:
 
 
 def test_transfers_end_at_different_polls_and_in_different_orders() -> None:
-    """Else it would simulate little: some seeds show every order of three transfers, and every poll."""
+    """Otherwise it would simulate little. Among the seeds are all orders of three transfers, and all
+    polls.
+    """
     orders, when = set(), set()
     for seed in range(200):
         engine = SimulatedCopyEngine(*pools(), seed)
@@ -436,7 +442,7 @@ def test_transfers_end_at_different_polls_and_in_different_orders() -> None:
 
 @pytest.mark.parametrize("call", ["poll", "wait", "drain", "hold_compute", "close"])
 def test_a_race_does_not_pass_silently(call: str) -> None:
-    """S12: it surfaces where the device goes on, at that call and at each one after it."""
+    """Order of copies (S12): the call that lets the device go on raises, and so does each later one."""
     engine = SimulatedCopyEngine(*pools(), seed=1)
     engine.submit(TransferJob(1, STORE, (1,), (2,)))
     engine.submit(TransferJob(2, LOAD, (3,), (2,)))
@@ -472,7 +478,7 @@ print(engine.poll(), engine.poll(), engine.simulated.backlog)
 
 
 def test_equal_calls_on_equal_seeds_are_equal_in_every_process() -> None:
-    """S11: results, their order, and what memory holds meanwhile."""
+    """Determinism (S11): results, their order, and what memory holds meanwhile."""
     told = set()
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}

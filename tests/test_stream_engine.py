@@ -1,4 +1,5 @@
-"""The engine of streams on the simulated device: right in every interleaving, and wrong without its orders.
+"""The engine of streams on the simulated device: right in every interleaving, and wrong without each of its
+orders.
 
 Mutants are engines and planners with one order taken out; three of them are exhibits of `specs/museum/` (B02,
 B03, B37). Each is reported in every schedule of its scenario, also in those in which the bytes came out right
@@ -71,13 +72,13 @@ class Rank:
         self.device.launch(name, reads=[block], action=note)
 
     def finish(self) -> list[CopyResult]:
-        """Let everything come to its end."""
+        """Let everything end."""
         self.engine.drain()
         self.device.synchronize()
         return self.engine.poll()
 
     def races(self) -> set[tuple[str, str]]:
-        """The two of each race, without an order."""
+        """The two operations of each race, in alphabetical order."""
         return {tuple(sorted((race.first, race.second))) for race in self.device.races}  # type: ignore[misc]
 
 
@@ -85,7 +86,7 @@ class Rank:
 
 
 class Planner(Rank):
-    """Plans at random what the promises allow, and knows what memory must hold when all is done.
+    """Plans randomly what the promises allow, and knows what memory must hold when all is done.
 
     A block is touched again only when its transfer was polled, or held before later compute.
     """
@@ -94,7 +95,7 @@ class Planner(Rank):
         super().__init__(random.randrange)
         self.random = random
         self.values: dict[tuple[str, int], int | None] = {}
-        """What a place will hold once all that is queued is done; None where nobody knows."""
+        """What a place will hold when all queued work is done; None if unknown."""
         for block in range(BLOCKS):
             self.values["device", block], self.values["host", block] = block + 1, 100 + block
         self.live: dict[int, tuple[Direction, list[int], list[int]]] = {}
@@ -103,7 +104,9 @@ class Planner(Rank):
         self.results: list[CopyResult] = []
         self.submitted = self.launched = 0
         self.is_lost = self.is_over = False
-        """The device is gone; the engine takes no more, for that or another reason."""
+        """Whether the device is gone, and whether the engine refuses transfers, for that or another
+        reason.
+        """
         self.expected: list[tuple[str, int]] = []
 
     def places(self, what: str, to_write: bool) -> list[int]:
@@ -111,7 +114,7 @@ class Planner(Rank):
         return [block for block in blocks if not (to_write and self.reading[what, block])]
 
     def transfer(self) -> None:
-        """Plan one, unless the engine takes no more."""
+        """Plan one, unless the engine refuses transfers."""
         direction = self.random.choice([STORE, LOAD])
         device = self.places("device", direction is LOAD)
         host = self.places("host", direction is STORE)
@@ -179,7 +182,9 @@ class Planner(Rank):
             self.values.update(dict.fromkeys(targets))
 
     def check(self) -> None:
-        """S12, S15: no race; all that kernels read and all that memory holds is what it must be."""
+        """Order of copies (S12), correct bytes (S15): no race, and kernels and memory have the right
+        bytes.
+        """
         assert self.races() == set()
         assert self.seen == self.expected
         for (what, block), value in self.values.items():
@@ -187,7 +192,7 @@ class Planner(Rank):
             assert value is None or pool[block].tolist() == [value, value], (what, block)
 
     def check_ends(self) -> None:
-        """S9: each transfer has ended exactly once."""
+        """Progress (S9): each transfer has ended exactly once."""
         assert sorted(result.transfer for result in self.results) == list(range(self.submitted))
 
 
@@ -199,7 +204,7 @@ commands = st.lists(
 @settings(max_examples=250)
 @given(commands=commands, random=st.randoms(use_true_random=False))
 def test_no_interleaving_has_a_race_or_a_wrong_byte(commands: list[str], random: Random) -> None:
-    """S12, S15, S9."""
+    """Order of copies (S12), correct bytes (S15), progress (S9)."""
     planner = Planner(random)
     for command in commands:
         getattr(planner, command)()
@@ -212,7 +217,7 @@ def test_no_interleaving_has_a_race_or_a_wrong_byte(commands: list[str], random:
 
 
 class Chaos(Planner):
-    """A planner in a world that fails."""
+    """A planner whose copies, submitters and device may fail."""
 
     def __init__(self, random: Random) -> None:
         super().__init__(random)
@@ -222,7 +227,7 @@ class Chaos(Planner):
         self.refused: set[int] = set()
 
     def impossible(self) -> None:
-        """A job that cannot be right, on blocks that live transfers may have."""
+        """An impossible job, on blocks that live transfers may use."""
         device, host = self.random.choice([([0], [OUT_OF_RANGE]), ([0, 1], [2]), ([3, 3], [4, 4])])
         try:
             self.submit(self.submitted, self.random.choice([STORE, LOAD]), device, host)
@@ -261,7 +266,9 @@ disasters = st.lists(
 def test_every_transfer_ends_exactly_once_whatever_fails(
     before: list[str], disaster: str, after: list[str], random: Random
 ) -> None:
-    """S9, S6, S12: and what a good one copied is right, and a bad one writes nothing after its result."""
+    """Progress (S9), failure is not success (S6), order of copies (S12): good transfers copied the right
+    bytes, and bad ones write nothing after their results.
+    """
     chaos = Chaos(random)
     for command in [*before, disaster, *after]:
         getattr(chaos, command)()
@@ -289,13 +296,13 @@ def store_and_load(rank: Rank) -> None:
 
 
 def right(rank: Rank) -> bool:
-    """Whether `store_and_load` came out as it must."""
+    """Whether the result of `store_and_load` is right."""
     memory = int(rank.host_pool[0, 0]), int(rank.device_pool[1, 0])
     return (memory, rank.seen) == ((50, 101), [("step 2", 2)])
 
 
 def test_no_schedule_of_a_store_and_a_load_has_a_race() -> None:
-    """S12, S15, S9."""
+    """Order of copies (S12), correct bytes (S15), progress (S9)."""
 
     def run(choose: Choose) -> None:
         rank = Rank(choose, blocks=2)
@@ -309,7 +316,9 @@ def test_no_schedule_of_a_store_and_a_load_has_a_race() -> None:
 
 @pytest.mark.slow
 def test_no_schedule_of_two_copies_of_two_pieces_and_two_kernels_has_a_race() -> None:
-    """S12, S15: kernels between the copies touch other blocks of the same pools."""
+    """Order of copies (S12), correct bytes (S15): kernels between the copies touch other blocks of the same
+    pools.
+    """
 
     def run(choose: Choose) -> None:
         rank = Rank(choose, blocks=4, pieces=2)
@@ -326,7 +335,9 @@ def test_no_schedule_of_two_copies_of_two_pieces_and_two_kernels_has_a_race() ->
 
 
 def test_no_schedule_of_a_round_trip_has_a_race() -> None:
-    """S15, S12: stored, reported, loaded elsewhere, held, read; then its slot is stored into again."""
+    """Correct bytes (S15), order of copies (S12): a block is stored, reported, loaded elsewhere, held and
+    read; then its slot is stored into again.
+    """
 
     def run(choose: Choose) -> None:
         rank = Rank(choose, blocks=2)
@@ -369,7 +380,7 @@ def load_behind_compute(choose: Choose) -> Rank:
 
 
 class ReusesItsTable(SimulatedDevice):
-    """B37: one table of ids for all copies, filled anew for each."""
+    """B37: one table of ids for all copies, filled again for each."""
 
     table = None
 
@@ -389,7 +400,7 @@ def store_and_load_by_one_table(choose: Choose) -> Rank:
 
 
 def loads_before_the_report(choose: Choose) -> Rank:
-    """A planner that takes a store for done as soon as it has planned it."""
+    """A planner that counts a store as done when it has planned it."""
     rank = Rank(choose, blocks=2)
     rank.submit(1, STORE, [0], [1])
     rank.compute_reads("step 2", 1)
@@ -430,8 +441,9 @@ STORE_READS, STORE_WRITES = (f"store 1 on stream 'kvsm store' {does}" for does i
 def test_every_schedule_without_one_of_the_orders_is_found_out(
     run_calls: Callable[[Choose], Rank], bug: str, race: tuple[str, str]
 ) -> None:
-    """S12: both operations are named, and memory came out in more than one way, which is the harm of it. bug:
-    an exhibit that takes the order out; the others have none from the start."""
+    """Order of copies (S12): both operations are named, and memory differs between schedules, which is the
+    harm. bug: an exhibit that removes the order; other scenarios never had one.
+    """
     memories = set()
 
     def run(choose: Choose) -> None:
@@ -448,7 +460,7 @@ def test_every_schedule_without_one_of_the_orders_is_found_out(
 
 @pytest.mark.parametrize("held", [True, False])
 def test_compute_that_is_held_sees_what_was_loaded(held: bool) -> None:
-    """S12: without it, every schedule has a race, and some see what was there before."""
+    """Order of copies (S12): without it every schedule has a race, and some read old bytes."""
     seen = set()
 
     def run(choose: Choose) -> None:
@@ -467,7 +479,7 @@ def test_compute_that_is_held_sees_what_was_loaded(held: bool) -> None:
 
 
 def test_a_load_does_not_stand_behind_a_store_that_is_still_handed_over() -> None:
-    """A request waits for it; and a large store takes a driver many milliseconds."""
+    """A request waits for a load, and handing over a large store takes many milliseconds."""
     rank = Rank()
     rank.submit(1, STORE, [0], [0])
     rank.submit(2, LOAD, [1], [1])
@@ -478,7 +490,7 @@ def test_a_load_does_not_stand_behind_a_store_that_is_still_handed_over() -> Non
 
 
 def test_compute_is_held_by_named_live_transfers_alone() -> None:
-    """Unknown, ended and refused ones are passed over; and compute goes on behind a copy that failed."""
+    """Unknown, ended and refused transfers are ignored, and compute goes on after a failed copy."""
     rank = Rank()
     rank.device.failing[2] = 0
     rank.submit(1, STORE, [0], [0])
@@ -492,7 +504,7 @@ def test_compute_is_held_by_named_live_transfers_alone() -> None:
 
 
 def test_a_store_starts_behind_the_mark_that_it_was_given_and_not_behind_later_compute() -> None:
-    """S12: whoever plans ahead marks the step that wrote the blocks, and the next one runs on."""
+    """Order of copies (S12): a planner marks the step that wrote the blocks, and the next step goes on."""
     rank = Rank()
     rank.compute_writes("step 1", 0, 50)
     mark = rank.engine.mark()
@@ -504,7 +516,7 @@ def test_a_store_starts_behind_the_mark_that_it_was_given_and_not_behind_later_c
 
 
 def test_a_mark_costs_no_wait_for_later_compute() -> None:
-    """The next step may take as long as it likes: it waits for another device, which never gets on."""
+    """The next step never ends, because it waits for a device that does nothing."""
     rank, other = Rank(), Rank()
     mark = rank.engine.mark()
     rank.device.compute.wait(other.device.compute.record())
@@ -518,7 +530,7 @@ def test_a_mark_costs_no_wait_for_later_compute() -> None:
 
 
 def test_a_copy_error_is_the_end_of_its_transfer_alone() -> None:
-    """S9, S6: later ones of the same stream are good."""
+    """Progress (S9), failure is not success (S6): later transfers of the same stream are good."""
     rank = Rank()
     rank.device.failing[1] = 1
     rank.submit(1, STORE, [0, 1, 2], [0, 1, 2])
@@ -542,7 +554,9 @@ def test_a_copy_error_is_the_end_of_its_transfer_alone() -> None:
 def test_a_job_that_cannot_be_right_ends_as_bad_and_nothing_of_it_runs(
     device: list[int], host: list[int], error: str
 ) -> None:
-    """S6, S9: `submit` looks at no blocks; the result says what was wrong."""
+    """Failure is not success (S6), progress (S9): `submit` looks at no blocks; the result says what was
+    wrong.
+    """
     rank = Rank()
     before = rank.device_pool.copy()
     rank.submit(1, LOAD, device, host)
@@ -553,7 +567,9 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_nothing_of_it_runs(
 
 
 class RefusesTheSecondHalf(SimulatedDevice):
-    """Queues half of a copy, then has no room; as a driver may. It keeps what the queued half reads."""
+    """Queues half of a copy, then has no room, as may happen to a driver. It keeps what the queued half
+    reads.
+    """
 
     def copy(self, stream: Any, transfer: int, direction: Direction, *pairs: IdArray) -> object:
         half = len(pairs[0]) // 2
@@ -586,7 +602,7 @@ def steps_before_disaster(rank: Rank, steps: int) -> None:
 
 @pytest.mark.parametrize("steps", range(0, 24, 3))
 def test_a_lost_device_ends_every_transfer_as_bad_and_refuses_new_ones(steps: int) -> None:
-    """S9: of those in flight at any moment, and of those that the submitter still has."""
+    """Progress (S9): transfers in flight, and transfers that the submitter still has."""
     rank = Rank(Random(steps).randrange)
     steps_before_disaster(rank, steps)
     ends = rank.engine.poll()
@@ -606,7 +622,9 @@ def test_a_lost_device_ends_every_transfer_as_bad_and_refuses_new_ones(steps: in
 
 @pytest.mark.parametrize("steps", range(0, 24, 3))
 def test_without_its_submitter_an_engine_ends_what_the_device_has_and_refuses_new_ones(steps: int) -> None:
-    """S9: what was issued ends by itself, as good, and so does what goes the other way; the rest is bad."""
+    """Progress (S9): issued transfers, and transfers of the other direction, end as good; the rest ends as
+    bad.
+    """
     rank = Rank(Random(steps).randrange)
     steps_before_disaster(rank, steps)
     stores, loads = rank.device.submitters
@@ -622,7 +640,7 @@ def test_without_its_submitter_an_engine_ends_what_the_device_has_and_refuses_ne
 
 
 class LosesItsSubmitter(SimulatedDevice):
-    """Its submitter is given up while it hands a copy over."""
+    """Its submitter dies while it hands a copy over."""
 
     def copy(self, stream: Any, *arguments: Any) -> object:
         self.kept = super().copy(stream, *arguments)
@@ -631,7 +649,7 @@ class LosesItsSubmitter(SimulatedDevice):
 
 
 def test_a_transfer_that_was_given_up_while_it_was_issued_ends_once() -> None:
-    """S9, S5."""
+    """Progress (S9), stale reports change nothing (S5)."""
     rank = Rank(make_device=LosesItsSubmitter)
     rank.submit(1, STORE, [0], [0])
     assert rank.finish() == [CopyResult(1, STORE, False, "no memory")]
@@ -641,7 +659,7 @@ def test_a_transfer_that_was_given_up_while_it_was_issued_ends_once() -> None:
 
 
 class NotesTables(SimulatedDevice):
-    """Notes what it gives to the engine to keep, without keeping it."""
+    """Records what it gives to the engine to keep, without keeping it."""
 
     def copy(self, stream: Any, *arguments: Any) -> object:
         kept = super().copy(stream, *arguments)
@@ -650,7 +668,7 @@ class NotesTables(SimulatedDevice):
 
 
 def test_what_the_device_reads_is_kept_until_the_copy_is_over_and_no_longer() -> None:
-    """B37, and no memory is held for results that nobody has polled."""
+    """B37, and results that nobody has polled hold no tables."""
     rank = Rank(make_device=NotesTables)
     rank.submit(1, STORE, [0], [0])
     rank.device.step()
@@ -675,7 +693,7 @@ def test_closing_lets_every_transfer_end_and_takes_no_more() -> None:
 
 
 class NotesItsClose(SimulatedDevice):
-    """Is closed when it is let. closes: how often it was asked to."""
+    """Its close waits until the test lets it. closes: how often it was called."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -692,7 +710,7 @@ class NotesItsClose(SimulatedDevice):
 
 
 def test_who_closes_second_waits_until_the_first_has_closed_the_device() -> None:
-    """Else it would give memory back that the device has still registered."""
+    """Otherwise it would give back memory that is still registered with the device."""
     rank = Rank(make_device=NotesItsClose)
     at_return: list[bool] = []
 
@@ -712,7 +730,7 @@ def test_who_closes_second_waits_until_the_first_has_closed_the_device() -> None
 
 
 def test_a_close_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: after a Ctrl-C while it waited for copies."""
+    """Progress (S9): after a Ctrl-C while it waited for copies."""
 
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -730,7 +748,9 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytes
 
 
 def test_a_transfer_is_live_until_its_result_was_polled() -> None:
-    """S5: an id is never used again while anybody could take one end for another's."""
+    """Stale reports change nothing (S5): an id is not used again while its result could be taken for
+    another transfer's.
+    """
     rank = Rank()
     rank.submit(1, STORE, [0], [0])
     for meanwhile in (lambda: None, rank.engine.drain):
@@ -743,7 +763,7 @@ def test_a_transfer_is_live_until_its_result_was_polled() -> None:
 
 
 def test_a_time_that_cannot_be_told_costs_no_transfer_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: a device may be lost between the end of a copy and the question how long it took."""
+    """Progress (S9): a device may be lost after a copy ended and before its time is read."""
 
     def lost(*_: object) -> float:
         raise DeviceLost("fell off the bus")

@@ -1,4 +1,4 @@
-"""Bytes that are checked: a wrong byte is a failed transfer, and nothing else is (S15, S6, S9)."""
+"""The verifying engine: a wrong byte makes a failed transfer, and nothing else does."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def load(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> Tra
 
 
 def random_pools(block_bytes: int = 5, seed: int = 0) -> tuple[Any, Any]:
-    """The host pool is one rank's part of a pool that two share; so its rows have gaps between them."""
+    """The host pool is one rank's part of a pool that two ranks share, so its rows have gaps."""
     random = np.random.default_rng(seed)
     device = random.integers(0, 256, (BLOCKS, block_bytes), np.uint8)
     return device, random.integers(0, 256, (BLOCKS, 2, block_bytes), np.uint8)[:, 1]
@@ -80,7 +80,7 @@ def jobs_side_by_side(draw: st.DrawFn, first_id: int) -> list[TransferJob]:
 
 @st.composite
 def flips(draw: st.DrawFn, block_bytes: int) -> list[tuple[int, int, int]]:
-    """Bytes that change on their own: in which row, which byte, by which bits."""
+    """Bytes that change by themselves: in which row, which byte, by which bits."""
     return draw(
         st.lists(
             st.tuples(st.integers(0, BLOCKS - 1), st.integers(0, block_bytes - 1), st.integers(1, 255)),
@@ -97,7 +97,7 @@ class Expected:
         self.checked = self.mismatched = self.unverified = 0
 
     def ended(self, job: TransferJob, good: bool) -> bool:
-        """Whether the transfer must be good; good: whether its copy was."""
+        """Whether the transfer must be good. good: whether its copy was."""
         hosts = [int(one) for one in job.pairs()[1]]
         if job.direction is Direction.STORE:
             for one in hosts:
@@ -124,7 +124,9 @@ class Expected:
 def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
     make_engine: Callable[..., CopyEngine], threads: int, data: st.DataObject, block_bytes: int, rate: float
 ) -> None:
-    """S15: whatever was stored, overwritten, stored in part by a copy that failed, and changed in between."""
+    """Correct bytes (S15): blocks are stored, overwritten, stored in part by a failed copy, and changed in
+    between.
+    """
     device, host = random_pools(block_bytes)
     expected = Expected(host)
     below = FailingCopyEngine(make_engine(device, host), 3, rate)
@@ -157,7 +159,9 @@ def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
 def test_a_byte_that_changed_on_its_way_fails_the_copy(
     threads: int, data: st.DataObject, make: Callable[..., TransferJob], flip: tuple[int, int, int]
 ) -> None:
-    """S15: either way, where the device pool can be read. A device of two tensors, one of them in words."""
+    """Correct bytes (S15): in both directions, if the device pool can be read. One of the two tensors has
+    words instead of bytes.
+    """
     rows = np.random.default_rng(1).integers(0, 256, (BLOCKS, 11), np.uint8)
     first, second = rows[:, :3], np.ascontiguousarray(rows[:, 3:7]).view(np.float16)
     host = np.zeros((BLOCKS, 7), np.uint8)
@@ -187,7 +191,7 @@ def test_a_byte_that_changed_on_its_way_fails_the_copy(
 
 
 def test_a_block_that_came_from_another_place_fails_the_copy() -> None:
-    """S15: right bytes of the wrong block are wrong."""
+    """Correct bytes (S15): right bytes of the wrong block are wrong."""
     device, host = random_pools()
 
     def swap(_: TransferJob) -> None:
@@ -249,7 +253,9 @@ def test_a_store_over_a_damaged_slot_makes_it_good_again() -> None:
 def test_a_job_that_cannot_be_right_ends_as_bad_and_forgets_no_checksum(
     make_engine: Callable[..., CopyEngine], job: TransferJob
 ) -> None:
-    """S6, S15: nothing of it ran, so what the other block holds is still known."""
+    """Failure is not success (S6), correct bytes (S15): nothing of the job ran, so the contents of the
+    other block are still known.
+    """
     device, host = random_pools()
     with closing(VerifyingCopyEngine(make_engine(device, host), host)) as engine:
         finish(engine, [store(0, [7], [5])])
@@ -262,7 +268,9 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_forgets_no_checksum(
 
 
 def held_engine(threads: int = 1) -> tuple[VerifyingCopyEngine, threading.Event, threading.Event]:
-    """An engine whose checks begin and then wait: the event that they have begun, and the one to go on."""
+    """An engine whose checks begin and then wait; with the event that a check has begun, and the event to
+    go on.
+    """
     begun, go_on = threading.Event(), threading.Event()
 
     def reads(_: Any) -> None:
@@ -274,7 +282,7 @@ def held_engine(threads: int = 1) -> tuple[VerifyingCopyEngine, threading.Event,
 
 
 def test_a_result_comes_after_its_check() -> None:
-    """S15: and the caller is not held while it is made."""
+    """Correct bytes (S15): the caller does not wait for the check."""
     engine, begun, go_on = held_engine()
     engine.submit(load(1, [0], [1]))
     assert engine.poll() == []
@@ -290,7 +298,7 @@ def test_a_result_comes_after_its_check() -> None:
 
 @pytest.mark.parametrize("end", ["wait", "drain", "close"])
 def test_waits_cover_the_checks(end: str) -> None:
-    """S9: what was waited for is there at the next `poll`, also a transfer that was in its check."""
+    """Progress (S9): an awaited transfer is in the next `poll`, also if its check was running."""
     engine, begun, go_on = held_engine()
     engine.submit(load(1, [0], [1]))
     engine.poll()
@@ -309,7 +317,7 @@ def test_waits_cover_the_checks(end: str) -> None:
 
 
 def test_checks_in_the_callers_thread_are_over_at_its_poll() -> None:
-    """S11: with no threads, nothing depends on when one runs."""
+    """Determinism (S11): without threads nothing depends on when a thread runs."""
     names = set()
     device, host = random_pools()
     below = PlainCopyEngine(device, host)
@@ -329,7 +337,7 @@ def test_checks_in_the_callers_thread_are_over_at_its_poll() -> None:
 
 
 def test_host_blocks_are_told_before_they_are_read() -> None:
-    """For whoever looks for races (S12): every pair's, of stores and of loads."""
+    """For a race detector: the host blocks of stores and of loads."""
     told: list[list[int]] = []
     device, host = random_pools()
     engine = VerifyingCopyEngine(
@@ -341,7 +349,9 @@ def test_host_blocks_are_told_before_they_are_read() -> None:
 
 @pytest.mark.parametrize("threads", [0, 1])
 def test_a_check_that_fails_is_a_bad_transfer_and_the_engine_goes_on(threads: int) -> None:
-    """S9, S6: what could not be checked is not good, and what a store left is not known."""
+    """Progress (S9), failure is not success (S6): a transfer that could not be checked is bad, and the
+    contents after such a store are unknown.
+    """
     fails = [MemoryError("for a test")]
 
     def reads(_: Any) -> None:
@@ -360,7 +370,9 @@ def test_a_check_that_fails_is_a_bad_transfer_and_the_engine_goes_on(threads: in
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_when_a_checking_thread_dies_every_transfer_ends_and_no_more_are_taken(threads: int) -> None:
-    """S9: those in its hands, those that wait for it, and those that still copy."""
+    """Progress (S9): transfers that are being checked, that wait for their check, and that are still
+    copied.
+    """
 
     def reads(_: Any) -> None:
         raise SystemExit("for a test")
@@ -383,7 +395,7 @@ def test_when_a_checking_thread_dies_every_transfer_ends_and_no_more_are_taken(t
 
 
 def test_a_check_that_ends_after_all_was_given_up_ends_nothing_again() -> None:
-    """S9: one thread dies while another is in its check."""
+    """Progress (S9): one thread dies while another one checks."""
     begun, go_on = threading.Event(), threading.Event()
 
     def reads(host_blocks: Any) -> None:
@@ -431,8 +443,9 @@ def test_what_the_engine_below_refuses_is_not_live() -> None:
 
 
 def test_order_and_waits_are_those_of_the_engine_below() -> None:
-    """S12: a mark reaches the engine that knows what it means; and compute, which may change what a check
-    reads, is held until it has."""
+    """Order of copies (S12): a mark reaches the engine below. Compute may change what a check reads, so it
+    is held until after the check.
+    """
     device, host = random_pools()
     below = PlainCopyEngine(device, host)
     with closing(VerifyingCopyEngine(below, host)) as engine:
@@ -455,7 +468,7 @@ def test_a_pool_of_another_size_is_refused() -> None:
 
 
 def test_memory_that_the_host_cannot_read_is_refused() -> None:
-    """It would be a crash, not an error."""
+    """Reading it would be a crash, not an error."""
     device, host = random_pools()
     on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda"))
     with pytest.raises(ConfigError, match="device tensor 1 is in the memory of a cuda device"):

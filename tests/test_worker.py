@@ -1,4 +1,4 @@
-"""The worker: every job that it takes is reported exactly once, a plan in its order, copies are counted."""
+"""The worker: every accepted job is reported exactly once, plans run in order, copies are counted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def load(transfer: int, device_block: int, host_block: int) -> TransferJob:
 def test_every_job_is_reported_exactly_once(
     seed: int, batches: list[list[tuple[Direction, int]]], polls: int
 ) -> None:
-    """S9, S6: good, failed or refused (block 8 is out of range), each transfer is heard of once."""
+    """Progress (S9), failure is not success (S6): each transfer is reported once, whether it is good,
+    failed or refused (block 8 is out of range).
+    """
     worker = Worker(3, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     reports: list[WorkerReport] = []
     submitted: dict[int, tuple[Direction, int]] = {}
@@ -74,7 +76,9 @@ def test_every_job_is_reported_exactly_once(
 
 
 def test_a_doubled_job_is_refused_before_anything_of_the_batch_runs() -> None:
-    """S5, S3: a bad report in its place would end a transfer whose first copy still runs."""
+    """Stale reports change nothing (S5), no reuse in flight (S3): a bad report instead would end a transfer
+    whose first copy still runs.
+    """
     device, host = pools()
     worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
     worker.submit([store(1, 1, 1)])
@@ -106,7 +110,7 @@ def test_a_transfer_that_was_reported_is_forgotten() -> None:
 
 
 def test_jobs_after_close_are_reported_as_failed() -> None:
-    """S9: the scheduler that submits late still hears the end of its transfer."""
+    """Progress (S9): a scheduler that submits late still hears the end of its transfer."""
     worker = Worker(0, HostCopyEngine(*pools()))
     worker.close()
     worker.submit([store(1, 0, 0)])
@@ -125,7 +129,7 @@ def test_waiting_leaves_the_reports_to_poll() -> None:
 
 
 class Calls(SimulatedCopyEngine):
-    """An engine that notes what is asked of it, and in which order."""
+    """An engine that records the calls to it."""
 
     def __init__(self) -> None:
         super().__init__(*pools(), seed=1)
@@ -145,7 +149,9 @@ class Calls(SimulatedCopyEngine):
 
 
 def test_a_plan_waits_for_the_old_starts_the_new_and_waits_for_those() -> None:
-    """S12, S17: what was flushed of earlier steps has ended before anything of this step may touch memory."""
+    """Order of copies (S12), flush at last step (S17): flushed transfers of earlier steps have ended before
+    anything of this step may touch memory.
+    """
     engine = Calls()
     worker = Worker(0, engine)
     worker.start(TransferPlan(stores=(store(1, 1, 1), store(2, 2, 2))))
@@ -169,7 +175,9 @@ def test_a_plan_waits_for_the_old_starts_the_new_and_waits_for_those() -> None:
 def test_what_a_plan_flushes_has_ended_when_it_returns(
     seed: int, steps: list[tuple[int, int, set[int]]]
 ) -> None:
-    """S17: of transfers of this step and of earlier ones; and each is still reported exactly once."""
+    """Flush at last step (S17): transfers of this step and of earlier ones; each is still reported exactly
+    once.
+    """
     worker = Worker(0, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     given_before, reported = 0, []
     for loads, stores, flush in steps:
@@ -185,7 +193,9 @@ def test_what_a_plan_flushes_has_ended_when_it_returns(
 
 
 def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() -> None:
-    """S6, S9: whatever starting it raises, no other job goes without its report."""
+    """Failure is not success (S6), progress (S9): if starting a job raises anything, the other jobs are
+    still reported.
+    """
     worker = Worker(0, Calls())
     bad = TransferJob(666, Direction.STORE, (0,), (0,))
     worker.start(TransferPlan((load(1, OUT_OF_RANGE, 0),), (bad, store(2, 2, 2)), flush=(1, 2, 666)))
@@ -197,7 +207,7 @@ def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() 
 
 
 def test_a_poll_that_raises_takes_no_report_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: what was refused is still reported, by the next one."""
+    """Progress (S9): the next poll still reports what was refused."""
     engine = Calls()
     worker = Worker(0, engine)
     worker.submit([TransferJob(666, Direction.STORE, (0,), (0,))])
@@ -213,7 +223,9 @@ def test_a_poll_that_raises_takes_no_report_away(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_plan_with_a_doubled_transfer_starts_nothing() -> None:
-    """S5: also where it is flushed, so that nobody takes the first one's end for the second's."""
+    """Stale reports change nothing (S5): also if it is flushed, so that the end of the first is not taken
+    for the end of the second.
+    """
     device, host = pools()
     worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
     worker.start(TransferPlan(stores=(store(1, 1, 1),)))
@@ -227,7 +239,7 @@ def test_a_plan_with_a_doubled_transfer_starts_nothing() -> None:
 def test_a_rank_whose_copying_threads_died_reports_every_transfer_as_bad(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """S9: those in flight and those that come later; the scheduler is never left waiting."""
+    """Progress (S9): transfers in flight and later ones; the scheduler never waits in vain."""
 
     def gone() -> float:
         raise SystemExit("clock gone")
@@ -246,7 +258,7 @@ def test_a_rank_whose_copying_threads_died_reports_every_transfer_as_bad(
 
 
 def test_ranks_agree_on_the_smallest_host_pool() -> None:
-    """A transfer names the same host blocks on every rank: each must have them."""
+    """A transfer names the same host blocks on every rank, so each rank must have them."""
     workers = [
         Worker(rank, SimulatedCopyEngine(np.zeros((2, 4), np.uint8), np.zeros((size, 4), np.uint8), seed=1))
         for rank, size in enumerate((7, 5, 9))
@@ -258,7 +270,7 @@ def test_ranks_agree_on_the_smallest_host_pool() -> None:
 
 
 def test_ranks_in_one_process_copy_their_own_shards() -> None:
-    """S15: each worker copies in its own pools, and names itself in its reports."""
+    """Correct bytes (S15): each worker copies in its own pools, and its reports name its rank."""
     device_pools = [np.full((BLOCKS, 4), rank + 1, np.uint8) for rank in range(3)]
     host_pools = [np.zeros((BLOCKS, 4), np.uint8) for _ in range(3)]
     workers = [

@@ -518,7 +518,7 @@ class SimulatedCopyEngine(StreamCopyEngine):
 
     A transfer behind a mark of this engine ends within `LONGEST_POLLS` calls of `poll`. `simulated` is the
     device. Once a race was found, each call that lets the device go on raises `PropertyBroken` (order of
-    copies, S12), because the bytes may be wrong. Results are kept for callers who go on all the same.
+    copies, S12), because the bytes may be wrong. Results are kept for callers that go on.
     """
 
     def __init__(self, device: Any, host: Any, seed: int) -> None:

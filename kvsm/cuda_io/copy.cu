@@ -2,15 +2,15 @@
 //
 // A pair is a device block and a host block. Every block has the same parts; a part is contiguous on both
 // sides and at most a few KiB. Part p of pair i is unit i * num_parts + p, and each warp copies one unit
-// after another. All that a warp does is wait: a read across PCIe takes one to two microseconds, and where
-// the bytes are follows from the pair. So a thread starts all the reads of a unit, and that of the pair of
-// its next unit, before its first write, and the launch has enough warps to cover the rest.
+// after another. A warp only waits: a read across PCIe takes one to two microseconds, and the pair says where
+// the bytes are. So a thread starts all reads of a unit, and reads the pair of its next unit, before its first
+// write. The launch has enough warps to cover the rest.
 //
-// Every byte is touched once and not again: the loads and stores (`__ldcs`, `__stcs`) are marked as
-// streaming, so that they leave the caches to compute.
+// Every byte is touched only once. So the loads and stores (`__ldcs`, `__stcs`) are marked as streaming, and
+// leave the caches to compute.
 //
-// No shared memory, no barriers, no warp intrinsics: any order of the threads copies the same bytes, and the
-// tests run this very source on the host.
+// There is no shared memory, no barrier and no warp intrinsic: any order of the threads copies the same bytes,
+// and the tests run this source on the host.
 
 // Aligned, so that a pair is read at once, and a part in two.
 struct alignas(16) Part {
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_unit(
     int left = static_cast<int>(bytes / sizeof(Vector)) - static_cast<int>(lane);
 #pragma unroll 1
     for (; left > 0; left -= LANES * IN_FLIGHT, from += LANES * IN_FLIGHT, to += LANES * IN_FLIGHT) {
-        // Zeroed, for otherwise the compiler carries them from round to round, and spills.
+        // Zeroed, because otherwise the compiler carries them from round to round, and spills.
         Vector held[IN_FLIGHT] = {};
 #pragma unroll
         for (int step = 0; step < IN_FLIGHT; ++step)
@@ -48,8 +48,8 @@ __device__ __forceinline__ void copy_unit(
     }
 }
 
-// vector_bytes divides every address, stride, offset and size that is named here: 16, 8, 4, else 1. The
-// launch bounds keep half of a multiprocessor's registers for the compute that this runs beside.
+// vector_bytes divides every address, stride, offset and size here: 16, 8, 4, else 1. The launch bounds keep
+// half of a multiprocessor's registers for compute beside this kernel.
 extern "C" __global__ void __launch_bounds__(512, 2) kvsm_copy(
     const Pair* pairs,             // page-locked host memory, read when this runs
     unsigned long long num_pairs,
@@ -68,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(512, 2) kvsm_copy(
     if (unit >= units) return;
     Pair next = pairs[unit / num_parts];
     for (; unit < units; unit += warps) {
-        // The pair of the following unit comes while this one is copied: else each unit waits for the bus
-        // twice. The compiler may not do that, as for all it knows the copy changes the pairs.
+        // The next pair is read while this unit is copied. Otherwise each unit waits for the bus twice. The
+        // compiler may not reorder this itself, because the copy might change the pairs.
         const Pair pair = next;
         if (unit + warps < units) next = pairs[(unit + warps) / num_parts];
         const Part part = parts[unit % num_parts];

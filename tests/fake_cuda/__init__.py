@@ -1,4 +1,4 @@
-"""Builds the fake CUDA driver (`driver.cpp`), and puts it where cuda-bindings looks for the real one.
+"""Builds the fake CUDA driver (`driver.cpp`) and puts it where cuda-bindings looks for the real one.
 
 A process that has loaded it has it for good, for a driver is looked for once. So it is loaded only where no
 GPU is.
@@ -28,14 +28,14 @@ _building = TemporaryDirectory(prefix="kvsm-fake-cuda-")
 
 
 class FakeDriver:
-    """The orders that tests give it, and what it has seen."""
+    """How tests control it, and what it has seen."""
 
     def __init__(self, file: Path) -> None:
         self._library = ctypes.CDLL(str(file), mode=os.RTLD_GLOBAL | os.RTLD_NOW)
         self._library.fake_calls.restype = ctypes.c_char_p
 
     def reset(self) -> None:
-        """As new: nothing seen, nothing to fail, nothing queued for compute. Memory is what it was."""
+        """Forget calls, planned failures and queued compute. Memory stays as it is."""
         self._library.fake_reset()
 
     @property
@@ -44,18 +44,20 @@ class FakeDriver:
         return self._library.fake_calls().decode().splitlines()
 
     def fail(self, name: str, nth: int = 1, code: int = INVALID_VALUE) -> None:
-        """Let the nth call of this name from now on fail, and do nothing."""
+        """Make the nth call of this name from now on fail without effect."""
         self._library.fake_fail(name.encode(), nth, code)
 
     def lose(self, code: int = ILLEGAL_ADDRESS) -> None:
-        """Let all that is queued vanish, and every call from now on fail."""
+        """Drop all queued work, and make every call from now on fail."""
         self._library.fake_lose(code)
 
     def set_version(self, version: int) -> None:
         self._library.fake_version(version)
 
     def page_lock(self, pool: np.ndarray) -> None:
-        """As cuMemHostRegister, and also again: the memory of an array that is gone is another's later."""
+        """As cuMemHostRegister, but repeatable, because memory of a deleted array may belong to another one
+        later.
+        """
         if pool.size:
             extent = (len(pool) - 1) * pool.strides[0] + pool.strides[-1] * pool.shape[-1]
             self._library.fake_page_lock(ctypes.c_uint64(pool.ctypes.data), ctypes.c_size_t(extent))
@@ -65,11 +67,11 @@ class FakeDriver:
         self._library.fake_unlock_all()
 
     def compute(self, target: np.ndarray, value: int, stream: int) -> None:
-        """Queue the filling of contiguous memory: what a model's kernel does, for a test."""
+        """Queue the filling of contiguous memory, in place of a model's kernel."""
         assert self._library.fake_fill(*_pointers(target), value, ctypes.c_void_p(stream)) == 0
 
     def compute_reads(self, source: np.ndarray, target: np.ndarray, stream: int) -> None:
-        """Queue the reading of contiguous memory, into an array where a test sees what was read."""
+        """Queue the reading of contiguous memory into an array that a test can look at."""
         pointers = ctypes.c_uint64(target.ctypes.data), *_pointers(source)
         assert self._library.fake_read(*pointers, ctypes.c_void_p(stream)) == 0
 
@@ -79,7 +81,7 @@ class FakeDriver:
 
     @property
     def retained(self) -> int:
-        """Contexts that somebody has retained and not released."""
+        """How many contexts are retained and not released."""
         return self._library.fake_retained()
 
 
@@ -88,13 +90,13 @@ def _pointers(array: np.ndarray) -> tuple[ctypes.c_uint64, ctypes.c_size_t]:
 
 
 def why_not() -> str:
-    """What a fake driver cannot do without, here; nothing where there is all of it."""
+    """What is missing here for the fake driver; empty if nothing is."""
     return "" if shutil.which("g++") else "no C++ compiler (g++) to build the fake CUDA driver with"
 
 
 @functools.cache
 def load_fake() -> FakeDriver:
-    """Build it and load it, before cuda-bindings looks for a driver."""
+    """Build and load it before cuda-bindings looks for a driver."""
     return FakeDriver(build_fake())
 
 

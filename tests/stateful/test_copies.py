@@ -1,4 +1,4 @@
-"""Copy engines under every order of calls that Hypothesis can think of, beside compute.
+"""Copy engines under every order of calls that Hypothesis can find, beside compute.
 
 `kvsm.testing.CopyEngineMachine` says what is checked; here are the engines. Compute on the simulated device
 is launched there, and its race detector must stay silent (S12); compute on a GPU is delayed, so that an
@@ -34,7 +34,7 @@ from kvsm.testing import CopyEngineMachine
 
 
 class Threads(CopyEngineMachine):
-    """Pieces are of one block, so that threads share even small transfers."""
+    """Pieces have one block, so that threads share even small transfers."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return HostCopyEngine(device, host)
@@ -97,7 +97,7 @@ class FailingSimulated(Simulated):
 
 
 class FakeDevice(CopyEngineMachine):
-    """The CUDA engine, where there is no GPU. Compute runs when its stream has got so far."""
+    """The CUDA engine on the fake driver. Compute runs when its stream has reached it."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         self.fake = usable_fake()
@@ -110,7 +110,7 @@ class FakeDevice(CopyEngineMachine):
 
 
 class Gpu(CopyEngineMachine):
-    """Compute waits for a while before it begins, so that a copy which does not wait for it comes first."""
+    """Compute is delayed, so that a copy that does not wait for it comes first."""
 
     block_bytes = 64
 
@@ -170,8 +170,9 @@ def test_engines_keep_their_promises_long(
 
 
 def test_what_a_held_transfer_touches_is_for_compute_and_for_no_transfer() -> None:
-    """Held or not, live transfers stay off each other's bytes: a CUDA load may read its slot when it is
-    submitted, and does not wait for the store that still fills it."""
+    """Live transfers stay off each other's bytes, held or not: a CUDA load may read its slot when it is
+    submitted, and does not wait for the store that fills it.
+    """
     machine = FakeDevice()
     machine.start(seed=0)
     machine.submit(Direction.STORE, pairs=[(0, 0)], hold=True)
