@@ -27,9 +27,8 @@ import msgspec
 from msgspec import Meta
 
 from kvsm.errors import ConfigError
-from kvsm.vllm.installation_check import kv_transfer_of
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import RunningEngine, Trial, TrialOutcome, running_engine
+from kvsm.vllm.trial import OFFLOADS, RunningEngine, Trial, TrialOutcome, running_engine
 from kvsm.vllm.versions import installed
 
 PLAIN = "no offload"
@@ -156,7 +155,7 @@ def compare(bench: Bench, tell: Callable[[str], None] = lambda _: None) -> Compa
 def _trial(name: str, bench: Bench, log: str) -> Trial:
     kv_transfer = None
     if name != PLAIN:
-        kv_transfer = kv_transfer_of(name, cpu_bytes_to_use=bench.host_bytes, event_log=log)
+        kv_transfer = OFFLOADS[name](cpu_bytes_to_use=bench.host_bytes, event_log=log)
     return Trial(
         max_tokens=bench.answer_tokens,
         kv_transfer=kv_transfer,

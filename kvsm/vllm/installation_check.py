@@ -29,10 +29,8 @@ from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome, connector_config, run_trial, spec_config
+from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
 from kvsm.vllm.versions import TESTED, installed
-
-CONTESTANTS = ("KvsmConnector", "KvsmSpec")
 
 LATER = frozenset({"on_reset_flushed"})
 """Methods that only versions newer than the oldest tested one call."""
@@ -112,7 +110,7 @@ def check_installation(
         tell("serving without kvsm")
         plain = run_trial(_trial(ranks, None))
         engines = [_served("without kvsm", plain)]
-        for name in CONTESTANTS:
+        for name in OFFLOADS:
             tell(f"serving with {name}")
             engines.append(_serve(name, ranks, plain, parent / name, kept=logs is not None))
     return InstallationCheck(
@@ -215,15 +213,10 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
     return Trial(rounds=[prompts()] * _ROUNDS, kv_transfer=kv_transfer, engine=engine, model=model)
 
 
-def kv_transfer_of(name: str, **options: Any) -> dict[str, Any]:
-    """vLLM's `kv_transfer_config` for `KvsmConnector` or a spec."""
-    return connector_config(**options) if name == "KvsmConnector" else spec_config(name, **options)
-
-
 def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
     # A spec has no checksums, because it cannot tell vLLM that a copy failed.
     options = {"verify_copies": True} if name == "KvsmConnector" else {}
-    kv_transfer = kv_transfer_of(name, cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
+    kv_transfer = OFFLOADS[name](cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
     try:
         outcome = run_trial(_trial(ranks, kv_transfer))
     except TrialFailed as failure:

@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
@@ -44,19 +43,6 @@ KEPT = 100
 
 FINDINGS = "findings.txt"
 """The file beside the event log that lists the findings, one a line. There is none without findings."""
-
-
-class StoreAnswer(NamedTuple):
-    """What a manager answered to `prepare_store`.
-
-    keys: what is stored.
-    slots: the slot of each of these keys.
-    evicted: the keys that were evicted for them.
-    """
-
-    keys: list[bytes]
-    slots: list[int]
-    evicted: list[bytes]
 
 
 class ManagerRecorder(Offloader):
@@ -147,15 +133,27 @@ class ManagerRecorder(Offloader):
         else:
             self._end_copy(transfer, True)
 
-    def store_prepared(self, request: str, keys: Sequence[bytes], answer: StoreAnswer | None) -> None:
-        """The request offered these keys. answer: None if the manager had no room."""
-        stored, slots, evicted = answer or StoreAnswer([], [], [])
+    def store_prepared(
+        self,
+        request: str,
+        keys: Sequence[bytes],
+        stored: Sequence[bytes],
+        slots: Sequence[int],
+        evicted: Sequence[bytes],
+        *,
+        has_room: bool = True,
+    ) -> None:
+        """The request offered these keys.
+
+        stored, slots: the keys that the manager stores, and the slot of each.
+        evicted: the keys that it evicted for them.
+        """
         chosen, held = set(stored), self.ledger.index
         skipped = tuple([key for key in keys if key not in chosen and key not in held])
         if skipped != self._skipped.get(request, ()):
             self._skipped[request] = skipped
             if skipped:
-                reason = SkipReason.POOL_FULL if answer is None else SkipReason.BELOW_THRESHOLD
+                reason = SkipReason.BELOW_THRESHOLD if has_room else SkipReason.POOL_FULL
                 self.skip(((request, len(skipped)),), skipped, reason)
         self._evict(evicted)
         if stored:

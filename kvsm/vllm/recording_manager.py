@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvsm.errors import described
 from kvsm.offloader import LogFlush
-from kvsm.vllm.manager_recorder import ManagerRecorder, StoreAnswer
+from kvsm.vllm.manager_recorder import ManagerRecorder
 
 log = init_logger("vllm.kvsm")
 
@@ -49,11 +49,12 @@ def _tell_load(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: A
 
 
 def _tell_store(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: Any) -> None:
-    plan = None
-    if answer is not None:
+    request, offered = req_context.req_id, list(keys)
+    if answer is None:
+        recorder.store_prepared(request, offered, (), (), (), has_room=False)
+    else:
         slots = answer.store_spec.block_ids.tolist()
-        plan = StoreAnswer(list(answer.keys_to_store), slots, list(answer.evicted_keys))
-    recorder.store_prepared(req_context.req_id, list(keys), plan)
+        recorder.store_prepared(request, offered, answer.keys_to_store, slots, answer.evicted_keys)
 
 
 def _tell_load_ended(recorder: ManagerRecorder, _: Any, keys: Any, req_context: Any) -> None:

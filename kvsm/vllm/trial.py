@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -131,6 +131,13 @@ def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"spec_name": name, "spec_module_path": "kvsm.vllm", **options},
     }
+
+
+OFFLOADS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "KvsmConnector": connector_config,
+    "KvsmSpec": spec_config,
+}
+"""The two ways to use kvsm, and the `kv_transfer_config` of each."""
 
 
 def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:
@@ -296,12 +303,9 @@ def _metrics_of(engine: Any) -> dict[str, float]:
     """vLLM's counters and gauges that are not 0."""
     found = {}
     for metric in engine.get_metrics():
-        value = getattr(metric, "value", 0)
-        labels = ",".join(
-            f"{name}={label}" for name, label in sorted(metric.labels.items()) if name != "engine"
-        )
-        if value:
-            found[f"{metric.name}{{{labels}}}"] = float(value)
+        labels = [f"{name}={label}" for name, label in sorted(metric.labels.items()) if name != "engine"]
+        if value := getattr(metric, "value", 0):
+            found[f"{metric.name}{{{','.join(labels)}}}"] = float(value)
     return found
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
 from kvsm.vllm import installation_check, trial
-from kvsm.vllm.installation_check import CONTESTANTS, missing_names
+from kvsm.vllm.installation_check import missing_names
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
+from kvsm.vllm.trial import OFFLOADS
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_SECONDS = 600
@@ -44,7 +45,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_an_installation_that_works_is_good(checked: dict[str, Any]) -> None:
     assert checked["good"]
     assert checked["interface"] == []
-    assert [one["name"] for one in checked["engines"]] == ["without kvsm", *CONTESTANTS]
+    assert [one["name"] for one in checked["engines"]] == ["without kvsm", *OFFLOADS]
     assert [one["other_tokens"] for one in checked["engines"]] == [0, 0, 0]
 
 
