@@ -207,11 +207,11 @@ def page(found: Comparison) -> str:
         f"{platform.machine()}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, "
         f"load average {os.getloadavg()[0]:.1f} at the end. "
         f"{bench.conversations} conversations of {bench.turns} turns a round; the device holds "
-        f"{bench.device_blocks} blocks of {BLOCK_TOKENS} tokens, and a conversation comes to "
+        f"{bench.device_blocks} blocks of {BLOCK_TOKENS} tokens, and a conversation needs "
         f"{bench.conversation_blocks}. A random Llama of {MODEL['num_hidden_layers']} layers, "
         f"{MODEL['hidden_size']} wide, float32. Every event is written to a log on disk.",
         "",
-        f"Median (least .. most) of {bench.rounds} rounds. Ratios are of the same round; quote these.",
+        f"Median (least .. most) of {bench.rounds} rounds. Ratios compare the same round; quote these.",
         "",
         "| engine | requests/s | times no offload | prompt tokens from a cache |",
         "| --- | --- | --- | --- |",

@@ -311,7 +311,7 @@ class Engine:
         if pool.get_num_free_blocks() != self.shape.device_blocks - 1:
             held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
             raise PropertyBroken(
-                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, and nobody is left"
+                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, but no request is left"
             )
         for name in self._asked:
             self._check_answer(name)

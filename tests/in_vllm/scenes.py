@@ -207,7 +207,7 @@ class Stage:
         """Store these prompts, and let the device forget them."""
         self.serve(*numbers)
         self.settle()
-        assert self.engine.reset_prefix_cache(), "blocks are held, though nothing is under way"
+        assert self.engine.reset_prefix_cache(), "blocks are held, although nothing is in flight"
 
     def hold(self, *directions: Direction) -> None:
         self.copies.held = set(directions)
@@ -290,7 +290,7 @@ def abort_when_the_load_has_ended(stage: Stage) -> None:
         stage.copies.failing = failing
         aborted, _ = stage.ask(0, 1)
         stage.step()
-        stage.note("waiting, with no copy under way", (stage.loading(), len(stage.ledger.transfers)))
+        stage.note("waiting, with no copy in flight", (stage.loading(), len(stage.ledger.transfers)))
         stage.engine.abort_request([aborted])
         stage.end_of("abort when the load has ended")
 

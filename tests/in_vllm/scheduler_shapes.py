@@ -147,7 +147,7 @@ def _base_config(stages: int, shards: int) -> Any:
 def make_scheduler(shape: Shape, config: Any, kv_cache: Any) -> Any:
     with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(shape.runner - 1)):
         if config.max_concurrent_batches != shape.most_steps:
-            raise AssertionError(f"vLLM has {config.max_concurrent_batches} steps under way with {shape}")
+            raise AssertionError(f"vLLM has {config.max_concurrent_batches} steps in flight with {shape}")
         return (AsyncScheduler if shape.is_async else Scheduler)(
             config,
             kv_cache,

@@ -80,7 +80,7 @@ def test_an_aborted_load_keeps_its_blocks_until_it_has_ended(
 def test_a_load_that_has_ended_may_still_be_aborted(played: Played) -> None:
     """Both requests were waiting when one was aborted, with good loads and with failed ones. Nothing is left
     (above)."""
-    assert played[2].facts["waiting, with no copy under way"] == [[2, 0], [2, 0]]
+    assert played[2].facts["waiting, with no copy in flight"] == [[2, 0], [2, 0]]
 
 
 def test_a_reset_under_load_is_refused_until_it_has_drained(

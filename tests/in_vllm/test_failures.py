@@ -145,12 +145,12 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
         ({"cpu_bytes_to_use": 1, "store": "lazy", "store_threshold": 2}, "a lazy store has none"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+def test_contradicting_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(ConnectorOptions, options)
 
 
-def test_somebody_elses_options_are_passed_over() -> None:
+def test_options_of_others_are_ignored() -> None:
     assert parse(ConnectorOptions, {"cpu_bytes_to_use": "64", "spec_name": "x"}, others=["spec_name"]) == (
         ConnectorOptions(cpu_bytes_to_use=64)
     )

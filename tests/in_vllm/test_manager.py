@@ -303,7 +303,7 @@ def test_a_hit_holds_until_the_step_is_scheduled() -> None:
     rig.check_log()
 
 
-def test_what_nobody_takes_is_no_event() -> None:
+def test_an_unused_promise_is_no_event() -> None:
     """A request that vLLM cannot place asks in every step. The log must not grow."""
     rig = Rig()
     rig.store(keys(1))
@@ -471,7 +471,7 @@ def test_a_reset_keeps_slots_until_vllm_has_waited() -> None:
     rig.check_log()
 
 
-def test_a_second_reset_waits_anew() -> None:
+def test_a_second_reset_waits_again() -> None:
     rig = Rig(2)
     rig.begin_store(keys(1), "a")
     rig.manager.reset_cache()

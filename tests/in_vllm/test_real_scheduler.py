@@ -156,7 +156,7 @@ def test_prefix_of_the_same_step_is_stored_a_step_later(is_async: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_blocks_of_the_step_count_as_cached_by_nobody(seed: int) -> None:
+def test_blocks_of_the_step_do_not_count_as_cached(seed: int) -> None:
     """Order of copies (S12): vLLM caches a block when it schedules its last token.
 
     Blocks that a sliding window has given back are looked for in the pool. A block that the step has yet to
@@ -207,7 +207,7 @@ def test_failed_load_ends_the_request_where_that_is_asked_for() -> None:
     assert (engine.counts["errors"], engine.told["r1"]) == (1, [])
 
 
-def test_request_whose_load_failed_stands_in_nobodys_way() -> None:
+def test_request_whose_load_failed_blocks_no_other() -> None:
     """Progress (S9): vLLM takes the request's blocks, but leaves it in the queue of requests that hold
     blocks.
 
