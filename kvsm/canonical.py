@@ -8,8 +8,8 @@ as good as that comparison, so each field of decision state says how it is compa
         store_budget: Annotated[int, KEPT]
         walked_at: Annotated[int, Dropped("an event number; `walk_due_in` says what follows from it")]
 
-A class with a field that declares nothing is refused when it is made. For a class that shall know nothing of
-this, `declare` does the same from outside. `kvsm.worlds.fingerprint` compares by these declarations, and
+A class with a field that declares nothing is refused when the class is made. `declare` declares the fields of
+a class from outside. `kvsm.worlds.fingerprint` compares by these declarations, and
 `kvsm.worlds.saving` saves and restores by them.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvsm.ledger import Ledger
 
 NOBODY = -1
-"""Stands for an id that names nothing any more."""
+"""What an id is renamed to if it names nothing, or nothing any more."""
 
 Class = TypeVar("Class", bound=type)
 
@@ -33,7 +33,7 @@ Class = TypeVar("Class", bound=type)
 class Names:
     """What each thing is called in the canonical form of one world.
 
-    Ids that no decision looks at, other than to compare them, are replaced by the place of their thing.
+    Decisions compare ids and look at nothing else of them. So each id is replaced by a place in an order.
     """
 
     __slots__ = ("blocks", "ledger", "requests", "slots", "transfers")

@@ -1,8 +1,8 @@
-"""The serving world as a model: the real code in every state that a small engine can bring it to.
+"""The serving world as a model: the real code in every state that a small engine can reach.
 
     explore(ServingModel(SCOPES["small"]), jobs=2)
 
-A scope is a name, the options of the world, and the "sometimes" that show that the scope is worth its time.
+A scope is a name, the options of a world, and what an exploration must meet to be worth its time.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
     "a transfer is lost": ("a worker is given up", _news(ev.TransferLost)),
     "a flush": ("the workers are told to wait", _news(ev.FlushRequested)),
 }
-"""What an exploration can be asked to have met: what it says, and whether it holds after the last action."""
+"""What an exploration can be asked to meet: in words, and whether the last action met it."""
 
 
 class ServingScope(msgspec.Struct, frozen=True):
-    """required: whether what it should sometimes meet must be met."""
+    """The options of a world, and what its exploration should meet. required: whether it must."""
 
     name: str
     options: ServingOptions
@@ -87,8 +87,11 @@ class ServingScope(msgspec.Struct, frozen=True):
 
 
 class ServingModel:
-    """Satisfies `Model`, with live worlds as states. renamed: whether slots and device blocks that are alike
-    count as one; the verdict must be the same."""
+    """A `Model` whose states are live worlds.
+
+    renamed: whether worlds that differ in the names of slots and device blocks alone count as one state. The
+        verdict must be the same.
+    """
 
     def __init__(self, scope: ServingScope, *, renamed: bool = True) -> None:
         self.scope, self.renamed = scope, renamed
@@ -143,8 +146,7 @@ class ServingModel:
 
 
 def _is_sound(world: ServingWorld) -> bool:
-    """Raises what is wrong. The ledger is looked at when the last action has changed it; a copy that a worker
-    carries out, and the end of a step, change other things."""
+    """Raises what is wrong. The ledger is checked only if the last action changed it."""
     if any(type(event) not in _NOTED for event in world.news):
         world.check_ledger()
     world.check_bytes()
@@ -157,20 +159,20 @@ def _has_wound_down(world: ServingWorld) -> bool:
 
 _BLOCK = tuple(range(1, HASH_TOKENS + 1))
 _ONE_BLOCK = (RequestSpec((*_BLOCK, 5), outputs=2), RequestSpec((*_BLOCK, 6), outputs=2))
-"""Two requests that share their only full block, and decode in a second one what differs."""
+"""Two requests that share their only full block, and decode different tokens in a second one."""
 _TWO_BLOCKS = (RequestSpec((*_BLOCK, 5, 6, 7, 8, 9)), RequestSpec((*_BLOCK, 105, 6, 7, 8, 9)))
-"""Two of which each fills the device alone, and whose blocks do not all fit into the host's. They are
-prefilled in chunks, and what is loaded may be accepted in part."""
+"""Two requests, each of which fills the device. The host has no room for all their blocks. They are prefilled
+in chunks, and a load may be accepted in part."""
 _DISPLACED = (
     RequestSpec((*_BLOCK, 5)),
     RequestSpec((9, 9, 9, 9, 9), parameters={"offload": False}),
     RequestSpec((*_BLOCK, 5)),
 )
-"""The second displaces on the device what the third will want."""
+"""The second request displaces on the device what the third one will want."""
 
 _EAGER = ServingOptions(
     requests=_ONE_BLOCK,
-    # Nothing is found again on the device, so that all goes by the host.
+    # Nothing is found on the device, so that every hit is loaded from the host.
     prefix_cache=False,
     last_step=LastStep.KEEP_STEPPING,
     chunk_tokens=HASH_TOKENS,
@@ -194,7 +196,7 @@ _LOSING = structs.replace(_EAGER, transfer_ticks=2)
 _SHARED = structs.replace(
     _LOSING, requests=(_DISPLACED[0],) * 3, device_blocks=4, slots=1, workers=1, defer_ticks=0
 )
-"""Two requests may load one block at once, and either load may fail, be lost, or be overtaken by a reset."""
+"""Two requests may load one block at once. Either load may fail, be lost, or be overtaken by a reset."""
 _ROUTED = structs.replace(
     _EAGER,
     requests=(_DISPLACED[0], RequestSpec((9, 9, 9, 9, 9)), _DISPLACED[0]),
@@ -202,7 +204,7 @@ _ROUTED = structs.replace(
     workers=1,
     router=True,
 )
-"""The third request stores again what the second has pushed off the host."""
+"""The third request stores again what the second one evicted from the host."""
 
 
 def _with(options: ServingOptions, **budgets: int) -> ServingOptions:
@@ -210,7 +212,7 @@ def _with(options: ServingOptions, **budgets: int) -> ServingOptions:
 
 
 def _small_scopes() -> Iterator[ServingScope]:
-    """Each is explored in a second or two. Whatever else they meet, in all of them a hit is loaded."""
+    """Each is explored in a second or two. In all of them a hit is loaded."""
     whole = structs.replace(_CROWDED, chunk_tokens=64)
     for name, options, sometimes in (
         (
@@ -261,8 +263,8 @@ def _small_scopes() -> Iterator[ServingScope]:
 
 
 def _full_scopes() -> Iterator[ServingScope]:
-    """Each is explored in minutes: `full` with any five of seven disturbances, in any order, and each other
-    kind of engine with any two of four."""
+    """Each is explored in minutes: `full` with any five of seven disturbances, the other kinds of engine with
+    any two of four, all in any order."""
     four = {"failures": 1, "aborts": 1, "preemptions": 1, "resets": 1}
     any_two = {**four, "most": 2}
     for name, options in (

@@ -3,10 +3,18 @@
     scheduler = OffloadScheduler(Offloader(config, log), SchedulerConfig(groups=(KVCacheGroup(16),)))
     scheduler.bind_gpu_block_pool(pool)
 
-and then vLLM's connector calls, by their names. No engine is imported here: what is needed of one are the
-protocols in `protocols`. A file for what a reader looks for: `groups` (block sizes, keys, configuration),
-`tracked` (a request, as far as it is known here), `matching` (the longest hit that all groups serve),
-`collecting` (what a step offers for a store), `free_queue` (the lazy store), `scheduler` (the calls).
+and then vLLM's connector calls, by their names. No engine is imported here: `protocols` states what one must
+have. The other files:
+
+- `groups`: block sizes, keys, configuration;
+- `tracked`: a request as it is known here;
+- `hits`: the longest hit that all groups serve;
+- `offer_batch`: what a step offers for a store, and `retry`: when what had to wait is offered again;
+- `free_queue`: the lazy store;
+- `device_blocks`: who holds device blocks while copies touch them;
+- `payloads`: what KV events say of a stored block;
+- `state`: what is remembered between two calls;
+- `scheduler`: the calls.
 """
 
 from kvsm.scheduler.groups import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode

@@ -1,9 +1,9 @@
-"""KV cache groups: layers that share block tables, with a block size and a reach of their own.
+"""KV cache groups: layers that share block tables, with their own block size and reach.
 
-A key is the hash of all tokens up to the end of a chunk, as the engine made it, and four bytes of group
-index: equal keys mean equal content. Whatever else decides the content (LoRA adapter, cache salt, images)
-is in the engine's hash; what decides its shape (decode context parallelism, chunks) is in the number of
-tokens that a chunk has, and so in which hash is taken.
+A key is the engine's hash of all tokens up to the end of a chunk, and four bytes of group index. Equal keys
+mean equal content. The engine's hash covers whatever else decides the content: LoRA adapter, cache salt,
+images. What decides the shape (decode context parallelism, chunks) decides how many tokens a chunk has, and
+so which hash is taken.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ class GroupKind(Enum):
     """How far back the layers of a group look."""
 
     FULL = "full"
-    """At every token before: a hit needs all of its blocks."""
+    """At every earlier token: a hit needs all its blocks."""
     SLIDING_WINDOW = "sliding"
-    """At the last `window` tokens: a hit needs the blocks that hold them."""
+    """At the last `window` tokens: a hit needs the blocks that hold these."""
     MAMBA = "mamba"
-    """At one state, that of the last block: the engine hands it over at block boundaries."""
+    """At one state, after the last block. The engine hands states over at block boundaries."""
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
-    """One group. block_tokens: tokens of one device block, of all ranks that share a sequence together
-    (vLLM's block size times its decode context parallel size). window: in tokens. drafter: its layers draft
-    tokens, so that while a request decodes its last block may still be rewritten."""
+    """One group of layers."""
 
     block_tokens: int
+    """Tokens of one device block, on all ranks that share a sequence: vLLM's block size times its decode
+    context parallel size."""
     kind: GroupKind = GroupKind.FULL
     window: int = 0
+    """How many tokens a sliding window looks back."""
     drafter: bool = False
+    """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
 
     def first_needed_token(self, end: int) -> int:
         """The first token whose KV is needed to compute the token at `end`."""
@@ -55,21 +57,23 @@ class StoreMode(Enum):
 
 
 class LastStep(Enum):
-    """What happens to transfers in flight when no unfinished request is left (S17)."""
+    """What happens to transfers in flight when no unfinished request is left (flush at last step, S17)."""
 
     FLUSH = "flush"
-    """The workers wait for them, in that step."""
+    """The workers wait for them in that step."""
     KEEP_STEPPING = "keep stepping"
-    """The engine goes on stepping as long as `has_pending_work()`."""
+    """The engine steps on while `has_pending_work()` is true."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's blocks are offloaded.
 
-    groups: in the order of the engine's block tables. hash_tokens: tokens that one of the engine's block
-    hashes covers; 0: the block size of the only group. prompt_only: output is not stored. lazy_target_blocks:
-    how many device blocks at the head of the free queue are kept free of content that the host lacks.
-    null_block: what stands in a block table where there is no block.
+    groups: in the order of the engine's block tables.
+    hash_tokens: how many tokens one block hash covers. 0: the block size of the only group.
+    prompt_only: whether output is not stored.
+    lazy_target_blocks: how many device blocks at the head of the free queue are kept free of content that the
+        host lacks.
+    null_block: what a block table holds where there is no block.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -96,21 +100,25 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_hash(self) -> int:
+        """How many tokens one block hash covers."""
         return self.hash_tokens or self.groups[0].block_tokens
 
     @property
     def alignment(self) -> int:
-        """A hit ends where a block of every group ends: at a multiple of so many tokens."""
+        """A hit ends at a multiple of this number of tokens: where a block of every group ends."""
         return lcm(*[group.block_tokens for group in self.groups])
 
     @property
     def resumable(self) -> bool:
-        """Whether what the device has of a prefix is enough to go on from, if the rest of it is not loaded.
-        A layer that looks back less far has blocks only for where the load would have ended."""
+        """Whether a request can go on from what the device has if its load fails.
+
+        Only layers that look back at every token have all blocks there. The others have blocks for the end of
+        the load alone.
+        """
         return len(self.groups) == 1 and self.groups[0].kind is GroupKind.FULL
 
     def check(self, core: OffloadConfig) -> None:
-        """Raises `ConfigError` if these two cannot go together."""
+        """Raises `ConfigError` if these two configurations cannot go together."""
         if core.blocks_per_chunk > 1:
             if any(group.kind is GroupKind.MAMBA for group in self.groups):
                 raise ConfigError("blocks_per_chunk is for attention; a mamba group has one state a block")
@@ -121,5 +129,5 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_suffix(index: int) -> bytes:
-    """What ends a key: the group."""
+    """The end of a key: its group."""
     return index.to_bytes(GROUP_INDEX_BYTES, "big")

@@ -1,13 +1,12 @@
 """The longest hit that all groups serve together.
 
-Each group lowers the end of the hit to one that it can serve; that may take from another group what it
-relied on; so the groups are asked in turn until none lowers it. Every answer is the largest end that a group
-serves up to the one asked for, so the fixpoint is the longest hit of all (vLLM's coordinator does the
-same):
+Each group lowers the end of the hit to an end that it can serve. Another group may not serve that end. So the
+groups are asked in turn until none lowers it. Each answer is the largest end that the group serves, so the
+result is the longest hit of all. vLLM's coordinator does the same. What a group needs for a hit:
 
-    full attention    every chunk from what the device has up to the end is there
-    sliding window    the chunks that hold the last `window - 1` tokens before the end are there
-    mamba             the last block before the end is there: the state
+    full attention    every chunk behind what the device has
+    sliding window    the chunks that hold the last `window - 1` tokens before the end
+    mamba             the last block before the end: the state
 """
 
 from __future__ import annotations
@@ -21,20 +20,23 @@ Has = Callable[[bytes], bool]
 
 
 class Span(NamedTuple):
-    """Chunks of one group: `first` up to `last`."""
+    """Chunks of one group, from `first` up to but not with `last`."""
 
     first: int
     last: int
 
 
 def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
-    """Where a hit may end at most: behind the `local` tokens of the device so many can be loaded, and one
-    token is left to compute (S18)."""
+    """Where a hit may end at most. local: tokens that the device has. One token is left to compute (S18)."""
     return min(num_tokens - 1, local + max_load_tokens)
 
 
 class HitSearch:
-    """Looks for the hits of one request: its keys by group, and how many tokens the device has."""
+    """Looks for the hits of one request.
+
+    keys: its keys, by group.
+    local: tokens that the device has.
+    """
 
     def __init__(
         self, config: SchedulerConfig, blocks_per_chunk: int, keys: Sequence[Sequence[bytes]], local: int
@@ -44,8 +46,10 @@ class HitSearch:
         self._keys, self._local = keys, local
 
     def longest_hit(self, limit: int, has: Has) -> int:
-        """Where the longest hit ends, at most at `limit`; `local` if there is none. has: whether a key can be
-        counted on."""
+        """Where the longest hit ends, at most at `limit`; `local` if there is none.
+
+        has: whether a key can be counted on.
+        """
         end, asked = self._align(limit), -1
         while end != asked and end > self._local:
             asked = end
@@ -64,7 +68,7 @@ class HitSearch:
         return spans
 
     def missed(self, end: int, has: Has) -> bytes | None:
-        """A key because of which the hit ended at `end`: the first behind it that cannot be counted on."""
+        """The first key behind `end` that cannot be counted on, and so ended the hit there."""
         for keys, tokens in zip(self._keys, self._chunk_tokens):
             for key in keys[end // tokens :]:
                 if not has(key):
@@ -75,7 +79,7 @@ class HitSearch:
         return tokens - tokens % self._alignment
 
     def _served(self, index: int, end: int, has: Has) -> int:
-        """The largest end up to `end` that this group serves; at most `local` if none."""
+        """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         end = min(end, len(keys) * tokens)
         while end > self._local:

@@ -17,14 +17,16 @@ _SPEC_KINDS = {
     GroupKind.SLIDING_WINDOW: "sliding_window",
     GroupKind.MAMBA: "mamba",
 }
-"""Names of the wire."""
+"""How the wire calls them."""
 
 
 def describe(
     config: SchedulerConfig, blocks_per_chunk: int, stored: Sequence[tuple[TrackedRequest, int, int]]
 ) -> list[BlockStored | None]:
-    """stored: for each key its request, its group, and the tokens of the prefix that it stands for. None, if
-    the token ids of the request do not say what its blocks hold."""
+    """The event of each key that was stored; None if the token ids do not say what the blocks hold.
+
+    stored: for each key its request, its group, and the tokens of its prefix.
+    """
     return [
         _describe(config, blocks_per_chunk, cast(DescribedRequest, tracked.request), group, end)
         for tracked, group, end in stored
@@ -34,8 +36,10 @@ def describe(
 def _describe(
     config: SchedulerConfig, blocks_per_chunk: int, request: DescribedRequest, index: int, end: int
 ) -> BlockStored | None:
-    """The chunk that ends at token `end`. A state may be handed over within a block: its event covers the
-    tokens from the block's first one on."""
+    """The event of the chunk that ends at token `end`.
+
+    A mamba state may be handed over within a block. Its event covers the tokens from the block's first one.
+    """
     if request.prompt_embeds is not None:
         return None
     group, hashes, hash_tokens = config.groups[index], request.block_hashes, config.tokens_per_hash
@@ -60,8 +64,8 @@ def _describe(
 
 
 def _extra_keys(request: DescribedRequest, first: int, last: int) -> ExtraKeys:
-    """What decides the content of a block beside its tokens, as the wire has it: the adapter, each image with
-    its place relative to the block, the salt in the first block."""
+    """What decides a block's content beside its tokens, in the wire's form: the adapter, each image with its
+    place relative to the block, and in the first block the salt."""
     keys: list[Any] = [request.lora_request.name] if request.lora_request else []
     for feature in request.mm_features:
         position = feature.mm_position

@@ -1,4 +1,4 @@
-"""What is needed of an engine. vLLM's `Request` is an `EngineRequest` as it stands."""
+"""What the scheduler side needs of an engine. vLLM's `Request` is an `EngineRequest` as it is."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 class EngineRequest(Protocol):
-    """A request as the engine knows it; read here, never written."""
+    """A request as the engine knows it. It is read here, and never written."""
 
     @property
     def request_id(self) -> str: ...
@@ -19,33 +19,39 @@ class EngineRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far. The token that was sampled last has no KV yet."""
+        """Prompt and output so far. The last sampled token has no KV yet."""
         ...
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that have KV, or will have when the steps under way are done."""
+        """Tokens that have KV, or will have it after the steps under way."""
         ...
 
     @property
     def num_output_placeholders(self) -> int:
-        """Of these, output tokens of steps under way, and drafts: not confirmed."""
+        """How many of these are not confirmed: output of steps under way, and drafts."""
         ...
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """One for each `hash_tokens` tokens, of the whole prefix and of all that decides its content."""
+        """One hash for each `hash_tokens` tokens. It covers the whole prefix and all that decides its
+        content."""
         ...
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """`do_remote_decode`: store all of it. `offload`: False stores none of it. `max_offload_tokens`,
-        `max_load_tokens`: store or load so many at most."""
+        """The client's wishes.
+
+        do_remote_decode: True to store everything.
+        offload: False to store nothing.
+        max_offload_tokens: how many tokens are stored at most.
+        max_load_tokens: how many tokens are loaded at most.
+        """
         ...
 
     @property
     def skip_reading_prefix_cache(self) -> bool:
-        """It must be computed, whatever is cached; what it computes may be stored."""
+        """Whether it must be computed even if it is cached. What it computes may be stored."""
         ...
 
 
@@ -80,8 +86,7 @@ class MultiModalFeature(Protocol):
 
 
 class DescribedRequest(EngineRequest, Protocol):
-    """What a self-describing `Publisher` says of a request's blocks. Read only when such a one publishes: no
-    other engine needs these."""
+    """What a self-describing `Publisher` reads of a request. Engines without one need none of it."""
 
     @property
     def all_token_ids(self) -> Sequence[int]: ...
@@ -99,19 +104,21 @@ class DescribedRequest(EngineRequest, Protocol):
 
     @property
     def prompt_embeds(self) -> object | None:
-        """The prompt, or some of it, as embeddings: then its token ids do not say what its blocks hold."""
+        """The prompt, or a part of it, as embeddings. Then token ids do not say what the blocks hold."""
         ...
 
 
 class DevicePool(Protocol):
-    """The engine's device blocks, if it counts references to them. A block that is held is not in the free
-    queue, is not given away, and keeps its content."""
+    """The engine's device blocks, if it counts references to them.
+
+    A block that is held is not in the free queue, is not given away, and keeps its content.
+    """
 
     def touch(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these."""
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """One holder less for each. A block without holder goes to the tail of the free queue."""
+        """One holder fewer for each of these. A block without a holder goes to the tail of the free queue."""
 
     def key_of(self, block: int) -> bytes | None:
         """Key (hash and group) of what the block caches, if anything."""
@@ -126,10 +133,11 @@ class DevicePool(Protocol):
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has decided for a step.
 
-    scheduled: requests that compute in it; an engine that knows which of them have confirmed a block since
-    may name only those. new_block_ids: blocks that were added to the tables of requests which ran before, by
-    group. preempted: requests whose blocks were taken. boundary_states: of mamba groups, (group, device
-    block, tokens before the boundary): states that the engine has completed and holds during this step.
+    scheduled: requests that compute in it. An engine may leave out those that have confirmed no block since.
+    new_block_ids: blocks added to the tables of running requests, by group.
+    preempted: requests whose blocks were taken.
+    boundary_states: mamba states that the engine has completed and holds during this step, each as (group,
+        device block, tokens before the boundary).
     """
 
     scheduled: Collection[str] = ()

@@ -1,9 +1,8 @@
 """A router at the end of the serving world: it takes the KV events, and learns what the host has.
 
-What is checked is S10 of what leaves: the events, folded in their order, give the keys that can be read, no
-more and no fewer; and each stored event says the tokens of its block, by which a router finds it.
-
-What it does not know: chunks of several blocks, whose events name more than keys.
+It checks that events are state (S10): folded in their order they give exactly the keys that can be read, and
+each stored event says the tokens of its block. It does not know chunks of several blocks, whose events name
+more than keys.
 """
 
 from __future__ import annotations

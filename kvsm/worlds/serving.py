@@ -1,18 +1,19 @@
-"""The serving world: the real `Offloader` and `OffloadScheduler`, in the hands of the small engine.
+"""The serving world: the real `Offloader` and `OffloadScheduler`, driven by the small engine.
 
-Nothing here happens by itself: that a request arrives, that the engine steps, that one worker carries out its
-part of one copy, that one report is handed on, each is an action. What may go wrong is an action, too, as
-often as the options say: a worker fails, a report comes twice or late, a request is aborted or preempted, the
-cache is reset, the engine accepts less than it was offered.
+Nothing happens by itself. A request arrives, the engine steps, one worker carries out its part of one copy,
+one report is handed on: each of these is an action. So is each disturbance, as often as the options say: a
+worker fails, a report comes twice or late, a request is aborted or preempted, the cache is reset, the engine
+accepts less than it was offered.
 
-What is checked, beside what the small engine sees by itself (`kvsm.worlds.small_engine`):
+The small engine checks some properties itself (`kvsm.worlds.small_engine`). The world adds:
 
-- after each action S17 (who steps no more leaves no copy behind);
-- by `check`: the ledger's own properties, and that the host bytes of what can be read are right on every
-  worker (S2, S15);
-- at rest: that nothing is held, counted or on its way (S4, S9), that a lazy store has stored what is next
-  to go (S13), and, if events are kept, that they fold to the state that there is (S10);
-- where there is a router, S10 of what it is told (`kvsm.worlds.router`).
+- after each action, flush at last step (S17): an engine that steps no more leaves no copy behind;
+- in `check`, the ledger's own properties, and that host bytes that can be read are right on every worker
+  (publish after commit, S2; correct bytes, S15);
+- at rest, that nothing is held or on its way (one release per hold, S4; progress, S9), that a lazy store has
+  stored what is next to go (no doubled or lost store, S13), and, if events are kept, that they fold to the
+  present state (events are state, S10);
+- with a router, that it is told exactly what can be read (events are state, S10).
 """
 
 from __future__ import annotations
@@ -54,23 +55,30 @@ class RequestSpec(msgspec.Struct, frozen=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each disturbance may happen. partial: the engine accepts less than it was offered.
-    repeats: a report comes again, of a copy that is under way or over. waits: the engine steps and admits
-    nobody. most: so many of them in all; 0: as many as the others add up to."""
+    """How often each disturbance may happen."""
 
     failures: int = 0
     aborts: int = 0
     preemptions: int = 0
     resets: int = 0
     repeats: int = 0
+    """A report comes again, for a copy that is under way or over."""
     partial: int = 0
+    """The engine accepts less than it was offered."""
     waits: int = 0
+    """The engine steps, and admits nobody."""
     most: int = 0
+    """Disturbances in all. 0: as many as the others add up to."""
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine, its workload and its trouble. The names are those of `OffloadConfig`, `SchedulerConfig` and
-    `SmallEngine`; slots: `host_blocks`; router: whether one takes the KV events."""
+    """The engine, its workload and its disturbances.
+
+    Names are as in `OffloadConfig`, `SchedulerConfig` and `SmallEngine`.
+
+    slots: `OffloadConfig.host_blocks`.
+    router: whether a router takes the KV events.
+    """
 
     requests: tuple[RequestSpec, ...] = (RequestSpec((1, 2, 3, 4, 5)), RequestSpec((1, 2, 3, 4, 6)))
     device_blocks: int = 3
@@ -110,7 +118,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _RETIRED = LeaseState.RETIRED
-_MEANT = {
+_BUDGET_OF = {
     "fail": "failures",
     "abort": "aborts",
     "preempt": "preemptions",
@@ -119,7 +127,7 @@ _MEANT = {
     "accept": "partial",
     "wait": "waits",
 }
-"""Action -> the budget that it is paid from."""
+"""Action -> the budget that it is taken from."""
 
 
 def _over(world: ServingWorld, _: Names) -> bool:
@@ -210,16 +218,19 @@ class ServingWorld:
         return actions
 
     def may_step(self) -> bool:
-        """Whether the engine has a step to come: as long as a request is unfinished, once after the last has
-        ended, and, if it was configured so, as long as it is told that work is pending."""
+        """Whether the engine steps again.
+
+        It does while a request is unfinished, once after the last one has ended, and, if it keeps stepping,
+        while work is pending.
+        """
         if self.engine.unfinished() or self.owes_step:
             return True
         keeps_stepping = self.options.last_step is LastStep.KEEP_STEPPING
         return keeps_stepping and self.engine.scheduler.has_pending_work()
 
     def _has_lost_memory(self) -> bool:
-        """Whether a copy was given up that may still write to device blocks. What is left may be too little
-        for a request, and then somebody must end it."""
+        """Whether a lost copy may still write to device blocks. The blocks left may be too few for a request,
+        which must be ended then."""
         leases = self.engine.core.ledger.leases.words
         return self.options.transfer_ticks > 0 and any(word & STATE_MASK == _RETIRED for word in leases)
 
@@ -227,14 +238,14 @@ class ServingWorld:
         return self.router is not None and self.router.has_news()
 
     def _most_matched(self) -> int:
-        """So many blocks of a request may be matched, at most."""
+        """How many blocks of a request can be matched at most."""
         return max(one.num_tokens - 1 for one in self.engine.waiting) // self.engine.config.alignment
 
     def _unfinished(self) -> list[SmallRequest]:
         return [one for one in self.engine.requests.values() if not one.finished]
 
     def _repeatable(self) -> list[WorkerReport]:
-        """Reports that have been handed on: of copies that other workers have yet to report, and of the last
+        """Reports that were handed on: for copies that other workers have yet to report, and for the last
         copy that ended."""
         reports = [
             WorkerReport(one.id, worker, True)
@@ -245,9 +256,9 @@ class ServingWorld:
         return reports if self.over is None else [*reports, self.over]
 
     def draw(self, random: Random) -> Action:
-        """Mostly the engine, its copies and their reports; now and then what disturbs them."""
+        """Mostly the engine, its copies and their reports; now and then a disturbance."""
         actions = self.actions()
-        usual = [one for one in actions if one[0] not in _MEANT]
+        usual = [one for one in actions if one[0] not in _BUDGET_OF]
         if usual and random.random() < 0.85:
             actions = usual
         return random.choice(actions) if actions else ("step",)
@@ -256,7 +267,7 @@ class ServingWorld:
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        budget = _MEANT.get(str(name))
+        budget = _BUDGET_OF.get(str(name))
         if budget is not None and not self.left[budget]:
             return False
         move = getattr(self, f"_do_{name}", None)
@@ -295,7 +306,7 @@ class ServingWorld:
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False
         self.engine.step(accept=accept, admit=admit, hand_on=False)
-        # An engine asks in each step, also when no report has come.
+        # An engine asks in each step, even if no report has come.
         self.engine.hand_on(0)
         return True
 
@@ -303,7 +314,7 @@ class ServingWorld:
         return bool(self.engine.waiting) and self._do_step(admit=False)
 
     def _do_accept(self, blocks: int) -> bool:
-        """The engine accepts so many blocks of each match, at most."""
+        """The engine accepts at most this number of blocks of each match."""
         return bool(self.engine.waiting) and self._do_step(accept=blocks * self.engine.config.alignment)
 
     def _do_copy(self, place: int, worker: int, good: bool = True) -> bool:
@@ -330,7 +341,7 @@ class ServingWorld:
         return True
 
     def _do_repeat(self, place: int) -> bool:
-        """The same report again: it changes nothing (S5)."""
+        """Hand on a report again. Stale reports change nothing (S5)."""
         repeatable = self._repeatable()
         if place >= len(repeatable):
             return False
@@ -349,7 +360,7 @@ class ServingWorld:
         if place >= len(unfinished):
             return False
         self.engine.finish(unfinished[place], aborted=aborted)
-        # Twice is as once (S8).
+        # To finish is idempotent (S8).
         self.engine.finish(unfinished[place], aborted=aborted)
         return True
 
@@ -385,16 +396,18 @@ class ServingWorld:
                 raise PropertyBroken(Property.LAST_STEP, message)
 
     def check(self) -> None:
+        """Check every property."""
         self.check_ledger()
         self.check_bytes()
         self.is_at_rest()
 
     def check_ledger(self) -> None:
+        """Check the ledger's own properties."""
         for violation in check_ledger(self.engine.core.ledger):
             raise PropertyBroken(violation.property, violation.message)
 
     def check_bytes(self) -> None:
-        """What can be read on the host holds on every worker what belongs there."""
+        """Every block that can be read on the host holds the right bytes on every worker."""
         ledger, chunk = self.engine.core.ledger, self.options.blocks_per_chunk
         for key, slot in ledger.index.items():
             if not ledger.readable(slot):
@@ -408,7 +421,7 @@ class ServingWorld:
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
 
     def _expected(self) -> dict[bytes, list[list[bytes]]]:
-        """Key -> what its blocks must hold, of all requests so far."""
+        """Key -> what its blocks must hold, for all requests so far."""
         contents = {}
         for request in self.engine.requests.values():
             for index, group in enumerate(self.options.groups):
@@ -435,7 +448,7 @@ class ServingWorld:
         return ("take",) if self._has_news() else None
 
     def is_at_rest(self) -> bool:
-        """Whether nothing is left to happen. Raises `PropertyBroken` if something is held nevertheless."""
+        """Whether nothing is left to happen. Raises `PropertyBroken` if something is still held then."""
         if self.wind_down() is not None:
             return False
         engine = self.engine
@@ -455,9 +468,11 @@ class ServingWorld:
         return True
 
     def _check_next_to_go(self) -> None:
-        """What a lazy store is for: what the device will give up next is on the host, as long as it has room;
-        but for what a load of an older epoch brought. Where copies may fail it may be otherwise: a store is
-        not made again and again."""
+        """A lazy store keeps what the device will give up next on the host, as long as there is room.
+
+        Content that a load of an older epoch brought is not stored. Where copies may fail nothing is checked:
+        a store that failed is not repeated without end.
+        """
         engine = self.engine
         ledger, pool = engine.core.ledger, engine.pool
         if not len(ledger.free) or self.options.budgets.failures or self.options.transfer_ticks:

@@ -1,20 +1,20 @@
 """The small engine: token by token, around the real `OffloadScheduler` and `Offloader`.
 
-It has what decides whether offload is right and nothing that makes it fast: block tables by group, a pool
+It has what decides whether offload is right, and nothing that makes it fast: block tables by group, a pool
 with or without references, prefill in chunks, decoding with placeholders and drafts, steps that are decided
-before the last one was computed, copies that end when somebody says so. It shares no code with the ledger,
-and raises `PropertyBroken` as soon as it sees what must not be:
+before the last one was computed, copies that end when they are told to. It shares no code with the ledger. It
+raises `PropertyBroken` as soon as it sees one of these:
 
-- S3   a device block is taken that a copy touches;
-- S4   a device block is released that nobody holds;
-- S14  a device block is stored that a load of an older epoch brought;
-- S15  a step reads other bytes than those that belong there (a copy was wrong, or not awaited: S12);
-- S16  a request with `do_remote_decode` is over, and a full chunk is neither on the host nor on its way;
-- S18  a match covers a whole prompt;
-- S9   it never comes to rest (`run`).
+- no reuse in flight (S3): a device block is taken while a copy touches it;
+- one release per hold (S4): a device block is released that nobody holds;
+- no stale data (S14): a device block is stored whose content a load of an older epoch brought;
+- correct bytes (S15): a step reads wrong bytes, because a copy was wrong or was not awaited;
+- full offload (S16): a request with `do_remote_decode` is over, and a full chunk is neither on the host nor
+  on its way there;
+- one token left (S18): a match covers a whole prompt;
+- progress (S9): `run` never comes to rest.
 
-Where a copy's bytes are right and in time by accident, it sees nothing: bytes of one key are equal whoever
-wrote them.
+It sees nothing if the bytes are right by accident: bytes of one key are equal, whichever copy wrote them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from kvsm.worlds.small_workers import ComputedRange, SmallWorkers
 
 
 def no_clock() -> int:
-    """In a small world it is always the same time."""
+    """A clock that stands still."""
     return 0
 
 
 def _device(engine: SmallEngine, names: Names) -> list[Any]:
-    """Left out: the bytes of a block that nobody holds, caches or copies. Whoever gets the block finds
-    nothing of them (`SmallWorkers.start`)."""
+    """Left out: the bytes of a block that nobody holds, caches or copies. `SmallWorkers.start` clears them
+    before the block is used again."""
     references, caches = engine.pool.references, engine.pool.caches
     leases = names.ledger.leases.words
     return [
@@ -110,7 +110,7 @@ class SmallEngine(SmallWorkers):
     """Preempted since the last step."""
     states: Annotated[
         dict[str, list[tuple[int, int, int]]],
-        Dropped("no world has mamba groups: only tests hand states over"),
+        Dropped("only tests hand states over"),
     ]
     """The mamba states that the next step hands over, as in `StepOutput`."""
     computing: Annotated[
@@ -162,6 +162,7 @@ class SmallEngine(SmallWorkers):
     # Requests.
 
     def arrive(self, request: SmallRequest) -> SmallRequest:
+        """Let a request arrive. Returns it."""
         if request.request_id in self.requests:
             raise ValueError(f"request {request.request_id} has arrived before")
         self.requests[request.request_id] = request
@@ -170,7 +171,7 @@ class SmallEngine(SmallWorkers):
         return request
 
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
-        """Twice as once, at any time."""
+        """End a request. Idempotent; legal at any time."""
         blocks, decided = request.tables, len(self.log)
         keep, _ = self.scheduler.request_finished(request, blocks, aborted=aborted)
         if request.finished:
@@ -193,7 +194,8 @@ class SmallEngine(SmallWorkers):
         request.tables = []
 
     def _check_full_offload(self, request: SmallRequest, decided: Sequence[OffloadingEvent]) -> None:
-        """S16: every full chunk of full attention is on the host, in flight, or was skipped with a reason."""
+        """Full offload (S16): every full chunk of full attention is on the host, in flight, or was skipped
+        for a recorded reason."""
         if request.loading or not request.tables:
             return
         computed = request.num_computed_tokens - request.num_output_placeholders
@@ -210,7 +212,7 @@ class SmallEngine(SmallWorkers):
                     raise PropertyBroken(Property.FULL_OFFLOAD, message)
 
     def preempt(self, request: SmallRequest) -> None:
-        """Its blocks go at once: whoever counts no references waits for the copies in the same step."""
+        """Take the request's blocks at once. Without references, this step waits for the copies."""
         if request.request_id not in self.running:
             return
         del self.running[request.request_id]
@@ -221,14 +223,18 @@ class SmallEngine(SmallWorkers):
         self.waiting.insert(0, request)
 
     def unfinished(self) -> bool:
-        """Whether a request is waiting or running: an engine steps as long as one is."""
+        """Whether a request is waiting or running: then the engine steps."""
         return bool(self.waiting or self.running)
 
     # One step.
 
     def step(self, *, accept: int | None = None, admit: bool = True, hand_on: bool = True) -> TransferPlan:
-        """Decide a step, start its copies, compute, and hand on the reports that are there. accept: of the
-        tokens matched, so many at most."""
+        """Decide a step, start its copies, compute, and hand on the reports.
+
+        accept: how many of the matched tokens are accepted at most.
+        admit: whether waiting requests may be admitted.
+        hand_on: whether the reports that are there are handed on.
+        """
         new_blocks: dict[str, list[list[int]]] = {}
         scheduled: dict[str, int] = {}
         for request in list(self.running.values()):
@@ -298,7 +304,7 @@ class SmallEngine(SmallWorkers):
         return added
 
     def take(self, count: int) -> list[int]:
-        """Free blocks, to be computed or loaded into."""
+        """Take free blocks, to compute or load into."""
         blocks = self.pool.take(count)
         leases = self.core.ledger.leases.words
         under_copy = [block for block in blocks if self.references and leases[block]]
@@ -349,7 +355,7 @@ class SmallEngine(SmallWorkers):
             raise PropertyBroken(Property.ONE_TOKEN_LEFT, message)
 
     def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
-        """What the device has of it, in all groups."""
+        """How many tokens of it the device has in all groups, and their blocks."""
         if not self.prefix_cache or request.skip_reading_prefix_cache:
             return 0, [[] for _ in self.groups]
         keys = [
@@ -368,7 +374,7 @@ class SmallEngine(SmallWorkers):
         return request.block_hashes[stride - 1 :: stride]
 
     def _allocate(self, hits: list[list[int]], end: int, total: int) -> list[list[int]] | None:
-        """As vLLM: nothing is touched before it is sure that there are enough."""
+        """As in vLLM: nothing is touched before there is enough room. None without room."""
         tables = []
         for group, table in zip(self.groups, hits):
             first = group.first_needed_token(end) // group.block_tokens
@@ -396,8 +402,8 @@ class SmallEngine(SmallWorkers):
         return ranges
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:
-        """As vLLM: the tokens of a step count as computed when it has been decided. A step that will sample
-        has a placeholder for what it samples."""
+        """As in vLLM: tokens count as computed once their step is decided. A step that will sample has a
+        placeholder for the sampled token."""
         for name, tokens in scheduled.items():
             request = self.requests[name]
             request.num_computed_tokens += tokens
@@ -405,8 +411,8 @@ class SmallEngine(SmallWorkers):
                 request.num_output_placeholders += 1
 
     def compute(self) -> None:
-        """The device computes the step that was decided: reads what is before, writes, samples. All of it,
-        even of a request that is over or preempted by now."""
+        """Compute the step that was decided: read what is before, write, sample. Requests that are over or
+        preempted by now are computed too."""
         computing, self.computing = self.computing, []
         for one in computing:
             request, known = one.request, min(one.last, one.request.num_tokens)
@@ -427,7 +433,7 @@ class SmallEngine(SmallWorkers):
                 self.finish(request)
 
     def _cache(self, request: SmallRequest, computed: int) -> None:
-        """Its full blocks may be found by their content."""
+        """Let its full blocks be found by their content."""
         for index, (group, table) in enumerate(zip(self.groups, request.tables)):
             for place, hashed in enumerate(self._group_hashes(request, index)):
                 end = (place + 1) * group.block_tokens
@@ -439,7 +445,7 @@ class SmallEngine(SmallWorkers):
     # Reports, resets, rest.
 
     def hand_on(self, count: int | None = None) -> StepResults:
-        """Give the workers' reports, or the first `count` of them, to the scheduler, and do what it says."""
+        """Give the workers' reports to the scheduler, and do what it says. count: only the first ones."""
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
         results = self.scheduler.update_connector_output(reports)
@@ -451,7 +457,7 @@ class SmallEngine(SmallWorkers):
                 request.num_computed_tokens = load.num_computed_tokens
                 if load.good:
                     self._cache(request, load.num_computed_tokens)
-                    # vLLM allocates anew for a request that goes on after its load.
+                    # vLLM allocates again for a request that goes on after its load.
                     tables = [list(table) for table in request.tables]
                     self.scheduler.update_state_after_alloc(request, tables, 0)
                 elif load.lost or not self.config.resumable:
@@ -461,12 +467,12 @@ class SmallEngine(SmallWorkers):
         return results
 
     def reset(self) -> bool:
-        """The cache is emptied, the device's too, as far as it is not in use."""
+        """Empty the cache, on the device too as far as it is not in use."""
         self.pool.forget()
         return self.scheduler.reset_cache()
 
     def run(self, steps: int = 200) -> None:
-        """Step until nothing is left to do, ending every copy in the step after it began."""
+        """Step until nothing is left to do. Every copy ends in the step after it began."""
         for _ in range(steps):
             self.carry_out_all()
             self.hand_on()

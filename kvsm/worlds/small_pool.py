@@ -57,7 +57,7 @@ class SmallPool:
         return iter(self.queue)
 
     def take(self, count: int) -> list[int]:
-        """Blocks from the head of the queue, for new content."""
+        """Take blocks from the head of the queue, for new content."""
         taken, self.queue = self.queue[:count], self.queue[count:]
         for block in taken:
             self.references[block] = 1
@@ -67,11 +67,11 @@ class SmallPool:
         return taken
 
     def cache(self, block: int, key: bytes) -> None:
-        """The block is full of this content, and may be found by it."""
+        """Let a full block be found by the key of its content."""
         if block not in self.caches and key not in self.cached:
             self.caches[block], self.cached[key] = key, block
 
     def forget(self) -> None:
-        """No block is found any more."""
+        """Let no block be found any more."""
         self.caches.clear()
         self.cached.clear()

@@ -1,7 +1,7 @@
 """A request of the small engine: its tokens, their hashes, and what the KV of each token must be.
 
-The KV of a token is modelled as one cell, which names the token and all before it. So a wrong copy is seen by
-what a request reads later (S12, S15).
+The KV of a token is one cell, which names the token and all tokens before it. So a wrong copy shows when a
+request reads it (correct bytes, S15).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from zlib import crc32
 from kvsm.canonical import KEPT, Dropped, Seen, declared
 
 Cell = bytes | None
-"""The KV of one token; None: nothing was ever written there."""
+"""The KV of one token. None if nothing was ever written there."""
 
 NULL = -1
-"""What stands in a block table where there is no block."""
+"""The null block: what a block table holds where there is no block."""
 
 HASH_TOKENS = 4
 """Tokens that one block hash covers."""
 
 
 def chain(previous: bytes, *parts: bytes) -> bytes:
-    """The hash of what comes behind `previous`."""
+    """The hash of these parts behind `previous`."""
     return blake2b(previous + b"".join(parts), digest_size=32).digest()
 
 
@@ -34,9 +34,11 @@ _FOLLOWS = "it follows from the tokens"
 
 @declared
 class SmallRequest:
-    """Satisfies `EngineRequest`, and `DescribedRequest` as one of text alone. outputs: how many tokens it
-    decodes. extras: what else decides its content (a LoRA adapter, a salt, an image), in its hashes as in
-    vLLM's."""
+    """An `EngineRequest`, and a `DescribedRequest` of text alone.
+
+    outputs: how many tokens it decodes.
+    extras: what else decides its content, such as a LoRA adapter or a salt. It is in the hashes, as in vLLM.
+    """
 
     prompt_embeds = cache_salt = lora_request = None
     mm_features = ()
@@ -86,19 +88,21 @@ class SmallRequest:
 
     @property
     def done(self) -> bool:
+        """Whether it has decoded all its tokens."""
         return self.num_tokens - self.num_prompt_tokens >= self.outputs
 
     def sample(self) -> None:
-        """Decode one token: another one for each request and place, and the same whenever it is decoded."""
+        """Decode one token. The request and the place decide which one."""
         self.all_token_ids.append(crc32(f"{self.request_id} {self.num_tokens}".encode()))
         self.hash_tokens()
 
     def append(self, token: int) -> None:
+        """Add this token to its output."""
         self.all_token_ids.append(token)
         self.hash_tokens()
 
     def hash_tokens(self) -> None:
-        """Hash the tokens that have come since."""
+        """Hash the tokens that came since the last call."""
         for token in self.all_token_ids[len(self.cells) :]:
             previous = self.cells[-1] if self.cells else chain(b"", self.extras)
             self.cells.append(chain(previous, token.to_bytes(4, "big")))
@@ -106,5 +110,5 @@ class SmallRequest:
                 self.block_hashes.append(self.cells[-1])
 
     def cells_of(self, block: int, block_tokens: int) -> list[bytes]:
-        """What its block of this number must hold."""
+        """What the block of this number must hold."""
         return self.cells[block * block_tokens : (block + 1) * block_tokens]

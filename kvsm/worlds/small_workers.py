@@ -1,7 +1,7 @@
 """The workers of the small engine: the bytes in device and host memory, and the copies between them.
 
-A copy is carried out by each worker at an instant that somebody chooses, for better or for worse, and its
-report lies there until somebody hands it on.
+Each worker carries out its part of a copy when it is told to, well or badly. Its report waits until it is
+handed on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.states.words import STATE_MASK
 from kvsm.worlds.small_request import NULL, Cell, SmallRequest
 
 TORN = b"torn"
-"""What is in memory that a copy writes, until it has written it; and what a copy that failed leaves."""
+"""What memory holds while a copy is to write it, and after a copy that failed."""
 
 
 class SmallCopy(msgspec.Struct):
@@ -119,17 +119,16 @@ class SmallWorkers:
         self.copies, self.reports, self.brought = {}, [], {}
 
     def start(self, plan: TransferPlan, epoch: int, fresh: Iterable[int] = ()) -> None:
-        """Take a step's jobs; those that are to be waited for end here, before the step computes.
+        """Take a step's jobs. The transfers of `plan.flush` end here, before the step computes.
 
-        fresh: device blocks that have a new owner: what was in them is not to be relied on. Nor is, from now
-        on, what is in the blocks that a job writes.
+        fresh: device blocks that have a new owner. Their bytes go, and so do the bytes that a job will write.
         """
         for transfer in plan.flush:
             self.carry_out(transfer)
         for job in plan.stores:
             older = [block for block in to_list(job.device_blocks) if self.brought.get(block, epoch) < epoch]
             if older:
-                message = f"device blocks {older} are stored, which a load of an older epoch brought"
+                message = f"device blocks {older} are stored with content of an older epoch"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
         for block in fresh:
             self.device[block] = [[] for _ in range(self.workers)]
@@ -147,7 +146,7 @@ class SmallWorkers:
             self.carry_out(transfer)
 
     def carry_out(self, transfer: int, worker: int | None = None, *, good: bool = True) -> None:
-        """Let this worker, or all that have not, do their part now, and report it."""
+        """Let this worker do its part of a copy now, and report it. None: all workers that have not."""
         copy = self.copies.get(transfer)
         if copy is None:
             return
@@ -159,7 +158,7 @@ class SmallWorkers:
             del self.copies[transfer]
 
     def _copy(self, job: TransferJob, worker: int, good: bool) -> None:
-        """A worker that fails has copied half of it, and left the next block torn."""
+        """Copy one worker's part. If it fails, half is copied and the next block is torn."""
         pairs = list(zip(to_list(job.device_blocks), to_list(job.host_blocks), strict=True))
         whole = len(pairs) if good else len(pairs) // 2
         for number, (block, place) in enumerate(pairs[: whole + 1]):
@@ -170,11 +169,12 @@ class SmallWorkers:
             target[worker] = list(source[worker]) if number < whole else [TORN]
 
     def carry_out_all(self) -> None:
+        """Let all workers do their parts of all copies."""
         for transfer in list(self.copies):
             self.carry_out(transfer)
 
     def read(self, one: ComputedRange) -> None:
-        """Everything that its first token looks at must be there."""
+        """Check that everything is there that its first token looks at."""
         request, end = one.request, one.first
         for index, (group, table) in enumerate(zip(self.groups, one.tables)):
             if group.kind is GroupKind.MAMBA:
@@ -191,7 +191,7 @@ class SmallWorkers:
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
 
     def write(self, one: ComputedRange, token: int, cell: bytes) -> None:
-        """Every group's block of this token gets it, and what was behind it there is no more."""
+        """Write this token's cell in the blocks of every group. Cells behind it in a block go."""
         for group, table in zip(self.groups, one.tables):
             place, offset = divmod(token, group.block_tokens)
             if group.kind is GroupKind.MAMBA or place >= len(table) or table[place] == NULL:

@@ -1,13 +1,12 @@
 """A world: real code among things that do nothing by themselves.
 
-An engine, workers, a device, clients: in a world each of their moves is an action that somebody chooses. So
-one and the same world is explored (every action in every state: `kvsm.checker.explorer`), walked at random
-(`kvsm.checker.walk`), driven by Hypothesis (`kvsm.testing`) and told again, action for action, when it has
-failed. What a world watches, it checks by itself, against books of its own that share no code with the
-ledger.
+Each move of an engine, a worker, a device or a client is an action, and a driver chooses it. So one world is
+explored (`kvsm.checker.explorer` takes every action in every state), walked at random (`kvsm.checker.walk`),
+driven by Hypothesis (`kvsm.testing`), and repeated action by action after a failure. A world checks itself,
+against reference books that share no code with the ledger.
 
-An action is a tuple of its name and of small numbers. It names a request, a copy or a report by its place
-among those there are, never by an id: so a run from which actions were left out is a run still.
+An action is a tuple of a name and small numbers. It names a request, a copy or a report by its place among
+those that exist now, never by an id. So a run stays a run when actions are left out.
 """
 
 from __future__ import annotations
@@ -27,37 +26,37 @@ Action = tuple[str | int, ...]
 
 
 class World(Protocol):
-    """Everything that the checkers need. Two worlds to which the same was done are equal."""
+    """What the checkers need. Two worlds in which the same actions happened are equal."""
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
-        """Of its offload core, so far; none, if it was told to keep none."""
+        """The events of its offload core so far; none if it keeps none."""
 
     def actions(self) -> list[Action]:
-        """All that may happen now, in an order that depends on nothing but what was done before."""
+        """All that may happen now, in an order that only earlier actions decide."""
 
     def draw(self, random: Random) -> Action:
-        """One of the things that may happen now: the likelier ones more often. Cheaper than `actions`."""
+        """One action that may happen now; likely ones are drawn more often. Cheaper than `actions`."""
 
     def do(self, action: Action) -> bool:
-        """Let it happen. False, with nothing changed, if it cannot happen here (any more).
+        """Let it happen. False, with nothing changed, if it cannot happen now.
 
-        Raises `PropertyBroken` if a property does not hold afterwards, as far as it is cheap to see. Any
-        other error is a finding, too: every call that is made here is a legal one (S8).
+        Raises `PropertyBroken` if a property does not hold afterwards, as far as that is cheap to see. Any
+        other error is a finding too, for every call made here is legal (S8).
         """
 
     def check(self) -> None:
-        """Look at everything. Raises `PropertyBroken`."""
+        """Check every property. Raises `PropertyBroken`."""
 
     def wind_down(self) -> Action | None:
-        """The next action on the way to rest: all copies end, all requests finish. None: it is at rest."""
+        """The next action on the way to rest, where all copies have ended and all requests are finished.
+        None at rest."""
 
     def describe(self) -> dict[str, str]:
         """What can be seen of it, for people: each thing by its name."""
 
     def fingerprint(self) -> bytes:
-        """What matters for the future, ids renamed by rank: equal for worlds that cannot be told apart by
-        what is yet to happen."""
+        """What matters for the future, with ids renamed. Worlds with one fingerprint have one future."""
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
