@@ -1,12 +1,12 @@
 """The append-only log of events: written by `LogWriter`, read by `LogReader`.
 
-    with LogWriter("log", config=config, snapshot=ledger.snapshot) as log:
+    with LogWriter("log", config=config, snapshot=lambda: snapshot(ledger)) as log:
         log.append(event)
 
     for batch in LogReader("log").batches():
         ...
 
-`frames.py` says what the bytes are, and what they mean when some are missing.
+`frames.py` says what the bytes are, and how to judge bytes that are missing or wrong.
 """
 
 from kvsm.log.frames import SegmentHead, Torn

@@ -1,4 +1,4 @@
-"""The bytes of a log: what a segment is made of, and what its bytes mean when some are missing.
+"""The bytes of a log: what a segment is made of, and how to judge bytes that are missing or wrong.
 
 A segment is a preamble, a head frame, and frames of events. All integers are little endian.
 
@@ -10,13 +10,13 @@ frame header   length (4), flags (2), events (2), first event (8), payload CRC (
 payload        one msgpack value, perhaps compressed, and the byte `END`
 =============  =======================================================================================
 
-A frame holds the events of one flush: encoding a list at once costs a third of encoding its events one by
-one. The header has a CRC of its own, so that a damaged length is never followed. It covers the payload's
-CRC, so that header and payload vouch for each other. `END` is not zero, so that an intact frame never ends
-in zeros: zeros up to the end of the file always mean bytes that were never written (a file system may
-extend a file before it writes the data).
+A frame holds the events of one flush: to encode a list costs a third of encoding its events one by one. The
+header has its own CRC, so a damaged length is never followed. This CRC covers the payload's CRC, so header
+and payload belong together. `END` is not zero, so an intact frame never ends in zeros. Zeros up to the end
+of the file always mean bytes that were never written: a file system may extend a file before it writes the
+data.
 
-What stands at the place where a frame begins is told by the first line that fits:
+The first row that fits says what is at the place where a frame begins:
 
 ===================================  ==================================================  ========
 bytes                                and                                                 verdict
@@ -31,8 +31,8 @@ a header and payload, CRC wrong      anything else                              
 a header and payload                                                                     frame
 ===================================  ==================================================  ========
 
-Torn is what a crash leaves: it is legal at the end of the last segment only, and there it is cut. In any
-other segment it is damage, because a segment is complete before the next one is made.
+A crash leaves a torn end. It is legal only in the last segment, and is cut there. In any other segment it is
+damage, because a segment is complete before the next one is made.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from kvsm.events import KINDS, SCHEMA_VERSION, OffloadConfig, OffloadingEvent
 
 MAGIC = b"kvsmlog\n"
 END = b"\xc1"
-"""Last byte of each payload: the one byte that msgpack never uses."""
+"""Last byte of each payload: msgpack never uses it."""
 
 HEAD, COMPRESSED = 1, 2
 """Flags of a frame."""
@@ -72,11 +72,13 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
-    """First record of a segment: what is needed to read it without the segments before it.
+    """First record of a segment: what it takes to read it without the segments before it.
 
-    schema: version of the records. machines: digest of the tables that wrote them. seq: number of the last
-    event before this segment (0: none). created_ns: Unix time. snapshot: the ledger right after event
-    `seq`; empty in the first segment of a life, whose first event is `LogOpened`.
+    schema: version of the records.
+    machines: digest of the tables that wrote them.
+    seq: the last event before this segment; 0 if there is none.
+    created_ns: Unix time (ns).
+    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
     """
 
     schema: int
@@ -92,7 +94,7 @@ _HEAD = msgspec.msgpack.Decoder(SegmentHead)
 
 
 class Frame(NamedTuple):
-    """A whole frame, as read. `end` is the offset of the byte after it."""
+    """A frame that was read. `end` is the offset of the byte after it."""
 
     flags: int
     event_count: int
@@ -104,7 +106,7 @@ class Frame(NamedTuple):
 class Torn(NamedTuple):
     """The unfinished end of a log: from byte `offset` of `path`, `bytes_cut` bytes are not read.
 
-    seq: the first event that is not there any more, if it ever was.
+    seq: the first event that is missing, if it was ever written.
     """
 
     path: str
@@ -114,12 +116,12 @@ class Torn(NamedTuple):
 
 
 def segment_path(directory: Path, first: int) -> Path:
-    """The segment whose first event is `first`; names sort by event number."""
+    """The file of the segment whose first event is `first`. Names sort by event number."""
     return directory / f"{first:020d}.kvsm"
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """All segments of a directory in order; other files are none of ours. Raises `LogError`."""
+    """The segments of a directory, in order; other files are ignored. Raises `LogError`."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".kvsm")
     except FileNotFoundError:
@@ -140,6 +142,7 @@ def first_event(path: Path) -> int:
 
 
 def encode_preamble() -> bytes:
+    """The first bytes of a segment, not marked as broken."""
     covered = PREAMBLE.pack(MAGIC, SCHEMA_VERSION, 0)[:-4]
     return covered + crc32(covered).to_bytes(4, "little") + bytes(MARK.size)
 
@@ -150,7 +153,7 @@ def encode_mark(seq: int) -> bytes:
 
 
 class FrameEncoder:
-    """Turns events and heads into frames, compressed with zstd if asked."""
+    """Turns events and heads into frames. compress: with zstd."""
 
     def __init__(self, compress: bool) -> None:
         self._compressor = zstandard.ZstdCompressor(level=1) if compress else None
@@ -160,6 +163,7 @@ class FrameEncoder:
         return self._frame(events, 0, len(events), events[0].seq)
 
     def head(self, head: SegmentHead) -> bytes:
+        """The first frame of a segment."""
         return self._frame(head, HEAD, 0, head.seq + 1)
 
     def _frame(self, value: object, flags: int, count: int, first: int) -> bytes:
@@ -174,7 +178,7 @@ class FrameEncoder:
 
 
 def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
-    """Check a segment's first bytes. Raises `LogDamaged`, or `LogError` for a schema that is not known."""
+    """Check a segment's first bytes. Raises `LogDamaged`, or `LogError` if the schema is unknown."""
     fixed = file.read(MARK_OFFSET)
     if len(fixed) < MARK_OFFSET or (crc32(fixed[:-4]) != int.from_bytes(fixed[-4:], "little")):
         return _torn_or_damaged(
@@ -192,7 +196,7 @@ def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
 
 
 def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
-    """First event that was lost after this segment's last one, or None. Raises `LogDamaged`."""
+    """The first event lost after this segment; None if it is not marked as broken. Raises `LogDamaged`."""
     file.seek(MARK_OFFSET)
     data = file.read(MARK.size)
     if data.count(0) == len(data):
@@ -204,9 +208,11 @@ def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
 
 
 def read_frame(file: BinaryIO, path: str, offset: int, seq: int) -> Frame | Torn | None:
-    """The frame at `offset`, where the file stands; None at the file's end. Raises `LogDamaged`.
+    """Read the frame at `offset`, the file's position; None at its end. Raises `LogDamaged`.
 
-    The decision table at the top of this file. seq: the first event that this frame should hold.
+    This is the decision table at the top of the file.
+
+    seq: the first event that this frame must have.
     """
     header = file.read(HEADER.size)
     if not header:
@@ -246,7 +252,7 @@ def decode_events(frame: Frame, path: str, offset: int) -> list[OffloadingEvent]
         raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
     events = _decode(_EVENTS, frame, path, offset)
     if not events or len(events) != frame.event_count or events[0].seq != frame.first:
-        raise LogDamaged(path, offset, frame.first, "the events of a frame are not those of its header")
+        raise LogDamaged(path, offset, frame.first, "the events of a frame do not match its header")
     if events[-1].seq != frame.first + frame.event_count - 1:
         raise LogDamaged(path, offset, frame.first, "event numbers of a frame have a gap")
     return events
@@ -273,7 +279,7 @@ def _torn(file: BinaryIO, path: str, offset: int, seq: int) -> Torn:
 def _torn_or_damaged(
     file: BinaryIO, path: str, offset: int, seq: int, part: bytes, size: int, reason: str
 ) -> Torn:
-    """Judge a `part` of `size` bytes that fails its check; the file stands right after it."""
+    """Judge a `part` of `size` bytes that fails its check. The file's position is the byte after it."""
     if len(part) < size or (part[-1] == 0 and _only_zeros_left(file)):
         return _torn(file, path, offset, seq)
     raise LogDamaged(path, offset, seq, reason)

@@ -1,13 +1,13 @@
 """Reading the log: streaming one frame at a time, from the start, from a segment, or live.
 
-A reader changes nothing on disk and holds one frame in memory. What it yields is what was written, in
-order and without holes; whatever keeps it from that it says:
+A reader changes nothing on disk and holds one frame in memory. It yields what was written, in order and
+without holes. Where it cannot, it says so:
 
-- bytes that are not what was written: `LogDamaged`, with file, offset and event number;
-- a torn tail (a crash in the middle of a write): cut, and told in `LogReader.torn`;
-- events that a failed write lost: `LogReader.broken_from` and `LogReader.gaps`. Beyond a gap a state can
-  only be rebuilt from the next segment's snapshot, so `segments()` hands out the segment with its `gap`,
-  and the simple paths (`batches`, `events`, `follow`) raise `LogGap` there.
+- Bytes are not the bytes that were written: `LogDamaged`, with file, offset and event number.
+- The end is torn, by a crash in the middle of a write: it is cut, and `LogReader.torn` says where.
+- A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. Behind a gap, only the next
+  segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches`, `events`
+  and `follow` raise `LogGap` there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kvsm.log.frames import (
 
 
 class LogGap(LogError):
-    """Events `first` to `last` were lost by a failed write; the log goes on after them."""
+    """A failed write lost the events `first` to `last`; the log goes on after them."""
 
     def __init__(self, directory: Path, first: int, last: int) -> None:
         self.first, self.last = first, last
@@ -50,8 +50,10 @@ class LogGap(LogError):
 class Segment:
     """One segment of a log, and a cursor in it.
 
-    Attributes: `path`; `head` (`SegmentHead`); `gap`, the (first, last) events lost right before it, or
-    None; `torn`, what is unfinished at its end, or None, known when `batches` has ended.
+    path: its file.
+    head: its first record.
+    gap: the (first, last) events lost before it, or None.
+    torn: its unfinished end, or None; known when `batches` has ended.
     """
 
     def __init__(self, path: Path, head: SegmentHead, offset: int, gap: tuple[int, int] | None) -> None:
@@ -60,7 +62,7 @@ class Segment:
         self._offset, self._next, self._ended = offset, head.seq + 1, False
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
-        """The events, one list a frame. A second call goes on where the first one ended."""
+        """The events, one list a frame. A second call continues where the first ended."""
         path = str(self.path)
         with _opened(self.path) as file:
             file.seek(self._offset)
@@ -76,10 +78,11 @@ class Segment:
             yield from batch
 
     def lost_after(self, successor: int | None) -> int | None:
-        """The first event lost after this segment's last one, or None.
+        """The first event lost after this segment, or None.
 
-        successor: the first event of the next segment, if there is one. Raises `LogDamaged` if this segment
-        was read to its end and that is not where it should be.
+        successor: the first event of the next segment; None if there is none.
+
+        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event.
         """
         with _opened(self.path) as file:
             mark = read_mark(file, str(self.path), self._next)
@@ -95,9 +98,11 @@ class Segment:
 class LogReader:
     """A log, to be read. Raises `LogError` if there is none in `directory`.
 
-    Attributes, true of what the last pass has read: `torn` (the unfinished end that was cut, or None),
-    `broken_from` (the first event that a failed write lost, or None), `gaps` (events lost before the log
-    went on: a list of (first, last)).
+    The attributes tell of what the last pass has read.
+
+    torn: the unfinished end that was cut, or None.
+    broken_from: the first event that a failed write lost, or None.
+    gaps: the (first, last) events lost, for each time that the log went on.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -109,17 +114,19 @@ class LogReader:
 
     @property
     def head(self) -> SegmentHead:
-        """Head of the oldest segment. Raises `LogError` if the log was cut before its first record."""
+        """Head of the oldest segment. Raises `LogError` if its first record is torn."""
         opened = _open_segment(self._paths()[0], None)
         if isinstance(opened, Torn):
             raise LogError(f"{opened.path}: cut in its first record; there is nothing to read in this log")
         return opened.head
 
     def segments(self, holding: int | None = None) -> Iterator[Segment]:
-        """The segments in order, from the oldest or from the one that holds event `holding`.
+        """The segments in order. Read a segment before you ask for the next.
 
-        Each stands alone: restore `segment.head.snapshot` (of the first one you read, and where
-        `segment.gap` is set), then apply `segment.batches()`. Read a segment before you ask for the next.
+        holding: begin with the segment that has this event; None: with the oldest.
+
+        Restore `segment.head.snapshot` of the first segment, and of each with a `gap`. Then apply
+        `segment.batches()`.
         """
         self._reset()
         paths = self._paths(holding)
@@ -149,16 +156,19 @@ class LogReader:
     def follow(
         self, poll_seconds: float, stop: Callable[[], bool], holding: int | None = None
     ) -> Iterator[OffloadingEvent]:
-        """All events, then those that a live writer appends, across segments.
+        """All events, and then what a live writer appends, across segments. Waits for what is unfinished.
 
-        Looks again every `poll_seconds`. Once `stop()` is true it ends after what was written before. What
-        is unfinished is waited for. Raises `LogGap` at a gap; go on with `holding=gap.last + 1`.
+        poll_seconds: how often to look again.
+        stop: when it returns true, this ends after what was written by then.
+        holding: as in `segments`.
+
+        Raises `LogGap` at a gap; continue with `holding=gap.last + 1`.
         """
         self._reset()
         path = self._paths(holding)[0]
         opened: Segment | Torn | None = None
         while True:
-            # Asked before the segment is read: what was there by then is read, and a segment that has a
+            # Ask before reading the segment: then everything written by now is read, and a segment that has a
             # successor is complete.
             stopping = stop()
             successor = next((later for later in self._paths() if later > path), None)
@@ -195,7 +205,7 @@ class LogReader:
         self.torn, self.broken_from, self.gaps = None, None, []
 
     def _leave(self, segment: Segment, successor: Path | None) -> tuple[int, int] | None:
-        """Note how a segment ended; the gap between it and the next one, if there is one."""
+        """Note how a segment ended. Returns the gap between it and the next one, or None."""
         following = None if successor is None else first_event(successor)
         lost = segment.lost_after(following)
         self.torn = segment.torn
@@ -209,7 +219,7 @@ class LogReader:
 
 
 def _open_segment(path: Path, gap: tuple[int, int] | None) -> Segment | Torn:
-    """A segment with its head read; or `Torn`, if the file ends before its head does."""
+    """Open a segment and read its head; `Torn` if the file ends before the head does."""
     name, first = str(path), first_event(path)
     with _opened(path) as file:
         torn = read_preamble(file, name, first)

@@ -1,17 +1,17 @@
-"""Writing the log: batched, rotated, synced as chosen, and never failing in silence.
+"""Writing the log: batched, rotated, synced as chosen. No failure is silent.
 
-`LogWriter.append` puts an event on a list; a flush encodes the list as one frame and writes it with one
-system call. What happens when that call fails is the embedder's choice:
+`LogWriter.append` puts an event on a list. A flush encodes the list as one frame and writes it with one
+system call. The embedder chooses what happens if that call fails:
 
-- `stop`: what is there stays whole, `LogWriteFailed` is raised now and by every later call.
-- `continue`: the segment is marked, in place, as broken from the first lost event on. Events are counted
-  and dropped until a new segment can be opened; it starts with a snapshot, so that readers can go on
-  there, and they report the events between as a gap.
+- `stop`: what is written stays whole. `LogWriteFailed` is raised now and by every later call.
+- `continue`: the segment is marked, in place, as broken from the first lost event on. Events are counted and
+  dropped until a new segment can be opened. It begins with a snapshot: readers continue there, and report
+  the lost events as a gap.
 
-The mark overwrites bytes that were reserved when the segment was made, because a full disk has no room for
-new ones. (A file system that copies on write may refuse even that: then the writer stops.)
+The mark overwrites bytes that the segment reserved, because a full disk has no room for new ones. A file
+system that copies on write may refuse even that: then the writer stops.
 
-One thread owns a writer. A log is one life of the core: a writer never opens a log again.
+One thread owns a writer. A log is one life of the core: a writer never opens an existing log.
 """
 
 from __future__ import annotations
@@ -35,26 +35,32 @@ Durability = Literal["none", "interval", "every"]
 OnFailure = Literal["stop", "continue"]
 
 FRAME_EVENTS = 512
-"""Most events of one frame: beyond it the cost per event does not fall any more."""
+"""Most events of one frame. With more, an event does not get cheaper."""
 
 FRAME_BYTES = 1 << 20
-"""About how long a frame may get. The size of the frame before tells how many events that is."""
+"""About the largest frame. The size of the last frame tells how many events that is."""
 
 
 class LogWriter:
-    """Appends events to a new log in `directory`, which is made if absent and must be empty.
+    """Appends events to a new log.
 
-    snapshot: gives the ledger's state right after the event that was appended last; called when a segment
-    opens. durability: `none` leaves syncing to the kernel; `interval` syncs at the first flush after
-    `sync_interval_ms`, and at the end; `every` syncs at each flush. segment_bytes: bytes of events after
-    which a new segment opens. max_bytes: of all segments together; when a new one opens, the oldest go until
-    it has room to fill up (None: keep all). compress: with zstd. clock: Unix time in nanoseconds, recorded as
-    data.
+    directory: made if absent; must be empty.
+    config: recorded in each segment.
+    snapshot: returns the ledger's state after the last appended event; called when a segment opens.
+    durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
+        `sync_interval_ms`, and at the end. `every` syncs at each flush.
+    sync_interval_ms: for `interval` (ms).
+    segment_bytes: a new segment opens after this many bytes of events.
+    max_bytes: limit of all segments together; None keeps all. When a segment opens, the oldest ones are
+        deleted until it has room to become full.
+    compress: with zstd.
+    on_failure: `stop` or `continue`, as above.
+    clock: Unix time (ns); recorded only.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
-    Attributes: `events` (written), `dropped` (lost, `continue` only), `bytes_written` (dropped segments too),
-    `broken_from` (the first event that was lost, or None), `directory`.
+    The attributes `events` and `bytes_written` count what was written, deleted segments included; `dropped`
+    counts lost events; `broken_from` is the first lost event, or None.
     """
 
     def __init__(
@@ -94,9 +100,9 @@ class LogWriter:
             raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
 
     def append(self, event: OffloadingEvent) -> None:
-        """Add the next event; it is on its way to the disk after the next flush. Takes about 0.1 us.
+        """Add the next event; the next flush writes it. Takes about 0.1 us.
 
-        Raises `LogError` if its number is not the next one, `LogWriteFailed` as `flush` does.
+        Raises `LogError` if its number is not the next one, and `LogWriteFailed` as `flush` does.
         """
         seq = event.seq
         if seq != self._next:
@@ -109,9 +115,9 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was appended, as one frame; sync and start a new segment if that is due.
+        """Write what was appended as one frame. Sync, and open a new segment, if due.
 
-        Raises `LogWriteFailed` if that fails and the embedder chose to stop.
+        Raises `LogWriteFailed` if that fails and `on_failure` is `stop`.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -128,7 +134,7 @@ class LogWriter:
             self._start_next_segment()
 
     def close(self) -> None:
-        """Flush, sync and close; a second call does nothing. Raises `LogWriteFailed` as `flush` does."""
+        """Flush, sync and close. Idempotent. Raises `LogWriteFailed` as `flush` does."""
         if self._segment.closed:
             return
         try:
@@ -154,7 +160,7 @@ class LogWriter:
         except OSError as error:
             self._lose(events[0].seq, self._segment.size, error)
             return
-        except Exception as error:  # Not the disk's fault, so going on would lose the next events too.
+        except Exception as error:  # Not the disk's fault: the next events would be lost too.
             self._stop(f"events from {events[0].seq} on cannot be encoded", error)
         self.events += len(events)
         self.bytes_written += len(frame)
@@ -163,10 +169,10 @@ class LogWriter:
             self._sync()
 
     def _sync(self) -> bool:
-        """Make the segment durable, if that was chosen. False if events were lost instead.
+        """Make the segment durable, if `durability` asks for it. False if events were lost.
 
-        After a failed sync nobody knows which pages reached the disk, so all since the last good one count
-        as lost.
+        After a failed sync nobody knows which pages reached the disk. So all events since the last good sync
+        count as lost.
         """
         if not self._syncs or self._segment.size == self._synced_size:
             return True
@@ -190,7 +196,7 @@ class LogWriter:
         which = f"event {first}" if first == last else f"events {first} to {last}"
         failure = f"{which} could not be written"
         if not self._continues:
-            with suppress(OSError):  # The torn tail that is left otherwise is no loss: readers cut it.
+            with suppress(OSError):  # If this fails, a torn end is left, and readers cut it.
                 self._segment.cut(size)
             self._stop(failure, cause)
         try:
@@ -206,10 +212,10 @@ class LogWriter:
         self._lost, self._resume_at = True, 0
 
     def _start_next_segment(self) -> None:
-        """Go on in a new segment, and drop the oldest ones that retention does not keep.
+        """Open the next segment, and delete the oldest ones beyond `max_bytes`.
 
-        If that fails and the embedder chose to go on, nothing is lost by it: a segment that could not be
-        followed by another just grows, and a lost one waits for the next attempt.
+        If that fails and `on_failure` is `continue`, no event is lost by it: a good segment grows, and a
+        broken one waits for the next attempt.
         """
         try:
             segment = self._open_segment(self._snapshot)
@@ -224,10 +230,10 @@ class LogWriter:
             self._resume_at = self.dropped + FRAME_EVENTS
 
     def _open_segment(self, snapshot: Callable[[], bytes]) -> SegmentFile:
-        """A new segment after the last event appended, with its head; none at all if that fails."""
+        """A new segment with its head. If that fails, no file is left."""
         segment = SegmentFile(segment_path(self.directory, self._next))
         try:
-            # Before the snapshot is made: the attempt costs little while the disk is full.
+            # Before the snapshot is taken: so an attempt costs little while the disk is full.
             segment.write(encode_preamble())
             head = SegmentHead(
                 SCHEMA_VERSION, machines_digest(), self._config, self._next - 1, self._clock(), snapshot()
@@ -262,15 +268,15 @@ class LogWriter:
         raise error from cause
 
     def _refuse(self, refusal: LogError) -> None:
-        """Answer every later call with `refusal`. No event has number -1, so `append` needs no check more."""
+        """Answer every later call with `refusal`. `append` finds out, because no event has number -1."""
         self._refusal, self._next = refusal, -1
 
 
 class SegmentFile:
-    """A segment under the pen. A write that fails leaves `size` as it was: `cut` gets rid of the rest.
+    """A segment that is being written. A failed write leaves `size` as it was; `cut` removes the rest.
 
-    It is made under another name, which also keeps a second writer out, and gets its own with `publish`:
-    readers never meet a segment without a head.
+    It is made under another name, which also keeps a second writer out. `publish` gives it its own name: so
+    readers never see a segment without a head.
     """
 
     def __init__(self, path: Path) -> None:
@@ -279,32 +285,38 @@ class SegmentFile:
         self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def publish(self) -> None:
+        """Give the file the name by which readers find it."""
         if self.path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
         self._name = self._name.rename(self.path)
 
     def discard(self) -> None:
-        """Leave nothing of it on the disk."""
+        """Delete the file."""
         self.close()
         self._name.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
+        """Append all of `data`."""
         done = os.pwrite(self._descriptor, data, self.size)
         while done < len(data):
             done += os.pwrite(self._descriptor, data[done:], self.size + done)
         self.size += len(data)
 
     def sync(self) -> None:
+        """Wait until the bytes are on the disk."""
         os.fdatasync(self._descriptor)
 
     def cut(self, size: int) -> None:
+        """Keep the first `size` bytes."""
         os.ftruncate(self._descriptor, size)
         self.size = size
 
     def mark_broken(self, seq: int) -> None:
+        """Mark the segment: events from `seq` on were lost."""
         os.pwrite(self._descriptor, encode_mark(seq), MARK_OFFSET)
 
     def close(self) -> None:
+        """Close the file. Idempotent."""
         if not self.closed:
             self.closed = True
             os.close(self._descriptor)
@@ -326,7 +338,7 @@ def _check_options(
 
 
 def _claim(directory: Path) -> None:
-    """Make the directory, and see that it is empty: two lives of the core never share one."""
+    """Make the directory, which must be empty: two lives of the core never share one."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         found = next(iter(sorted(directory.iterdir())), None)
@@ -340,7 +352,7 @@ def _claim(directory: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the names in it durable; a synced file whose name is lost is lost."""
+    """Make the names in it durable: without its name a synced file is lost."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
