@@ -1,4 +1,4 @@
-"""The contracts of `specs/contracts` are proved, can fail, and are about the code that runs.
+"""The contracts of `specs/contracts` are proved, can fail, and are about the real code.
 
 CrossHair proves what is plain ints. Where the code works on packed words or numpy arrays, the contract is
 about a plain reference, and here the two are enumerated side by side.
@@ -53,12 +53,12 @@ def test_contract_is_confirmed(name: str) -> None:
     ],
 )
 def test_compiled_table_equals_its_rows(pair: tuple[prove.Function, prove.Function]) -> None:
-    """The fast suite has the same as a contract of each pair's first function."""
+    """In the fast suite, the contract of each pair's first function says the same."""
     assert prove.differences(*pair) == []
 
 
 FIRST_BUGS = {bug.contract: bug for bug in reversed(BUGS)}
-"""One for each contract; what else is planted waits for the slow suite."""
+"""One bug for each contract; the slow suite plants the others."""
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_contracts_know_the_limits_of_the_counters() -> None:
 
 
 def check_packing(codec: Codec, state: int, first: np.ndarray, second: np.ndarray) -> None:
-    """`encode` is `words.packed`, and `decode` its inverse, for whole arrays of counts."""
+    """`encode` equals `words.packed`, and `decode` is its inverse, for whole arrays of counts."""
     counts = (first, second)[: len(codec.limits)]
     word = codec.encode(state, counts)  # type: ignore[arg-type]
     assert (word == words.packed(state, first, second, codec.limits[0] + 1)).all()  # type: ignore[arg-type]
@@ -170,14 +170,14 @@ def check_packing(codec: Codec, state: int, first: np.ndarray, second: np.ndarra
 
 
 def ranges(codec: Codec) -> tuple[np.ndarray, np.ndarray]:
-    """All values of the first counter, and of the second; [0] if there is none."""
+    """All values of the first counter and of the second; [0] for a counter that is absent."""
     limits = (*codec.limits, 0)[:2]
     return np.arange(limits[0] + 1), np.arange(limits[1] + 1)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_words_are_packed_as_proved(codec: Codec) -> None:
-    """Rule 10: the whole range of each counter, beside the least and the greatest values of the other."""
+    """Rule 10: the whole range of each counter, with the least and the greatest values of the other."""
     first, second = ranges(codec)
     for state in codec.machine.states:
         for other in {0, 1, int(second[-1]) // 2, int(second[-1])} & set(second.tolist()):
@@ -189,7 +189,7 @@ def test_words_are_packed_as_proved(codec: Codec) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_all_words_are_packed_as_proved(codec: Codec) -> None:
-    """The same for every word that there can be: a billion of a block."""
+    """The same for every possible word: a billion for a block."""
     first, second = ranges(codec)
     for state in codec.machine.states:
         for some in np.array_split(first, max(1, len(first) * len(second) >> 21)):
@@ -198,7 +198,7 @@ def test_all_words_are_packed_as_proved(codec: Codec) -> None:
 
 
 def telling_counts(machine: Machine, place: int) -> list[int]:
-    """Counts around every end of every range of a counter: none between two of them is told apart."""
+    """The counts around every end of every range. No guard tells apart the counts between two of them."""
     limit = machine.counters[place].limit
     ends = {
         end
@@ -212,7 +212,7 @@ def telling_counts(machine: Machine, place: int) -> list[int]:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_memo_of_words_steps_as_the_rows_read(codec: Codec) -> None:
-    """What the hot path looks up is what the rows say, refusals too."""
+    """What the hot path looks up equals the rows, refusals included."""
     machine = codec.machine
     counts = [telling_counts(machine, place) for place in range(len(machine.counters))]
     for state, trigger, *held in product(machine.states, machine.triggers, *counts):
@@ -247,7 +247,7 @@ def check_runs(devices: tuple[int, ...], hosts: tuple[int, ...]) -> None:
 
 
 def test_runs_are_merged_as_proved() -> None:
-    """S15: `merge_runs` gives the runs of the reference, for every small job."""
+    """Correct bytes (S15): `merge_runs` gives the runs of the reference, for every small job."""
     for devices, hosts in small_jobs():
         check_runs(devices, hosts)
 
@@ -262,7 +262,9 @@ def test_a_wrong_merge_of_runs_is_seen() -> None:
 
 
 def check_reports(reports: tuple[tuple[int, bool], ...], workers: int) -> None:
-    """S2, S5, S6: a store ends exactly at its last worker's first report; a second one is refused."""
+    """Publish after commit (S2), stale reports change nothing (S5), failure is not success (S6): a store
+    ends exactly at its last worker's first report; a second one is refused.
+    """
     ledger = Ledger(OffloadConfig(host_blocks=1, device_blocks=1, workers=workers))
     ledger.apply(StorePlanned(1, 0, 0, (), (b"key",), (0,), (0,)))
     ledger.apply(TransfersSubmitted(2, 0, 0, (1,)))
@@ -281,7 +283,7 @@ def check_reports(reports: tuple[tuple[int, bool], ...], workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_reports_are_counted_once_for_each_worker(workers: int) -> None:
-    """Every sequence of one report more than there are workers, good and bad ones."""
+    """Every sequence of good and bad reports, one report longer than there are workers."""
     one = list(product(range(workers), (True, False)))
     for reports in product(one, repeat=workers + 1):
         check_reports(reports, workers)

@@ -1,4 +1,4 @@
-"""The offload protocol: proved within small bounds, and each of its broken variants refuted."""
+"""The offload protocol is proved within small bounds, and each of its broken variants is refuted."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ SMALL = SCOPES["small"]
 TWO_WORKERS = ProtocolScope(keys=1, device_blocks=2, slots=1, workers=2, queued=1, losses=False)
 
 BYTES = (Property.PUBLISH_AFTER_COMMIT, Property.COPY_ORDER, Property.CORRECT_BYTES)
-"""The claims that look at memory, not at books."""
+"""The claims about memory, not about the books."""
 
 
 def of_bytes_alone(declared: Declaration) -> Declaration:
-    """Deaf to its books: refuted only when wrong bytes can be read."""
+    """Without the claims about the books: refuted only if wrong bytes can be read."""
     return replace(declared, always=tuple(claim for claim in declared.always if claim.name in BYTES))
 
 
@@ -58,7 +58,7 @@ def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
     ],
 )
 def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tuple[int, int, int]) -> None:
-    """Every property of the protocol, S9 among them; the counts change only with the protocol."""
+    """Every property holds, progress (S9) included. The counts change only with the protocol."""
     found = explore(offload_protocol(scope), symmetry=symmetry)
     assert facts(found) == (Verdict.PROVED, *expected)
     assert found.unreached == ()
@@ -72,7 +72,7 @@ def test_two_workers_are_proved() -> None:
 
 
 def test_plain_python_reaches_the_same_states() -> None:
-    """The explorer of models, on the plain evaluation: nothing is shared but the declaration."""
+    """The explorer of models on the plain evaluation shares only the declaration with numpy."""
     declared = offload_protocol(TINY)
     plain = explorer.explore(ProtocolModel(declared))
     assert facts(plain)[:3] == facts(explore(declared, symmetry=False))[:3]
@@ -80,7 +80,7 @@ def test_plain_python_reaches_the_same_states() -> None:
 
 
 def all_states(declared: Declaration) -> list[State]:
-    """By numpy, without symmetry."""
+    """All reachable states, by numpy, without symmetry."""
     transitions = Transitions(CellLayout(declared))
     level = [transitions.layout.initial]
     seen = dict.fromkeys(level)
@@ -105,8 +105,8 @@ def _plainly_reached(model: ProtocolModel) -> set[State]:
 
 @pytest.mark.parametrize(("keys", "device_blocks"), [(1, 2), (2, 1)])
 def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> None:
-    """Without the forgetting of bytes and names there are more states; told apart no further than with it,
-    they are the same ones. So no bug hides behind what is forgotten."""
+    """Without the forgetting of bytes and names there are more states. With it applied afterwards, they are
+    the same states. So forgetting hides no bug."""
     declared = offload_protocol(ProtocolScope(keys, device_blocks, slots=1, live_transfers=1, queued=1))
     structure = ("transfer", "transfer_slot", "instant", "block")
     forgets = tuple(one for one in declared.forgets if one.cell.variable.name in structure)
@@ -119,7 +119,7 @@ def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> Non
     for forget, binding in layout.forgets:
         forgotten = nodes.of(forget.when, binding).of(StateBatch(remembered))
         remembered[layout.place_of(forget.cell, binding)][forgotten] = forget.cell.variable.domain.initial
-    # A slot's bytes of an earlier life are forgotten for good: only what was read since can tell them.
+    # A slot's bytes from an earlier life are forgotten for good: they are overwritten before they are read.
     block, content = declared.variable("block"), declared.variable("slot_content")
     being_stored = InState(block[Param("s", block.indices[0])], (BlockState.ALLOCATED, BlockState.STORING))
     for columns in (remembered, expected):
@@ -129,14 +129,14 @@ def test_what_is_forgotten_changes_nothing(keys: int, device_blocks: int) -> Non
 
 
 def test_threads_change_nothing() -> None:
-    """S11: the same counts, and the same way to a bug."""
+    """Determinism (S11): the same counts, and the same way to a bug."""
     one, two = (explore(offload_protocol(SMALL, Variant.LOAD_UNHELD), jobs=jobs) for jobs in (1, 2))
     assert facts(one) == facts(two)
     assert one.refutation == two.refutation
 
 
 def test_rows_that_the_protocol_never_takes_are_named() -> None:
-    """Each with its reason: a row that is not among these, and is not taken, is one that nothing checks."""
+    """Each with its reason. Nothing checks a row that is neither taken nor named here."""
     found = explore(offload_protocol(ProtocolScope(keys=1, slots=1, workers=2, queued=1)))
     rows = {str(edge).partition(" (")[0] for edge in never_taken(found.edges, ("block", "transfer", "lease"))}
     assert rows == {
@@ -168,7 +168,7 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
     ],
 )
 def test_broken_variant_is_refuted(variant: Variant, property: Property, length: int, states: int) -> None:
-    """By the shortest way: no exploration of fewer actions can find it."""
+    """By a shortest trace: fewer actions cannot show the bug."""
     declared = offload_protocol(SMALL, variant)
     found = explore(declared)
     assert found.verdict is Verdict.REFUTED
@@ -192,7 +192,7 @@ def test_broken_variant_is_refuted(variant: Variant, property: Property, length:
     ],
 )
 def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property: Property, length: int) -> None:
-    """S15: what the books' own claims forbid (S3) is not a matter of taste."""
+    """Books that break "no reuse in flight (S3)" let wrong bytes be read, too."""
     declared = of_bytes_alone(offload_protocol(SMALL, variant))
     found = explore(declared)
     assert found.refutation is not None
@@ -201,7 +201,7 @@ def test_broken_books_let_wrong_bytes_be_read(variant: Variant, property: Proper
 
 
 def assert_path_breaks(declared: Declaration, found: Exploration) -> None:
-    """Plain Python walks the same way; only at its end a property is broken, and as the finding says."""
+    """Plain Python takes the same path. Only its end breaks a property, the one that the finding names."""
     assert found.refutation is not None
     model = ProtocolModel(declared)
     always = [one for one in model.requirements if one.kind is Kind.ALWAYS]
@@ -269,7 +269,7 @@ def pins_outlive_a_reset(row: Row) -> Row:
 def test_broken_table_is_refuted(
     machine: Machine, change: Callable[[Row], Row], workers: int, property: Property
 ) -> None:
-    """The protocol has no rows of its own: a table that is wrong makes it wrong."""
+    """The protocol has no rows of its own: a wrong table makes it wrong."""
     scope = ProtocolScope(keys=1, device_blocks=1, workers=workers)
     found = explore(offload_protocol(scope, machines=with_rows(machine, change)))
     assert found.refutation is not None
@@ -287,14 +287,14 @@ def without(declared: Declaration, name: str) -> Declaration:
 
 
 def test_what_is_never_met_refutes() -> None:
-    """Proved would mean little if no hit was ever loaded."""
+    """A proof would mean little if no hit was ever loaded."""
     found = explore(without(offload_protocol(TINY), "match"))
     assert found.verdict is Verdict.REFUTED
     assert "a hit is loaded" in found.unreached
 
 
 def test_copy_that_never_starts_is_no_progress() -> None:
-    """S9: a transfer that was submitted must come to an end."""
+    """Progress (S9): a transfer that was submitted must come to an end."""
     found = explore(without(offload_protocol(TINY), "start"))
     assert found.refutation is not None
     assert found.refutation.finding.property == Property.PROGRESS
@@ -302,7 +302,7 @@ def test_copy_that_never_starts_is_no_progress() -> None:
 
 
 def test_draining_that_goes_round_is_no_progress() -> None:
-    """S9: an action that brings nothing nearer to its end may not count as one that does."""
+    """Progress (S9): an action that brings nothing nearer to rest must not count as draining."""
     declared = offload_protocol(TINY)
     actions = tuple(replace(one, drains=True) if one.name == "match" else one for one in declared.actions)
     found = explore(replace(declared, actions=actions))

@@ -1,4 +1,4 @@
-"""The language of the protocol, and what numpy makes of it: held against plain Python, term by term."""
+"""The language of the protocol, and its evaluation by numpy compared with plain Python."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ SIZES = [cell.variable.domain.size for cell in LAYOUT.cells]
 
 
 def any_states(seed: int, count: int) -> Columns:
-    """Any values in any cells: most of them can never be reached, and mean nothing."""
+    """Any values in any cells: most of these states are unreachable and mean nothing."""
     random = np.random.default_rng(seed)
     return np.array([random.integers(0, size, count) for size in SIZES], dtype=np.uint8)
 
 
 def reachable(depth: int) -> list[State]:
-    """Some states so many actions away from the start, from all over."""
+    """A sample of the states that are this many actions from the start."""
     columns = columns_of([LAYOUT.initial])
     for _ in range(depth):
         columns = np.unique(TRANSITIONS.after(columns).columns, axis=1)
@@ -107,7 +107,7 @@ def test_scope_without_a_slot_is_refused() -> None:
     ids=("what is left to do", "words of a transfer", "matches of all slots"),
 )
 def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: ProtocolScope) -> None:
-    """They would come round to 0 in silence, and a guard or a claim would mean something else."""
+    """They would wrap around to 0 in silence and change what a guard or a claim means."""
     with pytest.raises(ConfigError, match="choose smaller bounds"):
         explore(offload_protocol(scope), max_states=1)
 
@@ -130,7 +130,7 @@ def test_numpy_and_plain_python_agree_on_every_guard_and_claim(seed: int) -> Non
 
 @pytest.mark.parametrize("depth", [4, 9, 14])
 def test_numpy_and_plain_python_agree_on_what_follows(depth: int) -> None:
-    """Successors by action instance, effects, forgetting and all."""
+    """The successors by each action instance, with effects and forgetting."""
     states = reachable(depth)[::40]
     successors = TRANSITIONS.after(columns_of(states))
     found = rows_of(successors.columns)
@@ -142,7 +142,7 @@ def test_numpy_and_plain_python_agree_on_what_follows(depth: int) -> None:
 
 
 def test_effects_read_the_state_before_and_forgets_the_one_before_them() -> None:
-    """The order that the language promises, where it matters: an exchange, and a forget that ends another."""
+    """The order that the language promises, where it matters: a swap, and a forget that triggers another."""
     ones = IndexSet("thing", 1)
     x, i = Param("x", ones), UpTo(3)
     a, b = Variable("a", "One.", (ones,), i), Variable("b", "Another.", (ones,), i)
@@ -203,7 +203,7 @@ def test_set_of_states_tells_apart_what_is_alike_in_the_first_word(
 
 
 def renamed_anyhow(state: State, order: dict[str, tuple[int, ...]]) -> State:
-    """The state with the members of each index set numbered anew."""
+    """The state with the members of each index set renumbered."""
     after = list(state)
     for cell, value in zip(LAYOUT.cells, state):
         sets = cell.variable.indices
@@ -228,7 +228,7 @@ def least_name(state: State) -> State:
 
 
 def test_renaming_is_no_more_than_a_renaming() -> None:
-    """Else two states that differ could become one, and a bug would hide behind it (S11)."""
+    """Otherwise two different states could become one, and a bug could hide."""
     states = [*reachable(12)[::50], *rows_of(any_states(7, 40))]
     columns = columns_of(states)
     Symmetry(LAYOUT).rename(columns)
@@ -236,7 +236,7 @@ def test_renaming_is_no_more_than_a_renaming() -> None:
 
 
 def test_states_that_differ_in_numbers_alone_get_one_name() -> None:
-    """That it finds nearly all of them is what makes the full scope fit; that it finds all is not claimed."""
+    """Renaming finds nearly all symmetric states, which the full scope needs. It need not find all."""
     states = reachable(14)[::20]
     symmetry, names, orbits = Symmetry(LAYOUT), set(), set(map(least_name, states))
     for order in ORDERS:

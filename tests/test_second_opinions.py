@@ -1,4 +1,4 @@
-"""Rumur and TLC, asked about the same protocol, say what kvsm says: the same states, the same bugs.
+"""Rumur and TLC agree with kvsm about the protocol: the same states, the same bugs.
 
 Where they are not installed these tests are skipped, with what to do; the rest of the file needs no tool.
 """
@@ -49,7 +49,7 @@ def being_asked(ask: Callable[..., Opinion], case: Case) -> Future[Opinion]:
 
 
 def asked(ask: Callable[..., Opinion], case: Case) -> Opinion:
-    """What a tool says. The other one is asked meanwhile, because its test comes next."""
+    """A tool's answer. The other tool starts meanwhile, because its test comes next."""
     for one, missing in ((of_rumur, rumur_missing()), (of_tlc, tlc_missing())):
         if not missing:
             being_asked(one, case)
@@ -65,7 +65,7 @@ def test_text_is_what_the_declaration_says_now(path: Path) -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("case", GOOD, ids=("two workers", "two device blocks"))
 def test_same_states_of_the_good_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
-    """No property is refuted (S1 to S15, S9 too), and the states are as many, to the last one."""
+    """No property is refuted, and the numbers of states are exactly equal."""
     ours, theirs = of_kvsm(case.declared()), asked(tool, case)
     assert ours.verdict == "proved"
     assert differences(ours, theirs) == []
@@ -81,7 +81,7 @@ def test_same_states_when_symmetric_ones_are_merged() -> None:
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.variant.name)
 def test_same_bug_of_a_broken_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
-    """The same property, refuted by a trace of the same, shortest length."""
+    """The same property is refuted, by a trace of the same length, which is the shortest."""
     ours, theirs = of_kvsm(case.declared()), asked(tool, case)
     assert ours.broken
     assert differences(ours, theirs) == []
@@ -95,7 +95,7 @@ TINY = BROKEN[0].scope
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", TOOLS)
 def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
-    """A table that evicts what a match holds is refuted: the rows are in the texts (S7)."""
+    """The texts contain the rows: a table that evicts a block that a match holds is refuted."""
     rows = [
         dataclasses.replace(row, when={}, then={"pins": VOID}) if row.trigger == BlockTrigger.EVICT else row
         for row in BLOCK.rows
@@ -110,7 +110,7 @@ def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", TOOLS)
 def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion]) -> None:
-    """S9: a rank that does not fall is seen by the first draining action."""
+    """Progress (S9): the first draining action shows a rank that does not fall."""
     found = ask(dataclasses.replace(offload_protocol(TINY), rank=number(1)))
     assert (found.broken, len(found.trace)) == ("S9", 2)
 
@@ -118,7 +118,7 @@ def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion])
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", TOOLS)
 def test_rest_that_is_not_reached_is_refuted(ask: Callable[..., Opinion]) -> None:
-    """S9: from every state, things come to rest."""
+    """Progress (S9): every state must come to rest."""
     never = dataclasses.replace(offload_protocol(TINY), rest=FALSE)
     assert ask(never).broken == "S9"
 
@@ -143,7 +143,7 @@ def test_text_that_tlc_cannot_read_is_no_verdict() -> None:
     "words", words_in(offload_protocol(GOOD[1].scope)), ids=lambda words: words.machine.name
 )
 def test_exported_rows_are_the_machine(words: Words) -> None:
-    """Each word and trigger: the rows that the texts are made of lead where the explorations' table leads."""
+    """For each word and trigger, the exported rows lead to the same word as kvsm's own table."""
     names = [counter.name for counter in words.machine.counters]
     for trigger in words.machine.triggers:
         for place, word in enumerate(words.words):
@@ -154,7 +154,7 @@ def test_exported_rows_are_the_machine(words: Words) -> None:
 def by_rows(
     words: Words, names: list[str], trigger: str, word: tuple[int, tuple[int, ...]] | None
 ) -> tuple[int, tuple[int, ...]] | None:
-    """The word that follows by the rows of an export; none does of ILLEGAL."""
+    """The word after a trigger, by the rows of an export; None for ILLEGAL."""
     if word is None:
         return None
     states = words.machine.states
@@ -174,7 +174,7 @@ def by_rows(
 
 
 def test_tla_module_says_what_everything_means() -> None:
-    """Whoever has the text alone finds a sentence on each variable, action and property."""
+    """The text alone explains each variable, action and property in a sentence."""
     declared = offload_protocol(TINY)
     said = " ".join(tla_module(declared).replace("\\*", "").split())
     for one in (*declared.variables, *declared.actions, *declared.always, *declared.sometimes):
@@ -184,7 +184,7 @@ def test_tla_module_says_what_everything_means() -> None:
 
 
 def test_murphi_refuses_effects_that_overwrite_what_each_other_reads() -> None:
-    """Its statements happen one after the other, so that a swap would be another action."""
+    """Murphi's statements happen one after the other, so a swap would be a different action."""
     declared = offload_protocol(TINY)
     one, other = declared.variable("key"), declared.variable("kernel_key")
     d = declared.actions[0].params[0]

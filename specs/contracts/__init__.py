@@ -1,1 +1,1 @@
-"""Contracts that CrossHair proves about the code of kvsm. `README.md` says what, and how to run it."""
+"""Contracts that CrossHair proves about kvsm's code. `README.md` says which, and how to run them."""

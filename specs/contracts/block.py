@@ -1,7 +1,7 @@
 """The block: what one step can do to a host slot, for every state, trigger and count.
 
-`sound` is the invariant that every other contract starts from: `a_step_keeps_it_sound` proves that no step
-leaves it, and the initial state is in it (`tests/test_contracts.py`).
+`sound` is the invariant that every other contract starts from. `a_step_keeps_it_sound` proves that every step
+keeps it, and the initial state satisfies it (`tests/test_contracts.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ HOLDS = {
     _S.QUARANTINED: (1, COPIES_LIMIT, 0),
     _S.RETIRED: (0, 0, 0),
 }
-"""Least and most copies, and most pins, that each state can have."""
+"""For each state: the least copies, the most copies, the most pins."""
 
 
 def sound(state: int, copies: int, pins: int) -> bool:
-    """Copies are counted where copies may be, pins where a match may count, and both within their limits."""
+    """The state has as many copies and pins as it may have, within the limits."""
     least, most, most_pins = HOLDS[BlockState(state)]
     return least <= copies <= most and 0 <= pins <= most_pins
 
@@ -41,7 +41,8 @@ def step(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> St
 
 
 def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """S4: no counter is ever negative, above its limit, or positive where nobody can hold anything.
+    """One release per hold (S4): no counter is ever negative, above its limit, or positive where nobody
+    can hold anything.
 
     pre: sound(state, copies, pins)
     post: _ is None or sound(*_)
@@ -50,8 +51,8 @@ def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: Bl
 
 
 def a_copy_ends_only_by_its_end(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """S3: while copies touch the slot, the only way to a state without is the end of the last of them. What
-    a lost copy may still touch is retired: reused never.
+    """No reuse in flight (S3): a slot is without copies again only by the end of the last copy. A slot
+    that a lost copy may still touch is retired and never reused.
 
     pre: sound(state, copies, pins)
     pre: copies > 0
@@ -65,7 +66,8 @@ def ends_one(trigger: int, copies: int, after: tuple[int, ...]) -> bool:
 
 
 def only_what_nobody_holds_is_reused(state: BlockState, copies: int, pins: int) -> tuple[Step, Step]:
-    """S3, S7: a slot is given to a new store, or taken from a block, only with no copy and no pin on it.
+    """No reuse in flight (S3), a match holds what it counts (S7): a slot is allocated, or its block
+    evicted, only without copies and pins.
 
     pre: sound(state, copies, pins)
     post: _[0] == ((_S.ALLOCATED, 0, 0) if state == _S.FREE or state == _S.EVICTED else None)
@@ -78,7 +80,7 @@ def only_what_nobody_holds_is_reused(state: BlockState, copies: int, pins: int) 
 def only_a_good_store_makes_it_readable(
     state: BlockState, copies: int, pins: int, trigger: BlockTrigger
 ) -> Step:
-    """S2: a block that could not be read can be read after a step only if its store ended well.
+    """Publish after commit (S2): a step makes a block readable only if it is the good end of its store.
 
     pre: sound(state, copies, pins)
     pre: not readable(state)
@@ -88,8 +90,8 @@ def only_a_good_store_makes_it_readable(
 
 
 def a_bad_end_makes_nothing_readable(state: BlockState, copies: int, pins: int) -> Step:
-    """S6: after a failed copy a block can be read only if it could be read before (a load's failure is told
-    by an invalidate in the same event).
+    """Failure is not success (S6): after a failed copy a block can be read only if it could be read
+    before. (For a load, the same event also invalidates the block.)
 
     pre: sound(state, copies, pins)
     post: _ is None or not readable(_[0]) or readable(state)
@@ -98,8 +100,8 @@ def a_bad_end_makes_nothing_readable(state: BlockState, copies: int, pins: int) 
 
 
 def every_live_copy_can_end(state: BlockState, copies: int, pins: int, good: bool) -> Step:
-    """S8, S9: whatever became of the block meanwhile, the end of a copy that touches it is legal, and takes
-    exactly one from the count.
+    """Every call is legal (S8), progress (S9): the end of a copy that touches the block is legal in every
+    state, and lowers the count by exactly one.
 
     pre: sound(state, copies, pins)
     pre: copies > 0
@@ -109,8 +111,9 @@ def every_live_copy_can_end(state: BlockState, copies: int, pins: int, good: boo
 
 
 def pins_and_readers_are_counted(state: BlockState, copies: int, pins: int) -> tuple[Step, Step, Step]:
-    """S4, S7, rule 10: a pin is one more, a release one less, and a load turns one pin into one reader. Each
-    is refused exactly when the block cannot be read, the pin is not there, or the counter is full.
+    """One release per hold (S4), a match holds what it counts (S7): a pin adds one, a release takes one,
+    and a load turns one pin into one reader. Each is refused exactly if the block cannot be read, there
+    is no pin to take, or the counter is full.
 
     pre: sound(state, copies, pins)
     post: _[0] == ((state, copies, pins + 1) if readable(state) and pins < PINS_LIMIT else None)
@@ -129,8 +132,8 @@ def may_load(state: int, copies: int, pins: int) -> bool:
 
 
 def invalidate_is_total(state: BlockState, copies: int, pins: int) -> Step:
-    """S8, S14: any block can be voided; afterwards it cannot be read, nothing is promised, and the copies
-    that touch it are still counted.
+    """Every call is legal (S8), no stale data (S14): any block can be invalidated. Then it cannot be
+    read, it has no pins, and the copies that touch it are still counted.
 
     pre: sound(state, copies, pins)
     post: _ is not None and not readable(_[0]) and _[1] == copies and _[2] == 0
@@ -139,7 +142,7 @@ def invalidate_is_total(state: BlockState, copies: int, pins: int) -> Step:
 
 
 def retired_is_for_ever(copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """S3: a slot that a lost copy may still write is never used again.
+    """No reuse in flight (S3): a slot that a lost copy may still write is never used again.
 
     pre: sound(_S.RETIRED, copies, pins)
     post: _ is None or _ == (_S.RETIRED, 0, 0)

@@ -1,8 +1,8 @@
-"""A seeded bug for every contract: planted in the code or the table that the contract is about, it must be
-refuted, or the contract says nothing.
+"""A seeded bug for every contract. Planted in the code or the table of the contract, it must be refuted;
+otherwise the contract says nothing.
 
-A table's bug is a row that was changed, left out or added, in the words of its own `why`. A function's bug
-is the function's own text with one piece replaced.
+A bug in a table changes, removes or adds a row, which is named by its `why`. A bug in a function replaces one
+piece of the function's source.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from kvsm.traces import started_blocks
 
 
 class Bug(NamedTuple):
-    """what: the mistake, in words. target: what is replaced, as a dotted name."""
+    """A mistake that a contract must refute.
+
+    what: the mistake, in words.
+    target: the dotted name of what is replaced.
+    """
 
     contract: str
     what: str

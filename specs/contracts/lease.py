@@ -10,7 +10,7 @@ READERS_LIMIT = (1 << 12) - 1
 
 
 def sound(state: int, readers: int) -> bool:
-    """READING has readers, and nothing else has."""
+    """READING has readers; no other state has any."""
     if state == _S.READING:
         return 1 <= readers <= READERS_LIMIT
     return readers == 0
@@ -21,7 +21,8 @@ def step(state: LeaseState, readers: int, trigger: LeaseTrigger) -> Step:
 
 
 def a_step_keeps_it_sound(state: LeaseState, readers: int, trigger: LeaseTrigger) -> Step:
-    """S4: readers are never negative, never above the limit, and gone when the lease is.
+    """One release per hold (S4): readers are never negative and never above the limit, and a lease that
+    ended has none.
 
     pre: sound(state, readers)
     post: _ is None or sound(*_)
@@ -30,7 +31,8 @@ def a_step_keeps_it_sound(state: LeaseState, readers: int, trigger: LeaseTrigger
 
 
 def a_writer_is_alone(state: LeaseState, readers: int) -> tuple[Step, Step]:
-    """S12: a copy begins to write only what no copy holds, and to read only what no copy writes.
+    """Order of copies (S12): a copy begins to write only a block that no copy holds, and to read only one
+    that no copy writes.
 
     pre: sound(state, readers)
     post: _[0] == ((_S.WRITING, 0) if state == _S.NONE else None)
@@ -44,7 +46,8 @@ def may_read(state: int, readers: int) -> bool:
 
 
 def a_hold_ends_once(state: LeaseState, readers: int, trigger: LeaseTrigger) -> Step:
-    """S3, S4: a held block is free again only when its last reader, or its writer, has ended.
+    """No reuse in flight (S3), one release per hold (S4): a held block is free again only when its last
+    reader, or its writer, has ended.
 
     pre: sound(state, readers)
     pre: state == _S.READING or state == _S.WRITING
@@ -60,8 +63,8 @@ def ended(state: int, readers: int, trigger: int) -> bool:
 
 
 def every_hold_can_end(state: LeaseState, readers: int) -> tuple[Step, Step]:
-    """S8: a reader's end is legal exactly while there are readers and takes one of them; a writer's exactly
-    while there is a writer.
+    """Every call is legal (S8): a reader's end is legal exactly while there are readers, and takes one. A
+    writer's end is legal exactly while there is a writer.
 
     pre: sound(state, readers)
     post: (_[0] is not None) == (readers > 0)
@@ -72,7 +75,7 @@ def every_hold_can_end(state: LeaseState, readers: int) -> tuple[Step, Step]:
 
 
 def retired_is_for_ever(trigger: LeaseTrigger) -> Step:
-    """S3: a device block that a lost load may still write is never handed out again.
+    """No reuse in flight (S3): a device block that a lost load may still write is never handed out again.
 
     post: _ is None
     """

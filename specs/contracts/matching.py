@@ -1,6 +1,6 @@
-"""Matching: where the longest hit of several groups ends, over every set of keys that can be there.
+"""Matching: where the longest hit of several groups ends, for every set of present keys.
 
-The methods of `HitSearch` are the ones that run; only the request is small: four tokens in two groups.
+The methods of `HitSearch` are the real ones. The request is small: four tokens in two groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TOKENS = 4
 
 
 class Groups(NamedTuple):
-    """What a lookup reads of a `SchedulerConfig`."""
+    """The attributes of a `SchedulerConfig` that a lookup reads."""
 
     groups: tuple[Group, ...]
     alignment: int
@@ -24,7 +24,7 @@ class Groups(NamedTuple):
 HYBRID = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.SLIDING_WINDOW, 2)), 2)
 MAMBA = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.MAMBA, 0)), 2)
 KEYS = ((0, 1, 2, 3), (4, 5))
-"""A key is its place among the flags that say which are there: four of the first group, two of the second."""
+"""A key is its place among the flags that say which keys are present: four in one group, two in the other."""
 Flags = tuple[bool, bool, bool, bool, bool, bool]
 
 
@@ -40,14 +40,15 @@ def served(groups: Groups, local: int, end: int, there: Flags) -> bool:
 
 
 def longest(groups: Groups, local: int, limit: int, there: Flags) -> int:
-    """The plain search: of all ends that the groups share, the last one that is served."""
+    """The plain search: the last end, of all that the groups share, that is served."""
     ends = [end for end in range(0, TOKENS + 1, groups.alignment) if local < end <= limit]
     return max([end for end in ends if served(groups, local, end, there)], default=local)
 
 
 def a_hit_is_the_longest_that_is_served(local: int, limit: int, there: Flags) -> int:
-    """S2, S7, S18: every key that the hit counts on is there, no longer hit would be served, and it ends
-    neither behind the limit, so that one token is left, nor before what the device has.
+    """Publish after commit (S2), a match holds what it counts (S7), one token left (S18): every key that
+    the hit counts is present, and no longer hit would be served. The hit ends within the limit, so one
+    token is left, and not before the device's own hit.
 
     pre: local in (0, 2) and local <= limit
     post: _ == longest(HYBRID, local, limit, there) and local <= _ <= limit

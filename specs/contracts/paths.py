@@ -1,4 +1,4 @@
-"""Path choice: which cell of the measured table a copy is looked up in, and what a cell cannot decide."""
+"""Path choice: the cell of the measured table in which a copy is looked up, and what a cell cannot decide."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from kvsm.cuda_io.paths import MEASURED_BYTES, RECTANGLE_ROWS, VERSION, CopyPath
 from kvsm.events import Direction
 
 CELLS = tuple(range(17))
-"""As many as the row of the smallest fragments has: for 1 fragment, 2, 4, up to 65,536."""
+"""The cells of the row of the smallest fragments: for 1, 2, 4, ... 65,536 fragments."""
 LARGEST = 1 << 48
-"""No copy has so many bytes or fragments: a bound for CrossHair, which takes one path for each power."""
+"""More bytes or fragments than any copy has. CrossHair needs a bound: it takes one path for each power."""
 PITCHED_FIRST = tuple(sorted(CopyPath, key=lambda path: path is not CopyPath.PITCHED))
 TABLE = PathTable(VERSION, "of contracts", ((PITCHED_FIRST,) * 2,) * 2, ((PITCHED_FIRST,) * 2,) * 2)
-"""Rectangles are the best path in every cell, so that only the guard can keep a copy from them."""
+"""Rectangles are the best path in every cell, so only the guard can keep a copy from them."""
 
 
 def an_amount_has_one_cell(amount: int) -> int:
-    """The largest power of two up to the amount names the cell; beyond the table the last cell does.
+    """The cell of an amount is the largest power of two up to it; beyond the table it is the last cell.
 
     pre: 0 <= amount < LARGEST
     post: 0 <= _ < len(CELLS)
@@ -35,7 +35,7 @@ def more_is_never_looked_up_lower(less: int, more: int) -> tuple[int, int]:
 
 
 def a_row_ends_with_the_measured_bytes(fragment_bytes: int) -> tuple[int, bool]:
-    """A row has a cell for each power of two of fragments that fit into what is measured, and no more.
+    """A row has a cell for each power of two of fragments that fit into the measured bytes, and no others.
 
     pre: 1 <= fragment_bytes <= MEASURED_BYTES
     post: _[0] >= 1 and _[1]
@@ -48,8 +48,8 @@ def a_row_ends_with_the_measured_bytes(fragment_bytes: int) -> tuple[int, bool]:
 def only_high_rectangles_go_pitched(
     store: bool, fragment_bytes: int, count: int, rectangles: int
 ) -> tuple[bool, bool]:
-    """A copy goes as rectangles, where they are best, exactly if they have as many rows as those that were
-    measured. Returns both.
+    """Where rectangles are best, a copy uses them exactly if they have as many rows as the measured ones.
+    Returns both.
 
     pre: 0 <= fragment_bytes < 1 << 16 and rectangles >= 1
     pre: 0 <= count < 1 << 12

@@ -1,7 +1,7 @@
 """Runs the proofs: contracts confirmed, compiled tables equal to their rows, seeded bugs refuted.
 
 CrossHair's command line exits 0 for "not confirmed" and for a precondition that nothing meets. Here only
-CONFIRMED, over all paths, counts as proved; and refuted means a counterexample, not a crash.
+CONFIRMED over all paths counts as proved, and only a counterexample counts as a refutation, not a crash.
 
     PYTHONPATH=specs python -m contracts.prove
 """
@@ -28,7 +28,7 @@ from contracts.tables import PAIRS
 Function = Callable[..., Any]
 MODULES = ("block", "transfer", "lease", "request", "tables", "words", "runs", "paths", "tokens", "matching")
 SECONDS = 120.0
-"""For one condition: many times what it takes, because running out of time proves nothing."""
+"""The time limit of one condition: many times what it takes, because running out of time proves nothing."""
 
 
 def contracts() -> dict[str, Function]:
@@ -42,14 +42,14 @@ def contracts() -> dict[str, Function]:
 
 
 def answers(contract: Function) -> Iterator[AnalysisMessage]:
-    """What CrossHair says to each postcondition, one after the other."""
+    """CrossHair's answers to each postcondition, in order."""
     options = AnalysisOptionSet(report_all=True, per_condition_timeout=SECONDS, per_path_timeout=SECONDS / 4)
     for condition in analyze_function(contract, options):
         yield from run_checkables([condition])
 
 
 def doubts(contract: Function) -> list[str]:
-    """Empty if every postcondition is CONFIRMED; else what CrossHair said instead."""
+    """CrossHair's answers other than CONFIRMED; empty if the contract is proved."""
     wanted = (contract.__doc__ or "").count("post:")
     given = list(answers(contract))
     doubts = [f"{one.state.value}: {one.message}" for one in given if one.state is not MessageType.CONFIRMED]
@@ -59,7 +59,7 @@ def doubts(contract: Function) -> list[str]:
 
 
 def counterexample(contract: Function) -> str | None:
-    """Arguments for which a postcondition is false. None if all are true, or if something just crashed."""
+    """Arguments for which a postcondition is false; None if none was found, or if the code crashed."""
     for one in answers(contract):
         if one.state is not MessageType.CONFIRMED:
             return one.message if one.state is MessageType.POST_FAIL else None
@@ -67,8 +67,11 @@ def counterexample(contract: Function) -> str | None:
 
 
 def differences(first: Function, second: Function) -> list[str] | None:
-    """For which arguments two functions differ; none: they differ for no arguments, and all paths through
-    both were taken, from either side. None: there was no time for all paths."""
+    """The arguments for which two functions differ.
+
+    Empty if they agree on all paths through both, taken from either side. None if there was no time for all
+    paths.
+    """
     taken: Counter[str] = Counter()
     options = DEFAULT_OPTIONS.overlay(
         AnalysisOptionSet(per_condition_timeout=2 * SECONDS, per_path_timeout=SECONDS / 4, stats=taken)
@@ -82,7 +85,7 @@ def differences(first: Function, second: Function) -> list[str] | None:
 
 
 def main() -> int:
-    """Prints a line for each proof. 0: all hold."""
+    """Print a line for each proof. Returns 0 if all hold."""
     wrong = 0
 
     def tell(name: str, holds: bool, word: str, since: float) -> None:

@@ -9,7 +9,7 @@ _S, _T = RequestState, RequestTrigger
 
 
 def sound(state: int, loads: int) -> bool:
-    """At most one load; exactly one where one is waited for; none where none may be."""
+    """The state has as many loads as it may have: none, one, or either."""
     if state == _S.LOADING or state == _S.FINISHED:
         return loads == 1
     if state == _S.MATCHED or state == _S.RELEASED:
@@ -26,7 +26,7 @@ def step(state: RequestState, loads: int, trigger: RequestTrigger) -> Step:
 
 
 def a_step_keeps_it_sound(state: RequestState, loads: int, trigger: RequestTrigger) -> Step:
-    """S4: a request has no load or one, and its state knows.
+    """One release per hold (S4): a request has at most one load, and its state fits the number.
 
     pre: sound(state, loads)
     post: _ is None or sound(*_)
@@ -35,8 +35,8 @@ def a_step_keeps_it_sound(state: RequestState, loads: int, trigger: RequestTrigg
 
 
 def it_can_always_leave(state: RequestState, loads: int) -> tuple[Step, Step]:
-    """S8: finish (or abort) and preemption are legal at any time of its life; finished, it waits for its
-    load, if it has one, and is forgotten at once if not.
+    """Every call is legal (S8): finish (or abort) and preemption are legal at any time of its life. A
+    finished request waits for its load; without a load it is forgotten at once.
 
     pre: sound(state, loads) and alive(state)
     post: _[0] == ((_S.FINISHED, 1) if loads else (_S.RELEASED, 0))
@@ -46,7 +46,8 @@ def it_can_always_leave(state: RequestState, loads: int) -> tuple[Step, Step]:
 
 
 def a_load_finds_its_request(state: RequestState, loads: int) -> Step:
-    """S4, S8: the end of a load is legal exactly while there is one, whatever became of the request.
+    """One release per hold (S4), every call is legal (S8): the end of a load is legal exactly while there
+    is one, in every state.
 
     pre: sound(state, loads)
     post: (_ is not None) == (loads == 1)
@@ -56,7 +57,7 @@ def a_load_finds_its_request(state: RequestState, loads: int) -> Step:
 
 
 def it_is_forgotten_only_without_a_load(state: RequestState, loads: int, trigger: RequestTrigger) -> Step:
-    """S4: a request is RELEASED only when it has finished and its load has ended.
+    """One release per hold (S4): a request is RELEASED only when it has finished and its load has ended.
 
     pre: sound(state, loads)
     post: _ is None or _[0] != _S.RELEASED or left_nothing(state, loads, trigger)
@@ -71,7 +72,8 @@ def left_nothing(state: int, loads: int, trigger: int) -> bool:
 
 
 def a_load_needs_a_match(state: RequestState, loads: int, trigger: RequestTrigger) -> Step:
-    """S7: a load begins only from the pins of a match, and with no other load of the request under way.
+    """A match holds what it counts (S7): a load begins only from the pins of a match, and only while the
+    request has no other load.
 
     pre: sound(state, loads)
     post: _ is None or _[1] <= loads or (state == _S.MATCHED and trigger == _T.BEGIN_LOAD and loads == 0)
@@ -80,7 +82,7 @@ def a_load_needs_a_match(state: RequestState, loads: int, trigger: RequestTrigge
 
 
 def released_is_the_end(trigger: RequestTrigger) -> Step:
-    """S8: nothing is done with a request that was forgotten.
+    """Every call is legal (S8): no trigger applies to a request that was forgotten.
 
     post: _ is None
     """

@@ -1,7 +1,7 @@
-"""Run merging: the pairs of a job, as few copies as possible and no byte more.
+"""Run merging: the pairs of a job in as few copies as possible, and not a byte more.
 
-`merge_runs` works on numpy arrays, which CrossHair cannot follow. `merged` is the plain reference: these
-contracts are about it, and `tests/test_contracts.py` enumerates small jobs, on which the two are equal.
+`merge_runs` works on numpy arrays, which CrossHair cannot follow. These contracts are about `merged`, the
+plain reference. `tests/test_contracts.py` compares the two on all small jobs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 Pair = tuple[int, int]
 """A device block and its host block."""
 Run = tuple[int, int, int]
-"""First device block, first host block, and how many of both."""
+"""First device block, first host block, number of blocks."""
 
 
 def joins(run: Run, pair: Pair) -> bool:
-    """Whether a pair is the next of a run: on both sides it stands right behind the run's last."""
+    """Whether a pair continues a run: it directly follows the run's last pair on both sides."""
     device, host, count = run
     return pair[0] == device + count and pair[1] == host + count
 
@@ -38,7 +38,8 @@ def covered(runs: Sequence[Run]) -> list[Pair]:
 
 
 def two_are_merged_iff_consecutive(pair: Pair, behind: Pair) -> list[Run]:
-    """S15: two neighbours become one copy if and only if they are consecutive on both sides.
+    """Correct bytes (S15): two neighbours become one copy if and only if they are consecutive on both
+    sides.
 
     post: (len(_) == 1) == (behind[0] == pair[0] + 1 and behind[1] == pair[1] + 1)
     """
@@ -46,7 +47,7 @@ def two_are_merged_iff_consecutive(pair: Pair, behind: Pair) -> list[Run]:
 
 
 def a_run_copies_its_pairs(first: Pair, second: Pair, third: Pair) -> list[Run]:
-    """S15: runs copy the pairs of the job, all of them and no others, in their order.
+    """Correct bytes (S15): runs copy all pairs of the job and no others, in their order.
 
     post: covered(_) == [first, second, third]
     """
@@ -62,8 +63,7 @@ def runs_cannot_be_merged_further(first: Pair, second: Pair, third: Pair) -> lis
 
 
 def a_run_of_any_length_takes_its_next(device: int, host: int, count: int, pair: Pair) -> bool:
-    """The step of the induction: a pair joins a run exactly if it is the one that the run, longer by one,
-    copies last.
+    """The induction step: a pair joins a run exactly if it is the last pair of the run that is longer by one.
 
     pre: count >= 1
     post: _ == (pair == (device + count, host + count))

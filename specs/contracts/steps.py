@@ -1,7 +1,7 @@
-"""One step of a machine: as the code takes it, and as its rows read.
+"""One step of a machine, in two ways: as the code takes it, and as its rows read.
 
-`taken` calls `Machine.step`, which the words of the hot path are filled from. `by_rows` is the plain
-reading of the same rows, and shares no code with it: no ranges resolved beforehand, no dense table.
+`taken` calls `Machine.step`, from which the words of the hot path are filled. `by_rows` is the plain reading
+of the same rows. It shares no code with `taken`: no ranges resolved beforehand, no dense table.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from kvsm.states import Machine
 from kvsm.states.machine import VOID, Row, UndefinedStep
 
 Step = tuple[int, ...] | None
-"""State and counters after a step; None: the step was refused."""
+"""State and counters after a step; None if the step was refused."""
 
 
 def taken(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -> Step:
-    """What the code does."""
+    """The step that the code takes."""
     try:
         target, after = machine.step(state, counts, trigger)
     except UndefinedStep:
@@ -23,8 +23,8 @@ def taken(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -
 
 
 def by_rows(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -> Step:
-    """What the rows say: the first row that names the state and the trigger, whose guard holds, and whose
-    effect leaves every counter within its limit."""
+    """The step by the rows: the first row that names the state and the trigger, whose guard holds, and whose
+    effect keeps every counter within its limit."""
     for row in machine.rows:
         if trigger == row.trigger and any(state == source for source in row.sources):
             after = _effect(machine, row, counts)

@@ -1,8 +1,7 @@
-"""The compiled tables equal their rows: each pair of functions here gives the same for every argument.
+"""The compiled tables equal their rows: the two functions of each pair agree for every argument.
 
-The first of a pair is what the code does (`Machine.step`, from ranges that are resolved when a machine is
-declared), the second the plain reading of the rows. Counts are any ints: also negative ones, and those
-above the limits.
+The first of a pair is the code's step (`Machine.step`, with ranges resolved when a machine is declared). The
+second is the plain reading of the rows. Counts are any ints, also negative or above the limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Token and block arithmetic: blocks that tokens need, windows, caps, and what counts as computed.
 
-The methods are the ones that run. They are called on plain stand-ins, which have the attributes that the
-method reads and nothing else, because CrossHair makes ints and enums, and no msgspec structs.
+The methods are the real ones. They are called on plain stand-ins that have only the attributes that the
+method reads, because CrossHair can make ints and enums but no msgspec structs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvsm.traces import started_blocks
 
 
 class Group(NamedTuple):
-    """What the arithmetic reads of a `KVCacheGroup`."""
+    """The attributes of a `KVCacheGroup` that the arithmetic reads."""
 
     block_tokens: int
     kind: GroupKind
@@ -29,13 +29,13 @@ class Group(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """What the arithmetic reads of a `SchedulerConfig`."""
+    """The attributes of a `SchedulerConfig` that the arithmetic reads."""
 
     groups: tuple[Group, ...]
 
 
 class EngineRequest:
-    """What the arithmetic reads of an engine's request."""
+    """The attributes of an engine's request that the arithmetic reads."""
 
     def __init__(self, prompt: int, tokens: int, computed: int, placeholders: int) -> None:
         self.num_prompt_tokens, self.num_tokens = prompt, tokens
@@ -43,7 +43,7 @@ class EngineRequest:
 
 
 class Tracked:
-    """What the arithmetic reads of a `TrackedRequest`: keys and blocks enough for any chunk."""
+    """The attributes of a `TrackedRequest` that are read here; keys and blocks suffice for any chunk."""
 
     def __init__(self, request: EngineRequest, trusted: int | None, max_store_tokens: int) -> None:
         self.request, self.trusted, self.max_store_tokens = request, trusted, max_store_tokens
@@ -55,7 +55,7 @@ class Tracked:
 
 
 def started_blocks_hold_all_tokens(tokens: int, block_tokens: int) -> int:
-    """Ceiling division: room for all tokens, and not a block more.
+    """Ceiling division: enough blocks for all tokens, and not one more.
 
     pre: tokens >= 0 and block_tokens >= 1
     post: (_ - 1) * block_tokens < tokens <= _ * block_tokens
@@ -64,8 +64,8 @@ def started_blocks_hold_all_tokens(tokens: int, block_tokens: int) -> int:
 
 
 def a_window_is_what_its_layers_see(kind: GroupKind, window: int, end: int) -> int:
-    """The first token that is needed to compute the one at `end`: the beginning, the state right before, or
-    so far back that with the token itself the window is full.
+    """The first token that is needed to compute the token at `end`: token 0, the state directly before it, or
+    the start of the window that ends with it.
 
     pre: window >= 1 and end >= 0
     post: 0 <= _ <= end
@@ -77,7 +77,7 @@ def a_window_is_what_its_layers_see(kind: GroupKind, window: int, end: int) -> i
 
 
 def a_window_never_moves_back(kind: GroupKind, window: int, end: int, later: int) -> tuple[int, int]:
-    """S3: what was given back, having left the window, is never needed again.
+    """No reuse in flight (S3): a block that left the window and was given back is never needed again.
 
     pre: window >= 1 and 0 <= end <= later
     post: _[0] <= _[1]
@@ -89,9 +89,9 @@ def a_window_never_moves_back(kind: GroupKind, window: int, end: int, later: int
 def a_request_fits_its_peak(
     kind: GroupKind, size: int, window: int, tokens: int, step: int, before: int, computed: int, end: int
 ) -> tuple[int, int]:
-    """S8: a request that was admitted with room for its peak never asks for more. It holds the blocks from
-    the first needed one on (mamba: needed before the last step, while states are handed over) to the last
-    one that this step computes. Returns what it holds, and its peak.
+    """Every call is legal (S8): a request that was admitted with room for its peak never asks for more.
+    It holds the blocks from the first one needed (for mamba: needed before the last step, while states
+    are handed over) to the last one that this step computes. Returns the number it holds, and its peak.
 
     pre: size in (1, 16)
     pre: window >= 1 and step >= 1
@@ -104,14 +104,15 @@ def a_request_fits_its_peak(
 
 
 def held(group: Group, before: int, computed: int, end: int) -> int:
-    """Blocks in a table: from `before`'s window on for a mamba group, else from `computed`'s."""
+    """The blocks in a table. A mamba group looks back from `before`, every other group from `computed`."""
     last = before if group.kind is GroupKind.MAMBA else computed
     first = group.first_needed_token(last) // group.block_tokens
     return max(0, started_blocks(end, group.block_tokens) - first)
 
 
 def one_token_is_left(num_tokens: int, local: int, max_load_tokens: int) -> int:
-    """S18: no match may end behind the last token but one, nor load more than the request allows.
+    """One token left (S18): a match leaves the last token to compute, and loads no more than the request
+    allows.
 
     pre: num_tokens >= 1 and local >= 0 and max_load_tokens >= 0
     post: _ <= num_tokens - 1 and _ - local <= max_load_tokens
@@ -123,9 +124,9 @@ def one_token_is_left(num_tokens: int, local: int, max_load_tokens: int) -> int:
 def only_what_is_certain_is_confirmed(
     prompt: int, tokens: int, computed: int, placeholders: int, trusted: int | None
 ) -> int:
-    """S2, S12: no draft, no step under way, no sample whose KV is not written, nothing that a load brings
-    counts as computed; what does is not negative. (trusted: what the device had at the match, which left a
-    token to compute.)
+    """Publish after commit (S2), order of copies (S12): drafts, tokens of a step under way, samples whose
+    KV is not written and tokens that a load brings do not count as computed. The count is not negative.
+    (trusted: the device's hit at the match, which left a token to compute.)
 
     pre: 1 <= prompt <= tokens and 0 <= placeholders <= computed
     pre: trusted is None or 0 <= trusted <= tokens - 1
@@ -140,8 +141,8 @@ def only_what_is_certain_is_confirmed(
 def only_full_confirmed_chunks_are_stored(
     size: int, drafter: bool, prompt: int, computed: int, max_store_tokens: int, finished: bool
 ) -> tuple[int, int]:
-    """S2, S12: a chunk is stored when all its tokens are confirmed and within the cap; while a drafter
-    decodes, its last block may be rewritten and waits.
+    """Publish after commit (S2), order of copies (S12): a chunk is stored when all its tokens are
+    confirmed and within the cap. While a drafter decodes, the last block may be rewritten, so it waits.
 
     pre: size in (1, 16)
     pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
@@ -153,8 +154,8 @@ def only_full_confirmed_chunks_are_stored(
 def no_full_chunk_is_forgotten(
     size: int, prompt: int, computed: int, max_store_tokens: int, finished: bool
 ) -> tuple[int, int]:
-    """S13, S16: every full chunk is stored, and the next offer comes as soon as there is one more, unless
-    the cap is reached.
+    """No doubled or lost store (S13), full offload (S16): every full chunk is stored, and the next one is
+    offered as soon as it is full, unless the cap is reached.
 
     pre: size in (1, 16)
     pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
@@ -174,12 +175,12 @@ def chunks_and_next_offer(
 
 
 def storable(size: int, drafts: bool, prompt: int, computed: int, max_store_tokens: int) -> int:
-    """Tokens up to which chunks may be stored. Behind the cap there is no draft to wait for."""
+    """The tokens up to which chunks may be stored. Beyond the cap no draft is waited for."""
     if drafts and prompt < computed <= max_store_tokens:
         return max(0, computed - size)
     return min(computed, max_store_tokens)
 
 
 def next_boundary(size: int, computed: int) -> int:
-    """The first end of a chunk behind `computed`."""
+    """The first end of a chunk after `computed`."""
     return computed + size - computed % size

@@ -10,7 +10,7 @@ WORKERS_LIMIT = (1 << 10) - 1
 
 
 def sound(state: int, pending: int, failed: int) -> bool:
-    """Nobody has reported a plan; a live copy waits for somebody; what ended waits for nobody."""
+    """A plan has no reports, a live copy waits for at least one, an ended transfer waits for none."""
     if pending < 0 or failed < 0 or pending + failed > WORKERS_LIMIT:
         return False
     if state == _S.PLANNED or state == _S.CANCELLED:
@@ -41,7 +41,7 @@ def report(good: bool) -> TransferTrigger:
 
 
 def a_step_keeps_it_sound(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
-    """S4: the counts of workers never leave their range, and say what the state says.
+    """One release per hold (S4): the counts of workers never leave their range, and fit the state.
 
     pre: sound(state, pending, failed)
     post: _ is None or sound(*_)
@@ -52,7 +52,8 @@ def a_step_keeps_it_sound(state: TransferState, pending: int, failed: int, trigg
 def it_ends_at_the_last_report(
     state: TransferState, pending: int, failed: int, workers: int, reported: int, good: bool
 ) -> tuple[Step, int]:
-    """S2, S5: of n workers, reports 1 to n - 1 leave the copy under way, and the n-th ends it.
+    """Publish after commit (S2), stale reports change nothing (S5): of n workers, reports 1 to n - 1
+    leave the copy under way, and the n-th ends it.
 
     `reported` counts the reports before this one. At the plan, n are pending and 0 have reported; that the
     two add up to n is kept by this step: so it holds by induction, for any n. That a worker counts once is
@@ -66,8 +67,8 @@ def it_ends_at_the_last_report(
 
 
 def one_failure_fails_it(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
-    """S2, S6: it is good only by the good report of the last worker after nothing but good ones, and bad
-    reports are remembered.
+    """Publish after commit (S2), failure is not success (S6): a transfer is COMPLETED only if all reports
+    are good, and bad reports are remembered.
 
     pre: sound(state, pending, failed)
     post: _ is None or (remembers(state, failed, trigger, _) and is_earned(pending, failed, trigger, _))
@@ -84,7 +85,8 @@ def is_earned(pending: int, failed: int, trigger: int, after: tuple[int, ...]) -
 
 
 def what_ended_stays_ended(state: TransferState, pending: int, failed: int, trigger: TransferTrigger) -> Step:
-    """S5: an id is never used again: no trigger moves a transfer that has ended.
+    """Stale reports change nothing (S5): no trigger moves a transfer that has ended, so an id is never
+    used again.
 
     pre: sound(state, pending, failed)
     pre: not live(state)
@@ -96,7 +98,8 @@ def what_ended_stays_ended(state: TransferState, pending: int, failed: int, trig
 def a_copy_under_way_does_not_just_stop(
     state: TransferState, pending: int, failed: int, trigger: TransferTrigger
 ) -> Step:
-    """S3: what a worker may be copying leaves `under way` by the last report, or as lost.
+    """No reuse in flight (S3): a transfer that a worker may be copying stays under way until its last
+    report, or until it is lost.
 
     pre: sound(state, pending, failed) and under_way(state)
     post: _ is None or under_way(_[0]) or _[0] == _S.LOST or (pending == 1 and trigger != _T.CANCEL)

@@ -1,4 +1,4 @@
-"""Words: that a state and its counters share one int without touching each other, in plain arithmetic.
+"""Words: a state and its counters share one int without touching each other, in plain arithmetic.
 
 `Codec` packs with shifts and masks, which CrossHair cannot follow. What is proved here is about `packed`
 and `unpacked`, which say the same with times and divide; that `Codec` is equal to them for every machine,
