@@ -19,36 +19,40 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import Ids, to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.properties import Property
-from kvsm.states.block import BlockState
-from kvsm.states.lease import LeaseState
-
-_FREE, _EVICTED = BlockState.FREE, BlockState.EVICTED
-_ALLOCATED, _STORING = BlockState.ALLOCATED, BlockState.STORING
-_STORED, _LOADING = BlockState.STORED, BlockState.LOADING
-_QUARANTINED, _RETIRED = BlockState.QUARANTINED, BlockState.RETIRED
+from kvsm.states.block import (
+    ALLOCATED,
+    EVICTED,
+    FREE,
+    LOADING,
+    QUARANTINED,
+    RETIRED,
+    STORED,
+    STORING,
+    BlockState,
+)
+from kvsm.states.lease import READING, LeaseState
 
 SlotEntry = tuple[BlockState, int, int]
 """A slot's state, the number of copies that touch it, and the number of pins on it."""
 
-UNUSED: tuple[SlotEntry, SlotEntry] = (_FREE, 0, 0), (_EVICTED, 0, 0)
-IDLE: SlotEntry = _STORED, 0, 0
+UNUSED: tuple[SlotEntry, SlotEntry] = (FREE, 0, 0), (EVICTED, 0, 0)
+IDLE: SlotEntry = STORED, 0, 0
 """Stored, and nobody holds it: what an eviction may take."""
 
 _GONE: SlotEntry = UNUSED[1]
-_PLANNED: SlotEntry = _ALLOCATED, 0, 0
-_FILLING: SlotEntry = _STORING, 1, 0
-_LOST: SlotEntry = _RETIRED, 0, 0
+_PLANNED: SlotEntry = ALLOCATED, 0, 0
+_FILLING: SlotEntry = STORING, 1, 0
+_LOST: SlotEntry = RETIRED, 0, 0
 
-READABLE = (_STORED, _LOADING)
-_INDEXED = (_ALLOCATED, _STORING, _STORED, _LOADING)
-TOUCHED = (_ALLOCATED, _STORING, _LOADING, _QUARANTINED, _RETIRED)
+READABLE = (STORED, LOADING)
+_INDEXED = (ALLOCATED, STORING, STORED, LOADING)
+TOUCHED = (ALLOCATED, STORING, LOADING, QUARANTINED, RETIRED)
 """States in which a copy may touch the slot, now or later."""
 
 LeaseEntry = tuple[LeaseState, int]
 """A device block's state, and the number of stores that read it."""
 
 UNLEASED: LeaseEntry = LeaseState.NONE, 0
-_READING = LeaseState.READING
 _WRITTEN: LeaseEntry = LeaseState.WRITING, 0
 _READ_ONCE: LeaseEntry = LeaseState.READING, 1
 _WITHDRAWN: LeaseEntry = LeaseState.RETIRED, 0
@@ -78,14 +82,8 @@ class BookedTransfer:
         self.since = self.reported = 0
 
 
-class BookedMatch:
-    """The pins of a request, and the number of the event that took them."""
-
-    __slots__ = ("seq", "slots")
-
-    def __init__(self, seq: int, slots: Sequence[int]) -> None:
-        self.seq, self.slots = seq, slots
-
+BookedMatch = tuple[int, Sequence[int]]
+"""The number of the event that pinned a request's match, and the slots."""
 
 Cursors = tuple[tuple[int, ...], tuple[int, ...]]
 """(settled, offered), in blocks of each KV cache group."""
@@ -142,10 +140,8 @@ class Book:
         try:
             HANDLERS[type(event)](self, event)
         except IndexError:
-            self._breaks(
-                Property.CONSERVATION,
-                f"{event.kind} names a slot, a part or a device block that does not exist",
-            )
+            message = f"{event.kind} names a slot, a part or a device block that does not exist"
+            self._breaks(Property.CONSERVATION, message)
         return self._broken
 
     def _changes_nothing(self, event: OffloadingEvent) -> None:
@@ -168,7 +164,7 @@ class Book:
         if event.request in self._matches:
             message = f"request {event.request} matches again while it holds its last match"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
-        self._matches[event.request] = BookedMatch(event.seq, slots)
+        self._matches[event.request] = event.seq, slots
 
     def _must_be_readable(self, what: str, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -183,13 +179,13 @@ class Book:
     def _unmatched(self, event: ev.HitReleased | ev.RequestFinished | ev.RequestPreempted) -> None:
         match = self._matches.pop(event.request, None)
         if match is not None:
-            self._unpin(match, match.slots)
+            self._unpin(match, match[1])
 
     def _unpin(self, match: BookedMatch, slots: Sequence[int]) -> None:
         """End these pins. Where the block was voided since the match, the pin ended then."""
-        self._now_slots = match.slots
-        if self._last_void > match.seq:
-            slots = [slot for slot in slots if self._voided[slot] <= match.seq]
+        self._now_slots = match[1]
+        if self._last_void > match[0]:
+            slots = [slot for slot in slots if self._voided[slot] <= match[0]]
         book = self._slots
         for slot in slots:
             state, copies, pins = book[slot]
@@ -200,23 +196,18 @@ class Book:
 
     def _offered(self, event: ev.BlocksOffered) -> None:
         """A cursor that goes back, or leaves a group out, would forget blocks or store them again."""
-        cursors = self._cursors
         for name, settled, offered in event.offers:
-            before = cursors.get(name)
+            had_settled, had_offered = self._cursors.get(name, (settled, offered))
             if len(settled) != len(offered) or any(map(gt, settled, offered)):
-                message = f"request {name} has settled {settled} blocks by group and offered {offered}"
-                self._broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
-            elif before is not None and (
-                len(before[0]) != len(settled)
-                or any(map(gt, before[0], settled))
-                or any(map(gt, before[1], offered))
+                self._request_breaks(name, f"has settled {settled} blocks by group and offered {offered}")
+            elif (
+                len(had_settled) != len(settled)
+                or any(map(gt, had_settled, settled))
+                or any(map(gt, had_offered, offered))
             ):
-                message = (
-                    f"the cursors of request {name} go back: it had settled {before[0]} blocks by group "
-                    f"and offered {before[1]}, and has settled {settled} and offered {offered}"
-                )
-                self._broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
-            cursors[name] = (settled, offered)
+                now = f"settled {settled} of {offered} offered"
+                self._request_breaks(name, f"goes back from {had_settled} of {had_offered} blocks: {now}")
+            self._cursors[name] = (settled, offered)
         self._now_requests = [name for name, _, _ in event.offers]
 
     def _offers_counted(self, event: ev.OffersCounted) -> None:
@@ -255,15 +246,11 @@ class Book:
         for slot in slots:
             state, _, pins = self._slots[slot]
             if state in TOUCHED:
-                self._breaks(
-                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} is evicted while a copy touches it", slot
-                )
+                self._slot_breaks(Property.NO_REUSE_IN_FLIGHT, slot, "is evicted while a copy touches it")
             elif pins:
-                self._breaks(Property.MATCH_HOLDS, f"slot {slot} is evicted while a match holds it", slot)
-            elif state is not _STORED:
-                self._breaks(
-                    Property.CONSERVATION, f"slot {slot} is evicted, but holds no stored block", slot
-                )
+                self._slot_breaks(Property.MATCH_HOLDS, slot, "is evicted while a match holds it")
+            elif state is not STORED:
+                self._slot_breaks(Property.CONSERVATION, slot, "is evicted, but holds no stored block")
 
     def _store_planned(self, event: ev.StorePlanned) -> None:
         slots, blocks, held = _ids(event.slots), _ids(event.device_blocks), self._held
@@ -276,7 +263,7 @@ class Book:
             keys[slot] = key
         for block in blocks:
             _, readers = leases[block]
-            leases[block] = (_READING, readers + 1) if readers else _READ_ONCE
+            leases[block] = (READING, readers + 1) if readers else _READ_ONCE
         held.update(zip(event.keys, slots))
         if len(held) != expected:
             message = "a key of the plan is stored already, is being stored, or is in the plan twice"
@@ -311,56 +298,43 @@ class Book:
     def _may_allocate(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         book, leases = self._slots, self._leases
         for slot in slots:
-            entry = book[slot]
-            if entry in UNUSED:
-                continue
-            if entry[0] in TOUCHED:
-                self._breaks(
-                    Property.NO_REUSE_IN_FLIGHT, f"slot {slot} is allocated while a copy may touch it", slot
-                )
-            else:
-                self._breaks(
-                    Property.CONSERVATION, f"slot {slot} is allocated while it holds a stored block", slot
-                )
+            if book[slot][0] in TOUCHED:
+                self._slot_breaks(Property.NO_REUSE_IN_FLIGHT, slot, "is allocated while a copy may touch it")
+            elif book[slot] not in UNUSED:
+                self._slot_breaks(Property.CONSERVATION, slot, "is allocated while it holds a stored block")
         for block in blocks:
-            if leases[block][0] is _READING:
-                self._breaks(
-                    Property.STORED_ONCE, f"device block {block} is stored again while its store is in flight"
+            if leases[block][0] is READING:
+                self._block_breaks(
+                    Property.STORED_ONCE, block, "is stored again while its store is in flight"
                 )
             elif leases[block] != UNLEASED:
-                self._breaks(
-                    Property.NO_REUSE_IN_FLIGHT, f"device block {block} is stored while a load may write it"
-                )
+                self._block_breaks(Property.NO_REUSE_IN_FLIGHT, block, "is stored while a load may write it")
 
     # Transfers.
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         slots, blocks = _ids(event.slots), _ids(event.device_blocks)
         match = self._matches.pop(event.request, None)
-        if match is None or list(match.slots[: len(slots)]) != list(slots):
+        if match is None or list(match[1][: len(slots)]) != list(slots):
             message = f"request {event.request} loads blocks that its match does not hold"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
             return
-        self._unpin(match, match.slots[len(slots) :])
+        self._unpin(match, match[1][len(slots) :])
         if event.voided:
             return
         self._now_blocks, self._now_brought, self._now_transfer = blocks, blocks, event.seq
-        if self._last_void > match.seq:
+        if self._last_void > match[0]:
             for slot in slots:
-                if self._voided[slot] > match.seq:
-                    self._breaks(
-                        Property.MATCH_HOLDS, f"slot {slot} is loaded, but was voided since its match", slot
-                    )
+                if self._voided[slot] > match[0]:
+                    self._slot_breaks(Property.MATCH_HOLDS, slot, "is loaded, but was voided since its match")
         book, leases = self._slots, self._leases
         for slot in slots:
             _, copies, pins = book[slot]
-            book[slot] = _LOADING, copies + 1, pins - 1
+            book[slot] = LOADING, copies + 1, pins - 1
         for block in blocks:
             if leases[block] != UNLEASED:
-                self._breaks(
-                    Property.NO_REUSE_IN_FLIGHT,
-                    f"device block {block} is loaded into while a copy may touch it",
-                )
+                what = "is loaded into while a copy may touch it"
+                self._block_breaks(Property.NO_REUSE_IN_FLIGHT, block, what)
             leases[block] = _WRITTEN
         keys, chunk = self._keys, self._chunk
         places = _ids(event.parts) or range(len(slots) * chunk)
@@ -372,8 +346,7 @@ class Book:
         for id in event.transfers:
             transfer = self._transfers.get(id)
             if transfer is None or transfer.submitted:
-                message = f"transfer {id} is submitted, but is not a plan that waits"
-                self._breaks(Property.STALE_REPORTS, message, transfers=(id,))
+                self._transfer_breaks(id, "is submitted, but is not a plan that waits")
                 continue
             transfer.submitted, transfer.since = True, self._tick
             self._now_transfer = id
@@ -391,8 +364,7 @@ class Book:
             or event.worker >= self._workers
             or transfer.reported >> event.worker & 1
         ):
-            message = f"worker {event.worker} reports transfer {id}, which does not wait for it"
-            self._breaks(Property.STALE_REPORTS, message, transfers=(id,))
+            self._transfer_breaks(id, f"does not wait for the report of worker {event.worker}")
             return
         transfer.reported |= 1 << event.worker
         transfer.failed = transfer.failed or not event.good
@@ -427,10 +399,10 @@ class Book:
             state, copies, pins = book[slot]
             if copies > 1:
                 book[slot] = state, copies - 1, pins
-            elif state is _LOADING:
-                book[slot] = after = _STORED, 0, pins
+            elif state is LOADING:
+                book[slot] = after = STORED, 0, pins
                 self._idle += after == IDLE
-            elif state is _QUARANTINED:
+            elif state is QUARANTINED:
                 book[slot] = _GONE
                 self._free += 1
 
@@ -439,7 +411,7 @@ class Book:
         blocks, leases = transfer.device_blocks, self._leases
         for block in blocks:
             _, readers = leases[block]
-            leases[block] = (_READING, readers - 1) if readers > 1 else UNLEASED
+            leases[block] = (READING, readers - 1) if readers > 1 else UNLEASED
         completed = not transfer.failed and not transfer.abandoned and transfer.reported == self._all_reported
         if not transfer.store and not completed:
             self._now_brought = blocks
@@ -454,8 +426,7 @@ class Book:
         self._now_transfer = event.transfer
         transfer = self._transfers.get(event.transfer)
         if transfer is None or transfer.submitted:
-            message = f"transfer {event.transfer} is cancelled, but is not a plan that waits"
-            self._breaks(Property.STALE_REPORTS, message, transfers=(event.transfer,))
+            self._transfer_breaks(event.transfer, "is cancelled, but is not a plan that waits")
             return
         self._undo(event.transfer, transfer, event.seq)
 
@@ -470,8 +441,7 @@ class Book:
         self._now_transfer = event.transfer
         transfer = self._transfers.get(event.transfer)
         if transfer is None or not transfer.submitted:
-            message = f"transfer {event.transfer} is lost, but was not in flight"
-            self._breaks(Property.STALE_REPORTS, message, transfers=(event.transfer,))
+            self._transfer_breaks(event.transfer, "is lost, but was not in flight")
             return
         self._void(transfer.slots, Property.FAILURE_IS_NOT_SUCCESS, event.seq)
         for slot in transfer.slots:
@@ -520,9 +490,9 @@ class Book:
             if state in _INDEXED and held.get(keys[slot]) == slot:
                 del held[keys[slot]]
                 self._last_loss = seq
-            if state in (_STORING, _LOADING):
-                book[slot] = _QUARANTINED, copies, 0
-            elif state in (_ALLOCATED, _STORED):
+            if state in (STORING, LOADING):
+                book[slot] = QUARANTINED, copies, 0
+            elif state in (ALLOCATED, STORED):
                 book[slot] = _GONE
                 self._idle -= entry == IDLE
                 self._free += 1
@@ -537,8 +507,20 @@ class Book:
     def _why(self, slot: int) -> str:
         return _WHY[self._unreadable_by(slot)]
 
-    def _breaks(self, property: Property, message: str, *slots: int, transfers: tuple[int, ...] = ()) -> None:
-        self._broken.append(Violation(property, message, slots[:MOST_NAMED], transfers=transfers))
+    def _breaks(self, property: Property, message: str, *slots: int) -> None:
+        self._broken.append(Violation(property, message, slots[:MOST_NAMED]))
+
+    def _slot_breaks(self, property: Property, slot: int, what: str) -> None:
+        self._breaks(property, f"slot {slot} {what}", slot)
+
+    def _block_breaks(self, property: Property, block: int, what: str) -> None:
+        self._broken.append(Violation(property, f"device block {block} {what}", device_blocks=(block,)))
+
+    def _transfer_breaks(self, id: int, what: str) -> None:
+        self._broken.append(Violation(Property.STALE_REPORTS, f"transfer {id} {what}", transfers=(id,)))
+
+    def _request_breaks(self, name: str, what: str) -> None:
+        self._broken.append(Violation(Property.STORED_ONCE, f"request {name} {what}", requests=(name,)))
 
 
 def _ids(ids: Ids) -> Sequence[int]:

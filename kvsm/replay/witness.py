@@ -29,7 +29,6 @@ from kvsm.replay.book import (
     UNUSED,
     USUAL,
     Book,
-    BookedMatch,
     BookedTransfer,
     SlotEntry,
 )
@@ -90,7 +89,7 @@ class Witness(Book):
             one._transfers[id] = booked
         for name, request in ledger.requests.items():
             if len(request.pins):
-                one._matches[name] = BookedMatch(request.pinned_at, to_list(ledger.live_pins(request)))
+                one._matches[name] = request.pinned_at, to_list(ledger.live_pins(request))
             if request.offered:
                 one._cursors[name] = request.settled, request.offered
         one._tick, one._offers = ledger.tick, ledger.offers.times.copy()
