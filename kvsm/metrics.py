@@ -33,22 +33,13 @@ from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LeaseState
-from kvsm.states.transfer import TransferState
+from kvsm.states.transfer import ABANDONED, CANCELLED, COMPLETED, DRAINED, FAILED, LOST
 from kvsm.states.words import STATE_MASK
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 
 # Labels, as series have them.
-_OUTCOMES = {
-    state: state.name.lower()
-    for state in (
-        TransferState.COMPLETED,
-        TransferState.FAILED,
-        TransferState.CANCELLED,
-        TransferState.DRAINED,
-        TransferState.LOST,
-    )
-}
+_OUTCOMES = {state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)}
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
@@ -206,31 +197,25 @@ def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramVa
     return HistogramValue(bounds, tuple(counts), sum([number * unit * n for number, n in noted.items()]))
 
 
-class _Tally:
+def _numbers() -> dict[int, int]:
+    return defaultdict(int)
+
+
+class _Tally(msgspec.Struct, gc=False):
     """Counts of the transfers in one direction.
 
     blocks, device_blocks, steps: number -> completed transfers that had it.
     seconds: completed transfers in each bucket.
     """
 
-    __slots__ = (
-        "abandoned",
-        "blocks",
-        "device_blocks",
-        "ended",
-        "nanoseconds",
-        "planned",
-        "seconds",
-        "steps",
-    )
-
-    def __init__(self) -> None:
-        self.planned = self.abandoned = self.nanoseconds = 0
-        self.ended = dict.fromkeys(_OUTCOMES.values(), 0)
-        self.blocks: dict[int, int] = defaultdict(int)
-        self.device_blocks: dict[int, int] = defaultdict(int)
-        self.steps: dict[int, int] = defaultdict(int)
-        self.seconds = [0] * (len(_SECONDS) + 1)
+    planned: int = 0
+    abandoned: int = 0
+    nanoseconds: int = 0
+    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_OUTCOMES.values(), 0))
+    blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
+    device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
+    steps: dict[int, int] = msgspec.field(default_factory=_numbers)
+    seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
         """Name -> histogram, of the completed transfers."""
@@ -272,7 +257,7 @@ class Metrics:
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED), 0)
-        self._deferral_ticks: dict[int, int] = defaultdict(int)
+        self._deferral_ticks = _numbers()
         self._stores, self._loads = _Tally(), _Tally()
 
     @classmethod
@@ -431,7 +416,7 @@ class Metrics:
         flight = self._flights.pop(event.transfer, None)
         if flight is not None:
             tally, state = self._tally_of(flight), flight.record.state
-            if state is TransferState.COMPLETED:
+            if state is COMPLETED:
                 _complete(tally, flight, event)
             tally.ended[_OUTCOMES[state]] += 1
         if self._waiting:
@@ -511,7 +496,7 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
         "free_blocks": states[BlockState.FREE] + states[BlockState.EVICTED],
         "retired_device_blocks": int(np.count_nonzero(ledger.leases.view & STATE_MASK == LeaseState.RETIRED)),
         "live_transfers": {"store": len(transfers) - loads, "load": loads},
-        "draining_transfers": sum([one.state is TransferState.ABANDONED for one in transfers]),
+        "draining_transfers": sum([one.state is ABANDONED for one in transfers]),
         "known_requests": len(ledger.requests),
         "deferred_requests": len(ledger.deferred),
     }

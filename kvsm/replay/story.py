@@ -38,6 +38,10 @@ MOST_TOLD = 4
 """Blocks whose states are told in one line."""
 
 
+NOT_THERE, NOT_PLANNED = "not there", "not planned"
+"""The states of a request and of a transfer that the ledger does not know."""
+
+
 class StoryLine(msgspec.Struct, frozen=True):
     """One event in the life of a thing. before, after: its state; equal if only a cause is told."""
 
@@ -59,13 +63,6 @@ class Life(Protocol):
     def state(self, ledger: Ledger) -> str:
         """Its state in words."""
 
-    def state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
-        """Its state after an event. The ledger forgets a transfer that ended and a request that is over.
-
-        ended: the transfer that the event ended.
-        before: the state before it.
-        """
-
 
 class BlockLife(NamedTuple):
     """A host slot, through all blocks that it held."""
@@ -77,9 +74,6 @@ class BlockLife(NamedTuple):
 
     def state(self, ledger: Ledger) -> str:
         return BLOCK_WORDS.describe(ledger.blocks.words[self.slot])
-
-    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, _before: str) -> str:
-        return self.state(ledger)
 
     def __str__(self) -> str:
         return f"slot {self.slot}"
@@ -109,9 +103,6 @@ class KeyLife:
         ]
         return "; ".join(words) + ("; ..." if len(held) > MOST_TOLD else "") if held else "not on the host"
 
-    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, _before: str) -> str:
-        return self.state(ledger)
-
     def _is_held(self, ledger: Ledger, slot: int) -> bool:
         key = ledger.key_of[slot]
         return self.is_named(key) and ledger.index.get(key) == slot
@@ -139,11 +130,7 @@ class RequestLife(NamedTuple):
 
     def state(self, ledger: Ledger) -> str:
         states = [request.state.name for name, request in ledger.requests.items() if self.is_named(name)]
-        return ", ".join(states) or "not there"
-
-    def state_after(self, ledger: Ledger, _ended: TransferRecord | None, before: str) -> str:
-        after = self.state(ledger)
-        return RequestState.RELEASED.name if after == "not there" != before else after
+        return ", ".join(states) or NOT_THERE
 
     def is_named(self, name: str) -> bool:
         """Whether the log means this request by `name`."""
@@ -169,13 +156,7 @@ class TransferLife(NamedTuple):
 
     def state(self, ledger: Ledger) -> str:
         transfer = ledger.transfers.get(self.id)
-        return "not planned" if transfer is None else transfer.state.name
-
-    def state_after(self, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
-        if ended is not None and ended.id == self.id:
-            return ended.state.name
-        cancelled = self.id not in ledger.transfers and before == TransferState.PLANNED.name
-        return TransferState.CANCELLED.name if cancelled else self.state(ledger)
+        return NOT_PLANNED if transfer is None else transfer.state.name
 
     def __str__(self) -> str:
         return f"transfer {self.id}"
@@ -230,8 +211,19 @@ def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
     if ended is not None and isinstance(event, ev.WorkerReported):
         outcome = _OUTCOMES.get((ended.direction, ended.state), "what the reset left is drained")
         text += f"; the last one: {outcome}"
-    after = life.state_after(ledger, ended, before)
+    after = _state_after(life, ledger, ended, before)
     return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+
+
+def _state_after(life: Life, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
+    """The state after an event. The ledger forgets a transfer that ended and a request that is over."""
+    after = life.state(ledger)
+    if after == NOT_THERE != before:
+        return RequestState.RELEASED.name
+    if after == NOT_PLANNED != before:
+        # A reset cancels plans without naming one as ended.
+        return TransferState.CANCELLED.name if ended is None else ended.state.name
+    return after
 
 
 _OUTCOMES = {
