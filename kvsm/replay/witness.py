@@ -144,11 +144,8 @@ class Witness(Book):
         brought = sorted({*self._brought, *provenance.brought, *provenance.stale})
         broken += self._compare_provenance(ledger, brought)
         if list(ledger.offers.times.items()) != list(self._offers.items()):
-            broken.append(
-                Violation(
-                    Property.EVENTS_ARE_STATE, "the number of offers of the keys is not what the events say"
-                )
-            )
+            message = "the number of offers of the keys is not what the events say"
+            broken.append(Violation(Property.EVENTS_ARE_STATE, message))
         return broken + self._compare_counts(ledger) + self._compare_ends(ledger)
 
     def _compare_slots(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
@@ -164,18 +161,16 @@ class Witness(Book):
     def _differs(self, slot: int, word: int, expected: SlotEntry) -> Violation:
         """Which property is broken by a slot on which the two books differ."""
         found, tells = _SLOTS[word], _SLOTS.differs(f"slot {slot}", word, expected)
-        if found[0] in READABLE and expected[0] not in READABLE:
-            message = f"{tells}: it can be matched, but {self._why(slot)}"
-            return Violation(self._unreadable_by(slot), message, (slot,))
-        if found in UNUSED and expected[0] in TOUCHED:
-            return Violation(Property.NO_REUSE_IN_FLIGHT, f"{tells}: a copy may touch it", (slot,))
-        if expected[0] in READABLE and found[0] not in READABLE:
-            return Violation(
-                Property.EVENTS_ARE_STATE, f"{tells}: its store ended well, and nothing took it away", (slot,)
-            )
-        return Violation(
-            Property.ONE_RELEASE_PER_HOLD, f"{tells}: its copies and pins do not equal their holders", (slot,)
-        )
+        readable, must_be_readable = found[0] in READABLE, expected[0] in READABLE
+        if readable and not must_be_readable:
+            property, why = self._unreadable_by(slot), f"it can be matched, but {self._why(slot)}"
+        elif found in UNUSED and expected[0] in TOUCHED:
+            property, why = Property.NO_REUSE_IN_FLIGHT, "a copy may touch it"
+        elif must_be_readable and not readable:
+            property, why = Property.EVENTS_ARE_STATE, "its store ended well, and nothing took it away"
+        else:
+            property, why = Property.ONE_RELEASE_PER_HOLD, "its copies and pins do not equal their holders"
+        return Violation(property, f"{tells}: {why}", (slot,))
 
     def _compare_leases(self, ledger: Ledger, blocks: Iterable[int]) -> list[Violation]:
         broken: list[Violation] = []
@@ -183,26 +178,20 @@ class Witness(Book):
             word, expected = ledger.leases.words[block], self._leases[block]
             if _LEASES[word] != expected:
                 tells = _LEASES.differs(f"device block {block}", word, expected)
-                # Without a lease the block could be reused under the copy.
-                property = (
-                    Property.NO_REUSE_IN_FLIGHT
-                    if _LEASES[word] == UNLEASED
-                    else Property.ONE_RELEASE_PER_HOLD
-                )
+                property = Property.ONE_RELEASE_PER_HOLD
+                if _LEASES[word] == UNLEASED:  # It could be reused under the copy.
+                    property = Property.NO_REUSE_IN_FLIGHT
                 broken.append(Violation(property, tells, device_blocks=(block,)))
         return broken[:MOST_NAMED]
 
     def _compare_keys(self, ledger: Ledger) -> list[Violation]:
-        differing = sorted(key for key, _ in self._held.items() ^ ledger.index.items())[:MOST_NAMED]
-        return [
-            Violation(
-                Property.EVENTS_ARE_STATE,
-                f"key {key.hex()} is in slot {found}, and must be in slot {expected}",
-                _slots(found, expected),
-            )
-            for key in dict.fromkeys(differing)
-            for found, expected in ((ledger.index.get(key), self._held.get(key)),)
-        ]
+        broken = []
+        for key in sorted({key for key, _ in self._held.items() ^ ledger.index.items()})[:MOST_NAMED]:
+            found, expected = ledger.index.get(key), self._held.get(key)
+            message = f"key {key.hex()} is in slot {found}, and must be in slot {expected}"
+            slots = tuple(slot for slot in (found, expected) if slot is not None)
+            broken.append(Violation(Property.EVENTS_ARE_STATE, message, slots))
+        return broken
 
     def _compare_transfer(self, ledger: Ledger, id: int) -> list[Violation]:
         booked, transfer = self._transfers.get(id), ledger.transfers.get(id)
@@ -256,20 +245,15 @@ class Witness(Book):
         return broken[:MOST_NAMED]
 
     def _compare_counts(self, ledger: Ledger) -> list[Violation]:
+        lists, history = Property.CONSERVATION, Property.EVENTS_ARE_STATE
+        slots = tuple(self._now_slots[:MOST_NAMED])
         return [
-            Violation(
-                property, f"{found} {what}; there must be {expected}", tuple(self._now_slots[:MOST_NAMED])
-            )
+            Violation(property, f"{found} {what}; there must be {expected}", slots)
             for property, what, found, expected in (
-                (Property.CONSERVATION, "slots are in the free queue", len(ledger.free), self._free),
-                (Property.CONSERVATION, "slots are in the eviction order", len(ledger.policy), self._idle),
-                (Property.CONSERVATION, "slots are in the index", len(ledger.index), len(self._held)),
-                (
-                    Property.EVENTS_ARE_STATE,
-                    "keys are remembered as offered",
-                    len(ledger.offers.times),
-                    len(self._offers),
-                ),
+                (lists, "slots are in the free queue", len(ledger.free), self._free),
+                (lists, "slots are in the eviction order", len(ledger.policy), self._idle),
+                (lists, "slots are in the index", len(ledger.index), len(self._held)),
+                (history, "keys are remembered as offered", len(ledger.offers.times), len(self._offers)),
             )
             if found != expected
         ]
@@ -292,7 +276,3 @@ def _content(brought: bytes | None, stale: bytes | None) -> str:
     if key is None:
         return "nothing that a load brought"
     return f"key {key.hex()}, brought by a load of {'an older' if brought is None else 'this'} epoch"
-
-
-def _slots(*slots: int | None) -> tuple[int, ...]:
-    return tuple(slot for slot in slots if slot is not None)
