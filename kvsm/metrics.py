@@ -364,7 +364,7 @@ class Metrics:
             self._end_waits(_TIMED_OUT)
 
     def _end_waits(self, how: str) -> None:
-        """Count the waits that the event ended: those of requests that are not deferred any more."""
+        """Count the waits that the event ended: their requests are not deferred any more."""
         deferred = self.ledger.deferred
         for request in [name for name in self._waiting if name not in deferred]:
             ticks = self.ledger.tick - self._waiting.pop(request)

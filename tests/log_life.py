@@ -1,4 +1,4 @@
-"""What the tests of the log share: a life that writes one, ways to read it, and a disk that fills up."""
+"""Shared by the tests of the log: a life that writes one, ways to read it, and a disk that fills up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
 
 
 class Life:
-    """A life of the core as the log sees it: numbers events, and its snapshot is the last number."""
+    """A stand-in for a core: it numbers events, and its snapshot is the last number."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
         self.seq = 0
@@ -51,14 +51,14 @@ class Life:
 
 
 def event(seq: int) -> OffloadingEvent:
-    """An arbitrary event with this number, of a few kinds; every third ends in zero bytes."""
+    """An arbitrary event with this number, of three kinds; every third ends in zero bytes."""
     if seq % 3 == 0:
         return HitMatched(seq, 0, 0, "r", (), bytes(9))
     return RequestArrived(seq, seq, 0, f"r{seq}") if seq % 3 == 1 else StepEnded(seq, seq, 1)
 
 
 def write(directory: Path, frames: list[int], **options: Any) -> list[OffloadingEvent]:
-    """A log of frames with that many events each."""
+    """A log whose frames have these numbers of events."""
     life = Life(directory, **options)
     with life.writer:
         return [one for count in frames for one in life.append(count)]
@@ -92,7 +92,7 @@ def frame_ends(path: Path) -> list[int]:
 
 
 def raw_frame(value: object, count: int, first: int, flags: int = 0) -> bytes:
-    """A frame whose checksums are right, whatever it holds."""
+    """A frame of any content with right checksums."""
     payload = msgspec.msgpack.encode(value) + END
     covered = HEADER.pack(len(payload), flags, count, first, crc32(payload), 0)[:-4]
     return covered + crc32(covered).to_bytes(4, "little") + payload
@@ -100,13 +100,13 @@ def raw_frame(value: object, count: int, first: int, flags: int = 0) -> bytes:
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A fresh directory for one example: `tmp_path` is one a test."""
+    """A fresh directory for each example; `tmp_path` is one for the whole test."""
     with TemporaryDirectory() as name:
         yield Path(name) / "log"
 
 
 class Disk:
-    """`os.pwrite` on a disk with `free` bytes: growth costs, overwriting does not; what fits is written."""
+    """`os.pwrite` on a disk with `free` bytes. Only growth takes space. What fits is written."""
 
     def __init__(self, free: int) -> None:
         self.free = free

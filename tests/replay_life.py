@@ -1,4 +1,4 @@
-"""What the tests of replay share: a life of the core, driven by numbers, and the log of it."""
+"""Shared by the tests of replay: a life of the core, driven by numbers, and its log."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prompt(number: int) -> list[bytes]:
 
 
 class Life:
-    """An offloader under an engine that does what it is told, sensible or not."""
+    """An offloader under an engine that makes any call, sensible or not."""
 
     def __init__(self, log: Path | None = None, writer: dict[str, Any] | None = None, **config: Any) -> None:
         defaults = {"host_blocks": 10, "device_blocks": 24, "workers": 2, "defer_ticks": 3}
@@ -68,10 +68,10 @@ class Life:
         if self.writer is not None:
             self.writer.close()
 
-    # What an engine does. Every operation takes two numbers, and means something for any of them.
+    # What an engine does. Every operation takes any two numbers.
 
     def store(self, one: int, other: int) -> None:
-        """Blocks of one request, of two, or of nobody."""
+        """Store blocks of one request, of two, or of none."""
         keys = prompt(one)[: 1 + other % PROMPT_BLOCKS]
         owners = [(request(other), len(keys))]
         if other % 4 == 1 and len(keys) > 1:
@@ -91,7 +91,7 @@ class Life:
         return range(first, first + chunk)
 
     def offer(self, one: int, other: int) -> None:
-        """The request's blocks have been dealt with further, in both of its KV cache groups, or in one."""
+        """Move the request's cursors on, in one or both of its KV cache groups."""
         entry = self.core.ledger.requests.get(request(one))
         if entry is None:
             self.core.arrive(request(one))
@@ -111,7 +111,7 @@ class Life:
         self.core.match(request(one), prompt(other))
 
     def load(self, one: int, other: int) -> None:
-        """Into the device blocks on which a key is stored, too: what a load brought may be offered again."""
+        """Load, also into blocks from which a key is stored: what a load brought may be offered again."""
         ledger, chunk = self.core.ledger, self.config.blocks_per_chunk
         entry = ledger.requests.get(request(one))
         free = self.unleased()
@@ -169,7 +169,7 @@ class Life:
         self._with_live(self.core.cancel, one)
 
     def lose(self, one: int, _other: int) -> None:
-        """Once a life: what is lost is never used again."""
+        """Lose a transfer, once a life: its slots are never used again."""
         if BlockState.RETIRED not in [word & STATE_MASK for word in self.core.ledger.blocks.words]:
             self._with_live(self.core.lose, one)
 
@@ -215,7 +215,7 @@ class Life:
         return plan.transfer
 
     def lost(self, plan: TransferJob | None) -> int:
-        """Submit a plan, and give it up a tick later."""
+        """Submit a plan, and lose it a tick later."""
         assert plan is not None
         self.core.submit([plan.transfer])
         self.core.tick()
@@ -260,7 +260,7 @@ CONFIGS = st.fixed_dictionaries(
 NUMBERS = st.integers(0, 29)
 OPERATION = st.tuples(st.sampled_from(OFTEN * 4 + SELDOM), NUMBERS, NUMBERS)
 OPERATIONS = st.one_of(st.lists(OPERATION, max_size=20), st.lists(OPERATION, min_size=40, max_size=120))
-"""Short lives, which shrink well, and lives long enough for a small pool to be full and to be reset."""
+"""Short lives, which shrink well, and lives long enough to fill a small pool and reset it."""
 
 
 # Lives that tests tell about.
@@ -275,7 +275,7 @@ def random_life(seed: int, count: int, log: Path | None = None, **options: Any) 
 
 
 def written(directory: Path, life: Life, events: Sequence[OffloadingEvent]) -> Path:
-    """A log of these events, whatever they say, numbered anew."""
+    """A log of these events, with new numbers; they may be illegal."""
     writer = LogWriter(
         directory, config=life.config, snapshot=lambda: b"", durability="none", clock=lambda: 7
     )
@@ -332,8 +332,8 @@ def full_life(log: Path) -> Life:
 
 
 def offered_life(log: Path) -> Life:
-    """Two device blocks a slot, stored at the second offer: cursors, a load in parts, a reset after which its
-    blocks are offered again, blocks that are computed anew, and transfers that are lost."""
+    """Two device blocks a slot, stored at the second offer. There are cursors, a load in parts, a reset after
+    which blocks are offered again, rewritten device blocks, and lost transfers."""
     config = {"host_blocks": 8, "device_blocks": 16, "blocks_per_chunk": 2, "store_threshold": 2}
     life = Life(log, workers=1, defer_ticks=0, **config)
     core = life.core
@@ -381,8 +381,8 @@ def gapped(log: Path) -> Life:
 
 
 def story_life(log: Path) -> Life:
-    """Two slots. r1 stores keys 1 and 2; r2 loads key 1; r3 stores keys 3 and 4, for which both go; r4 asks
-    for key 1, and misses."""
+    """Two slots. r1 stores keys 1 and 2. r2 loads key 1. r3 stores keys 3 and 4, which evicts both. r4 asks
+    for key 1 and misses."""
     life = Life(log, host_blocks=2, workers=1, defer_ticks=0)
     core = life.core
     core.arrive("r1")

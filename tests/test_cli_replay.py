@@ -169,7 +169,7 @@ def test_show_json_is_an_object_a_line(log: Path) -> None:
 def test_unusable_input_is_one_clear_line(
     log: Path, tmp_path: Path, arguments: tuple[object, ...], message: str
 ) -> None:
-    """Exit 2, nothing on stdout, and the message says what is wrong."""
+    """Exit 2, nothing on stdout, and one message that says what is wrong."""
     (tmp_path / "file").write_text("not a log")
     (tmp_path / "empty").mkdir()
     result = kvsm(*(str(one).format(log=log, tmp=tmp_path) for one in arguments))
@@ -178,7 +178,7 @@ def test_unusable_input_is_one_clear_line(
     assert len([line for line in result.stderr.splitlines() if line.startswith(("kvsm:", "Error:"))]) == 1
 
 
-# Logs that are not whole.
+# Incomplete logs.
 
 
 def test_a_torn_tail_is_told_and_exits_0(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_damage_is_told_with_file_offset_and_event_and_exits_1(tmp_path: Path) -
 
 
 def test_a_log_that_does_not_fold_exits_1(tmp_path: Path) -> None:
-    """Replay points to verify, which names the event."""
+    """The message points to `kvsm verify`, which names the event."""
     life = scene()
     log = written(tmp_path / "log", life, [*life.events, *after_reset(life)])
     result = kvsm("replay", log)
@@ -215,7 +215,7 @@ def test_a_log_that_does_not_fold_exits_1(tmp_path: Path) -> None:
 
 
 def test_missing_events_are_told_and_exit_1(tmp_path: Path) -> None:
-    """A gap is never passed over, by any of the commands."""
+    """No command passes over a gap."""
     gapped(tmp_path / "log")
     for arguments in (("replay",), ("verify",), ("show", "--request", "r1")):
         result = kvsm(arguments[0], tmp_path / "log", *arguments[1:])
@@ -224,7 +224,7 @@ def test_missing_events_are_told_and_exit_1(tmp_path: Path) -> None:
 
 
 def test_a_log_broken_to_its_end_is_told_and_exits_1(tmp_path: Path) -> None:
-    """The disk stayed full: what was written before is good, and what is lost is said."""
+    """The disk stayed full. What was written before is good, and the lost events are named."""
     life = Life(tmp_path / "log", writer={"on_failure": "continue"})
     rng = random.Random(3)
     for room in (1 << 20, 0):

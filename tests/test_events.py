@@ -1,4 +1,4 @@
-"""Ids, events, plans, snapshots and KV events as bytes: what is written is what is read."""
+"""Ids, events, plans, snapshots and KV events survive as bytes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TestIds:
 
     @given(ANY_IDS)
     def test_form_depends_on_the_batch_alone(self, batch: list[int]) -> None:
-        """S11: equal batches have equal bytes, whether they came as a list, a tuple or an array."""
+        """Determinism (S11): equal batches have equal bytes, as a list, a tuple or an array."""
         forms = [pack(batch), pack(tuple(batch)), pack(np.array(batch, dtype=np.int64))]
         assert forms[0] == forms[1] == forms[2]
         assert isinstance(forms[0], tuple) == (len(batch) <= SMALL)
@@ -60,14 +60,14 @@ class TestIds:
 
 class TestEvents:
     def test_tags_are_one_to_n(self) -> None:
-        """A tag is a promise to every log that was ever written: kinds are added at the end."""
+        """Older logs keep their tags: new kinds are added at the end."""
         assert [kind.__struct_config__.tag for kind in KINDS] == list(range(1, len(KINDS) + 1))
 
     def test_every_kind_is_listed(self) -> None:
         assert set(KINDS) == set(OffloadingEvent.__subclasses__())
 
     def test_missing_trailing_field_takes_its_default(self) -> None:
-        """An older record of a known schema always reads."""
+        """An older record of the same schema can always be read."""
         decoder = msgspec.msgpack.Decoder(Union[KINDS])  # type: ignore[valid-type]  # noqa: UP007
         older = msgspec.msgpack.encode([4, 7, 1, 2, "r"])
         assert decoder.decode(older).aborted is False
@@ -84,7 +84,7 @@ class TestEvents:
             assert kind.__doc__ or kind.__name__ in {"RequestArrived", "StepEnded"}
 
     def test_schema_version_is_one(self) -> None:
-        """To raise it is a decision: every reader of older logs must then be kept."""
+        """A higher version needs readers for all older logs: it must be a decision."""
         assert SCHEMA_VERSION == 1
 
 
@@ -124,7 +124,7 @@ class TestPlans:
         ]
 
     def test_plan_travels_to_another_process(self) -> None:
-        """By pickle or by msgpack, as the embedder has it."""
+        """By pickle or by msgpack."""
         loads = (TransferJob(7, Direction.LOAD, (1,), (2,)),)
         stores = (TransferJob(8, Direction.STORE, pack(range(20)), pack(range(20))),)
         plan = TransferPlan(loads, stores, (3, 7))
@@ -143,7 +143,7 @@ class TestPlans:
 
 class TestSnapshot:
     def test_restored_ledger_has_the_same_future(self) -> None:
-        """S10: what a segment opens with is as good as the events before it."""
+        """Events are state (S10): a segment's snapshot replaces the events before it."""
         core, log = new_core(workers=2)
         store(core, "r", keys(6))
         load(core, "q", keys(3), 8)
@@ -175,7 +175,7 @@ class TestSnapshot:
 
 class TestKVEvents:
     def test_folding_gives_the_readable_keys(self) -> None:
-        """S10."""
+        """Events are state (S10)."""
         core, _ = new_core(host_blocks=3, publisher=Publisher())
         readable: set[bytes] = set()
         for name in "abc":
@@ -195,7 +195,7 @@ class TestKVEvents:
         )
 
     def test_wire_form_is_a_tagged_map_without_defaults(self) -> None:
-        """vLLM's `kv_events`: what its own decoder expects, and no block size (B26 is about payloads)."""
+        """The form that vLLM's own decoder expects, without a block size."""
         publisher = Publisher()
         publisher.stored(7, keys(1, group=3))
         sent = msgspec.msgpack.decode(msgspec.msgpack.encode(publisher.take_kv_events()))

@@ -1,4 +1,4 @@
-"""Metrics: each event is counted once, under its reason; a log gives what the live process had."""
+"""Metrics: each event is counted once, under its reason. A log gives the counts of the live process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def counted(config: OffloadConfig, events: Iterable[OffloadingEvent]) -> Metrics
 def test_log_gives_what_the_live_process_counted(
     workers: int, host_blocks: int, chunk: int, defer_ticks: int, acts: list[int]
 ) -> None:
-    """S10, for metrics: and what was counted agrees with what the ledger has, after every act."""
+    """Events are state (S10), for metrics too. After every act the counts agree with the ledger."""
     core = {"blocks_per_chunk": chunk, "transfer_ticks": 3, "defer_ticks": defer_ticks, "block_bytes": 8}
     engine = SmallEngine(device_blocks=40, host_blocks=host_blocks, workers=workers, core=core)
     metrics = Metrics.attached_to(engine.core)
@@ -97,7 +97,7 @@ def test_log_on_disk_gives_the_same(tmp_path: Path) -> None:
 
 
 def test_every_metric_has_a_value_for_every_label() -> None:
-    """From the first moment on: a series that appears with its first event hides that event from a rate."""
+    """From the start: a series that appears with its first event hides that event from a rate."""
     core, metrics = metered()
     values = metrics.values() | gauges(core.ledger)
     assert set(values) == {metric.name for metric in METRICS}
@@ -266,7 +266,7 @@ def test_bucket_takes_its_bound_and_the_last_one_takes_the_rest() -> None:
 
 
 def test_gauges_tell_states_apart() -> None:
-    """Resident is not pinned, in flight is not lost."""
+    """Resident, pinned, in flight and lost blocks are told apart."""
     core, _ = metered(host_blocks=12)
     store(core, "r", keys(5))
     core.match("q", keys(2))
@@ -327,7 +327,7 @@ def test_log_that_lacks_events_counts_what_it_has(tmp_path: Path) -> None:
 
 
 def test_every_event_is_counted_under_its_kind() -> None:
-    """But for the first one of a log, which there is once."""
+    """Except the first one, which every log has."""
     life = random_life(9, 800)
     seen = Counter(event.kind for event in life.events[1:])
     values = counted(life.config, life.events).values()["events"]

@@ -1,4 +1,4 @@
-"""The exporter: what a Prometheus server reads is what was counted."""
+"""The exporter: a Prometheus server reads what was counted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_exposition_says_what_was_counted() -> None:
 
 
 def test_buckets_add_up() -> None:
-    """Each bucket counts what is in those below too, and the last one everything."""
+    """Each bucket includes the buckets below it; the last one counts everything."""
     core, registry = exporting()
     for number, blocks in enumerate((1, 1, 3)):
         store(core, "r", keys(blocks, f"p{number}"))

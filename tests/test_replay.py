@@ -1,4 +1,4 @@
-"""Replay gives the live state back: whole, at any event, at any step. Events render as lines."""
+"""A replay gives the live state: at the end, at any event, at any step. Events render as lines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from kvsm.snapshot import digest
 @settings(deadline=None)
 @given(OPERATIONS, CONFIGS)
 def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, config: dict[str, Any]) -> None:
-    """S10: fold(log) equals live state, at every prefix."""
+    """Events are state (S10): each prefix of a log folds to the state that was live then."""
     live: list[str] = []
     life = Life(**config)
     for operation in operations:
@@ -49,7 +49,7 @@ def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, con
 
 
 def test_a_log_rebuilds_whole_at_any_event_and_at_any_step(tmp_path: Path) -> None:
-    """S10: from disk, across segments, from the nearest snapshot or from the first event."""
+    """Events are state (S10): from disk, across segments, from a snapshot or from the first event."""
     life = random_life(1, 600, tmp_path / "log", writer={"segment_bytes": 2000})
     life.close()
     assert len(list((tmp_path / "log").iterdir())) > 3
@@ -91,14 +91,14 @@ def test_a_state_in_the_middle_starts_from_the_nearest_snapshot(tmp_path: Path) 
     ],
 )
 def test_a_point_that_is_not_there_is_refused(tmp_path: Path, point: dict[str, int], message: str) -> None:
-    """An answer is never about another point than the one asked for."""
+    """A replay never answers for another point than the one that was asked for."""
     random_life(3, 50, tmp_path / "log").close()
     with pytest.raises((LogError, ConfigError), match=message):
         rebuild(tmp_path / "log", **point)
 
 
 def test_what_retention_dropped_is_not_invented(tmp_path: Path) -> None:
-    """A log whose first segments are gone replays from the oldest that is kept, and says so."""
+    """A log without its first segments replays from the oldest one, and says so."""
     life = random_life(4, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 8000})
     life.close()
     whole = rebuild(tmp_path / "log")
@@ -112,7 +112,7 @@ def test_what_retention_dropped_is_not_invented(tmp_path: Path) -> None:
 
 
 def test_entries_are_the_slots_that_an_event_names() -> None:
-    """The unit of the throughput figures."""
+    """Throughput is given in entries."""
     many = pack(range(40))
     assert entries([ev.HitMatched(1, 0, 0, "r", (1, 2)), ev.BlocksTouched(2, 0, 0, many)]) == 42
     assert entries([ev.BlocksEvicted(1, 0, 0, (1, 2), (3,), 2), ev.StepEnded(2, 0, 0)]) == 3
@@ -122,7 +122,7 @@ def test_entries_are_the_slots_that_an_event_names() -> None:
 
 
 def test_every_kind_of_event_renders_as_one_short_line() -> None:
-    """However many blocks it names."""
+    """Also an event that names thousands of blocks."""
     life = random_life(11, 2000, host_blocks=40)
     for event in life.events:
         line = render(event)
@@ -145,7 +145,7 @@ def test_fields_that_say_nothing_are_left_out() -> None:
 
 
 def test_many_owners_and_offers_are_abbreviated() -> None:
-    """The first four by name, and how many there are."""
+    """The first four are named, and all are counted."""
     names = [f"r{number}" for number in range(9)]
     store = ev.StorePlanned(1, 0, 0, tuple((name, 1) for name in names), (key(1),), (0,), (4,))
     assert render(store).startswith("StorePlanned requests r0, r1, r2, r3, ... (9) key ")
@@ -163,7 +163,7 @@ def test_many_owners_and_offers_are_abbreviated() -> None:
 
 
 def test_a_witness_needs_no_ledger() -> None:
-    """Two books: the witness follows the events alone."""
+    """The witness follows the events alone, and agrees with the ledger at the end."""
     life = random_life(12, 500)
     witness = Witness(life.config)
     for event in life.events:

@@ -1,4 +1,4 @@
-"""Stories: the life of a block, a key, a request, a transfer, with causes, and why a request missed."""
+"""The lives of blocks, keys, requests and transfers, with causes, and why a request missed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STORED, EVICTED = "STORED(copies=0, pins=0)", "EVICTED(copies=0, pins=0)"
 
 
 def test_the_life_of_a_block(tmp_path: Path) -> None:
-    """Who stored it, who read it, who evicted it and for whom."""
+    """Which requests stored and read it, and what it was evicted for."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", BlockLife(0))))[:8] == [
         "3 allocated for key 000000010000.., from device block 11, by store 3 of request r1 "
@@ -77,7 +77,7 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
 
 
 def test_the_life_of_a_request(tmp_path: Path) -> None:
-    """From its first match to its release, and why it missed what it missed."""
+    """From its first match to its release, and why it missed a key."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", RequestLife("r2")))) == [
         "8 request r2 matches slot 0; it misses key 000000070000..: never stored [not there -> MATCHED]",
@@ -112,7 +112,7 @@ def test_the_life_of_a_transfer(tmp_path: Path) -> None:
 
 
 def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
-    """Its cursors in words, by group, and why a block was not stored; its stores are told among others'."""
+    """Its cursors by group, why a block was not stored, and its stores."""
     offered_life(tmp_path / "log")
     lines = told(list(tell(tmp_path / "log", RequestLife("r0"))))
     assert lines == [
@@ -147,7 +147,7 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
 
 
 def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
-    """With several device blocks a slot: all of one slot's, and the second of another's."""
+    """With two device blocks a slot: both of one slot, and the second one of another."""
     offered_life(tmp_path / "log")
     texts = [[line.text for line in tell(tmp_path / "log", BlockLife(slot))] for slot in (0, 1)]
     assert (
@@ -162,7 +162,7 @@ def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
 
 
 def test_what_a_lost_transfer_takes_with_it(tmp_path: Path) -> None:
-    """A store its slots, a load its device blocks, too."""
+    """A lost store retires its slots, a lost load also its device blocks."""
     offered_life(tmp_path / "log")
     ends = [list(tell(tmp_path / "log", TransferLife(id)))[-1] for id in (27, 35)]
     assert told(ends) == [
@@ -174,7 +174,7 @@ def test_what_a_lost_transfer_takes_with_it(tmp_path: Path) -> None:
 
 
 def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
-    """With the keys that are theirs; and an eviction says for whose store it made room, if for anybody's."""
+    """With its own keys. An eviction names the store that it made room for, and the owners."""
     life = Life(tmp_path / "log", host_blocks=3, workers=1, defer_ticks=0)
     first = life.core.store((("r1", 1), ("r2", 2)), [key(1), key(2), key(3)], [1, 2, 3]).job
     life.core.store((("r2", 1), ("r1", 1)), [key(1), key(4)], [7, 3])
@@ -198,7 +198,7 @@ def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
 
 
 def why_missed(life: Life, wanted: bytes, log: Path) -> str:
-    """What the story of a new request says of a key that it misses."""
+    """The reason that a new request is given for missing a key."""
     life.core.match("asker", [wanted])
     life.flush()
     (line,) = tell(log, RequestLife("asker"))
@@ -206,7 +206,7 @@ def why_missed(life: Life, wanted: bytes, log: Path) -> str:
 
 
 def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:
-    """vLLM's server puts a hyphen and some characters behind a client's name; others begin alike."""
+    """vLLM's server appends a hyphen and some characters to a client's name. Other names begin alike."""
     life = scene(log=tmp_path / "log")
     life.core.match("cmpl-4-0a1b2c3d", [key(2)])
     life.core.match("cmpl-42", [key(2)])
@@ -300,7 +300,7 @@ def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> No
 
 
 def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -> None:
-    """A log that begins with a snapshot knows nothing of before."""
+    """A log that begins with a snapshot knows nothing of earlier events."""
     life = random_life(10, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 8000})
     # Asking writes to the log, and retention may drop another segment then: look at the oldest afterwards.
     answer = why_missed(life, key(999), tmp_path / "log")
@@ -312,7 +312,7 @@ def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -
 @settings(deadline=None, max_examples=40)
 @given(OPERATIONS, CONFIGS)
 def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[str, Any]) -> None:
-    """Each line begins in the state in which the one before ended: no event that matters is left out."""
+    """Each line begins in the state in which the line before it ended, so no event is left out."""
     with TemporaryDirectory() as directory:
         log = Path(directory) / "log"
         Life(log, **config).drive(operations).drain().close()

@@ -1,4 +1,4 @@
-"""Verification finds what is wrong with a log, or with the fold, names it, and says where."""
+"""Verification finds what is wrong with a log or with the fold, names the property, and says where."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from kvsm.states import machines_digest
 @settings(deadline=None, max_examples=60)
 @given(OPERATIONS, CONFIGS)
 def test_no_life_of_the_core_breaks_a_property(operations: Operations, config: dict[str, Any]) -> None:
-    """Everything checked in full after each event: the witness, the ledger and the published events agree."""
+    """After each event the witness, the ledger and the published events agree."""
     life = Life(**config).drive(operations)
     auditor = Auditor(Ledger(life.config))
     for event in life.events:
@@ -59,7 +59,7 @@ def test_no_life_of_the_core_breaks_a_property(operations: Operations, config: d
 def test_a_witness_can_start_in_the_middle(
     operations: Operations, config: dict[str, Any], skipped: int
 ) -> None:
-    """A log that begins with a snapshot is verified as well as a whole one."""
+    """A log that begins with a snapshot is verified like a whole one."""
     life = Life(**config).drive(operations)
     ledger = Ledger(life.config)
     for event in life.events[:skipped]:
@@ -76,7 +76,7 @@ def test_a_witness_can_start_in_the_middle(
 def test_no_life_of_the_core_breaks_a_property_in_ten_thousand(
     operations: Operations, config: dict[str, Any]
 ) -> None:
-    """The same, many times."""
+    """The same with more examples."""
     life = Life(**config).drive(operations).drain()
     auditor = Auditor(Ledger(life.config))
     for event in life.events:
@@ -85,7 +85,7 @@ def test_no_life_of_the_core_breaks_a_property_in_ten_thousand(
 
 
 def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
-    """Digest, counts and range of a good log; every kind of event was in it."""
+    """Digest, counts and range of a good log that has every kind of event."""
     life = random_life(
         7, 4000, tmp_path / "log", policy="arc", store_threshold=2, writer={"segment_bytes": 20_000}
     )
@@ -102,7 +102,7 @@ def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     assert seen
 
 
-# Verifying logs that tell of something wrong.
+# Verifying logs with wrong events.
 
 
 WRONG: list[tuple[str, Callable[[Life], list[OffloadingEvent]]]] = [
@@ -152,7 +152,7 @@ WRONG: list[tuple[str, Callable[[Life], list[OffloadingEvent]]]] = [
 def test_an_event_that_cannot_be_is_found_and_named(
     tmp_path: Path, property: Property, lie: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """A log with one false event in it: the property that it breaks, and its number."""
+    """One wrong event in a log: the property that it breaks, and its number."""
     life = scene(host_blocks=5)
     events = [*life.events, *lie(life), ev.StepEnded(0, 0, 0)]
     found = verify_log(written(tmp_path / "log", life, events))
@@ -256,7 +256,7 @@ def stored_where_a_lost_store_writes(life: Life) -> list[OffloadingEvent]:
 def test_the_last_of_several_events_is_the_false_one(
     tmp_path: Path, property: Property, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """S3, S6, S13, S14: what went before decides which property a match, a store or an offer breaks."""
+    """Earlier events decide which property a match, a store or an offer breaks."""
     life = scene(host_blocks=5)
     lies = story(life)
     found = verify_log(written(tmp_path / "log", life, [*life.events, *lies]))
@@ -317,15 +317,15 @@ def stored_from_where_a_lost_store_reads(life: Life) -> list[OffloadingEvent]:
 def test_what_is_allowed_is_not_called_wrong(
     tmp_path: Path, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """S13, S14: cursors restart with a preemption, a reset and a new life; a device block that was computed
-    anew, or that a lost store has read, may be stored."""
+    """Cursors restart with a preemption, a reset and a new life. A device block that was computed again, or
+    that a lost store read, may be stored."""
     life = scene(host_blocks=5)
     found = verify_log(written(tmp_path / "log", life, [*life.events, *story(life)]))
     assert found.violations == ()
 
 
 def test_a_block_that_begins_the_chunk_of_another_key_is_of_the_older_epoch_too(tmp_path: Path) -> None:
-    """S14: of several device blocks a slot, a key tells only of the last whether it was computed since."""
+    """No stale data (S14): a new key proves only that a chunk's last device block was computed since."""
     life = Life(tmp_path / "log", workers=1, host_blocks=8, device_blocks=16, blocks_per_chunk=2)
     life.stored("r1", [key(0)], [0, 1])
     life.core.match("r2", [key(0)])
@@ -350,7 +350,7 @@ def test_a_block_that_begins_the_chunk_of_another_key_is_of_the_older_epoch_too(
 def test_a_witness_who_starts_late_knows_cursors_and_what_was_brought(
     property: Property, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """S13, S14: it takes them over from the snapshot, and sees the next event that contradicts them."""
+    """It takes them from the snapshot, and notices the next event that contradicts them."""
     life = scene(host_blocks=5)
     *before, false = story(life)
     for event in before:
@@ -361,7 +361,7 @@ def test_a_witness_who_starts_late_knows_cursors_and_what_was_brought(
 
 
 def test_what_led_there_are_the_last_ten_events_of_the_same_things(tmp_path: Path) -> None:
-    """At most ten lines, oldest first, all of them about the slots concerned, the false event last."""
+    """At most ten lines about the same slots, oldest first, the wrong event last."""
     life = Life(host_blocks=4, workers=1, defer_ticks=0)
     life.stored("r0", [key(0)], [0])
     life.stored("r9", [key(9)], [9])
@@ -380,11 +380,11 @@ def test_what_led_there_are_the_last_ten_events_of_the_same_things(tmp_path: Pat
     assert lines[-1] == f"event {seq} step 0: {render(events[-1])}"
 
 
-# Verifying logs whose bytes are not all there.
+# Verifying incomplete logs.
 
 
 def test_a_torn_tail_is_cut_and_told(tmp_path: Path) -> None:
-    """A crash in the middle of a write: good up to the last whole record."""
+    """After a crash in the middle of a write the log is good up to the last whole record."""
     life = random_life(6, 300, tmp_path / "log")
     life.close()
     (path,) = (tmp_path / "log").glob("*.kvsm")
@@ -414,7 +414,7 @@ def test_damage_is_told_with_its_place_and_the_events_before_it_are_verified(tmp
 
 
 def test_a_gap_is_told_and_the_log_verified_on_both_sides(tmp_path: Path) -> None:
-    """From the snapshot after the gap on, everything is checked again; the end is the live state."""
+    """From the snapshot after the gap on everything is checked; the end is the live state."""
     life = gapped(tmp_path / "log")
     found = verify_log(tmp_path / "log")
     assert found.violations == ()
@@ -431,7 +431,7 @@ def test_a_gap_is_told_and_the_log_verified_on_both_sides(tmp_path: Path) -> Non
 
 
 def test_a_segment_whose_snapshot_is_not_the_fold_is_found(tmp_path: Path) -> None:
-    """S10: the live state, as the writer saved it at a rotation, against the fold of the events before."""
+    """Events are state (S10): a snapshot that the writer saved must be what the events before it fold to."""
     false = Life()
     life = Life(
         tmp_path / "log", writer={"segment_bytes": 1000, "snapshot_of": None} and {"segment_bytes": 1000}
@@ -446,14 +446,14 @@ def test_a_segment_whose_snapshot_is_not_the_fold_is_found(tmp_path: Path) -> No
 
 
 def lied(life: Life, false: Life) -> bytes:
-    """The live state, but for the tick."""
+    """The live state with another tick."""
     false.core.ledger.__dict__.update(life.core.ledger.__dict__)
     false.core.ledger.tick = life.core.ledger.tick + 1
     return snapshot(false.core.ledger)
 
 
 def test_a_log_by_other_tables_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another kvsm's machines may give another state: that is said, not passed over."""
+    """Other machine tables may give another state, and the report says so."""
     random_life(9, 30, tmp_path / "log").close()
     assert not verify_log(tmp_path / "log").condition.other_machines
     monkeypatch.setattr("kvsm.replay.fold.machines_digest", lambda: "other")

@@ -1,4 +1,4 @@
-"""Verification finds a fold that is wrong, however seldom everything is checked, and names the first event.
+"""Verification finds a wrong fold at any interval of full checks, and names the first event.
 
 Each fault is one line that the ledger, or what it keeps, forgets.
 """
@@ -94,7 +94,7 @@ def drops_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def rejected_acts(patch: pytest.MonkeyPatch) -> None:
-    """A rejected report counts after all."""
+    """A rejected report changes the transfer."""
 
     def rejected(ledger: Ledger, event: ev.ReportRejected) -> None:
         if event.transfer in ledger.transfers:
@@ -117,7 +117,7 @@ def publisher_forgets(name: str) -> Callable[[pytest.MonkeyPatch], None]:
 
 
 def wrong_victim_leaves_the_order(patch: pytest.MonkeyPatch) -> None:
-    """The eviction order drops another slot than the one that was evicted: all counts stay right."""
+    """The eviction order drops a slot that was not evicted. All counts stay right."""
     original = LRUPolicy.evicted
 
     def evicted(self: LRUPolicy, choice: Any, keys: Sequence[bytes]) -> None:
@@ -128,7 +128,7 @@ def wrong_victim_leaves_the_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_leases_of_chunks(patch: pytest.MonkeyPatch) -> None:
-    """A store leases the first device block of each chunk alone."""
+    """A store leases only the first device block of each chunk."""
     original = stores.store_planned
 
     def planned(ledger: Ledger, event: ev.StorePlanned) -> None:
@@ -213,7 +213,7 @@ def test_a_wrong_fold_is_found_at_the_event_where_it_goes_wrong(
     fault: Callable[[pytest.MonkeyPatch], None],
     every: int,
 ) -> None:
-    """However seldom everything is checked, the same first event is named, and the same property."""
+    """The interval of full checks changes neither the first event nor the property that is named."""
     life = full_life(tmp_path / "log")
     fault_is_found(life, tmp_path / "log", monkeypatch, properties, fault, every)
 
@@ -227,7 +227,7 @@ def test_a_wrong_fold_of_offers_loads_and_losses_is_found(
     fault: Callable[[pytest.MonkeyPatch], None],
     every: int,
 ) -> None:
-    """S9, S13, S14: the same for cursors, chunks, what loads brought, offers counted and lost transfers."""
+    """The same for cursors, chunks, what loads brought, counted offers and lost transfers."""
     life = offered_life(tmp_path / "log")
     fault_is_found(life, tmp_path / "log", monkeypatch, properties, fault, every)
 
@@ -250,7 +250,7 @@ def fault_is_found(
 
 
 def first_broken_of(life: Life) -> int:
-    """The event after which everything, checked at every event, first finds something."""
+    """The first event after which a full check finds something."""
     auditor = Auditor(Ledger(life.config))
     for event in life.events:
         if auditor.apply(event) or auditor.check():

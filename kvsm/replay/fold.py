@@ -66,7 +66,9 @@ class LogCondition(msgspec.Struct, frozen=True):
         if self.broken_from is not None and not self.gaps:
             notes.append(f"the log is broken from event {self.broken_from} on: a write failed")
         if self.other_machines:
-            notes.append("written by a kvsm with other machine tables: the state may differ from what it was")
+            notes.append(
+                "written by a kvsm with other machine tables: the replayed state may differ from the live one"
+            )
         return notes
 
 
@@ -164,9 +166,7 @@ def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, 
                 raise LogGap(reader.directory, first, last)
         raise LogError(f"{reader.directory}: there is no event {seq}; the last one is {ledger.seq}")
     if step is not None and ledger.step > step:
-        raise LogError(
-            f"{reader.directory}: step {step} is not kept; the oldest state is of step {ledger.step}"
-        )
+        raise LogError(f"{reader.directory}: step {step} is not kept; the oldest step is {ledger.step}")
     if step is not None and ledger.step < step and not stopped:
         raise LogError(f"{reader.directory}: there is no step {step}; the last one is {ledger.step}")
 

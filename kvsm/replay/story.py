@@ -35,7 +35,7 @@ from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 
 MOST_TOLD = 4
-"""Blocks whose states are told in one line."""
+"""Number of blocks whose states are told in one line."""
 
 
 NOT_THERE, NOT_PLANNED = "not there", "not planned"
@@ -80,12 +80,12 @@ class BlockLife(NamedTuple):
 
 
 class KeyLife:
-    """All blocks whose key starts with these hex digits. The state is that of the keys of one event."""
+    """All blocks whose key starts with these hex digits. A state is told of the keys in one event."""
 
     def __init__(self, digits: str) -> None:
         self.digits = digits.lower().removesuffix("..")
         self._met: dict[bytes, None] = {}
-        """The keys that start so and that the current event concerns."""
+        """The matching keys that the current event concerns."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
         ledger, event = moment.ledger, moment.event
