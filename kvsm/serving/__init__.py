@@ -18,6 +18,7 @@ real bytes. The other one (`kvsm.worlds`) is a value that an explorer can save, 
 `offload_checks`       what must have been offloaded
 `disturbances`         aborts, preemptions and resets, drawn from a seed
 `run_options`          the options of a run
+`stopwatch`            how long the decisions take
 `workload_run`         a whole run, and the proof of it by its log
 =====================  =====================================================================
 """

@@ -26,6 +26,7 @@ from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.replay import Verification, verify_log
+from kvsm.scheduler import OffloadScheduler
 from kvsm.serving import offload_checks
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
@@ -33,7 +34,7 @@ from kvsm.serving.ranks import COPIES, make_rank
 from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
-from kvsm.serving.timed import TimedOffloadScheduler
+from kvsm.serving.stopwatch import Stopwatch
 from kvsm.snapshot import digest, snapshot
 from kvsm.traces import TraceRequest, multi_turn, read_trace
 from kvsm.worker import Worker
@@ -43,6 +44,17 @@ LEDGER_BYTES_PER_BLOCK = 200
 """About how much the ledger and the device pool keep for each block, besides its content."""
 
 PROGRESS_STEPS = 64
+
+_DECIDING = (
+    "add_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+    "reset_cache",
+)
+"""The calls of the engine whose time is measured."""
 
 
 class RunProgress(msgspec.Struct, frozen=True):
@@ -179,7 +191,8 @@ class WorkloadRun:
         notes = SkipNotes(self._writer)
         self.offloader = Offloader(config, notes, clock_ns=clock_ns)
         self.metrics = Metrics.attached_to(self.offloader)
-        self.connector = TimedOffloadScheduler(self.offloader, options.scheduler_config())
+        self.connector = OffloadScheduler(self.offloader, options.scheduler_config())
+        self._deciding = Stopwatch(self.connector, *_DECIDING)
         self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(
             ServingScheduler(self.connector, notes, token_budget=options.token_budget),
@@ -275,7 +288,7 @@ class WorkloadRun:
             steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
             run_seconds=self._seconds,
-            decision_us=self.connector.seconds / max(1, verification.entries) * 1e6,
+            decision_us=self._deciding.seconds / max(1, verification.entries) * 1e6,
             log=self._options.log,
             log_events=verification.events,
             log_entries=verification.entries,

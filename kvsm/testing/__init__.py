@@ -40,28 +40,6 @@ if TYPE_CHECKING:
     from kvsm.worlds.small_engine import SmallEngine
     from kvsm.worlds.small_request import SmallRequest
 
-_HOMES = {
-    "kvsm.testing.machine": ("OffloadMachine",),
-    "kvsm.testing.copy_engine": ("CopyEngineMachine",),
-    "kvsm.testing.pool": ("BlockPool",),
-    "kvsm.worlds.small_engine": ("SmallEngine",),
-    "kvsm.worlds.small_request": ("SmallRequest",),
-    "kvsm.testing.recording": ("Recorder",),
-    "kvsm.testing.assertions": ("assert_sound", "assert_at_rest", "assert_replays", "assert_verifies"),
-    "kvsm.errors": ("PropertyBroken",),
-    "kvsm.testing.strategies": (
-        "Arrival",
-        "arrivals",
-        "workloads",
-        "lengths",
-        "Configuration",
-        "configurations",
-        "report_orders",
-        "block_pairs",
-    ),
-}
-"""Where each name lives."""
-
 __all__ = [
     "OffloadMachine",
     "CopyEngineMachine",
@@ -84,15 +62,17 @@ __all__ = [
     "block_pairs",
 ]
 
+_HOMES = ("assertions", "recording", "pool", "strategies", "copy_engine", "machine")
+"""Where the names are. The first ones do not need Hypothesis."""
+
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            try:
-                return getattr(import_module(home), name)
-            except ModuleNotFoundError as error:
-                if error.name != "hypothesis":
-                    raise
-                message = f"kvsm.testing.{name} needs hypothesis: pip install 'kvsm[testing]'"
-                raise ImportError(message) from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        modules = (import_module(f"{__name__}.{home}") for home in _HOMES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
+    except ModuleNotFoundError as error:
+        if error.name != "hypothesis":
+            raise
+        raise ImportError(f"kvsm.testing.{name} needs hypothesis: pip install 'kvsm[testing]'") from error
