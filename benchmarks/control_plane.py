@@ -39,7 +39,7 @@ KVSM: dict[str, Durability | None] = {
 
 @dataclass
 class Measured:
-    """One pass: microseconds a life; the hits say that two contestants did the same work."""
+    """One pass: microseconds a life; equal hits show that two contestants did the same work."""
 
     life_us: float
     hits: int
@@ -134,8 +134,11 @@ def lives(requests: Requests) -> int:
 
 
 def by_turns(contestants: dict[str, Callable[[], Measured]], rounds: int) -> dict[str, list[Measured]]:
-    """Run all contestants `rounds` times, in turn. The workload is kept out of the garbage collector's
-    way (it is the benchmark's, not the contestants'); what they allocate is collected as usual."""
+    """Run all contestants `rounds` times, in turn.
+
+    The workload belongs to no contestant, so the garbage collector leaves it alone. What contestants allocate
+    is collected as usual.
+    """
     results: dict[str, list[Measured]] = {name: [] for name in contestants}
     gc.collect()
     gc.freeze()

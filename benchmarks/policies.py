@@ -48,8 +48,9 @@ def optimal_hits(requests: Requests, host_blocks: int) -> int:
     it bounds all of them from above.
 
     MIN is optimal for blocks that are hit one by one. A hit here counts only behind a hit on the block before
-    it. That takes nothing from MIN: a key names a whole prefix, so whoever uses a block uses those before it;
-    of blocks with the same next use the later one goes first, so a prefix never loses a block before its end.
+    it. That takes nothing from MIN: a key names a whole prefix, so each use of a block also uses the blocks
+    before it; of blocks with the same next use the later one goes first, so a prefix never loses a block
+    before its end.
     """
     uses: dict[bytes, list[int]] = {}
     for number in range(len(requests) - 1, -1, -1):

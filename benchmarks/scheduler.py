@@ -77,7 +77,7 @@ class Contestant:
         return int(tokens)
 
     def close(self) -> None:
-        """Nothing more will be asked."""
+        """The contestant is not called any more."""
 
 
 class Kvsm(Contestant):
@@ -134,7 +134,7 @@ class Kvsm(Contestant):
 
 
 class VllmContestant(Contestant):
-    """What vLLM's two have in common."""
+    """What both schedulers of vLLM have in common."""
 
     pool: Any
 
@@ -217,7 +217,7 @@ class Offloading(VllmContestant):
 
 
 class Engine:
-    """Continuous batching, as far as a connector sees it."""
+    """Continuous batching, as a connector sees it."""
 
     def __init__(self, world: World, pool: Any, contestant: Any) -> None:
         self._world, self.pool, self.contestant = world, pool, contestant
@@ -272,7 +272,7 @@ class Engine:
                 request.append_output_token_ids([7])
 
     def prefill(self, budget: int) -> None:
-        """Compute all prompts, in steps of so many tokens, one request after the other."""
+        """Compute all prompts in steps of `budget` tokens, one request after the other."""
         while True:
             scheduled: dict[str, int] = {}
             left = budget
@@ -307,7 +307,7 @@ class Engine:
 
 
 def prompt_of(number: int, tokens: int) -> list[int]:
-    """A prompt that shares no block with that of another number."""
+    """A prompt that shares no block with the prompts of other numbers."""
     return [number, *range(tokens - 1)]
 
 
@@ -498,7 +498,7 @@ def contestants(world: World, scenario: Scenario) -> dict[str, Callable[[Any], A
 
 @dataclass
 class Results:
-    """What one contestant needed in each round, by figure, and the blocks that it moved."""
+    """The figures of one contestant in each round, and the blocks that it moved."""
 
     figures: dict[str, list[float]] = field(default_factory=dict)
     moved: Counter[str] = field(default_factory=Counter)

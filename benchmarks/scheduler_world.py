@@ -12,16 +12,16 @@ from typing import Any
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 8192
-"""What vLLM's lazy store takes its target from: the blocks of two such steps."""
+"""vLLM's lazy store takes its target from this: the blocks of two such steps."""
 LAZY_TARGET = 2 * STEP_TOKENS // BLOCK_TOKENS
 DEVICE_BLOCKS = 1 << 14
 HOST_BLOCKS = 1 << 16
 BLOCK_BYTES = 4096
-"""Of the one small layer that vLLM is told of."""
+"""Bytes per block in the one small layer that vLLM knows."""
 
 
 class PlainRequest:
-    """What the contestants read of a request, by vLLM's names."""
+    """The parts of a request that the contestants read, under vLLM's names."""
 
     kv_transfer_params = None
     skip_reading_prefix_cache = False
@@ -47,7 +47,7 @@ class PlainRequest:
 
 
 class PlainPool:
-    """Device blocks with reference counts. Block 0 is nobody's, as in vLLM."""
+    """Device blocks with reference counts. Block 0 is the null block, as in vLLM."""
 
     def __init__(self, blocks: int) -> None:
         self._holders = [0] * blocks
@@ -122,7 +122,7 @@ class PlainWorld:
         )
 
     def end(self, request: Any) -> None:
-        """The request has come to its end."""
+        """The request has ended."""
 
 
 class VllmPool:
@@ -157,7 +157,7 @@ class VllmPool:
 
 
 class VllmWorld:
-    """The same, in vLLM's own types; and what vLLM's schedulers are built from."""
+    """The same in vLLM's own types, and the configuration of vLLM's schedulers."""
 
     def __init__(self, model: Path) -> None:
         """model: a directory for the model's configuration; there is no model."""

@@ -37,7 +37,7 @@ def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Reques
 
 
 def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:
-    """Requests of one block each, drawn with a heavy tail from `distinct` keys; those of a step differ."""
+    """Requests of one block each, drawn with a heavy tail from `distinct` keys. The keys of a step differ."""
     draw = random.Random(seed)
     keys = [blake2b(b"%d" % n, digest_size=32).digest() + bytes(4) for n in range(distinct)]
     requests: Requests = []

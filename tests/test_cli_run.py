@@ -89,7 +89,7 @@ def test_a_trace_is_served(tmp_path: Path) -> None:
 
 
 def test_everything_that_can_go_wrong_goes_wrong_at_once() -> None:
-    """Every option together is legal, and the result tells how much there was of each."""
+    """All options together are legal, and the result counts each kind of event."""
     told = json.loads(kvsm(*EVERYTHING, "--copies", "host", "--json").stdout)
     assert told["violations"] == []
     assert told["digest"] == told["replayed_digest"]
@@ -163,7 +163,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
 
 
 def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
-    """Somebody else's files are no place for a log."""
+    """A log is not written among other files."""
     (tmp_path / "notes.txt").write_text("mine")
     result = kvsm(*SMALL, "--log", tmp_path)
     assert result.exit_code == 2
@@ -232,7 +232,7 @@ def test_progress_tells_how_far_the_run_is() -> None:
 
 
 def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: object) -> Path:
-    """One run in a process of its own, whose sets and dicts of strings iterate in an order of their own."""
+    """One run in a process of its own, with its own order of iteration over sets of strings."""
     arguments = ["run", *options, "--copies", copies_by, "--log", log]
     subprocess.run(
         [sys.executable, "-c", "from kvsm.cli import main; main()", *map(str, arguments)],
@@ -256,7 +256,7 @@ def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path, options: list[ob
 
 
 def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
-    """S11: threads end copies in any order, and yet the records are the same but for their wall times."""
+    """S11: threads end copies in any order, yet all records are equal except for wall times."""
     records = []
     for seed in (1, 2):
         log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed, *EVERYTHING)
@@ -280,7 +280,7 @@ def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
 def test_a_whole_trace_verifies_within_two_gigabytes(options: list[object]) -> None:
     """12,031 requests, 288,500 block references: exit code 0 says that the log gave the live state back and
     that no property was broken. (How long it takes is for a benchmark to say.)"""
-    # VmHWM begins anew with the program; a resource usage would begin with what its parent had taken.
+    # VmHWM starts with the program; resource usage would start with the memory of its parent.
     code = (
         "import re, sys; from kvsm.cli import main; code = main(standalone_mode=False); "
         "peak = int(re.search(r'VmHWM:\\s*(\\d+) kB', open('/proc/self/status').read())[1]); "

@@ -42,7 +42,7 @@ from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 SMALL: dict[str, Any] = {"copies": "simulated", "block_bytes": 64}
 PRESSURE: dict[str, Any] = {**SMALL, "requests": 300, "device_blocks": 96, "host_blocks": 128}
-"""Pools so small that there are preemptions, evictions and offers that find no room."""
+"""Pools so small that requests are preempted, blocks are evicted, and offers find no room."""
 
 HYBRID = "full,sliding:4096/1024,mamba"
 
@@ -119,7 +119,7 @@ def test_failed_copies_cost_time_and_nothing_else(copies: str) -> None:
 
 
 def test_a_run_in_which_every_copy_fails_ends() -> None:
-    """No livelock: a host pool that never works is a host pool that never hits."""
+    """No livelock: with a host pool whose copies all fail, every request is computed."""
     result = run_workload(RunOptions(**PRESSURE, failure_rate=1.0))
     assert_whole(result)
     assert result.host_hit_tokens == result.blocks_loaded == result.blocks_stored == 0
@@ -139,7 +139,7 @@ def test_hybrid_groups_are_served(groups: str) -> None:
 
 
 def test_a_lazy_store_stores_less_and_still_hits() -> None:
-    """Only what nears eviction: what is never evicted is never copied."""
+    """A block that never nears eviction is never copied."""
     roomy: dict[str, Any] = {**PRESSURE, "requests": 40, "device_blocks": 3000, "host_blocks": 3000}
     tight: dict[str, Any] = {**PRESSURE, "host_blocks": 512}
     assert run_workload(RunOptions(**tight, store="lazy")).host_hit_tokens > 0
@@ -157,7 +157,7 @@ def test_chunks_of_blocks_are_served() -> None:
 
 
 def test_resets_cost_hits_and_nothing_else() -> None:
-    """S14: after each of many resets, in the midst of copies, nothing of before is found, and all ends."""
+    """S14: after each of many resets, amid copies, no earlier block is found, and every request ends."""
     often = run_workload(RunOptions(**PRESSURE, reset_every=30))
     never = run_workload(RunOptions(**PRESSURE))
     assert_whole(often)
@@ -167,7 +167,7 @@ def test_resets_cost_hits_and_nothing_else() -> None:
 
 
 def test_forced_preemptions_cost_time_and_nothing_else() -> None:
-    """Requests lose their blocks in every state, those that load too, and come again."""
+    """Requests lose their blocks in every state, loading ones too, and run again."""
     result = run_workload(RunOptions(**PRESSURE, preempt_rate=0.2))
     assert_whole(result)
     assert result.preemptions > 1000
@@ -187,7 +187,7 @@ def test_without_patience_nothing_is_deferred() -> None:
 
 
 def test_requests_for_remote_decode_are_offloaded_in_full() -> None:
-    """S16: with room on the host, every block of every one of them; what is skipped is skipped aloud."""
+    """S16: with room on the host every block is stored; a skipped block has a reason."""
     roomy = run_workload(RunOptions(**{**PRESSURE, "host_blocks": 4096}, remote_decode=0.5))
     assert_whole(roomy)
     assert roomy.fully_offloaded == roomy.remote_decode
@@ -224,7 +224,7 @@ def test_aborted_requests_are_gone() -> None:
 
 
 def test_disturbances_follow_from_the_seed() -> None:
-    """S11: whatever order the requests come in; and of rate 0 there are none."""
+    """S11: in any order of requests; a rate of 0 draws none."""
     names = [f"r{number}" for number in range(2000)]
     options = RunOptions(seed=1, abort_rate=0.25, remote_decode=0.5)
     one = Disturbances(options)
@@ -244,7 +244,7 @@ def test_disturbances_follow_from_the_seed() -> None:
 
 
 def test_the_last_copies_are_flushed(start: Callable[..., WorkloadRun]) -> None:
-    """S17: when no request is left, what is under way is asked to end before the engine stops stepping."""
+    """S17: when no request is left, transfers are flushed before the engine stops stepping."""
     run = start([request([1, 2, 3])])
     run.serve()
     kinds = [event.kind for event in events(run)]
@@ -269,8 +269,7 @@ def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., WorkloadRu
 
 
 def test_an_engine_may_go_on_stepping_instead(start: Callable[..., WorkloadRun]) -> None:
-    """S17, the other way: nothing is flushed, and the engine steps until no work is pending; time goes on
-    step by step."""
+    """S17, the other way: nothing is flushed. The engine steps until no work is pending, and time goes on."""
     run = start([request([1, 2, 3]), request([4], 1, 5000)], last_step="keep-stepping")
     run.serve()
     assert "FlushRequested" not in {event.kind for event in events(run)}
@@ -334,7 +333,7 @@ def workloads(draw: st.DrawFn) -> list[TraceRequest]:
 
 @st.composite
 def options_for(draw: st.DrawFn, requests: Sequence[TraceRequest]) -> RunOptions:
-    """Any options that can go together, with pools that barely hold one request, or a little more."""
+    """Any options that can go together, with pools for one request or a little more."""
     groups = draw(st.sampled_from(_GROUPS))
     chosen: dict[str, Any] = {
         "block_tokens": _BLOCK,
@@ -370,7 +369,7 @@ def runs(draw: st.DrawFn) -> tuple[list[TraceRequest], RunOptions]:
 
 
 def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOptions) -> None:
-    """Serve, within a bound of steps; all that holds of a good run holds."""
+    """Serve in a bounded number of steps, and check everything that holds of a good run."""
     run = WorkloadRun(options, requests, str(directory / "log"))
     step = run.engine.step
 
@@ -398,7 +397,7 @@ def test_any_run_is_good(
 def test_any_run_is_good_slow(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]
 ) -> None:
-    """The same, for long."""
+    """The same, with more examples."""
     serve_anything(tmp_path_factory.mktemp("run"), *drawn)
 
 
@@ -416,8 +415,7 @@ def test_the_last_sampled_token_is_never_computed(start: Callable[..., WorkloadR
 
 @pytest.mark.parametrize("groups", ["full", "full/64,sliding:700"])
 def test_each_step_of_a_running_request_is_one_token(start: Callable[..., WorkloadRun], groups: str) -> None:
-    """Counting lazily comes to the same as counting each step, across preemptions; no request stands twice
-    in a batch."""
+    """Lazy counts equal counts of each step, across preemptions. No request is in a batch twice."""
     outputs = {f"r{number}": 200 * number for number in range(1, 11)}
     trace = [request([one], one * 200, extra=511 - one * 45) for one in range(1, 11)]
     run = start(trace, device_blocks=12 if groups == "full" else 90, host_blocks=400, groups=groups)
@@ -481,7 +479,7 @@ def test_only_written_blocks_are_offered(start: Callable[..., WorkloadRun], grou
 
 
 def test_a_state_is_handed_over_at_each_boundary(start: Callable[..., WorkloadRun]) -> None:
-    """Mamba: one state a block of tokens, of the prompt and of the output, held while it is offered."""
+    """Mamba: one state per block of prompt and output tokens, held while it is offered."""
     run = start([request([1, 2], 1200, extra=100)], groups="mamba")
     build, handed = run.connector.build_connector_meta, []
 
@@ -523,7 +521,7 @@ def test_a_block_that_the_device_lost_is_loaded(start: Callable[..., WorkloadRun
 
 
 def load_case(start: Callable[..., WorkloadRun], **options: Any) -> tuple[WorkloadRun, ServingRequest, int]:
-    """A run that stands where its third request has just begun to load, by this transfer."""
+    """A run whose third request has just begun to load; the request, and its transfer."""
     trace = [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)]
     run = start(trace, **{"device_blocks": 8, **options})
     while not any(one.status is ServingStatus.LOADING for one in run.engine.scheduler.running.values()):
@@ -534,7 +532,7 @@ def load_case(start: Callable[..., WorkloadRun], **options: Any) -> tuple[Worklo
 
 
 def fail(run: WorkloadRun, transfer: int, rank: int = 0) -> None:
-    """Let this copy of one worker end as bad."""
+    """Let the copy of one worker fail."""
     engine = run.ranks[rank].engine
     poll = engine.poll
 
@@ -549,7 +547,7 @@ def fail(run: WorkloadRun, transfer: int, rank: int = 0) -> None:
 
 
 def flip_case(start: Callable[..., WorkloadRun], **options: Any) -> tuple[WorkloadRun, bytes]:
-    """A run of which the host pool of worker 1 has one wrong byte in the block of this key, which its third
+    """A run and a key. The host pool of worker 1 has one wrong byte in the block of that key, which the third
     request will load."""
     trace = [request(range(6)), request(range(10, 18), 1, 1000), request(range(6), 1, 2000)]
     run = start(trace, device_blocks=8, **options)
@@ -604,7 +602,7 @@ def test_a_copy_that_does_not_wait_for_compute_is_seen(
 
 
 def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., WorkloadRun]) -> None:
-    """S15: what a request finds on the device is looked at as what is loaded."""
+    """S15: blocks found on the device are checked like loaded ones."""
     run = start([request([1, 2, 3]), request([1, 2, 3], arrival_ms=10_000)])
     while run.engine.scheduler.unfinished or run.engine.arrived < 1:
         run.engine.step()
@@ -637,7 +635,7 @@ def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(
 def test_a_preemption_in_mid_load_waits_for_the_copy(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3, S8: it is not begun to be loaded twice; the end of the load it has lost is nothing to it."""
+    """S3, S8: its load is not started twice, and the end of the load that it lost changes nothing."""
     monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
@@ -665,8 +663,8 @@ def test_a_failed_load_is_computed(start: Callable[..., WorkloadRun]) -> None:
     assert_whole(run.prove())
 
 
-def test_a_failed_load_of_several_groups_starts_anew(start: Callable[..., WorkloadRun]) -> None:
-    """S6: what one group has serves none but it; the request gets other blocks."""
+def test_a_failed_load_of_several_groups_restarts_the_request(start: Callable[..., WorkloadRun]) -> None:
+    """S6: blocks of one group do not help another one, so the request gets new blocks."""
     run, loading, transfer = load_case(start, groups="full,sliding:1024", device_blocks=19, workers=2)
     fail(run, transfer, rank=1)
     run.serve()
@@ -678,8 +676,8 @@ def test_a_failed_load_of_several_groups_starts_anew(start: Callable[..., Worklo
 def test_a_lost_load_retires_its_blocks(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3, S9: a copy that is never reported may still write; the request goes on with other blocks, and
-    these are not handed out again. The report that comes all the same changes nothing."""
+    """S3, S9: a copy that is never reported may still write. The request goes on with other blocks, and these
+    are not handed out again. A report that comes later changes nothing."""
     monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
@@ -703,7 +701,7 @@ def test_a_lost_load_retires_its_blocks(
 
 
 def test_a_reset_in_mid_load_fails_it(start: Callable[..., WorkloadRun]) -> None:
-    """S14: the bytes that arrive are of an older epoch; the request computes them."""
+    """S14: the loaded bytes belong to an older epoch, so the request computes its tokens."""
     run, loading, _ = load_case(start)
     assert not run.engine.reset_cache(), "a copy is under way"
     while run.engine.step():
@@ -716,8 +714,8 @@ def test_a_reset_in_mid_load_fails_it(start: Callable[..., WorkloadRun]) -> None
 
 
 def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., WorkloadRun]) -> None:
-    """What a request needs is being loaded for another: it waits for that, others go first, and then it
-    finds it on the device."""
+    """A block that a request needs is being loaded for another one. It waits, others go first, and then it
+    finds the block on the device."""
     trace = [
         request(range(6)),
         request(range(10, 22), 1, 1000),
@@ -738,8 +736,8 @@ def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Workloa
 
 
 def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) -> None:
-    """S13: of two that compute the same block at once, the second one's offer waits for the first store;
-    as that fails, its own block is stored."""
+    """S13: two requests compute the same block at once. The offer of the second one waits for the first
+    store; when that fails, its own block is stored."""
     run = start([request([1, 2], 600), request([1, 2], 600)])
     while not run.offloader.ledger.transfers:
         run.engine.step()
@@ -794,7 +792,7 @@ def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) ->
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    """One line that names the option, its value and the bound; nothing was made."""
+    """One line names the option, its value and the bound, and nothing is made."""
     with pytest.raises(ConfigError) as caught:
         run_workload(RunOptions(**options, log=str(tmp_path / "log")))
     assert says in str(caught.value)

@@ -52,7 +52,7 @@ def test_a_block_under_a_copy_is_not_handed_out() -> None:
 
 
 def test_a_block_is_not_given_back_twice() -> None:
-    """S4: a release too many is an error, not a count below zero."""
+    """S4: one release too many is an error, not a negative count."""
     pool, _ = pool_of(2)
     blocks = pool.get_new_blocks(2)
     pool.free_blocks(blocks)
@@ -92,7 +92,7 @@ def test_of_two_blocks_with_one_key_the_first_serves() -> None:
 
 
 def test_a_retired_block_is_never_handed_out() -> None:
-    """S3: a lost copy may write it for ever; its last holder is the lost copy, and nobody is missing."""
+    """S3: a lost copy may write the block at any later time, so the block is no longer counted as held."""
     pool, leases = pool_of(2)
     [lost] = pool.get_new_blocks(1)
     for trigger in (LeaseTrigger.BEGIN_WRITE, LeaseTrigger.LOSE):
@@ -110,8 +110,8 @@ def test_a_retired_block_is_never_handed_out() -> None:
 
 
 def test_a_reset_pool_serves_nothing() -> None:
-    """What is held keeps its content for its holders, and is found by nobody else; its key can be cached
-    again, by another block."""
+    """A held block keeps its content for its holders, and no other request finds it. Another block can cache
+    its key."""
     pool, _ = pool_of(3)
     keys = block_keys(range(2))
     blocks = pool.get_new_blocks(2)
@@ -250,7 +250,7 @@ def host_rank(blocks: int, block_bytes: int) -> Rank:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 39), st.integers(1, 255), st.integers(0, 1))
 def test_any_flipped_byte_is_a_mismatch(size: int, block: int, byte: int, flip: int, rank: int) -> None:
-    """The check of S15 can fail: whichever byte of whichever block, for any size of block."""
+    """The check of S15 can fail: for any byte of any block, of any size."""
     ranks = [host_rank(4, size) for _ in range(2)]
     content, keys = DeviceContent(ranks), block_keys(range(4))
     content.write(range(4), keys)
@@ -275,8 +275,7 @@ def test_ranks_keys_and_groups_have_different_bytes() -> None:
 
 
 def test_what_a_simulated_rank_computes_comes_later_and_in_order() -> None:
-    """S12: as on a GPU, a kernel that was launched has not run yet; and what is checked is what was written
-    before it."""
+    """S12: as on a GPU, a launched kernel has not run yet. A check sees what was written before it."""
     rank = make_rank(RunOptions(device_blocks=2, host_blocks=2, copies="simulated"), 0)
     content, keys = DeviceContent([rank]), block_keys(range(2))
     content.write([0, 1], keys)
@@ -292,7 +291,7 @@ def test_what_a_simulated_rank_computes_comes_later_and_in_order() -> None:
 
 
 class ScriptedWorker:
-    """Reports what it is told to, when it is told to."""
+    """Reports what the test says, when the test says."""
 
     def __init__(self, *polls: list[WorkerReport]) -> None:
         self.polls = list(polls)
@@ -311,8 +310,8 @@ def plan(*transfers: int, blocks: int = 1, flush: tuple[int, ...] = ()) -> Trans
 
 
 def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
-    """S11: by transfer and worker, at the step that follows from the size; early ones are kept. Only what
-    ended well everywhere counts as copied."""
+    """S11: reports come by transfer and worker, at the step that follows from the size; early ones are kept.
+    Only transfers that ended well on all workers count as copied."""
     first = ScriptedWorker(
         [WorkerReport(3, 0, True), WorkerReport(2, 0, True)], [], [WorkerReport(1, 0, False)]
     )
@@ -330,7 +329,7 @@ def test_reports_come_in_a_fixed_order_whatever_the_workers_do() -> None:
 
 
 def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S9: no wait is for ever; the error names the transfers."""
+    """S9: every wait has a bound, and the error names the transfers."""
     monkeypatch.setattr(in_flight_module, "OVERDUE_SECONDS", 0.0)
     copies = TransfersInFlight([ScriptedWorker()])  # type: ignore[list-item]
     copies.start(plan(7), step=0)
@@ -339,7 +338,7 @@ def test_a_silent_worker_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_flushed_is_due_in_the_next_step() -> None:
-    """S17: after the last request nothing waits for its modelled step; what is not flushed does."""
+    """S17: a flushed transfer does not wait for its modelled step; others do."""
     reports = [WorkerReport(one, 0, True) for one in (1, 2, 3)]
     copies = TransfersInFlight([ScriptedWorker(reports)])  # type: ignore[list-item]
     copies.start(plan(1, 2, blocks=200), step=0)

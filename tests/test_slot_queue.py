@@ -43,7 +43,7 @@ def apply(queue: SlotQueue, model: list[int], name: str, batch: list[int], form:
 
 @pytest.mark.parametrize("examples", EXAMPLES)
 def test_follows_a_plain_list(examples: int) -> None:
-    """Order, size and membership are those of a list, through moves, removals and sweeps."""
+    """Order, size and membership equal those of a list, through moves, removals and sweeps."""
 
     def body(steps: list[Any]) -> None:
         queue, model = SlotQueue(CAPACITY), list[int]()
@@ -92,8 +92,8 @@ def test_survives_many_sweeps(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [1, SMALL // 2])
 def test_the_search_ends_where_the_log_is_full(batch: int) -> None:
-    """Whatever number of entries came before: more than there is may be asked for at any time, and no entry
-    behind the tail is met."""
+    """After any number of entries a search may ask for more than there are, and meets no entry behind the
+    tail."""
     queue, moving = SlotQueue(CAPACITY), tuple(range(batch))
     for _ in range(3 * (4 * CAPACITY + 64) // batch):
         queue.append(moving)
@@ -138,7 +138,7 @@ def test_snapshot_forgets_how_the_order_came_about() -> None:
 
 @given(st.lists(slots, max_size=40), st.integers(0, 40), st.randoms(use_true_random=False))
 def test_split_and_join_keep_order_and_form(members: list[int], cut: int, random: Any) -> None:
-    """A batch cut in two keeps its order; put together it has the form that its length asks for."""
+    """A batch cut in two keeps its order; joined again it has the form for its length."""
     inside = [random.random() < 0.5 for _ in members]
     for form in (tuple, lambda one: np.array(one, dtype=np.int64)):
         chosen, others = split(form(members), inside)
@@ -151,8 +151,8 @@ def test_split_and_join_keep_order_and_form(members: list[int], cut: int, random
 
 @pytest.mark.parametrize("size", [0, SMALL - 1, SMALL, SMALL + 1])
 def test_join_gives_the_form_that_the_length_asks_for(size: int) -> None:
-    """On both sides of the tuple limit, wherever the batch was cut; slots stay whole numbers beside an empty
-    batch, which has no type of its own."""
+    """On both sides of the tuple limit, wherever the batch was cut. Slots stay integers when they are joined
+    with an empty batch, which has no type of its own."""
     for cut in range(size + 1):
         for form in (tuple, lambda one: np.array(one, dtype=np.int64)):
             for last in (form(range(cut, size)), tuple(range(cut, size))):

@@ -1,4 +1,4 @@
-"""`kvsm.testing` finds what is broken, says it in few steps and plain words, and passes what is good.
+"""`kvsm.testing` finds what is broken, tells it in few steps and plain words, and passes what is good.
 
 Each test of a machine plants one fault. What the machines do on kvsm's own code: `tests/stateful`.
 """
@@ -108,7 +108,7 @@ def test_at_rest_names_what_is_left() -> None:
 
 
 def test_replay_names_what_differs() -> None:
-    """S10, of a log that is not what was: a report in it is bad that was good."""
+    """S10: a forged log, in which a good report is bad, gives another state."""
     core, log = new_core()
     core.report(store(core).transfer, 0, True)
     forged = [
@@ -213,7 +213,7 @@ def use_again(core: Offloader) -> None:
 
 
 def restored(policy: type[LRUPolicy]) -> tuple[Offloader, RestoredCopy]:
-    """A core with two blocks, of which one has been used, and a copy of it as it is then."""
+    """A core with two blocks, one of them used, and a restored copy of it."""
     core, log = new_core(f"{policy.__module__}:{policy.__name__}")
     core.report(store(core).transfer, 0, True)
     use_again(core)
@@ -326,7 +326,7 @@ def test_watched_pool_refuses(pool: type[TakesHeld], use: Callable[[WatchedPool]
 
 
 def opened(machine: OffloadMachine, **configuration: Any) -> OffloadMachine:
-    """With a request in it that has computed two blocks, and whose store is under way."""
+    """A machine with a request that has computed two blocks, whose store is in flight."""
     configuration.setdefault("last_step", LastStep.KEEP_STEPPING)
     machine.open(Configuration(**configuration), Arrival(length=9, outputs=4))
     machine.step(None, True, 3)
@@ -579,7 +579,7 @@ def test_configurations_hold_what_is_fixed_and_can_work(configuration: Any) -> N
 
 
 def test_ci_profile_has_new_examples_and_says_how_to_have_them_again() -> None:
-    """Under CI too, where Hypothesis would repeat itself for ever."""
+    """Under CI, too, where Hypothesis would repeat the same examples."""
     script = (
         "from hypothesis import settings\nimport kvsm.testing.profiles\n"
         "assert settings().derandomize\n"

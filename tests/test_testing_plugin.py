@@ -138,7 +138,7 @@ def test_logs_go_where_they_are_told_to(tmp_path: Path) -> None:
 
 
 def test_what_git_ignores_in_a_directory_that_is_there_stays(tmp_path: Path) -> None:
-    """It is somebody's: maybe the root of a repository."""
+    """An existing directory may be the root of a repository, and gets no .gitignore."""
     (tmp_path / ".gitignore").write_text("mine")
     run_pytest(tmp_path, "--kvsm-log-dir=.", "-k", "test_fails")
     assert (tmp_path / "test_mine.py-test_fails").is_dir()
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_written_the_tests_go_on(tmp_path: Path) -> None:
 
 
 def test_plugin_imports_nothing_heavy() -> None:
-    """pytest loads it in every project beside which kvsm is installed."""
+    """pytest loads the plugin in every project of an environment with kvsm."""
     script = (
         "import sys, kvsm.testing.plugin\n"
         "assert not {'numpy', 'msgspec', 'hypothesis', 'torch'} & set(sys.modules), sorted(sys.modules)"

@@ -43,7 +43,7 @@ def test_a_generated_workload_survives_the_file(
 
 
 def test_a_line_is_a_request(tmp_path: Path) -> None:
-    """Fields have their Mooncake names, and unknown ones are passed over."""
+    """Fields have their Mooncake names, and unknown fields are ignored."""
     line = GOOD.replace("{", '{"session": "x", ')
     assert list(read_trace(write(tmp_path / "t", line))) == [TraceRequest(5, 600, 3, (0, 1))]
 
@@ -125,7 +125,7 @@ def test_equal_seeds_give_equal_workloads() -> None:
 
 
 def test_a_longer_workload_begins_with_the_shorter_one() -> None:
-    """How many are asked for does not change what the first of them are."""
+    """A longer workload begins with the shorter one."""
     assert list(multi_turn(3, 90))[:40] == list(multi_turn(3, 40))
 
 
@@ -146,7 +146,8 @@ def test_turns_extend_conversations_and_users_share_system_prompts() -> None:
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1 << 32), block_tokens=st.sampled_from([4, 16, 64, 1000]))
 def test_a_workload_of_other_blocks_is_as_large_in_blocks(seed: int, block_tokens: int) -> None:
-    """Lengths go with the block: tests of small blocks meet the same workload, in about as many blocks."""
+    """Lengths scale with the block, so small blocks give the same workload in about the same number of
+    blocks."""
     made = list(multi_turn(seed, 60, block_tokens))
     for request in made:
         assert len(request.hash_ids) == -(-request.input_length // block_tokens)
@@ -184,8 +185,8 @@ def test_a_hash_is_of_whole_blocks() -> None:
     parts=st.sampled_from([2, 4, 8]),
 )
 def test_parts_of_a_block_have_hashes_of_their_own(ids: tuple[int, ...], lacking: int, parts: int) -> None:
-    """However fine the hashes are: where an id's block ends is the hash of the id, and no two parts of
-    different places or ids share a hash."""
+    """For every size of the parts: the part that ends an id's block has the hash of the id, and parts of
+    different places or ids have different hashes."""
     tokens = len(ids) * 8 - lacking
     fine, whole = hashes(ids, tokens, 8 // parts), hashes(ids, tokens, 8)
     assert len(fine) == tokens // (8 // parts)
@@ -195,7 +196,7 @@ def test_parts_of_a_block_have_hashes_of_their_own(ids: tuple[int, ...], lacking
 
 
 def test_output_blocks_have_hashes_of_their_own() -> None:
-    """No block filled by output is taken for another one, nor for a prompt's."""
+    """A block filled by output has a hash that no other block has."""
     outputs = {output_hash(name, index) for name in ("r1", "r11") for index in (1, 11, 111)}
     assert len(outputs) == 6
     assert outputs.isdisjoint(prompt_hashes(TraceRequest(0, 1000, 1, tuple(range(1000))), 1, 1))

@@ -13,7 +13,7 @@ A block's way through a policy:
 
 Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. They are in prefix order:
 slots[0] holds the block nearest to the start of a prompt. A policy should evict the *last* one first, because
-a prefix without its beginning is of no use.
+a prefix without its beginning is useless.
 """
 
 from __future__ import annotations

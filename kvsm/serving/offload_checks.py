@@ -56,8 +56,8 @@ class SkipNotes:
 class OffloadChecks:
     """Watches one engine.
 
-    Attributes: `violations`; `remote_decode`, finished requests for remote decode; `fully_offloaded`, those
-    among them of which nothing was skipped.
+    Attributes: `violations`; `remote_decode`, finished requests for remote decode; `fully_offloaded`, how
+    many of them had no skipped block.
     """
 
     def __init__(self, connector: OffloadScheduler, pool: ServingBlockPool, notes: SkipNotes) -> None:

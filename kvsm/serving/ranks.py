@@ -86,7 +86,8 @@ def make_rank(options: RunOptions, number: int) -> Rank:
 def _verifying(rank: Rank) -> VerifyingCopyEngine:
     host, device = rank.host.blocks, rank.device if isinstance(rank.device, np.ndarray) else None
     if isinstance(rank.engine, SimulatedCopyEngine):
-        # Equal runs are to be equal, so its checks have no thread of their own; and they are watched too.
+        # Threads would make equal runs differ, so it checks without them. Its reads are watched for races
+        # too.
         reads = partial(rank.engine.simulated.host_accesses, "check")
         return VerifyingCopyEngine(rank.engine, host, device, threads=0, reads=reads)
     return VerifyingCopyEngine(rank.engine, host, device)

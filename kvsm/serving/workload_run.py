@@ -86,7 +86,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to. The fields up to `decoded_tokens` are those of `SchedulerCounts`.
 
     remote_decode: finished requests for remote decode.
-    fully_offloaded: those among them of which the host got every full block.
+    fully_offloaded: how many of them have every full block on the host.
     blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker.
     blocks_skipped: offered blocks that were not stored, by reason.
     transfers_lost: transfers that were given up because a worker did not report.
