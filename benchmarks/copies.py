@@ -95,8 +95,7 @@ def host_rows(threads: int, rounds: int) -> list[list[str]]:
 
 def host_round(block_bytes: int, threads: int, number: int) -> dict[str, float]:
     """The contiguous copy in GB/s, kvsm's copies as shares of it, and how much longer verified copies
-    take.
-    """
+    take."""
     blocks = TRANSFER_BYTES // block_bytes
     device = np.ones((2 * blocks, block_bytes), np.uint8)
     host = np.ones((2 * blocks, block_bytes), np.uint8)

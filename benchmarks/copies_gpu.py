@@ -234,8 +234,7 @@ def _row(
 
 def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
     """How long each of two `submit` calls in a row takes. The driver's work for the first may delay the
-    second.
-    """
+    second."""
     rows = []
     for path in (CopyPath.KERNEL, CopyPath.BATCH):
         world = make_world(torch, FRAGMENT_BYTES[0], path)

@@ -45,8 +45,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
 
 class Worker:
     """Takes plans for rank `rank` and gives reports. Every transfer that was taken is reported exactly
-    once.
-    """
+    once."""
 
     def __init__(self, rank: int, engine: CopyEngine) -> None:
         self.rank = rank
@@ -89,8 +88,7 @@ class Worker:
 
     def poll(self) -> list[WorkerReport]:
         """Reports of the transfers that ended since the last call: first the refused ones, then in order of
-        ending.
-        """
+        ending."""
         results = self._engine.poll()  # first: if it raises, nothing is lost
         reports, self._refused = self._refused, []
         for result in results:

@@ -66,8 +66,7 @@ def _missing_for_fake() -> str:
 
 def _as_tensors(arrays: list[np.ndarray], place: str) -> list[Any]:
     """The arrays as tensors on the GPU, or in page-locked memory. Arrays that share memory still share it
-    in the same way, because layouts depend on that.
-    """
+    in the same way, because layouts depend on that."""
     import torch
 
     wholes: dict[int, Any] = {}

@@ -50,8 +50,7 @@ class AnyBlock(CopyEngineWorld):
 )
 def test_a_small_world_is_right_in_every_state(options: CopyEngineWorldOptions, states: int) -> None:
     """Order of copies (S12), correct bytes (S15), failure is not success (S6), progress (S9); the numbers
-    of states are pinned.
-    """
+    of states are pinned."""
     found = explored(options)
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
     assert found.states == states
@@ -208,8 +207,7 @@ def test_what_is_broken_is_found_by_a_shortest_way(
 
 def test_worlds_of_one_fingerprint_go_on_alike() -> None:
     """For all states of a small scope: on whatever path it was reached, the same actions are possible and
-    lead to the same states.
-    """
+    lead to the same states."""
     options = CopyEngineWorldOptions(copies=2, kernels=0, holds=1, bad=1)
     following: dict[bytes, dict[Action, bytes]] = {}
 

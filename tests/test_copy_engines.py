@@ -51,8 +51,7 @@ def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
     make_rig: MakeRig, data: st.DataObject, shape: Shape, piece: int, num_host_blocks: int
 ) -> None:
     """Correct bytes (S15), progress (S9): random transfers both ways on pools of any layout, overlapping
-    waits, some left to close.
-    """
+    waits, some left to close."""
     device, host = shape.pools(40, num_host_blocks)
     expected = copied(device, host)
     rounds = data.draw(rounds_of_jobs(40))
@@ -126,8 +125,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: MakeRig, case: str) -> None:
     """No reuse in flight (S3), failure is not success (S6): submit accepts it and no byte is touched, not
-    even for pairs before the wrong one. The result says what is wrong, and the engine goes on.
-    """
+    even for pairs before the wrong one. The result says what is wrong, and the engine goes on."""
     job, message = REFUSED[case]
     device, _ = random_pools()
     _, host = random_pools(41)
@@ -152,8 +150,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: M
 @given(data=st.data(), piece=st.integers(1, 40))
 def test_bad_jobs_among_good_ones_are_told_apart(make_rig: MakeRig, data: st.DataObject, piece: int) -> None:
     """Failure is not success (S6), progress (S9): each wrong job ends as bad without touching a byte, and
-    does not affect the other jobs.
-    """
+    does not affect the other jobs."""
     device, host = random_pools()
     expected = copied(device, host)
     (jobs,) = data.draw(rounds_of_jobs(40, most=1))
@@ -196,8 +193,7 @@ def test_one_source_may_be_copied_to_many_targets(make_rig: MakeRig, count: int)
 @every_engine
 def test_a_live_id_is_refused_and_its_first_transfer_is_not_disturbed(make_rig: MakeRig) -> None:
     """Stale reports change nothing (S5): a transfer is live from submit until poll has returned its result,
-    not only until the copy is over. A refused id has no second result.
-    """
+    not only until the copy is over. A refused id has no second result."""
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -219,8 +215,7 @@ def test_a_live_id_is_refused_and_its_first_transfer_is_not_disturbed(make_rig: 
 @every_engine
 def test_a_transfer_that_was_told_is_forgotten(make_rig: MakeRig) -> None:
     """An engine that runs for weeks keeps nothing about ended transfers, not even their ids. The planner
-    keeps ids distinct.
-    """
+    keeps ids distinct."""
     with closing(make_rig(*random_pools()).engine) as engine:
         for _ in range(2):
             engine.submit(store(1, [1], [1]))
@@ -243,8 +238,7 @@ def test_a_job_without_blocks_ends_as_good(make_rig: MakeRig, make: type[Transfe
 @every_engine
 def test_blocks_of_one_byte_are_copied(make_rig: MakeRig) -> None:
     """Correct bytes (S15): the smallest block there is, scattered, with more blocks than a tuple of ids
-    holds.
-    """
+    holds."""
     device, host = random_pools(300, 1)
     expected = copied(device, host)
     job = store(1, list(range(0, 300, 2)), list(range(299, 149, -1)))
@@ -295,8 +289,7 @@ def test_what_is_not_live_is_passed_over(make_rig: MakeRig) -> None:
 @every_engine
 def test_a_wait_takes_no_result_away(make_rig: MakeRig) -> None:
     """Progress (S9): waits, holds and drains may overlap and name ended transfers; `poll` returns each
-    result once.
-    """
+    result once."""
     with closing(make_rig(*random_pools()).engine) as engine:
         for transfer in range(6):
             engine.submit(store(transfer, [transfer], [transfer]))
@@ -349,8 +342,7 @@ def test_several_transfers_may_stand_behind_one_mark(make_rig: MakeRig) -> None:
 @every_engine
 def test_close_drains_and_then_refuses(make_rig: MakeRig) -> None:
     """Progress (S9), flush at last step (S17): submitted transfers end and have results, also when the
-    engine is closed twice.
-    """
+    engine is closed twice."""
     device, host = random_pools()
     expected = copied(device, host)
     rig = make_rig(device, host)
@@ -419,8 +411,7 @@ def test_polls_of_two_threads_share_the_results(make_rig: MakeRig) -> None:
 @every_engine_for_threads
 def test_threads_may_submit_wait_and_hold_at_once(make_rig: MakeRig) -> None:
     """Progress (S9): each waiter returns when its own transfers have ended; afterwards all results are
-    there.
-    """
+    there."""
     rig = make_rig(*random_pools(120))
 
     def use(engine: CopyEngine, first: int) -> None:
@@ -437,8 +428,7 @@ def test_threads_may_submit_wait_and_hold_at_once(make_rig: MakeRig) -> None:
 @every_engine_for_threads
 def test_close_while_another_thread_submits(make_rig: MakeRig) -> None:
     """Progress (S9), flush at last step (S17): accepted transfers end and refused ones do not, wherever
-    close falls between two submits. Two threads that close at once both wait for the rest.
-    """
+    close falls between two submits. Two threads that close at once both wait for the rest."""
     rig = make_rig(*random_pools(200))
     engine, begun = rig.engine, threading.Event()
     taken: list[int] = []

@@ -110,8 +110,7 @@ def copied(
 @pytest.mark.parametrize("unit", [1, 2, 4, 8, 16, 48])
 def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
     """Correct bytes (S15): all bytes of all pairs and no others, with each vector width; every vector is
-    aligned, because a device refuses others.
-    """
+    aligned, because a device refuses others."""
 
     @settings(max_examples=60)
     @given(copies(unit), st.sampled_from([(1, 32), (1, 64), (3, 96)]))

@@ -197,8 +197,7 @@ def test_compute_that_is_held_reads_what_the_load_brought(fake: FakeDriver, path
 
 def test_the_copy_stream_waits_for_the_mark_before_the_copy_is_handed_over(fake: FakeDriver) -> None:
     """Order of copies (S12), as calls: record on the compute stream, wait for it on the copy's, copy
-    there.
-    """
+    there."""
     with Pools(fake).engine(CopyPath.BATCH) as engine:
         finish(engine, store(1, [5], [3]))
     calls = [call.split() for call in fake.calls]
@@ -239,8 +238,7 @@ def test_tables_of_copies_in_flight_are_not_used_again(fake: FakeDriver) -> None
 
 def test_the_table_of_parts_is_there_before_a_kernel_reads_it(fake: FakeDriver) -> None:
     """It is uploaded on the default stream. Nothing waits for that stream if the model computes on another
-    one.
-    """
+    one."""
     pools = Pools(fake)
     context = driver.CudaContext(0)
     with context:
@@ -403,8 +401,7 @@ def test_a_kernel_that_reads_memory_which_is_not_there_loses_the_device(fake: Fa
 
 def test_a_submitter_that_dies_ends_its_transfers_when_nothing_of_them_runs(fake: FakeDriver) -> None:
     """Progress (S9), promise 4: the event behind the copy cannot be recorded, so nobody else would wait for
-    the copy.
-    """
+    the copy."""
     pools = Pools(fake)
     with pools.engine(CopyPath.BATCH) as engine:
         fake.fail("cuEventRecord", nth=3)  # the mark, the begin, the end
@@ -685,8 +682,7 @@ def test_paths_are_guessed_where_there_is_no_room_to_measure(
 @pytest.mark.usefixtures("quick_table")
 def test_the_measured_copies_never_merge(fake: FakeDriver) -> None:
     """The table is measured with fragments and rectangles of the stated sizes, up to 512 of them and 16
-    rows.
-    """
+    rows."""
     measured_copies(fake)
     counts = {int(call[1]) for call in named(fake, "cuMemcpyBatchAsync")}
     assert counts == {1 << power for power in range(10)}

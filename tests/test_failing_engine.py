@@ -37,8 +37,7 @@ def store_all(transfer: int, blocks: int = 8) -> TransferJob:
 @real_engines
 def test_a_failing_copy_copies_a_part(real: Callable[[Any, Any], CopyEngine]) -> None:
     """Seed and id decide which transfers fail and after how many blocks, on every engine. A prefix of the
-    blocks is copied, and no byte of the others.
-    """
+    blocks is copied, and no byte of the others."""
     device = np.full((8, 16), 7, np.uint8)
     outcomes = []
     for _ in range(2):
@@ -89,8 +88,7 @@ def test_of_a_job_that_cannot_be_right_nothing_runs(
     real: Callable[[Any, Any], CopyEngine], case: str
 ) -> None:
     """No reuse in flight (S3): a part of a wrong job might be right and would be copied. So the job is
-    passed on whole, and `submit` does not raise. Each seed fails after a different number of blocks.
-    """
+    passed on whole, and `submit` does not raise. Each seed fails after a different number of blocks."""
     for seed in range(8):
         device, host = np.full((8, 4), 7, np.uint8), np.zeros((8, 4), np.uint8)
         with closing(FailingCopyEngine(real(device, host), seed, 1.0)) as engine:

@@ -38,8 +38,7 @@ def test_a_store_is_good_only_after_its_bytes_were_synced(
     path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Failure is not success (S6): the bytes are in the file when `fdatasync` is called, and the result
-    comes after that.
-    """
+    comes after that."""
     order: list[Any] = []
     fdatasync = os.fdatasync
 

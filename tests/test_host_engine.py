@@ -77,8 +77,7 @@ def test_submit_never_waits_for_a_copy(held_engine: HeldEngine) -> None:
 
 def test_submit_never_looks_at_the_blocks(held_engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """`submit` is equally short for one block and for a million. A copying thread finds what is wrong with
-    a job.
-    """
+    a job."""
     checkers: list[threading.Thread] = []
     checked_pairs = threaded.checked_pairs
 
@@ -96,8 +95,7 @@ def test_submit_never_looks_at_the_blocks(held_engine: HeldEngine, monkeypatch: 
 
 def test_compute_is_held_until_the_transfers_have_ended(held_engine: HeldEngine) -> None:
     """Order of copies (S12): compute here runs when it is called, so the hold is a wait; there is nothing
-    to mark.
-    """
+    to mark."""
     assert held_engine.mark() is None
     held_engine.submit(load(1, [0], [3]))
     held_engine.submit(load(2, [7], [7]))
@@ -118,8 +116,7 @@ def test_compute_is_held_until_the_transfers_have_ended(held_engine: HeldEngine)
 
 def test_waits_of_several_threads_overlap(held_engine: HeldEngine) -> None:
     """Progress (S9): each waiter wakes when its own transfers have ended, and none takes a result from
-    another.
-    """
+    another."""
     held_engine.submit(store(1, [0], [0]))
     held_engine.submit(store(2, [2], [2]))
     waiters = [
@@ -141,8 +138,7 @@ def test_who_closes_or_drains_waits_for_the_copy(
     end: Callable[[HostCopyEngine], None], held_engine: HeldEngine
 ) -> None:
     """Flush at last step (S17): from two threads at once; both return only when the transfer in flight has
-    ended.
-    """
+    ended."""
     held_engine.submit(store(1, [0], [0]))
     assert held_engine.held.wait(30)
     released_at_return: list[bool] = []
@@ -252,8 +248,7 @@ def test_one_bad_piece_makes_the_transfer_bad_although_the_last_piece_is_good(
     pieces_of: Callable[[int], None],
 ) -> None:
     """Failure is not success (S6): two pieces run at once and the failing one ends first; the end of the
-    transfer waits for the other.
-    """
+    transfer waits for the other."""
 
     class FailingEngine(HeldEngine):
         def copy_blocks(self, direction: Direction, device_blocks: Any, host_blocks: Any) -> None:
@@ -299,8 +294,7 @@ def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     data: st.DataObject, piece: int, threads: int
 ) -> None:
     """Failure is not success (S6), progress (S9): a read-only host pool fails every store that has blocks;
-    loads are served.
-    """
+    loads are served."""
     device, host = random_pools()
     expected, before = copied(device, host)
     host.flags.writeable = False
@@ -332,8 +326,7 @@ def test_no_exception_ends_a_copy_thread(
     raised: type[BaseException], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Progress (S9): if copying or checking raises anything, the transfer ends as bad, and the only thread
-    goes on.
-    """
+    goes on."""
 
     def out_of_luck(*_: Any) -> Any:
         monkeypatch.undo()
@@ -384,8 +377,7 @@ def test_a_dead_thread_ends_all_transfers_as_bad_and_new_ones_are_refused(
 
 def test_no_transfer_ends_while_a_living_thread_still_copies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """No reuse in flight (S3): one thread is copying when the other dies; its transfer stays live until
-    that copy is over.
-    """
+    that copy is over."""
     engine = HeldEngine(*random_pools())
     engine.submit(store(1, [0], [0]))
     assert engine.held.wait(30)

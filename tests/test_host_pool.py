@@ -262,8 +262,7 @@ def test_large_pages_are_counted_where_the_system_gave_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """With a made-up table, because a test cannot make a system grant them. The real table never claims
-    more than the pool has.
-    """
+    more than the pool has."""
     with HostPool(3, 1 << 20) as pool:
         pool.blocks[:] = 1
         assert 0 <= pool.huge_page_bytes <= 3 << 20
@@ -409,8 +408,7 @@ def test_what_a_dead_run_left_goes_before_there_must_be_room(
     monkeypatch: pytest.MonkeyPatch, path: Path
 ) -> None:
     """Progress (S9): a file in /dev/shm is memory, so a pool of more than half of it could not be started
-    again.
-    """
+    again."""
 
     def left(*_: int) -> int:
         return 64 * PAGE_BYTES - path.stat().st_blocks * 512

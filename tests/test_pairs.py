@@ -29,8 +29,7 @@ def test_a_job_is_refused_exactly_if_it_cannot_be_right(
     direction: Direction, devices: list[int], hosts: list[int], cut: bool
 ) -> None:
     """No reuse in flight (S3): ids must be in their pools, equally many on both sides, with distinct
-    targets; nothing else is required.
-    """
+    targets; nothing else is required."""
     if cut:
         devices, hosts = devices[: len(hosts)], hosts[: len(devices)]
     targets = hosts if direction is Direction.STORE else devices

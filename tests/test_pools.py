@@ -31,8 +31,7 @@ SLOW_FROM = {"never slow": None, "slow at once": 0, "slow after some": 3}
 
 class Clock:
     """Stands still. From reading number `slow_from` on, each reading is a minute later than the one
-    before.
-    """
+    before."""
 
     def __init__(self, slow_from: int | None) -> None:
         self.readings, self.slow_from = -1, slow_from  # the first reading begins the copy
@@ -73,8 +72,7 @@ def test_all_forms_copy_what_a_plain_copy_does(
     pairs: list[tuple[int, int]],
 ) -> None:
     """Correct bytes (S15): whichever form a copy takes, and wherever it changes form; gaps between rows are
-    not touched.
-    """
+    not touched."""
     device, host = shape.pools(12, 12)
     expected = copied(device, host)
     whole = [np.array(one if one.base is None else one.base) for one in (*device, host)]
@@ -140,8 +138,7 @@ def test_short_runs_are_one_call_from_the_start(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("direction", Direction)
 def test_read_only_targets_are_refused_and_read_only_sources_are_not(direction: Direction) -> None:
     """The kernel would write to memory that numpy counts as read-only. A pool that is mapped read-only can
-    still be loaded from.
-    """
+    still be loaded from."""
     for block_bytes in (3, LONG_BYTES):
         device, host = random_bytes(4, block_bytes, 1), random_bytes(4, block_bytes, 2)
         (host if direction is Direction.STORE else device).flags.writeable = False
@@ -213,8 +210,7 @@ def listened_to(patch: pytest.MonkeyPatch) -> list[list[int]]:
 @given(lengths=st.lists(st.integers(1, 9), max_size=40), data=st.data())
 def test_the_call_copies_all_fragments_and_nothing_else(lengths: list[int], data: st.DataObject) -> None:
     """Correct bytes (S15): more fragments than one call takes, and longer fragments than one call is
-    given.
-    """
+    given."""
     source = random_bytes(1, 400)[0]
     spans, used = [], 0
     for length in lengths:
@@ -297,8 +293,7 @@ def test_pools_copy_without_the_call(error: type[Exception], monkeypatch: pytest
 @on_linux
 def test_a_forked_process_copies_its_own_memory() -> None:
     """Correct bytes (S15): a forked child copies its own memory, and not its parent's at the same
-    addresses.
-    """
+    addresses."""
     source, target = np.ones(8, np.uint8), np.zeros(8, np.uint8)
     copy = fragments_between(source, target, (0, 0, 8))
     copy_vectored(copy)

@@ -115,8 +115,7 @@ def test_reads_do_not_race() -> None:
 
 def test_what_came_after_the_event_is_not_ordered_by_it() -> None:
     """A clock holds for its moment: what an actor does later is not known to actors that learned of it
-    before.
-    """
+    before."""
     detector, one, other = two_actors()
     detector.writes(ClockedOperation(one, "before"), ("device block", 1))
     other.learn(one.clock.copy())

@@ -267,8 +267,7 @@ def test_what_the_host_did_is_before_what_it_queues() -> None:
 
 def test_the_submitter_is_a_thread_of_its_own() -> None:
     """Order of copies (S12): a submitter knows what the host knew at `put`; the host knows what the
-    submitter did only after `flush`.
-    """
+    submitter did only after `flush`."""
     device = new_device()
     submitter = device.new_submitter("own", pytest.fail)
     device.host_accesses("filling", writes=[1, 2])
@@ -426,8 +425,7 @@ def test_every_transfer_ends_within_a_bounded_number_of_polls(seed: int, number:
 
 def test_transfers_end_at_different_polls_and_in_different_orders() -> None:
     """Otherwise it would simulate little. Among the seeds are all orders of three transfers, and all
-    polls.
-    """
+    polls."""
     orders, when = set(), set()
     for seed in range(200):
         engine = SimulatedCopyEngine(*pools(), seed)

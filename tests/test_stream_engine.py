@@ -105,8 +105,7 @@ class Planner(Rank):
         self.submitted = self.launched = 0
         self.is_lost = self.is_over = False
         """Whether the device is gone, and whether the engine refuses transfers, for that or another
-        reason.
-        """
+        reason."""
         self.expected: list[tuple[str, int]] = []
 
     def places(self, what: str, to_write: bool) -> list[int]:
@@ -183,8 +182,7 @@ class Planner(Rank):
 
     def check(self) -> None:
         """Order of copies (S12), correct bytes (S15): no race, and kernels and memory have the right
-        bytes.
-        """
+        bytes."""
         assert self.races() == set()
         assert self.seen == self.expected
         for (what, block), value in self.values.items():
@@ -267,8 +265,7 @@ def test_every_transfer_ends_exactly_once_whatever_fails(
     before: list[str], disaster: str, after: list[str], random: Random
 ) -> None:
     """Progress (S9), failure is not success (S6), order of copies (S12): good transfers copied the right
-    bytes, and bad ones write nothing after their results.
-    """
+    bytes, and bad ones write nothing after their results."""
     chaos = Chaos(random)
     for command in [*before, disaster, *after]:
         getattr(chaos, command)()
@@ -317,8 +314,7 @@ def test_no_schedule_of_a_store_and_a_load_has_a_race() -> None:
 @pytest.mark.slow
 def test_no_schedule_of_two_copies_of_two_pieces_and_two_kernels_has_a_race() -> None:
     """Order of copies (S12), correct bytes (S15): kernels between the copies touch other blocks of the same
-    pools.
-    """
+    pools."""
 
     def run(choose: Choose) -> None:
         rank = Rank(choose, blocks=4, pieces=2)
@@ -336,8 +332,7 @@ def test_no_schedule_of_two_copies_of_two_pieces_and_two_kernels_has_a_race() ->
 
 def test_no_schedule_of_a_round_trip_has_a_race() -> None:
     """Correct bytes (S15), order of copies (S12): a block is stored, reported, loaded elsewhere, held and
-    read; then its slot is stored into again.
-    """
+    read; then its slot is stored into again."""
 
     def run(choose: Choose) -> None:
         rank = Rank(choose, blocks=2)
@@ -442,8 +437,7 @@ def test_every_schedule_without_one_of_the_orders_is_found_out(
     run_calls: Callable[[Choose], Rank], bug: str, race: tuple[str, str]
 ) -> None:
     """Order of copies (S12): both operations are named, and memory differs between schedules, which is the
-    harm. bug: an exhibit that removes the order; other scenarios never had one.
-    """
+    harm. bug: an exhibit that removes the order; other scenarios never had one."""
     memories = set()
 
     def run(choose: Choose) -> None:
@@ -555,8 +549,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_nothing_of_it_runs(
     device: list[int], host: list[int], error: str
 ) -> None:
     """Failure is not success (S6), progress (S9): `submit` looks at no blocks; the result says what was
-    wrong.
-    """
+    wrong."""
     rank = Rank()
     before = rank.device_pool.copy()
     rank.submit(1, LOAD, device, host)
@@ -568,8 +561,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_nothing_of_it_runs(
 
 class RefusesTheSecondHalf(SimulatedDevice):
     """Queues half of a copy, then has no room, as may happen to a driver. It keeps what the queued half
-    reads.
-    """
+    reads."""
 
     def copy(self, stream: Any, transfer: int, direction: Direction, *pairs: IdArray) -> object:
         half = len(pairs[0]) // 2
@@ -623,8 +615,7 @@ def test_a_lost_device_ends_every_transfer_as_bad_and_refuses_new_ones(steps: in
 @pytest.mark.parametrize("steps", range(0, 24, 3))
 def test_without_its_submitter_an_engine_ends_what_the_device_has_and_refuses_new_ones(steps: int) -> None:
     """Progress (S9): issued transfers, and transfers of the other direction, end as good; the rest ends as
-    bad.
-    """
+    bad."""
     rank = Rank(Random(steps).randrange)
     steps_before_disaster(rank, steps)
     stores, loads = rank.device.submitters
@@ -749,8 +740,7 @@ def test_a_close_that_was_interrupted_is_finished_by_the_next(monkeypatch: pytes
 
 def test_a_transfer_is_live_until_its_result_was_polled() -> None:
     """Stale reports change nothing (S5): an id is not used again while its result could be taken for
-    another transfer's.
-    """
+    another transfer's."""
     rank = Rank()
     rank.submit(1, STORE, [0], [0])
     for meanwhile in (lambda: None, rank.engine.drain):

@@ -125,8 +125,7 @@ def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
     make_engine: Callable[..., CopyEngine], threads: int, data: st.DataObject, block_bytes: int, rate: float
 ) -> None:
     """Correct bytes (S15): blocks are stored, overwritten, stored in part by a failed copy, and changed in
-    between.
-    """
+    between."""
     device, host = random_pools(block_bytes)
     expected = Expected(host)
     below = FailingCopyEngine(make_engine(device, host), 3, rate)
@@ -160,8 +159,7 @@ def test_a_byte_that_changed_on_its_way_fails_the_copy(
     threads: int, data: st.DataObject, make: Callable[..., TransferJob], flip: tuple[int, int, int]
 ) -> None:
     """Correct bytes (S15): in both directions, if the device pool can be read. One of the two tensors has
-    words instead of bytes.
-    """
+    words instead of bytes."""
     rows = np.random.default_rng(1).integers(0, 256, (BLOCKS, 11), np.uint8)
     first, second = rows[:, :3], np.ascontiguousarray(rows[:, 3:7]).view(np.float16)
     host = np.zeros((BLOCKS, 7), np.uint8)
@@ -254,8 +252,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_forgets_no_checksum(
     make_engine: Callable[..., CopyEngine], job: TransferJob
 ) -> None:
     """Failure is not success (S6), correct bytes (S15): nothing of the job ran, so the contents of the
-    other block are still known.
-    """
+    other block are still known."""
     device, host = random_pools()
     with closing(VerifyingCopyEngine(make_engine(device, host), host)) as engine:
         finish(engine, [store(0, [7], [5])])
@@ -269,8 +266,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_and_forgets_no_checksum(
 
 def held_engine(threads: int = 1) -> tuple[VerifyingCopyEngine, threading.Event, threading.Event]:
     """An engine whose checks begin and then wait; with the event that a check has begun, and the event to
-    go on.
-    """
+    go on."""
     begun, go_on = threading.Event(), threading.Event()
 
     def reads(_: Any) -> None:
@@ -350,8 +346,7 @@ def test_host_blocks_are_told_before_they_are_read() -> None:
 @pytest.mark.parametrize("threads", [0, 1])
 def test_a_check_that_fails_is_a_bad_transfer_and_the_engine_goes_on(threads: int) -> None:
     """Progress (S9), failure is not success (S6): a transfer that could not be checked is bad, and the
-    contents after such a store are unknown.
-    """
+    contents after such a store are unknown."""
     fails = [MemoryError("for a test")]
 
     def reads(_: Any) -> None:
@@ -371,8 +366,7 @@ def test_a_check_that_fails_is_a_bad_transfer_and_the_engine_goes_on(threads: in
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_when_a_checking_thread_dies_every_transfer_ends_and_no_more_are_taken(threads: int) -> None:
     """Progress (S9): transfers that are being checked, that wait for their check, and that are still
-    copied.
-    """
+    copied."""
 
     def reads(_: Any) -> None:
         raise SystemExit("for a test")
@@ -444,8 +438,7 @@ def test_what_the_engine_below_refuses_is_not_live() -> None:
 
 def test_order_and_waits_are_those_of_the_engine_below() -> None:
     """Order of copies (S12): a mark reaches the engine below. Compute may change what a check reads, so it
-    is held until after the check.
-    """
+    is held until after the check."""
     device, host = random_pools()
     below = PlainCopyEngine(device, host)
     with closing(VerifyingCopyEngine(below, host)) as engine:

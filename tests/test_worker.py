@@ -44,8 +44,7 @@ def test_every_job_is_reported_exactly_once(
     seed: int, batches: list[list[tuple[Direction, int]]], polls: int
 ) -> None:
     """Progress (S9), failure is not success (S6): each transfer is reported once, whether it is good,
-    failed or refused (block 8 is out of range).
-    """
+    failed or refused (block 8 is out of range)."""
     worker = Worker(3, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     reports: list[WorkerReport] = []
     submitted: dict[int, tuple[Direction, int]] = {}
@@ -77,8 +76,7 @@ def test_every_job_is_reported_exactly_once(
 
 def test_a_doubled_job_is_refused_before_anything_of_the_batch_runs() -> None:
     """Stale reports change nothing (S5), no reuse in flight (S3): a bad report instead would end a transfer
-    whose first copy still runs.
-    """
+    whose first copy still runs."""
     device, host = pools()
     worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
     worker.submit([store(1, 1, 1)])
@@ -150,8 +148,7 @@ class Calls(SimulatedCopyEngine):
 
 def test_a_plan_waits_for_the_old_starts_the_new_and_waits_for_those() -> None:
     """Order of copies (S12), flush at last step (S17): flushed transfers of earlier steps have ended before
-    anything of this step may touch memory.
-    """
+    anything of this step may touch memory."""
     engine = Calls()
     worker = Worker(0, engine)
     worker.start(TransferPlan(stores=(store(1, 1, 1), store(2, 2, 2))))
@@ -176,8 +173,7 @@ def test_what_a_plan_flushes_has_ended_when_it_returns(
     seed: int, steps: list[tuple[int, int, set[int]]]
 ) -> None:
     """Flush at last step (S17): transfers of this step and of earlier ones; each is still reported exactly
-    once.
-    """
+    once."""
     worker = Worker(0, FailingCopyEngine(HostCopyEngine(*pools()), seed, 0.3))
     given_before, reported = 0, []
     for loads, stores, flush in steps:
@@ -194,8 +190,7 @@ def test_what_a_plan_flushes_has_ended_when_it_returns(
 
 def test_one_job_that_cannot_start_is_reported_and_the_others_of_the_plan_run() -> None:
     """Failure is not success (S6), progress (S9): if starting a job raises anything, the other jobs are
-    still reported.
-    """
+    still reported."""
     worker = Worker(0, Calls())
     bad = TransferJob(666, Direction.STORE, (0,), (0,))
     worker.start(TransferPlan((load(1, OUT_OF_RANGE, 0),), (bad, store(2, 2, 2)), flush=(1, 2, 666)))
@@ -224,8 +219,7 @@ def test_a_poll_that_raises_takes_no_report_away(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_with_a_doubled_transfer_starts_nothing() -> None:
     """Stale reports change nothing (S5): also if it is flushed, so that the end of the first is not taken
-    for the end of the second.
-    """
+    for the end of the second."""
     device, host = pools()
     worker = Worker(0, SimulatedCopyEngine(device, host, seed=1))
     worker.start(TransferPlan(stores=(store(1, 1, 1),)))

@@ -49,8 +49,7 @@ class Rectangles(NamedTuple):
 
 class Fragments(NamedTuple):
     """Fragment i is sizes[i] contiguous bytes. The columns are addresses and bytes, uint64 and
-    C-contiguous.
-    """
+    C-contiguous."""
 
     sources: NDArray[np.uint64]
     targets: NDArray[np.uint64]
@@ -177,8 +176,7 @@ class _TensorBands(NamedTuple):
 @lru_cache(maxsize=16)
 def _bands(layout: MemoryLayout) -> _TensorBands:
     """The tensors in as few bands as possible. Each band takes all it can: the rest of a cut band is a band
-    too.
-    """
+    too."""
     firsts, heights, pitches, of_tensors = [0], [1], [layout.tensors[0].row_bytes], [0]
     for place, (last, rows) in enumerate(zip(layout.tensors, layout.tensors[1:]), start=1):
         pitch = rows.address - last.address
@@ -245,7 +243,6 @@ def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) ->
 
 def spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each thing i repeated counts[i] times: for each repetition which thing it is, and its number from 0
-    on.
-    """
+    on."""
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

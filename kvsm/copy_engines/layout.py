@@ -158,8 +158,7 @@ def _is_part(one: MemoryRows, other: MemoryRows) -> bool:
 
 def _overlap(one: MemoryRows, other: MemoryRows) -> bool:
     """Whether a row of one shares a byte with a row of the other; with different strides, whether it
-    could.
-    """
+    could."""
     if one.end <= other.address or other.end <= one.address:
         return False
     if one.stride != other.stride:

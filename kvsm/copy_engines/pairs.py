@@ -15,8 +15,7 @@ from kvsm.plan import TransferJob
 
 class BlockRuns(NamedTuple):
     """Run i is counts[i] device blocks from device_blocks[i] on, and as many host blocks from
-    host_blocks[i] on.
-    """
+    host_blocks[i] on."""
 
     device_blocks: NDArray[np.int64]
     host_blocks: NDArray[np.int64]

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any, Protocol
@@ -114,18 +115,17 @@ class StreamDevice(Protocol):
         """Give back what the device holds. Nothing is queued any more."""
 
 
+@dataclass(slots=True, eq=False)
 class _StreamTransfer:
     """A live transfer. `end` is set once it was issued; `keep` is what the device reads meanwhile."""
 
-    __slots__ = ("after", "begin", "end", "ended", "error", "job", "keep")
-
-    def __init__(self, job: TransferJob, after: StreamEvent) -> None:
-        self.job, self.after = job, after
-        self.begin: StreamEvent | None = None
-        self.end: StreamEvent | None = None
-        self.ended = False
-        self.error = ""
-        self.keep: Any = None
+    job: TransferJob
+    after: StreamEvent
+    begin: StreamEvent | None = None
+    end: StreamEvent | None = None
+    ended: bool = False
+    error: str = ""
+    keep: Any = None
 
 
 class StreamCopyEngine:

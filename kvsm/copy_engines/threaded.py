@@ -17,6 +17,7 @@ every live transfer as bad. It must not happen earlier: nothing may touch a tran
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
@@ -38,31 +39,20 @@ SHARED_BYTES = 1 << 20
 """A larger transfer is cut so that every thread gets a piece."""
 
 
+@dataclass(slots=True, eq=False)
 class _ThreadedTransfer:
     """A live transfer. The thread that took it from the queue owns the pairs and `claimed`; the engine's
     condition guards the rest."""
 
-    __slots__ = (
-        "claimed",
-        "device_blocks",
-        "error",
-        "host_blocks",
-        "job",
-        "piece_blocks",
-        "pieces_left",
-        "seconds",
-    )
-
-    def __init__(self, job: TransferJob) -> None:
-        self.job = job
-        self.device_blocks: IdArray = NO_IDS
-        self.host_blocks: IdArray = NO_IDS
-        self.piece_blocks = 0
-        """0 until the pairs were checked."""
-        self.claimed = 0
-        self.pieces_left = 1
-        self.seconds = 0.0
-        self.error = ""
+    job: TransferJob
+    device_blocks: IdArray = NO_IDS
+    host_blocks: IdArray = NO_IDS
+    piece_blocks: int = 0
+    """0 until the pairs were checked."""
+    claimed: int = 0
+    pieces_left: int = 1
+    seconds: float = 0.0
+    error: str = ""
 
     def result(self, block_bytes: int) -> CopyResult:
         good = not self.error

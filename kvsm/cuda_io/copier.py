@@ -46,8 +46,7 @@ MEASURED_ROUNDS = 3
 
 class PairsTable:
     """Page-locked memory with the pairs of one copy. It is used again when nobody holds this object any
-    more.
-    """
+    more."""
 
     __slots__ = ("_free", "address")
 
@@ -98,8 +97,9 @@ class CopyCalls:
         self.kernel: int | None = None
         self._module: int | None = None
         try:
-            self._module = driver.load_module(compile_copy_kernel(context.compute_capability))
-            self.kernel = driver.find_kernel(self._module, KERNEL_NAME)
+            image = compile_copy_kernel(context.compute_capability)
+            self._module = int(driver.call("cuModuleLoadData", image))
+            self.kernel = int(driver.call("cuModuleGetFunction", self._module, KERNEL_NAME.encode()))
         except (ConfigError, CudaError) as error:
             log.warning("no copy kernel, so small fragments will be slow: %s", error)
 
@@ -125,8 +125,7 @@ class Copier:
     @property
     def page_locked(self) -> bool:
         """Whether the host pool is page-locked, so that copies need no processor and the kernel can reach
-        it.
-        """
+        it."""
         return self._host is not None
 
     @property
@@ -180,14 +179,14 @@ class Copier:
             table.address, len(pairs), self._parts, self._num_parts,
             self._host, layout.host.stride, to_host, self._vector_bytes,
         )  # fmt: skip
-        driver.launch(calls.kernel, blocks, threads, stream, parameters, KERNEL_TYPES)
+        grid_and_block = (blocks, 1, 1, threads, 1, 1)
+        driver.call("cuLaunchKernel", calls.kernel, *grid_and_block, 0, stream, (parameters, KERNEL_TYPES), 0)
         return table
 
 
 def _mapped(rows: MemoryRows) -> int | None:
     """The address of these rows of host memory for a kernel. None if they are not all page-locked and
-    mapped.
-    """
+    mapped."""
     if not rows.num_rows:
         return None
     first, last = driver.device_address(rows.address), driver.device_address(rows.end - 1)
@@ -258,8 +257,7 @@ def _measured(calls: CopyCalls, device: str) -> PathTable:
 
 def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
     """The paths of this GPU. `RUNS` is left out if there is `BATCH`: it is not faster, and slow to
-    measure.
-    """
+    measure."""
     unavailable = {
         CopyPath.BATCH: calls.batch is None,
         CopyPath.RUNS: calls.batch is not None,
@@ -270,8 +268,7 @@ def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
 
 def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blocks: int) -> MemoryLayout:
     """A layout of twice `blocks` blocks with `parts` parts: one after another on the host, apart on the
-    device.
-    """
+    device."""
     rows = 2 * blocks
     tensors = tuple(
         MemoryRows(device + part * rows * fragment_bytes, fragment_bytes, rows, fragment_bytes)

@@ -81,8 +81,7 @@ class CudaError(KvsmError):
 @functools.cache
 def bindings() -> Any:
     """cuda-bindings' driver module, initialised. Raises `ConfigError` if it is missing, or if there is no
-    GPU.
-    """
+    GPU."""
     needs = "the CUDA copy engine needs"
     try:
         driver = importlib.import_module("cuda.bindings.driver")
@@ -335,8 +334,7 @@ class RunsCopy:
 
 class _BatchAttributes(ctypes.Structure):
     """CUmemcpyAttributes: the order in which sources are read. The location hints are for managed memory
-    only.
-    """
+    only."""
 
     _fields_ = (("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
 
@@ -426,23 +424,3 @@ class PitchedCopy:
             if code := function(first + place * table.itemsize, stream):
                 raise _error("cuMemcpy2DAsync", code, f"rectangle {place} of {len(table)}")
         return table
-
-
-# Kernels.
-
-
-def load_module(image: bytes) -> int:
-    """Load a cubin, or PTX, into the current context."""
-    return int(call("cuModuleLoadData", image))
-
-
-def find_kernel(module: int, name: str) -> int:
-    """A kernel of a module."""
-    return int(call("cuModuleGetFunction", module, name.encode()))
-
-
-def launch(
-    kernel: int, blocks: int, threads: int, stream: int, values: tuple[Any, ...], types: tuple[Any, ...]
-) -> None:
-    """Queue a kernel of one dimension. types: the ctypes types of its parameters."""
-    call("cuLaunchKernel", kernel, blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0)

@@ -32,8 +32,7 @@ PART_BYTES = 4096
 
 class KernelParameters(NamedTuple):
     """The parameters of the kernel in order; `KERNEL_TYPES` are their C types. Addresses are device
-    addresses.
-    """
+    addresses."""
 
     pairs: int
     """Address of the table of `kernel_pairs`: page-locked, and unchanged until the kernel is over."""
@@ -49,16 +48,7 @@ class KernelParameters(NamedTuple):
     vector_bytes: int
 
 
-KERNEL_TYPES = (
-    ctypes.c_void_p,
-    ctypes.c_uint64,
-    ctypes.c_void_p,
-    ctypes.c_uint64,
-    ctypes.c_void_p,
-    ctypes.c_uint64,
-    ctypes.c_int,
-    ctypes.c_int,
-)
+KERNEL_TYPES = (*(ctypes.c_void_p, ctypes.c_uint64) * 3, ctypes.c_int, ctypes.c_int)
 
 
 def kernel_parts(layout: MemoryLayout) -> NDArray[np.uint64]:

@@ -55,8 +55,7 @@ Cells = tuple[tuple[Ranking, ...], ...]
 
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The paths by direction, fragment bytes and count, best first. device: which one this was measured
-    on.
-    """
+    on."""
 
     version: int
     device: str
@@ -124,8 +123,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @staticmethod
     def load(file: str | PathLike[str], device: str) -> PathTable:
         """Read a table that `save` wrote for this device. Raises `ConfigError` for any other file, and
-        `OSError`.
-        """
+        `OSError`."""
         with open(file, "rb") as stream:
             written = stream.read()
         try:

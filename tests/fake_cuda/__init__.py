@@ -56,8 +56,7 @@ class FakeDriver:
 
     def page_lock(self, pool: np.ndarray) -> None:
         """As cuMemHostRegister, but repeatable, because memory of a deleted array may belong to another one
-        later.
-        """
+        later."""
         if pool.size:
             extent = (len(pool) - 1) * pool.strides[0] + pool.strides[-1] * pool.shape[-1]
             self._library.fake_page_lock(ctypes.c_uint64(pool.ctypes.data), ctypes.c_size_t(extent))

@@ -171,8 +171,7 @@ def test_engines_keep_their_promises_long(
 
 def test_what_a_held_transfer_touches_is_for_compute_and_for_no_transfer() -> None:
     """Live transfers stay off each other's bytes, held or not: a CUDA load may read its slot when it is
-    submitted, and does not wait for the store that fills it.
-    """
+    submitted, and does not wait for the store that fills it."""
     machine = FakeDevice()
     machine.start(seed=0)
     machine.submit(Direction.STORE, pairs=[(0, 0)], hold=True)
