@@ -33,10 +33,6 @@ WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
 class _CheckCommand(click.Command):
     """Exits with 1 for unusable input, because 2 means refuted here."""
 
-    def main(self, *args: Any, **extra: Any) -> Any:
-        with _unusable():
-            return super().main(*args, **extra)
-
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _unusable():
             return super().make_context(*args, **extra)
