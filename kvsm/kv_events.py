@@ -19,7 +19,7 @@ A key is a block hash and four bytes of KV cache group index, big endian. A chun
 key, with the hash of its last block. A self-describing event names all its blocks; its removal names those
 that stand in no other chunk.
 
-Both forms, folded from nothing, give exactly the keys that can be matched (S10).
+Both forms, folded from nothing, give exactly the keys that can be matched (events are state, S10).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random traffic on the model engine, and short words for what came of it."""
+"""Random traffic on the small engine, and short names for its results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SLIDING = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=6)
 MAMBA = KVCacheGroup(HASH_TOKENS, GroupKind.MAMBA)
 
 ACTS = st.lists(st.integers(0, 10_000), min_size=4, max_size=45)
-"""What happens, one number an act: `drive` reads them."""
+"""What happens: one number for each act, which `drive` reads."""
 
 _KINDS = (
     "arrive",
@@ -47,7 +47,7 @@ _KINDS = (
 
 
 def prompt_of(number: int) -> list[int]:
-    """One of a few prompts that share what they begin with, of several lengths."""
+    """One of a few prompts of several lengths with common beginnings."""
     length = (3, 8, 13, 17, 24)[number % 5]
     return [*range(8), *range(100 * (number % 2), 100 * (number % 2) + 16)][:length]
 
@@ -60,7 +60,7 @@ def drive(
     check: Check | None = None,
     **request: Any,
 ) -> None:
-    """Let the engine live through these acts and then come to rest; the ledger's properties hold at each."""
+    """Drive the engine through these acts, then to rest. Checks the ledger's properties after each."""
     kinds = [kind for kind in _KINDS if kind not in without]
     for act in acts:
         rest, choice = divmod(act, len(kinds))
@@ -72,7 +72,7 @@ def drive(
 
 
 def come_to_rest(engine: SmallEngine) -> None:
-    """S9: all copies end and all requests finish, and nothing is left or held."""
+    """Progress (S9): all copies end and all requests finish, and nothing is left or held."""
     engine.run(400)
     ledger = engine.core.ledger
     assert check_ledger(ledger) == []
@@ -115,7 +115,7 @@ def of_kind(engine: SmallEngine | Hand, kind: type[Event]) -> list[Event]:
 
 
 def stored_keys(engine: SmallEngine | Hand) -> list[bytes]:
-    """Every key that was planned to be stored, in order."""
+    """Every key that a store was planned for, in order."""
     return [key for event in of_kind(engine, ev.StorePlanned) for key in event.keys]
 
 
@@ -124,14 +124,14 @@ def skipped(engine: SmallEngine | Hand, reason: str) -> list[bytes]:
 
 
 def keys_of(request: SmallRequest, group: int = 0, tokens: int = HASH_TOKENS) -> list[bytes]:
-    """The keys of all full blocks (or chunks) of so many tokens."""
+    """The keys of all full blocks, or chunks, of this number of tokens."""
     return [cell + group.to_bytes(4, "big") for cell in request.cells[tokens - 1 :: tokens]]
 
 
 def finish_one(
     engine: SmallEngine, name: str, prompt: list[int], outputs: int = 1, **more: Any
 ) -> SmallRequest:
-    """A request that comes alone, and whose copies all end."""
+    """Run a request alone, until all its copies have ended."""
     request = engine.arrive(SmallRequest(name, prompt, outputs, **more))
     engine.run()
     return request
@@ -168,7 +168,7 @@ class Hand:
         return self.scheduler.build_connector_meta(StepOutput(scheduled=scheduled, **output))
 
     def store(self, request: SmallRequest, *tables: list[int]) -> None:
-        """Let this request live, and all of it be stored."""
+        """Let this request run and finish, and store all of it."""
         self.admit(request, *tables)
         self.compute(request)
         self.end(self.step(request))

@@ -1,4 +1,4 @@
-"""KV events: whoever folds them knows what can be matched (S10), and what a self-describing one says is true.
+"""KV events: folded, they say what can be matched (events are state, S10); self-describing ones are true.
 
 The consumer here starts from nothing, and believes a self-describing event only as far as it can compute its
 hashes from the parent, the tokens and the adapter that it names.
@@ -36,7 +36,7 @@ KINDS = {
 
 
 class DescribedRequest(SmallRequest):
-    """A model request with all that a self-describing event is made of."""
+    """A small request with all that a self-describing event reads."""
 
     def __init__(
         self, name: str, prompt: Sequence[int], outputs: int = 1, lora: str = "", **more: Any
@@ -49,7 +49,7 @@ class DescribedRequest(SmallRequest):
 
 
 class Consumer:
-    """What a router knows: (group, block hash) of everything that it was told of."""
+    """What a router knows: (group, block hash) of everything that it was told."""
 
     def __init__(self, groups: Sequence[KVCacheGroup] = (FULL,)) -> None:
         self.groups, self.known = groups, set[tuple[int, bytes]]()
@@ -92,7 +92,7 @@ def readable(core: Offloader) -> list[bytes]:
 
 
 def names_of(engine: SmallEngine) -> set[tuple[int, bytes]]:
-    """What a router must know: all blocks of every readable key, worked out from the requests."""
+    """What a router must know: all blocks of every readable key, computed from the requests."""
     chunk = engine.core.config.blocks_per_chunk
     blocks: dict[bytes, list[bytes]] = {}
     for request in engine.requests.values():
@@ -181,8 +181,8 @@ def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[Small
 @given(st.sampled_from(["legacy", "described", "described", "offloading"]), LIVES, ACTS)
 @settings(max_examples=200)
 def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], acts: list[int]) -> None:
-    """S10, for every form, under failures, losses, resets, evictions and aborts; and nothing that was kept
-    for a store outlives it."""
+    """Events are state (S10) in every form, under failures, losses, resets, evictions and aborts. What was
+    kept for a store goes with it."""
     engine, _ = life(form, options, acts)
     publisher = engine.core.publisher
     assert publisher is not None
@@ -238,7 +238,8 @@ def test_chunk_is_one_event_that_names_all_its_blocks_and_so_does_its_removal() 
 
 
 def test_removal_leaves_the_blocks_that_another_chunk_has() -> None:
-    """S10: two prompts that part within a chunk have two chunks, and its first block is in both."""
+    """Events are state (S10): two prompts that part within a chunk have two chunks; their common first block
+    is in both."""
     engine = engine_of(FULL, chunk=2)
     consumer = Consumer()
     engine.arrive(DescribedRequest("r", [1, 1, 1, 1, 2, 2, 2, 2, 2]))
@@ -291,7 +292,8 @@ def hand_over(*owners: DescribedRequest) -> tuple[Offloader, OffloadScheduler]:
 
 
 def test_handed_over_state_is_told_under_its_group() -> None:
-    """A state at a block boundary covers the block; one within a block, the tokens from its start on."""
+    """A state at a block boundary covers the block. A state within a block covers the tokens from its start
+    on."""
     request = DescribedRequest("r", range(30))
     _, scheduler = hand_over(request)
     events = scheduler.take_events()
@@ -321,7 +323,7 @@ def test_state_that_two_requests_hand_over_is_told_once_and_moves_no_cursor() ->
 
 
 def test_lazy_store_is_told_in_the_legacy_form() -> None:
-    """Whose tokens a free device block holds, nobody knows."""
+    """Nobody knows which tokens a free device block holds."""
     engine = engine_of(FULL, store=StoreMode.LAZY)
     events = stored_events(engine, DescribedRequest("r", range(10)))
     engine.step()
@@ -355,14 +357,14 @@ def test_extra_keys_are_of_each_block() -> None:
 
 
 def test_extra_keys_are_none_where_tokens_say_all() -> None:
-    """As vLLM has it: no list of nothing."""
+    """As in vLLM: None rather than an empty list."""
     events = stored_events(engine_of(FULL), DescribedRequest("r", range(9)))
     assert [event.extra_keys for event in events] == [None, None]
 
 
 @pytest.mark.parametrize("end", [1, 2, 3])
 def test_block_of_one_token_is_told_like_others(end: int) -> None:
-    """Its hash is that of its token, its parent that of the token before."""
+    """Its hash is the hash of its token; its parent is the hash of the token before."""
     config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
     request = DescribedRequest("r", range(10, 13))
     request.block_hashes = [b"%d" % number for number in range(3)]

@@ -1,4 +1,4 @@
-"""How requests, steps, copies and the cache itself end, and what goes on all the same.
+"""How requests, steps, copies and the cache end, and what goes on after that.
 
 Rows 7, 8, 9, 10, 11, 17 and 18 of the scheduler's behaviours; each test is named after its row.
 """
@@ -102,7 +102,7 @@ STATES = [
 def test_finish_abort_is_legal_in_every_state_and_twice_as_once(
     state: str, aborted: bool, references: bool
 ) -> None:
-    """S8, S9, B19, B20, B30."""
+    """Every call is legal (S8), progress (S9), B19, B20, B30."""
     pool = SmallPool(64) if references else None
     hand = Hand(pool=pool)
     request, blocks = lives(hand, state)
@@ -131,7 +131,7 @@ def test_finish_abort_is_legal_in_every_state_and_twice_as_once(
 
 @pytest.mark.parametrize("good", [True, False])
 def test_finish_abort_leaves_a_load_under_way_and_it_is_reported_once(good: bool) -> None:
-    """S3, B05, B29: the copy still writes; the engine hears of its end all the same."""
+    """No reuse in flight (S3), B05, B29: the copy still writes; the engine still hears of its end."""
     hand = Hand()
     request, blocks = lives(hand, "loading")
     (transfer,) = hand.core.ledger.transfers
@@ -145,7 +145,7 @@ def test_finish_abort_leaves_a_load_under_way_and_it_is_reported_once(good: bool
 
 
 def test_finish_abort_leaves_its_stores_wanted() -> None:
-    """S13: others may hit what an aborted request stored."""
+    """No doubled or lost store (S13): what an aborted request stored can be hit."""
     hand = Hand()
     request, blocks = lives(hand, "storing")
     hand.scheduler.request_finished(request, [blocks], aborted=True)
@@ -166,7 +166,8 @@ def test_finish_abort_may_come_before_the_reports_of_the_same_step() -> None:
 
 
 def test_finish_abort_stores_what_is_confirmed_under_lease() -> None:
-    """S3: the blocks are the engine's again, and the copy reads them: nobody else writes there."""
+    """No reuse in flight (S3): the engine has its blocks back while the copy reads them; nobody writes
+    there."""
     hand = Hand()
     request, blocks = lives(hand, "running")
     kept, _ = hand.scheduler.request_finished(request, [blocks])
@@ -196,7 +197,8 @@ def test_finish_abort_lets_blocks_go_at_once_where_references_protect_them() -> 
 def test_finish_abort_under_any_traffic(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
-    """S3, S4, S8: no block is taken under a copy, none is given back twice, all kept is named once."""
+    """No reuse in flight (S3), one release per hold (S4), every call is legal (S8): no block is taken under a
+    copy, none is released twice, and all kept blocks are named once."""
     engine = SmallEngine(
         device_blocks=16, host_blocks=8, references=references, asynchronous=asynchronous, workers=workers
     )
@@ -218,7 +220,7 @@ def test_finish_abort_under_any_traffic(
 
 
 def test_preemption_restarts_the_block_table_and_the_cursors() -> None:
-    """S13: in its new blocks it offers everything again."""
+    """No doubled or lost store (S13): with new blocks it offers everything again."""
     hand = Hand(core={"host_blocks": 3})
     request = SmallRequest("r", range(12), 9)
     hand.admit(request, [0, 1, 2])
@@ -234,7 +236,7 @@ def test_preemption_restarts_the_block_table_and_the_cursors() -> None:
 
 
 def test_preemption_asks_for_a_flush_where_no_references_protect_the_blocks() -> None:
-    """S3, B04: the engine gives the block away in this very step."""
+    """No reuse in flight (S3), B04: the engine gives the block away in this very step."""
     hand = Hand()
     lives(hand, "storing")
     (transfer,) = hand.core.ledger.transfers
@@ -249,7 +251,8 @@ def test_preemption_asks_for_no_flush_where_references_do() -> None:
 
 
 def test_preemption_flushes_what_is_given_to_others_too() -> None:
-    """S3: a block of a finished request's copy is given to one that runs, and to one that is admitted."""
+    """No reuse in flight (S3): a block of a finished request's copy is given to one that runs, and to one
+    that is admitted."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
     first, runs = SmallRequest("first", range(4)), SmallRequest("runs", range(50, 60), 9)
     hand.admit(first, [7])
@@ -263,7 +266,7 @@ def test_preemption_flushes_what_is_given_to_others_too() -> None:
 
 
 def test_preemption_flushes_for_each_of_those_preempted_in_one_step() -> None:
-    """S3: copies of both read blocks that anybody may get now."""
+    """No reuse in flight (S3): copies of both requests read blocks that the engine may give away now."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
     stores = []
     for name, block in [("first", 7), ("second", 8)]:
@@ -276,7 +279,7 @@ def test_preemption_flushes_for_each_of_those_preempted_in_one_step() -> None:
 
 
 def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
-    """S3: two requests get blocks that copies of finished ones read."""
+    """No reuse in flight (S3): two requests get blocks that copies of finished ones read."""
     hand = Hand(last_step=LastStep.KEEP_STEPPING)
     for name, block in [("first", 7), ("second", 8)]:
         request = SmallRequest(name, range(block * 4, block * 4 + 4))
@@ -291,7 +294,7 @@ def test_preemption_flushes_for_each_of_those_admitted_in_one_step() -> None:
 
 @pytest.mark.parametrize("state", ["planned", "loading", "storing", "running"])
 def test_preemption_and_admission_again_with_copies_in_flight(state: str) -> None:
-    """B18, S8."""
+    """B18, every call is legal (S8)."""
     hand = Hand()
     request, _ = lives(hand, state)
     hand.step(preempted={"r"})
@@ -313,7 +316,8 @@ def test_preemption_and_admission_again_with_copies_in_flight(state: str) -> Non
 @given(ACTS, st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_preemption_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
-    """S3, S12, S15: with so few blocks that requests take them from each other all the time."""
+    """No reuse in flight (S3), order of copies (S12), correct bytes (S15): with so few blocks that requests
+    keep taking them from each other."""
     engine = SmallEngine(
         device_blocks=9,
         host_blocks=10,
@@ -345,7 +349,7 @@ def in_flight_three_ways(**options: Any) -> tuple[Hand, list[int], SmallRequest]
 
 
 def test_last_step_flushes_everything_in_that_step() -> None:
-    """S17, B21: both directions, and what is planned in this very step."""
+    """Flush at last step (S17), B21: both directions, and what is planned in this step."""
     hand, before, last = in_flight_three_ways()
     assert len(before) == 2
     assert hand.step(last).flush == ()
@@ -363,7 +367,7 @@ def test_last_step_flushes_what_it_plans_itself() -> None:
 
 
 def test_last_step_is_none_while_a_request_waits() -> None:
-    """The engine has steps to come: nobody needs to wait."""
+    """The engine has steps to come, so nobody needs to wait."""
     hand, _, last = in_flight_three_ways()
     hand.scheduler.add_request(SmallRequest("waits", range(5)))
     hand.scheduler.request_finished(last, [[30]])
@@ -371,7 +375,8 @@ def test_last_step_is_none_while_a_request_waits() -> None:
 
 
 def test_last_step_keeps_the_engine_stepping_by_configuration() -> None:
-    """S17: `has_pending_work` counts stores, loads, those of aborted requests, and those that drain."""
+    """Flush at last step (S17): `has_pending_work` counts stores, loads, those of aborted requests, and those
+    that drain."""
     hand, before, last = in_flight_three_ways(last_step=LastStep.KEEP_STEPPING)
     hand.scheduler.request_finished(last, [[30]])
     assert hand.step().flush == ()
@@ -398,7 +403,8 @@ def test_last_step_counts_what_the_engine_has_yet_to_hear() -> None:
 @given(ACTS, st.booleans(), st.booleans())
 @settings(max_examples=60)
 def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchronous: bool) -> None:
-    """S17: when a step was decided and no unfinished request was left, no copy is left after it either."""
+    """Flush at last step (S17): a step that is decided without an unfinished request leaves no copy
+    behind."""
     engine = SmallEngine(references=references, asynchronous=asynchronous, device_blocks=20)
     build = engine.scheduler.build_connector_meta
 
@@ -417,7 +423,8 @@ def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchro
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_remote_decode_offers_every_full_block(remote: bool) -> None:
-    """S16: what the device had, what the host had, and what was computed, to the end of the request."""
+    """Full offload (S16): what the device had, what the host had, and what was computed, to the end of the
+    request."""
     engine = SmallEngine(host_blocks=4)
     finish_one(engine, "first", [*range(17)], 3)
     finish_one(engine, "other", [*range(100, 117)])
@@ -429,7 +436,7 @@ def test_remote_decode_offers_every_full_block(remote: bool) -> None:
 
 
 def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
-    """S16, B20: the host was full, and has room by then."""
+    """Full offload (S16), B20: the host was full, and has room at the finish."""
     hand = Hand(core={"host_blocks": 2})
     first = SmallRequest("first", range(50, 58), 9)
     hand.admit(first, [0, 1])
@@ -456,7 +463,7 @@ def test_remote_decode_offers_at_its_finish_what_was_refused_before() -> None:
     ],
 )
 def test_remote_decode_comes_before_every_policy(options: dict[str, Any], more: dict[str, Any]) -> None:
-    """S16: the decoder needs all of it."""
+    """Full offload (S16): the decoder needs the whole request."""
     engine = SmallEngine(**options)
     request = finish_one(engine, "r", [*range(10)], 8, parameters={**REMOTE, **more})
     assert stored_keys(engine) == keys_of(request)[:4]
@@ -467,7 +474,7 @@ def test_remote_decode_comes_before_every_policy(options: dict[str, Any], more: 
 def test_remote_decode_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], host_blocks: int, asynchronous: bool
 ) -> None:
-    """S16, which the model engine checks at the end of each of these requests."""
+    """Full offload (S16): the small engine checks it at the end of each of these requests."""
     engine = SmallEngine(groups, device_blocks=36, host_blocks=host_blocks, asynchronous=asynchronous)
     drive(engine, acts, parameters=REMOTE)
 
@@ -477,7 +484,7 @@ def test_remote_decode_under_any_traffic(
 
 @pytest.mark.parametrize("state", STATES)
 def test_reset_is_legal_at_any_time_and_twice(state: str) -> None:
-    """S8, S14: nothing of before can be matched; twice is as once."""
+    """Every call is legal (S8), no stale data (S14): nothing older can be matched; a reset is idempotent."""
     hand = Hand()
     request, blocks = lives(hand, state)
     hand.scheduler.reset_cache()
@@ -497,7 +504,7 @@ def test_reset_is_legal_at_any_time_and_twice(state: str) -> None:
 
 
 def test_reset_takes_back_what_has_not_left() -> None:
-    """S14: a load and a store that were planned for the next step."""
+    """No stale data (S14): a load and a store that were planned for the next step."""
     pool = SmallPool(64)
     hand = Hand(pool=pool)
     request, _ = lives(hand, "planned")
@@ -516,7 +523,8 @@ def test_reset_takes_back_what_has_not_left() -> None:
 
 
 def test_reset_lets_running_requests_be_stored_again_but_not_what_an_older_load_brought() -> None:
-    """S14, B24: the load's blocks hold bytes of before the reset; what was computed does not."""
+    """No stale data (S14), B24: the blocks of the load hold bytes from before the reset; computed blocks do
+    not."""
     hand = Hand()
     request, _ = lives(hand, "running")
     hand.end(hand.step(request))
@@ -526,7 +534,7 @@ def test_reset_lets_running_requests_be_stored_again_but_not_what_an_older_load_
 
 
 def test_reset_lets_a_device_block_be_stored_once_it_was_computed_anew() -> None:
-    """The same request, preempted and computed in the same blocks, is of this epoch."""
+    """What the request computes in the same blocks after a preemption is of this epoch."""
     hand = Hand()
     request, blocks = lives(hand, "running")
     hand.scheduler.reset_cache()
@@ -537,7 +545,7 @@ def test_reset_lets_a_device_block_be_stored_once_it_was_computed_anew() -> None
 
 
 def test_reset_does_not_let_a_finish_store_while_it_drains() -> None:
-    """S9: so that it can be awaited; what is not stored is said so."""
+    """Progress (S9): so the reset comes to an end; what is not stored is recorded."""
     hand = Hand()
     request, blocks = lives(hand, "storing")
     hand.scheduler.reset_cache()
@@ -548,7 +556,7 @@ def test_reset_does_not_let_a_finish_store_while_it_drains() -> None:
 
 
 def test_reset_leaves_nobody_waiting() -> None:
-    """S9, B15: whoever waited for a store of before asks again, and is answered."""
+    """Progress (S9), B15: a request that waited for an older store asks again, and is answered."""
     hand = Hand()
     request, _ = lives(hand, "deferred")
     hand.scheduler.reset_cache()
@@ -560,7 +568,8 @@ def test_reset_leaves_nobody_waiting() -> None:
 @given(ACTS, st.booleans(), st.sampled_from([StoreMode.EAGER, StoreMode.LAZY]))
 @settings(max_examples=60)
 def test_reset_under_any_traffic(acts: list[int], prefix_cache: bool, store: StoreMode) -> None:
-    """S14: what can be matched was stored after the last reset, from what was computed or loaded after it."""
+    """No stale data (S14): what can be matched was stored after the last reset, from what was computed or
+    loaded after it."""
     engine = SmallEngine(
         device_blocks=20, host_blocks=8, prefix_cache=prefix_cache, store=store, lazy_target_blocks=4
     )
@@ -578,8 +587,8 @@ def test_reset_under_any_traffic(acts: list[int], prefix_cache: bool, store: Sto
 
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_deadlock_freedom_of_partial_holders(prefix_cache: bool) -> None:
-    """S9, B22: two requests hold the blocks of their loads, neither can get the rest; the host is full of
-    their pins, so that nothing can be stored; a third waits for a load of theirs. All finish."""
+    """Progress (S9), B22: two requests hold the blocks of their loads, neither can get the rest; the host is
+    full of their pins, so that nothing can be stored; a third waits for a load of theirs. All finish."""
     engine = SmallEngine(device_blocks=9, host_blocks=6, prefix_cache=prefix_cache, chunk_tokens=8)
     first, second = [*range(12)], [*range(100, 112)]
     finish_one(engine, "a", first)
@@ -610,7 +619,7 @@ def test_deadlock_freedom_of_partial_holders(prefix_cache: bool) -> None:
 def test_deadlock_freedom_under_any_traffic(
     acts: list[int], host_blocks: int, ticks: int, prefix_cache: bool
 ) -> None:
-    """S9: who waits holds nothing, no pin and no device block; so no circle can close."""
+    """Progress (S9): a request that waits holds no pin and no device block, so no circle can close."""
     engine = SmallEngine(
         device_blocks=9, host_blocks=host_blocks, prefix_cache=prefix_cache, core={"defer_ticks": ticks}
     )
@@ -628,7 +637,7 @@ def test_deadlock_freedom_under_any_traffic(
 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_worker_death_that_is_reported_fails_the_transfer(direction: Direction) -> None:
-    """S6, B25: whatever of it was copied counts for nothing."""
+    """Failure is not success (S6), B25: the part that was copied counts for nothing."""
     hand = Hand(core={"workers": 2})
     request, _ = lives(hand, "loading" if direction is Direction.LOAD else "storing")
     (transfer,) = hand.core.ledger.transfers
@@ -641,7 +650,8 @@ def test_worker_death_that_is_reported_fails_the_transfer(direction: Direction) 
 
 @pytest.mark.parametrize("references", [False, True])
 def test_worker_death_in_silence_is_found_at_its_bound_and_a_load_is_told(references: bool) -> None:
-    """S9, B25: the load is lost, its request hears once, and what may still be written is used no more."""
+    """Progress (S9), B25: the load is lost, its request hears once, and what may still be written is not used
+    again."""
     pool = SmallPool(64) if references else None
     hand = Hand(pool=pool, core={"workers": 2, "transfer_ticks": 4})
     request, blocks = lives(hand, "loading")
@@ -666,7 +676,7 @@ def test_worker_death_in_silence_is_found_at_its_bound_and_a_load_is_told(refere
 
 
 def test_worker_death_in_silence_frees_the_device_blocks_of_a_store() -> None:
-    """S9: only its slots are retired; a late copy reads the device, and writes nowhere else."""
+    """Progress (S9): only its slots are retired; a late copy reads the device, and writes nowhere else."""
     pool = SmallPool(64)
     hand = Hand(pool=pool, core={"transfer_ticks": 2, "host_blocks": 3})
     request, blocks = lives(hand, "storing")
@@ -681,7 +691,7 @@ def test_worker_death_in_silence_frees_the_device_blocks_of_a_store() -> None:
 
 
 def test_worker_death_leaves_an_engine_that_goes_on() -> None:
-    """S9: every copy before is lost, and later requests are stored and served from what is left."""
+    """Progress (S9): every earlier copy is lost; later requests are stored and served from what is left."""
     engine = SmallEngine(device_blocks=40, host_blocks=20, prefix_cache=False, core={"transfer_ticks": 3})
     engine.arrive(SmallRequest("first", range(12), 3))
     for _ in range(9):
@@ -698,6 +708,7 @@ def test_worker_death_leaves_an_engine_that_goes_on() -> None:
 @given(ACTS, st.sampled_from([2, 9]))
 @settings(max_examples=60)
 def test_worker_death_under_any_traffic(acts: list[int], ticks: int) -> None:
-    """S3, S9, S15: copies that end late, or are only reported late, after they were given up."""
+    """No reuse in flight (S3), progress (S9), correct bytes (S15): copies end late, or are reported late,
+    after they were given up."""
     engine = SmallEngine(device_blocks=40, host_blocks=20, workers=2, core={"transfer_ticks": ticks})
     drive(engine, acts, without=("carry out all",))

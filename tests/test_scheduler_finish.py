@@ -1,4 +1,4 @@
-"""Finish, abort, preemption, circles and dead workers on the model engine, as laws over orders and times.
+"""Finish, abort, preemption, circular waits and dead workers: properties over orders and times.
 
 Rows 7, 8, 17 and 18 of the scheduler's behaviours; each test is named after its row. What one call does in
 one state is in `test_scheduler_ending`; here are whole lives, mostly two that must come to the same.
@@ -41,7 +41,8 @@ WORKERS = st.sampled_from([1, 2])
 
 
 def check_host(engine: SmallEngine) -> None:
-    """S2, S15: what can be read on the host holds, on every worker, what its key says."""
+    """Publish after commit (S2), correct bytes (S15): every block that can be read on the host holds the
+    content of its key on every worker."""
     ledger = engine.core.ledger
     for key, slot in ledger.index.items():
         if ledger.readable(slot):
@@ -73,7 +74,7 @@ def named(engine: SmallEngine) -> list[str]:
 
 @pytest.mark.parametrize("given", [{}, {"aborted": False}, {"aborted": True}])
 def test_finish_says_whether_it_was_an_abort(given: dict[str, bool]) -> None:
-    """The log keeps what the engine said; without a word it was none."""
+    """The log keeps what the engine said; by default a request is not aborted."""
     hand, request = Hand(), SmallRequest("r", range(5))
     hand.admit(request, [0, 1])
     hand.scheduler.request_finished(request, [[0, 1]], **given)
@@ -82,7 +83,7 @@ def test_finish_says_whether_it_was_an_abort(given: dict[str, bool]) -> None:
 
 
 def test_finish_frees_the_end_of_a_prefix_before_its_beginning() -> None:
-    """A pool evicts what was freed first: of a prefix whose store has ended, its last block."""
+    """A pool evicts what was freed first: the last block of a prefix whose store has ended."""
     pool, freed = SmallPool(64), list[int]()
     hand, request = Hand(pool=pool), SmallRequest("r", range(13))
     hand.admit(request, [0, 1, 2, 3])
@@ -94,7 +95,7 @@ def test_finish_frees_the_end_of_a_prefix_before_its_beginning() -> None:
 
 
 def test_finish_of_the_last_copy_brings_the_log_to_disk() -> None:
-    """Rule 12: the engine may not step again for a long time."""
+    """The log is on disk, for the engine may not step again for a long time."""
     hand, request, flushed = Hand(), SmallRequest("r", range(5)), list[int]()
     hand.admit(request, [0, 1])
     hand.compute(request)
@@ -107,7 +108,7 @@ def test_finish_of_the_last_copy_brings_the_log_to_disk() -> None:
 @given(ACTS, st.booleans(), st.booleans(), WORKERS)
 @settings(max_examples=40)
 def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous: bool, workers: int) -> None:
-    """S8: two lives, in one of which the engine says every finish three times, leave the same log."""
+    """Every call is legal (S8): a life in which every finish is said three times leaves the same log."""
     lives = []
     for times in (1, 3):
         engine = SmallEngine(
@@ -132,7 +133,8 @@ def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous
 def test_finish_stores_all_that_is_confirmed_and_no_more(
     prompt: int, outputs: int, steps: int, asynchronous: bool, chunk_tokens: int
 ) -> None:
-    """S12, S13: aborted at any step, every full block of computed tokens comes to the host, and no other."""
+    """Order of copies (S12), no doubled or lost store (S13): after an abort at any step, every full block of
+    computed tokens is stored, and no other."""
     engine = SmallEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens)
     request = engine.arrive(SmallRequest("r", range(prompt), outputs))
     for _ in range(steps):
@@ -148,7 +150,8 @@ def test_finish_stores_all_that_is_confirmed_and_no_more(
 @pytest.mark.parametrize("references", [False, True])
 @pytest.mark.parametrize("good", [False, True])
 def test_abort_leaves_a_load_wanted_and_reports_it_once(references: bool, good: bool) -> None:
-    """S3, B05, B29: no rank's copy is cut short; its blocks are nobody's until the last rank has reported."""
+    """No reuse in flight (S3), B05, B29: no rank's copy is cut short; its blocks stay unused until the last
+    rank has reported."""
     engine = SmallEngine(references=references, workers=2)
     request = loading(engine)
     (transfer,) = engine.copies
@@ -172,7 +175,8 @@ def test_abort_leaves_a_load_wanted_and_reports_it_once(references: bool, good: 
 
 @pytest.mark.parametrize("references", [False, True])
 def test_finish_before_the_same_steps_reports_is_as_after_them(references: bool) -> None:
-    """S5, S8: the same keys are on the host, the same blocks are free, the same is named."""
+    """Stale reports change nothing (S5), every call is legal (S8): the same keys are on the host, the same
+    blocks are free, the same requests are named."""
     lives = []
     for early in (True, False):
         engine = SmallEngine(references=references, workers=2)
@@ -195,7 +199,8 @@ def test_finish_before_the_same_steps_reports_is_as_after_them(references: bool)
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_finish_names_its_blocks_when_the_last_copy_of_them_has_ended(first: int) -> None:
-    """S3: two stores of one request, of other blocks, end in either order. Another's copy is no reason."""
+    """No reuse in flight (S3): two stores of one request end in either order. Another request's copy does not
+    matter."""
     hand = Hand()
     other, request = SmallRequest("other", range(50, 54), 9), SmallRequest("r", range(8), 9)
     hand.admit(other, [30])
@@ -216,7 +221,7 @@ def test_finish_names_its_blocks_when_the_last_copy_of_them_has_ended(first: int
 
 
 def test_finish_of_a_name_used_again_forgets_no_block() -> None:
-    """S3: the engine had not been told yet of the request that bore the name before."""
+    """No reuse in flight (S3): the engine had not been told yet of the earlier request of this name."""
     hand = Hand()
     jobs = []
     for first, block in ((0, 10), (40, 11)):
@@ -235,7 +240,8 @@ def test_finish_of_a_name_used_again_forgets_no_block() -> None:
 def test_abort_at_any_time_harms_nobody_else(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """S2, S3, S15: others read what they must, the host holds what it says, every load is told once."""
+    """Publish after commit (S2), no reuse in flight (S3), correct bytes (S15): others read the right bytes,
+    the host holds the right bytes, every load is told once."""
     engine = SmallEngine(groups, device_blocks=26, host_blocks=9, references=references, workers=workers)
     drive(engine, acts, check=check_host)
     planned = [event.request for event in of_kind(engine, ev.LoadPlanned)]
@@ -249,7 +255,7 @@ def test_abort_at_any_time_harms_nobody_else(
 
 
 def test_preemption_restarts_the_tables_and_cursors_of_every_group() -> None:
-    """S13: what it is given then is what is stored, and none of the blocks that it had."""
+    """No doubled or lost store (S13): its new blocks are stored, and none of its old ones."""
     hand = Hand(FULL, SLIDING, core={"host_blocks": 4})
     request = SmallRequest("r", range(8), 9)
     hand.admit(request, [0, 1], [2, 3])
@@ -270,7 +276,8 @@ def test_preemption_restarts_the_tables_and_cursors_of_every_group() -> None:
 def test_preemption_leaves_copies_what_they_touch_until_every_rank_has_ended(
     direction: Direction, references: bool
 ) -> None:
-    """S3, S12, B04: held where references are counted; else waited for, in the step that gives them away."""
+    """No reuse in flight (S3), order of copies (S12), B04: with references they are held; without, the step
+    that gives them away waits for the copy."""
     engine = SmallEngine(references=references, workers=2, prefix_cache=False, device_blocks=8)
     if direction is Direction.LOAD:
         request = loading(engine)
@@ -299,7 +306,7 @@ def test_preemption_leaves_copies_what_they_touch_until_every_rank_has_ended(
 
 
 def test_preemption_flushes_what_touches_its_blocks_and_nothing_else() -> None:
-    """Another request's copy goes on beside the computing, as it should."""
+    """Another request's copy goes on beside the computation."""
     hand = Hand()
     first, second = SmallRequest("first", range(8), 9), SmallRequest("second", range(50, 58), 9)
     jobs = []
@@ -311,7 +318,8 @@ def test_preemption_flushes_what_touches_its_blocks_and_nothing_else() -> None:
 
 
 def test_preemption_in_the_step_that_admitted_flushes_the_load_that_leaves_with_it() -> None:
-    """S3, S12: the load is planned, its blocks are another's in this very step, and nothing holds them."""
+    """No reuse in flight (S3), order of copies (S12): the load is planned, another request gets its blocks in
+    the same step, and nothing holds them."""
     hand = Hand()
     hand.store(SmallRequest("before", range(8)), [0, 1])
     runs = SmallRequest("runs", range(50, 58), 9)
@@ -329,7 +337,8 @@ def test_preemption_in_the_step_that_admitted_flushes_the_load_that_leaves_with_
 def test_preemption_and_admission_again_while_its_own_load_runs(
     ranks: list[int], references: bool, good: bool, defer_ticks: int, between: int
 ) -> None:
-    """S12, S15, B18: it waits for that load, or computes; never are two loads of it in flight at once."""
+    """Order of copies (S12), correct bytes (S15), B18: it waits for that load, or computes; never are two of
+    its loads in flight."""
     engine = SmallEngine(
         references=references, workers=2, prefix_cache=False, core={"defer_ticks": defer_ticks}
     )
@@ -354,7 +363,8 @@ def test_preemption_and_admission_again_while_its_own_load_runs(
 def test_preemption_stores_only_from_blocks_that_the_request_has_now(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
-    """S2, S3, S15: with blocks scarce and chunks small, what comes to the host is what its key says."""
+    """Publish after commit (S2), no reuse in flight (S3), correct bytes (S15): with few blocks and small
+    chunks, every stored block holds the content of its key."""
     engine = SmallEngine(
         device_blocks=9,
         host_blocks=10,
@@ -370,8 +380,8 @@ def test_preemption_stores_only_from_blocks_that_the_request_has_now(
 
 
 def circle(references: bool, host_blocks: int, defer_ticks: int) -> tuple[SmallEngine, list[SmallRequest]]:
-    """Two requests whose loads run, and two others that need first what one of these holds; the device has
-    room for one request at a time, and the loads read all of the host."""
+    """Two requests load, and two others need first what one of these holds. The device has room for one
+    request at a time, and the loads read the whole host."""
     engine = SmallEngine(
         device_blocks=8,
         host_blocks=host_blocks,
@@ -416,7 +426,7 @@ def test_deadlock_freedom_whatever_way_the_copies_of_a_circle_end(
     defer_ticks: int,
     between: int,
 ) -> None:
-    """S9, B22: in either order, good or bad, preempted meanwhile or not, all four finish."""
+    """Progress (S9), B22: all four finish, in either order, with good or bad loads, preempted or not."""
     engine, requests = circle(references, host_blocks, defer_ticks)
     loads = [*engine.copies]
     for request, taken in zip(requests, preempted):
@@ -432,8 +442,8 @@ def test_deadlock_freedom_whatever_way_the_copies_of_a_circle_end(
 
 
 def test_deadlock_freedom_the_circle_is_there() -> None:
-    """What the test before says of it: everyone waits for a copy, the host is full of what they hold, and no
-    request fits beside the others."""
+    """The scene of the test before: every request waits for a copy, the host is full of what they hold, and
+    no request fits beside the others."""
     engine, requests = circle(True, 6, 64)
     loads = [*engine.copies]
     engine.step()
@@ -449,8 +459,8 @@ def test_deadlock_freedom_the_circle_is_there() -> None:
 
 
 def test_deadlock_freedom_of_requests_that_hold_what_the_others_store_needs() -> None:
-    """S9: the matches of two waiting requests pin the whole host, and there are no device blocks for them;
-    the one that has the blocks cannot store, goes on without, and they come after it."""
+    """Progress (S9): two waiting requests pin the whole host, and get no device blocks. The request that has
+    the blocks goes on without storing, and they come after it."""
     engine = SmallEngine(device_blocks=9, host_blocks=6, prefix_cache=False, chunk_tokens=8)
     for name, start in (("a", 0), ("b", 100)):
         finish_one(engine, name, [*range(start, start + 12)])
@@ -470,7 +480,7 @@ def test_deadlock_freedom_of_requests_that_hold_what_the_others_store_needs() ->
 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_deadlock_freedom_of_a_wait_whose_copy_never_ends(direction: Direction) -> None:
-    """S9, B22: who waits computes after its bound, however long the copy takes."""
+    """Progress (S9), B22: a request that waits computes after its bound, however long the copy takes."""
     engine = SmallEngine(prefix_cache=False, core={"defer_ticks": 3, "transfer_ticks": 0})
     if direction is Direction.LOAD:
         loading(engine)
@@ -490,7 +500,7 @@ def test_deadlock_freedom_of_a_wait_whose_copy_never_ends(direction: Direction) 
 
 
 def lose_a_store(engine: SmallEngine) -> None:
-    """A request stores two blocks, and no worker ever reports that; it is aborted then."""
+    """A request stores two blocks, no worker reports, and it is aborted."""
     request = engine.arrive(SmallRequest("lost", range(700, 708), 99))
     for _ in range(4):
         engine.step()
@@ -501,7 +511,7 @@ def lose_a_store(engine: SmallEngine) -> None:
 
 
 def test_worker_death_is_found_at_its_bound_and_not_before() -> None:
-    """S9: a transfer may be in flight for so many ticks; each has its own time."""
+    """Progress (S9): each transfer may be in flight for this number of ticks."""
     engine = SmallEngine(core={"transfer_ticks": 5})
     engine.arrive(SmallRequest("r", range(100, 108), 99))
     engine.step()
@@ -515,7 +525,7 @@ def test_worker_death_is_found_at_its_bound_and_not_before() -> None:
 
 
 def test_worker_death_retires_the_memory_and_keeps_its_references_for_ever() -> None:
-    """S3: nobody is ever given a device block or a slot that the lost copies may still write."""
+    """No reuse in flight (S3): nobody gets a device block or a slot that a lost copy may still write."""
     engine = SmallEngine(device_blocks=14, host_blocks=6, prefix_cache=False, core={"transfer_ticks": 2})
     request = loading(engine)
     (transfer,) = engine.copies
@@ -536,7 +546,7 @@ def test_worker_death_retires_the_memory_and_keeps_its_references_for_ever() -> 
 
 
 def test_worker_death_takes_the_host_slots_of_a_store_for_ever() -> None:
-    """S3: a late copy may still write there; what is left of the pool goes on being used."""
+    """No reuse in flight (S3): a late copy may still write there; the rest of the pool stays in use."""
     engine = SmallEngine(host_blocks=4, prefix_cache=False, core={"transfer_ticks": 2})
     lose_a_store(engine)
     ledger = engine.core.ledger
@@ -549,7 +559,8 @@ def test_worker_death_takes_the_host_slots_of_a_store_for_ever() -> None:
 
 
 def test_worker_death_that_took_the_whole_host_leaves_an_engine_without_offload() -> None:
-    """S9: every slot is retired; requests come and go, and why nothing is stored is said."""
+    """Progress (S9): every slot is retired; requests come and go, and the reason why nothing is stored is
+    recorded."""
     engine = SmallEngine(host_blocks=2, prefix_cache=False, core={"transfer_ticks": 2})
     lose_a_store(engine)
     request = finish_one(engine, "next", [*range(9)], 3)
@@ -562,7 +573,8 @@ def test_worker_death_that_took_the_whole_host_leaves_an_engine_without_offload(
 @pytest.mark.parametrize("references", [False, True])
 @pytest.mark.parametrize("when", ["aborted", "preempted", "reset"])
 def test_worker_death_is_told_once_whatever_became_of_the_request(when: str, references: bool) -> None:
-    """S9, B25: aborted, preempted or reset meanwhile; late reports of any rank change nothing."""
+    """Progress (S9), B25: this holds for requests aborted, preempted or reset meanwhile; late reports change
+    nothing."""
     pool = SmallPool(64) if references else None
     hand = Hand(
         pool=pool,
@@ -598,7 +610,8 @@ def test_worker_death_is_told_once_whatever_became_of_the_request(when: str, ref
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_worker_death_takes_what_the_device_had_too(lost: bool) -> None:
-    """S3: its request needs other blocks, and so begins anew; one that only failed keeps its device hit."""
+    """No reuse in flight (S3): after a lost load the request needs other blocks and starts over; after a
+    failed one it keeps its device hit."""
     hand = Hand(core={"transfer_ticks": 2})
     hand.store(SmallRequest("before", range(8)), [0, 1])
     hand.admit(SmallRequest("r", range(13)), [0, 11, 12, 13], local=4)
@@ -611,7 +624,7 @@ def test_worker_death_takes_what_the_device_had_too(lost: bool) -> None:
 
 
 def test_worker_death_wakes_who_waits_for_the_lost_store() -> None:
-    """S9: the key will not come; the request computes, and goes on."""
+    """Progress (S9): the key will never be stored; the request computes and goes on."""
     hand = Hand(core={"transfer_ticks": 3, "defer_ticks": 64})
     first = SmallRequest("first", range(8), skip_reading=True)
     hand.admit(first, [0, 1])
@@ -630,8 +643,8 @@ def test_worker_death_wakes_who_waits_for_the_lost_store() -> None:
 def test_worker_death_leaves_retired_blocks_with_their_holder(
     acts: list[int], groups: tuple[KVCacheGroup, ...], ticks: int, prefix_cache: bool
 ) -> None:
-    """S3, S4: under any traffic, a retired device block is held at every moment, and in no request's table
-    that was written after its loss."""
+    """No reuse in flight (S3), one release per hold (S4): under any traffic, a retired device block is always
+    held, and no table written after its loss names it."""
     engine = SmallEngine(
         groups, device_blocks=44, host_blocks=24, prefix_cache=prefix_cache, core={"transfer_ticks": ticks}
     )

@@ -1,4 +1,4 @@
-"""What of a request the host serves: the hit, what is accepted of it, its load, and whose content it is.
+"""What the host serves of a request: the hit, what is accepted of it, its load, and its content.
 
 Rows 4, 5, 6, 13 and 22 of the scheduler's behaviours; each test is named after its row.
 """
@@ -61,7 +61,7 @@ def pins(hand: Hand, name: str) -> int:
 
 
 def begin_store(hand: Hand, request: SmallRequest, *tables: list[int]) -> int:
-    """A request whose store is in flight; it is over."""
+    """A finished request whose store is in flight."""
     hand.admit(request, *tables)
     hand.compute(request)
     hand.scheduler.request_finished(request, tables)
@@ -93,12 +93,12 @@ def test_match_ends_at_the_first_hole() -> None:
 
 @pytest.mark.parametrize(("tokens", "found"), [(12, 8), (13, 12), (9, 8), (8, 4), (4, 0), (5, 4), (3, 0)])
 def test_match_leaves_a_token_to_compute(tokens: int, found: int) -> None:
-    """S18."""
+    """One token left (S18)."""
     assert match(hand_with(range(12)), SmallRequest("r", range(tokens))) == found
 
 
 def test_match_holds_its_hits_until_they_are_used() -> None:
-    """S7, B06: nothing else takes them, and the load finds what was counted."""
+    """A match holds what it counts (S7), B06: the load finds every block that the match counted."""
     hand = hand_with(range(8), core={"host_blocks": 2})
     request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
@@ -111,7 +111,7 @@ def test_match_holds_its_hits_until_they_are_used() -> None:
 
 @pytest.mark.parametrize("how", ["nothing accepted", "finished", "preempted"])
 def test_match_holds_its_hits_until_they_are_released(how: str) -> None:
-    """S4, B31: a hit that the engine does not use is given back."""
+    """One release per hold (S4), B31: a hit that the engine does not use is given back."""
     hand = hand_with(range(8), core={"host_blocks": 2})
     request = SmallRequest("r", range(9))
     match(hand, request)
@@ -126,7 +126,7 @@ def test_match_holds_its_hits_until_they_are_released(how: str) -> None:
 
 
 def test_match_replaces_the_one_before() -> None:
-    """Meanwhile the device has a block more."""
+    """By then the device has one block more."""
     hand = hand_with(range(12))
     request = SmallRequest("r", range(20))
     assert match(hand, request) == 12
@@ -139,7 +139,7 @@ def test_match_replaces_the_one_before() -> None:
 
 @pytest.mark.parametrize("prompt", [range(20), range(50, 70)])
 def test_match_asked_again_with_the_same_answer_is_no_event(prompt: range) -> None:
-    """A hit and a miss; an engine asks for a blocked request at every step."""
+    """Both for a hit and a miss: an engine asks at every step for a request that is blocked."""
     hand = hand_with(range(12))
     request = SmallRequest("r", prompt)
     found = match(hand, request)
@@ -152,7 +152,7 @@ def test_match_asked_again_with_the_same_answer_is_no_event(prompt: range) -> No
 
 
 def test_match_waits_for_the_store_that_it_needs_and_for_no_other() -> None:
-    """B08: what is being stored is neither a hit nor a miss. The wait names its transfer."""
+    """B08: a block that is being stored is neither a hit nor a miss. The wait names its transfer."""
     hand = Hand()
     needed = begin_store(hand, SmallRequest("a", range(8)), [0, 1])
     other = begin_store(hand, SmallRequest("b", range(50, 58)), [2, 3])
@@ -175,7 +175,7 @@ def test_match_is_woken_by_a_failed_store_too() -> None:
 
 
 def test_match_waits_for_a_load_of_the_same_key_for_another_request() -> None:
-    """S13, B09: when it has landed, the device has the block."""
+    """No doubled or lost store (S13), B09: when the load has ended, the device has the block."""
     hand = hand_with(range(8))
     first, second = SmallRequest("first", range(9)), SmallRequest("second", range(9))
     hand.admit(first, [20, 21, 22])
@@ -188,7 +188,7 @@ def test_match_waits_for_a_load_of_the_same_key_for_another_request() -> None:
 
 @pytest.mark.parametrize("ticks", [1, 5])
 def test_match_waits_so_many_ticks_and_no_longer(ticks: int) -> None:
-    """S9: a wait has a bound, also over several transfers in a row."""
+    """Progress (S9): a wait is bounded, even over several transfers in a row."""
     hand = Hand(core={"defer_ticks": ticks})
     begin_store(hand, SmallRequest("a", range(8)), [0, 1])
     request = SmallRequest("r", range(9))
@@ -199,7 +199,7 @@ def test_match_waits_so_many_ticks_and_no_longer(ticks: int) -> None:
 
 
 def test_match_never_waits_where_the_configuration_says_recompute() -> None:
-    """The part that can be read is a hit all the same."""
+    """The part that can be read is still a hit."""
     hand = Hand(core={"defer_ticks": 0})
     hand.store(SmallRequest("stored", range(4)), [0])
     begin_store(hand, SmallRequest("a", range(12), skip_reading=True), [0, 1, 2])
@@ -207,7 +207,8 @@ def test_match_never_waits_where_the_configuration_says_recompute() -> None:
 
 
 def test_match_that_waits_loads_nothing_yet() -> None:
-    """S7: the engine is told to ask again, at the first question and at the next."""
+    """A match holds what it counts (S7): the engine is told to ask again, at the first question and at the
+    next."""
     hand = Hand()
     begin_store(hand, SmallRequest("a", range(12), skip_reading=True), [0, 1, 2])
     request = SmallRequest("r", range(13))
@@ -216,7 +217,7 @@ def test_match_that_waits_loads_nothing_yet() -> None:
 
 
 def test_match_promises_nothing_that_cannot_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: a block that has as many pins as can be counted is computed."""
+    """A match holds what it counts (S7): a block that has as many pins as can be counted is computed."""
 
     def full(*_: object) -> None:
         raise LimitReached("one pin too many")
@@ -227,7 +228,8 @@ def test_match_promises_nothing_that_cannot_be_held(monkeypatch: pytest.MonkeyPa
 
 
 def test_match_promises_no_load_where_there_are_as_many_transfers_as_may_be() -> None:
-    """S7: it could not be planned. When one has ended, it is promised."""
+    """A match holds what it counts (S7): a load that cannot be planned is not promised. It is, once a
+    transfer has ended."""
     hand = hand_with(range(8), core={"max_live_transfers": 1})
     transfer = begin_store(hand, SmallRequest("other", range(50, 58)), [10, 11])
     request = SmallRequest("r", range(9))
@@ -251,7 +253,7 @@ def test_match_needs_nothing_of_what_the_device_has() -> None:
 
 @pytest.mark.parametrize("local", [0, 1, 2])
 def test_match_of_blocks_of_one_token(local: int) -> None:
-    """The smallest block is a block like others."""
+    """A block of one token works like any other."""
     config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
     keys = [b"%d" % number for number in range(3)]
     for held in range(4):
@@ -262,7 +264,8 @@ def test_match_of_blocks_of_one_token(local: int) -> None:
 
 
 def test_match_gives_its_pins_back_when_nothing_may_be_loaded_any_more() -> None:
-    """S4: asked again with more on the device, the answer is none, and none is held."""
+    """One release per hold (S4): asked again when the device has more, the match is empty and holds
+    nothing."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
@@ -279,7 +282,7 @@ def test_match_records_the_first_key_that_was_missing() -> None:
 
 
 def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
-    """It is not because of a key that no more is loaded."""
+    """No key is to blame for the end of the hit."""
     hand = hand_with(range(4))
     match(hand, SmallRequest("r", range(20), 1, {"max_load_tokens": 4}))
     (event,) = [event for event in of_kind(hand, ev.HitMatched) if event.request == "r"]
@@ -289,7 +292,7 @@ def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
 @given(ACTS, st.sampled_from([0, 1, 4]))
 @settings(max_examples=40)
 def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: int) -> None:
-    """S9: nobody is deferred beyond his patience, and only for a transfer that lives."""
+    """Progress (S9): a request is deferred for a live transfer alone, and no longer than its bound."""
     engine = SmallEngine(device_blocks=20, prefix_cache=False, core={"defer_ticks": ticks})
 
     def check(engine: SmallEngine) -> None:
@@ -306,7 +309,8 @@ def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: 
 
 @pytest.mark.parametrize("accepted", [0, 4, 8, 12])
 def test_partial_acceptance_releases_the_rest(accepted: int) -> None:
-    """S4, S7: what is loaded is read, what is not accepted is held no more."""
+    """One release per hold (S4), a match holds what it counts (S7): what is loaded is read; what is not
+    accepted is no longer held."""
     hand = hand_with(range(12))
     request = SmallRequest("r", range(20))
     assert match(hand, request) == 12
@@ -319,7 +323,7 @@ def test_partial_acceptance_releases_the_rest(accepted: int) -> None:
 
 
 def test_partial_acceptance_of_a_hybrid_hit_loads_the_window_before_its_own_end() -> None:
-    """S15: less than was matched needs other blocks of a sliding window."""
+    """Correct bytes (S15): to accept less than was matched takes other blocks of a sliding window."""
     hand = Hand(FULL, SLIDING)
     stored = SmallRequest("stored", range(24))
     hand.admit(stored, [*range(6)], [*range(10, 16)])
@@ -341,7 +345,7 @@ def test_partial_acceptance_of_a_hybrid_hit_loads_the_window_before_its_own_end(
 def test_partial_acceptance_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], chunk: int
 ) -> None:
-    """S15: a request reads what it accepted, and computes the rest."""
+    """Correct bytes (S15): a request reads what it accepted, and computes the rest."""
     engine = SmallEngine(
         groups, device_blocks=40, host_blocks=12, prefix_cache=False, core={"blocks_per_chunk": chunk}
     )
@@ -349,7 +353,8 @@ def test_partial_acceptance_under_any_traffic(
 
 
 def test_partial_acceptance_of_a_hybrid_hit_that_nothing_serves_is_reported_as_failed() -> None:
-    """S6: the window before the shorter end is not on the host. The engine was promised tokens, and hears."""
+    """Failure is not success (S6): the window before the shorter end is not on the host, so the engine is
+    told that its load failed."""
     hand = hand_with(range(24), FULL, SLIDING)
     request = SmallRequest("r", range(30))
     assert match(hand, request) == 24
@@ -363,7 +368,7 @@ def test_partial_acceptance_of_a_hybrid_hit_that_nothing_serves_is_reported_as_f
 
 
 def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None:
-    """S3, S12, B05: whatever becomes of the request."""
+    """No reuse in flight (S3), order of copies (S12), B05: this holds whatever happens to the request."""
     hand = hand_with(range(8), core={"workers": 3})
     request = SmallRequest("r", range(9))
     hand.admit(request, [20, 21, 22])
@@ -381,7 +386,7 @@ def test_load_leases_its_device_blocks_until_every_worker_has_reported() -> None
 
 
 def test_load_that_is_refused_leaves_blocks_that_are_waited_for() -> None:
-    """S3: without references, a store still reads what the request now computes into."""
+    """No reuse in flight (S3): without references, a store still reads what the request now computes into."""
     hand = hand_with(range(4))
     other, request = SmallRequest("other", range(50, 54), 9), SmallRequest("r", range(5))
     hand.admit(other, [20])
@@ -394,7 +399,8 @@ def test_load_that_is_refused_leaves_blocks_that_are_waited_for() -> None:
 
 
 def test_load_that_failed_leaves_nothing_where_layers_look_back_less_far() -> None:
-    """S6: the engine gave blocks for where the load would have ended, and none to go on from before it."""
+    """Failure is not success (S6): the engine gave blocks for the end of the load alone, and the request
+    cannot go on before it."""
     hand = hand_with(range(16), SLIDING)
     request = SmallRequest("r", range(17))
     assert hand.admit(request, [-1, -1, 22, 23, 24], local=8) == 8
@@ -406,7 +412,7 @@ def test_load_that_failed_leaves_nothing_where_layers_look_back_less_far() -> No
 def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
     groups: tuple[KVCacheGroup, ...], kept: int
 ) -> None:
-    """S6, B27, B28, B33: with several groups all of it is bad."""
+    """Failure is not success (S6), B27, B28, B33: with several groups the whole load counts as failed."""
     hand = hand_with(range(12), *groups)
     request = SmallRequest("r", range(13))
     tables = [[*range(20 + 10 * index, 24 + 10 * index)] for index in range(len(groups))]
@@ -420,7 +426,7 @@ def test_load_that_failed_tells_the_first_bad_token_once_its_keys_are_gone(
 
 
 def test_load_that_failed_is_not_matched_again() -> None:
-    """S9: no livelock of match, fail, match."""
+    """Progress (S9): no livelock of match, fail, match."""
     engine = SmallEngine(prefix_cache=False)
     finish_one(engine, "first", [*range(12)])
     request = engine.arrive(SmallRequest("second", range(12), 3))
@@ -435,7 +441,7 @@ def test_load_that_failed_is_not_matched_again() -> None:
 
 
 def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
-    """B18, S8: re-admitted while its load runs, it waits for it."""
+    """B18, every call is legal (S8): re-admitted while its load runs, it waits for it."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(9))
     hand.admit(request, [20, 21, 22])
@@ -449,7 +455,8 @@ def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
 
 
 def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
-    """S6, S7: the cache was reset between the match and the allocation."""
+    """Failure is not success (S6), a match holds what it counts (S7): the cache was reset between the match
+    and the allocation."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(9))
     assert match(hand, request) == 8
@@ -462,7 +469,7 @@ def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
 
 
 def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -> None:
-    """S6: two requests matched before either was loaded."""
+    """Failure is not success (S6): two requests matched before either of them was loaded."""
     hand = hand_with(range(8))
     first, second = SmallRequest("first", range(9)), SmallRequest("second", range(9))
     assert match(hand, first) == match(hand, second) == 8
@@ -474,7 +481,7 @@ def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -
 
 
 def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
-    """S12: tokens of a load under way are not confirmed, whatever the engine counts."""
+    """Order of copies (S12): tokens of a load under way are not confirmed, whatever the engine counts."""
     hand = Hand(KVCacheGroup(HASH_TOKENS), core={"store_threshold": 1})
     hand.store(SmallRequest("stored", range(8)), [0, 1])
     request = SmallRequest("r", range(16))
@@ -491,7 +498,7 @@ def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
 
 
 def test_load_that_failed_brought_nothing_that_is_stored_before_the_engine_has_fallen_back() -> None:
-    """S12: the engine was told, and its next step was decided before."""
+    """Order of copies (S12): the engine was told after it had decided its next step."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
@@ -503,7 +510,7 @@ def test_load_that_failed_brought_nothing_that_is_stored_before_the_engine_has_f
 
 
 def test_load_that_failed_is_stored_from_the_step_on_in_which_the_engine_falls_back() -> None:
-    """S16: also if a step went by before, of which the request had something to offer."""
+    """Full offload (S16): even if the request had something to offer in an earlier step."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(16))
     hand.admit(request, [20, 21, 22, 23])
@@ -518,7 +525,7 @@ def test_load_that_failed_is_stored_from_the_step_on_in_which_the_engine_falls_b
 
 
 def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it() -> None:
-    """S16: that the engine fell back is seen in a step that stores nothing."""
+    """Full offload (S16): a step that stores nothing still sees that the engine's count fell back."""
     hand = hand_with(range(8))
     store = begin_store(hand, SmallRequest("other", range(50, 54)), [10])
     request = SmallRequest("r", range(16))
@@ -536,7 +543,7 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
 
 @given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([1, 2, 3]))
 def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, size: int, chunk: int) -> None:
-    """S15: of a resumable request it takes back the last ones, and hashes anew what comes in their place."""
+    """Correct bytes (S15): a resumed request replaces its last hashes with hashes of the new tokens."""
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
     request = SmallRequest("r", range(12 * HASH_TOKENS))
     tracked = TrackedRequest(request, config, chunk)
@@ -554,7 +561,8 @@ def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, size: i
 def test_load_is_reported_once_whatever_happens(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """S6, S12, S15: of every load planned or voided the engine hears once; requests read what they must."""
+    """Failure is not success (S6), order of copies (S12), correct bytes (S15): the engine hears once of every
+    load, planned or voided; requests read the right bytes."""
     engine = SmallEngine(
         groups, device_blocks=32, host_blocks=12, workers=workers, references=references, prefix_cache=False
     )
@@ -590,7 +598,7 @@ GROUPS = st.lists(
 def test_hybrid_groups_hit_is_the_longest_that_all_serve(
     groups: list[KVCacheGroup], limit: int, local: int, chunk: int, random: Any
 ) -> None:
-    """The fixpoint, against trying every end from the longest on."""
+    """The search gives what trying every end gives, from the longest on."""
     if any(group.kind is GroupKind.MAMBA for group in groups):
         chunk = 1
     config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS)
@@ -614,7 +622,7 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
 
 
 def test_hybrid_groups_load_what_each_looks_back_at() -> None:
-    """All of full attention; of a sliding window what holds its last 5 tokens; of mamba the last state."""
+    """Full attention needs all blocks, a sliding window those of its last 5 tokens, mamba the last state."""
     hand = Hand(FULL, SLIDING, MAMBA)
     stored = SmallRequest("stored", range(24))
     tables = [[*range(6)], [*range(10, 16)], [*range(20, 26)]]
@@ -635,7 +643,7 @@ def test_hybrid_groups_load_what_each_looks_back_at() -> None:
 
 
 def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
-    """A sliding window's blocks that have left it are no content of this request any more."""
+    """Blocks that left a sliding window no longer hold content of this request."""
     pool = SmallPool(64)
     hand = Hand(FULL, SLIDING, pool=pool)
     request = SmallRequest("r", range(16), 5)
@@ -650,7 +658,8 @@ def test_hybrid_groups_skip_freed_and_null_blocks() -> None:
 
 @pytest.mark.parametrize("finished", [False, True])
 def test_hybrid_groups_store_what_has_left_the_window_from_where_the_pool_has_it(finished: bool) -> None:
-    """The request's own block goes before another of the same content; what it gave up is looked up."""
+    """The request's own block comes first; for a block that it gave up, one of the same content is looked
+    up."""
     pool = SmallPool(64)
     hand = Hand(SLIDING, pool=pool)
     request = SmallRequest("r", range(12), 5)
@@ -676,8 +685,8 @@ def test_hybrid_groups_skip_what_has_left_the_window_where_no_pool_tells() -> No
 
 
 def test_hybrid_groups_count_a_shared_device_block_once() -> None:
-    """S4, B10: it stands at two positions; it is held once, stored under its other key when that copy has
-    ended, and given back as often as it was held."""
+    """One release per hold (S4), B10: the block stands at two positions. It is held once, stored under its
+    other key when that copy has ended, and released as often as it was held."""
     pool = SmallPool(16)
     hand = Hand(FULL, FULL, pool=pool)
     request = SmallRequest("r", range(8), 5)
@@ -697,7 +706,7 @@ def test_hybrid_groups_count_a_shared_device_block_once() -> None:
 
 
 def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> None:
-    """One whose prefix has no hash is no cache entry; a null block is none, either."""
+    """A state whose prefix has no hash is not stored; nor is a null block."""
     hand = Hand(MAMBA)
     request = SmallRequest("r", range(16), 5)
     hand.admit(request, [0, 1, 2, 3])
@@ -710,7 +719,8 @@ def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> No
 
 
 def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
-    """A prefix of no tokens has none, nor one that ends within a hash's tokens or behind the last hash."""
+    """No key: an empty prefix, one that ends within a hash's tokens, and one that ends behind the last
+    hash."""
     tracked = TrackedRequest(
         SmallRequest("r", range(14)), SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4), 1
     )
@@ -720,7 +730,7 @@ def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
 
 
 def test_hybrid_groups_store_what_stands_behind_a_mamba_group() -> None:
-    """No chunk of the one is offered, and all of the other."""
+    """No chunk of one request is offered, and every chunk of the other."""
     hand = Hand(MAMBA, FULL)
     request = SmallRequest("r", range(8), 5)
     hand.admit(request, [0, 1], [2, 3])
@@ -730,14 +740,15 @@ def test_hybrid_groups_store_what_stands_behind_a_mamba_group() -> None:
 
 
 def test_hybrid_groups_pass_over_a_state_whose_request_is_over() -> None:
-    """The step's output may name a request that has finished since."""
+    """The step's output may name a request that has finished by then."""
     hand = Hand(MAMBA)
     assert not hand.step(boundary_states={"gone": [(0, 1, 8)]})
 
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_hybrid_groups_store_a_state_at_its_boundary_only_if_they_store_eagerly(remote: bool) -> None:
-    """S16: a lazy store waits for a block to near eviction, unless a decoder elsewhere waits for it."""
+    """Full offload (S16): a lazy store waits for a block to near eviction, unless a decoder elsewhere waits
+    for it."""
     pool = SmallPool(16)
     pool.touch(range(4))
     hand = Hand(MAMBA, pool=pool, store=StoreMode.LAZY, lazy_target_blocks=1)
@@ -772,7 +783,7 @@ def test_hybrid_groups_end_a_hit_where_a_mamba_state_is() -> None:
 
 
 def test_hybrid_groups_carry_their_index_in_the_key_and_share_events() -> None:
-    """One event holds blocks of several sizes, and no two groups share a key."""
+    """One event holds blocks of several sizes; no two groups share a key."""
     hand = hand_with(range(16), FULL, WIDE)
     (event,) = of_kind(hand, ev.StorePlanned)
     request = SmallRequest("r", range(16))
@@ -790,7 +801,7 @@ def test_hybrid_groups_carry_their_index_in_the_key_and_share_events() -> None:
 def test_hybrid_groups_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], references: bool, prefix_cache: bool
 ) -> None:
-    """S12, S15: every layer reads what it must."""
+    """Order of copies (S12), correct bytes (S15): every layer reads the right bytes."""
     engine = SmallEngine(
         groups, device_blocks=44, host_blocks=16, references=references, prefix_cache=prefix_cache
     )
@@ -802,7 +813,7 @@ def test_hybrid_groups_under_any_traffic(
 
 @pytest.mark.parametrize("extras", [b"adapter", b"salt", b"image"])
 def test_keys_tell_contents_apart_that_have_the_same_tokens(extras: bytes) -> None:
-    """S15: the engine's hash covers the LoRA adapter, the cache salt and the images."""
+    """Correct bytes (S15): the engine's hash covers the LoRA adapter, the cache salt and the images."""
     hand = hand_with(range(8))
     assert match(hand, SmallRequest("other", range(9), extras=extras)) == 0
     assert match(hand, SmallRequest("same", range(9))) == 8
@@ -811,7 +822,7 @@ def test_keys_tell_contents_apart_that_have_the_same_tokens(extras: bytes) -> No
 @given(ACTS)
 @settings(max_examples=30)
 def test_keys_never_share_content_between_adapters(acts: list[int]) -> None:
-    """S15: requests of three adapters with the same prompts read each their own."""
+    """Correct bytes (S15): requests of three adapters with the same prompts each read their own bytes."""
     engine = SmallEngine(device_blocks=24, host_blocks=12, prefix_cache=False)
     arrive = engine.arrive
 
@@ -827,7 +838,7 @@ def test_keys_never_share_content_between_adapters(acts: list[int]) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_keys_follow_the_block_size_of_decode_context_parallel_ranks(ranks: int) -> None:
-    """Ranks that share a sequence hold one block of more tokens together: its key is the hash at its end."""
+    """Ranks that share a sequence hold one larger block together. Its key is the hash at its end."""
     group = KVCacheGroup(HASH_TOKENS * ranks)
     hand = hand_with(range(32), group)
     request = SmallRequest("r", range(33))
@@ -843,7 +854,7 @@ def test_keys_need_blocks_of_whole_hashes() -> None:
 
 
 def test_keys_of_requests_that_must_not_read_are_only_stored() -> None:
-    """What is on the host is computed anew, nothing is held for it, and it is stored."""
+    """The request computes what the host has, holds nothing for it, and stores what it computes."""
     hand = hand_with(range(8))
     request = SmallRequest("r", range(13), skip_reading=True)
     assert hand.admit(request, [20, 21, 22, 23]) == 0
@@ -862,7 +873,7 @@ def test_keys_of_requests_that_load_little() -> None:
 
 
 def test_match_comes_to_rest() -> None:
-    """S9: a preempted request that waits for its own load goes on when that has failed."""
+    """Progress (S9): a preempted request that waits for its own load goes on when that has failed."""
     engine = SmallEngine(prefix_cache=False)
     finish_one(engine, "first", [*range(12)])
     request = engine.arrive(SmallRequest("second", range(13), 3))

@@ -27,7 +27,7 @@ RANKS = 3
 
 
 def in_flight(direction: Direction) -> tuple[Hand, SmallRequest, int]:
-    """A transfer of this direction that every rank has been given."""
+    """A transfer in this direction that was given to every rank."""
     hand = Hand(core={"workers": RANKS})
     stored = SmallRequest("stored", range(8))
     hand.admit(stored, [0, 1])
@@ -50,7 +50,7 @@ def is_done(hand: Hand, transfer: int) -> bool:
 def test_tensor_parallel_transfer_is_done_with_its_last_rank(
     direction: Direction, order: tuple[int, ...]
 ) -> None:
-    """S2: in any order, and over several steps."""
+    """Publish after commit (S2): in any order, and over several steps."""
     hand, request, transfer = in_flight(direction)
     for rank in order[:-1]:
         assert hand.report(transfer, rank).loads == ()
@@ -68,7 +68,7 @@ def test_tensor_parallel_transfer_is_done_with_its_last_rank(
 
 @pytest.mark.parametrize("direction", list(Direction))
 def test_tensor_parallel_report_that_comes_twice_counts_once(direction: Direction) -> None:
-    """S5: one rank says it three times, and the others have yet to speak."""
+    """Stale reports change nothing (S5): one rank reports three times before the others report."""
     hand, _, transfer = in_flight(direction)
     hand.scheduler.update_connector_output([WorkerReport(transfer, 1, True)] * 3)
     assert not is_done(hand, transfer)
@@ -85,7 +85,8 @@ def test_tensor_parallel_report_that_comes_twice_counts_once(direction: Directio
 def test_tensor_parallel_failure_of_one_rank_is_everybodys(
     direction: Direction, failed: int, last: bool
 ) -> None:
-    """S6: it fails when all have reported, whichever it was; a good report after a bad one mends nothing."""
+    """Failure is not success (S6): it fails when all have reported, whichever rank failed. A later good
+    report mends nothing."""
     hand, request, transfer = in_flight(direction)
     others = [rank for rank in range(RANKS) if rank != failed]
     order = [*others, failed] if last else [failed, *others]
@@ -107,7 +108,7 @@ def test_tensor_parallel_rank_that_does_not_exist_ends_nothing() -> None:
 
 
 def test_tensor_parallel_reports_of_many_transfers_come_in_one_batch() -> None:
-    """Ranks that are ahead report two transfers before another reports the first."""
+    """Fast ranks report two transfers before a slow one reports the first."""
     hand = Hand(core={"workers": 2})
     transfers = []
     for number in range(2):
@@ -134,7 +135,8 @@ def test_tensor_parallel_ranks_that_are_none_agree_on_nothing() -> None:
 def test_tensor_parallel_under_any_traffic(
     acts: list[int], workers: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """S2, S5, S15: every rank has its own bytes; reports come split, in any order, and twice."""
+    """Publish after commit (S2), stale reports change nothing (S5), correct bytes (S15): every rank has its
+    own bytes; reports come split, in any order, and twice."""
     engine = SmallEngine(groups, device_blocks=36, host_blocks=14, workers=workers, references=references)
     handed: list[WorkerReport] = []
     update = engine.scheduler.update_connector_output

@@ -1,4 +1,4 @@
-"""The last step, requests for a remote decode, reset and ranks on the model engine, over whole lives.
+"""The last step, remote decode, reset and ranks on the small engine, over whole lives.
 
 Rows 9, 10, 11 and 12 of the scheduler's behaviours; each test is named after its row. What one call does in
 one state is in `test_scheduler_ending` and `test_scheduler_ranks`.
@@ -72,7 +72,7 @@ def three_in_flight(last_step: LastStep) -> tuple[Hand, SmallRequest]:
 
 
 def test_last_step_flushes_loads_stores_and_what_it_plans() -> None:
-    """S17, B21: by configuration, nothing is in flight behind it."""
+    """Flush at last step (S17), B21: nothing is in flight behind the last step, if so configured."""
     hand, _ = three_in_flight(LastStep.FLUSH)
     states = [one.state for one in hand.core.ledger.transfers.values()]
     assert sorted(states) == sorted([TransferState.SUBMITTED, TransferState.SUBMITTED, TransferState.PLANNED])
@@ -84,7 +84,7 @@ def test_last_step_flushes_loads_stores_and_what_it_plans() -> None:
 
 
 def test_last_step_flushes_what_a_reset_abandoned() -> None:
-    """S17: a copy that drains is a copy too."""
+    """Flush at last step (S17): a draining copy is a copy too."""
     hand, _ = three_in_flight(LastStep.FLUSH)
     assert not hand.scheduler.reset_cache()
     assert {one.state for one in hand.core.ledger.transfers.values()} == {TransferState.ABANDONED}
@@ -93,7 +93,8 @@ def test_last_step_flushes_what_a_reset_abandoned() -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_last_step_has_pending_work_until_every_rank_has_reported(reset: bool) -> None:
-    """S17: stores, loads, those of aborted requests, and those that a reset abandoned."""
+    """Flush at last step (S17): stores, loads, those of aborted requests, and those that a reset
+    abandoned."""
     hand, _ = three_in_flight(LastStep.KEEP_STEPPING)
     plan = hand.step()
     assert blocks_stored(plan) == [30]
@@ -110,7 +111,7 @@ def test_last_step_has_pending_work_until_every_rank_has_reported(reset: bool) -
 
 @pytest.mark.parametrize("last_step", list(LastStep))
 def test_last_step_of_a_waiting_request_is_still_to_come(last_step: LastStep) -> None:
-    """S17: a request that has never been scheduled is unfinished."""
+    """Flush at last step (S17): a request that has never been scheduled is unfinished."""
     hand, _ = three_in_flight(last_step)
     waits = SmallRequest("waits", range(200, 203))
     hand.scheduler.add_request(waits)
@@ -124,7 +125,8 @@ def test_last_step_of_a_waiting_request_is_still_to_come(last_step: LastStep) ->
 def test_last_step_of_any_traffic_leaves_nothing(
     acts: list[int], last_step: LastStep, references: bool
 ) -> None:
-    """S17: at every step without a request all is flushed, or work is pending while a copy runs."""
+    """Flush at last step (S17): at every step without a request all is flushed, or work is pending while a
+    copy runs."""
     engine = SmallEngine(references=references, device_blocks=20, last_step=last_step)
     build = engine.scheduler.build_connector_meta
 
@@ -146,8 +148,8 @@ def test_last_step_of_any_traffic_leaves_nothing(
 def test_last_step_of_an_engine_that_stops_all_the_same_loses_only_time(
     length: int, steps: int, references: bool
 ) -> None:
-    """S9, S17: copies and reports stay where they are until the next request comes; then all is as if it had
-    gone on."""
+    """Progress (S9), flush at last step (S17): copies and reports wait for the next request; then everything
+    is as if the engine had stepped on."""
     indices = []
     for stops in (False, True):
         engine = SmallEngine(
@@ -179,7 +181,8 @@ def test_last_step_of_an_engine_that_stops_all_the_same_loses_only_time(
 def test_remote_decode_is_all_on_the_host_by_the_step_after_its_finish(
     lives: list[tuple[int, int, int]], store: StoreMode, prefix_cache: bool, asynchronous: bool
 ) -> None:
-    """S16: computed blocks, device hits and host hits alike, whatever the store mode, where there is room."""
+    """Full offload (S16): computed blocks, device hits and host hits alike, in every store mode, if there is
+    room."""
     engine = SmallEngine(
         device_blocks=60,
         host_blocks=60,
@@ -199,7 +202,7 @@ def test_remote_decode_is_all_on_the_host_by_the_step_after_its_finish(
 
 @pytest.mark.parametrize("remote", [True, False])
 def test_remote_decode_offers_device_hits_that_the_host_lacks(remote: bool) -> None:
-    """S16: the device computed them for a request that stored nothing."""
+    """Full offload (S16): the device computed them for a request that stored nothing."""
     engine = SmallEngine(store=StoreMode.LAZY, lazy_target_blocks=1, device_blocks=40)
     finish_one(engine, "device", [*range(8)], parameters={"offload": False})
     assert not stored_keys(engine)
@@ -209,7 +212,7 @@ def test_remote_decode_offers_device_hits_that_the_host_lacks(remote: bool) -> N
 
 
 def test_remote_decode_offers_host_hits_that_were_evicted_since() -> None:
-    """S16: they were there when it was matched, and went while it ran."""
+    """Full offload (S16): the host had them at the match, and lost them while the request ran."""
     engine = SmallEngine(host_blocks=4, device_blocks=60)
     finish_one(engine, "before", [*range(8)])
     engine.pool.forget()
@@ -236,7 +239,7 @@ def test_remote_decode_offers_host_hits_that_were_evicted_since() -> None:
 
 
 def test_remote_decode_counts_what_is_resident_and_touches_it() -> None:
-    """S16: nothing is copied twice, and what was touched is not the next to go."""
+    """Full offload (S16): nothing is copied twice, and touched blocks are not evicted next."""
     engine = SmallEngine(host_blocks=4, prefix_cache=False)
     finish_one(engine, "same", [*range(8)])
     finish_one(engine, "other", [*range(100, 108)])
@@ -249,7 +252,7 @@ def test_remote_decode_counts_what_is_resident_and_touches_it() -> None:
 
 
 def test_remote_decode_that_finds_no_room_is_told_why() -> None:
-    """S16: every block of it is resident, in flight, or was skipped with a reason."""
+    """Full offload (S16): every block of it is resident, in flight, or was skipped with a reason."""
     engine = SmallEngine(host_blocks=2)
     request = finish_one(engine, "r", [*range(17)], parameters=REMOTE)
     reasons = {*skipped(engine, SkipReason.POOL_FULL)}
@@ -258,7 +261,7 @@ def test_remote_decode_that_finds_no_room_is_told_why() -> None:
 
 
 def test_remote_decode_touches_at_its_finish_what_it_stored_itself() -> None:
-    """S16: others were used since, and they go before it."""
+    """Full offload (S16): blocks that were used later are evicted before it."""
     hand = Hand(core={"host_blocks": 4})
     request = SmallRequest("r", range(8), 9, REMOTE)
     hand.admit(request, [10, 11])
@@ -272,7 +275,7 @@ def test_remote_decode_touches_at_its_finish_what_it_stored_itself() -> None:
 
 @pytest.mark.parametrize(("value", "stored"), [(True, 4), (False, 2), (None, 2)])
 def test_remote_decode_comes_before_prompt_only_if_it_is_asked_for(value: object, stored: int) -> None:
-    """A request that names the parameter and does not ask for it is as any other."""
+    """A request that sets the parameter to false is stored like any other."""
     engine = SmallEngine(prompt_only=True)
     request = finish_one(engine, "r", [*range(8)], 9, parameters={"do_remote_decode": value})
     assert stored_keys(engine) == keys_of(request)[:stored]
@@ -284,7 +287,8 @@ def test_remote_decode_comes_before_prompt_only_if_it_is_asked_for(value: object
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("references", [False, True])
 def test_reset_quarantines_what_copies_under_way_touch(direction: Direction, references: bool) -> None:
-    """S3, S14: until every rank has reported, their slots and device blocks are nobody's; then they are."""
+    """No reuse in flight (S3), no stale data (S14): their slots and device blocks stay unused until every
+    rank has reported, and are free then."""
     hand = Hand(pool=SmallPool(64) if references else None, core={"host_blocks": 2, "workers": 2})
     request = SmallRequest("r", range(13), 9)
     if direction is Direction.LOAD:
@@ -314,7 +318,7 @@ def test_reset_quarantines_what_copies_under_way_touch(direction: Direction, ref
 
 @pytest.mark.parametrize("references", [False, True])
 def test_reset_gives_back_what_a_finish_planned(references: bool) -> None:
-    """S9: the store of the finish was planned, and never leaves."""
+    """Progress (S9): the store of the finish was planned, and never leaves."""
     pool = SmallPool(64) if references else None
     hand, request = Hand(pool=pool), SmallRequest("r", range(4), 9)
     hand.admit(request, [10])
@@ -330,7 +334,7 @@ def test_reset_gives_back_what_a_finish_planned(references: bool) -> None:
 
 
 def test_reset_lets_a_running_request_offer_its_old_blocks_at_once() -> None:
-    """S13: not only when it has computed another."""
+    """No doubled or lost store (S13): at once, not when it has computed another block."""
     hand, request = Hand(), SmallRequest("r", range(9), 9)
     hand.admit(request, [10, 11, 12])
     hand.compute(request)
@@ -344,8 +348,8 @@ def test_reset_lets_a_running_request_offer_its_old_blocks_at_once() -> None:
 def test_reset_twice_is_as_once_at_any_time(
     acts: list[int], times: int, references: bool, workers: int
 ) -> None:
-    """S8, S14: of two lives, one says every reset again and again: they leave the same log, and every time
-    the answer is whether nothing drains."""
+    """Every call is legal (S8), no stale data (S14): a life in which every reset is repeated leaves the same
+    log. Each answer says whether nothing drains."""
     logs = []
     for calls in (1, 1 + times):
         engine = SmallEngine(device_blocks=16, host_blocks=8, references=references, workers=workers)
@@ -370,7 +374,8 @@ def test_reset_twice_is_as_once_at_any_time(
 def test_reset_lets_a_running_request_go_on_being_stored(
     before: int, drains: int, references: bool, asynchronous: bool
 ) -> None:
-    """S13, S14: what it computed before the reset and after it; the drain delays that, and loses nothing."""
+    """No doubled or lost store (S13), no stale data (S14): what it computed before and after the reset. The
+    drain delays that, and loses nothing."""
     engine = SmallEngine(references=references, asynchronous=asynchronous, chunk_tokens=6)
     request = engine.arrive(SmallRequest("r", range(17), 12))
     for _ in range(before):
@@ -388,8 +393,8 @@ def test_reset_lets_a_running_request_go_on_being_stored(
 @pytest.mark.parametrize("resets", [1, 2])
 @pytest.mark.parametrize("prefix_cache", [False, True])
 def test_reset_keeps_out_what_an_older_load_brought(resets: int, prefix_cache: bool) -> None:
-    """S14, B24: of the request that loaded it, and of the next that hits it on the device; what they computed
-    comes to the host."""
+    """No stale data (S14), B24: for the request that loaded it, and for the next one that hits it on the
+    device. What they computed is stored."""
     engine = SmallEngine(prefix_cache=prefix_cache)
     finish_one(engine, "before", [*range(8)])
     engine.pool.forget()
@@ -412,8 +417,8 @@ def test_reset_keeps_out_what_an_older_load_brought(resets: int, prefix_cache: b
 
 
 def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_more() -> None:
-    """S14: when its load has ended, the engine names all of its blocks again. Those that it had are no new
-    ones, so what they hold is as old as before."""
+    """No stale data (S14): when its load has ended, the engine names all its blocks again. The blocks that it
+    had are not new, so their content is as old as before."""
     hand = Hand()
     hand.store(SmallRequest("stored", range(8)), [0, 1])
     request = SmallRequest("r", range(16))
@@ -428,7 +433,8 @@ def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_m
 
 
 def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
-    """S6, S14: its bytes count for nothing, and the engine hears once, when the copy has ended."""
+    """Failure is not success (S6), no stale data (S14): its bytes count for nothing. The engine hears once,
+    when the copy has ended."""
     engine = SmallEngine(prefix_cache=False, workers=2)
     finish_one(engine, "before", [*range(8)])
     request = engine.arrive(SmallRequest("r", range(13)))
@@ -449,7 +455,8 @@ def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
 def test_reset_is_said_to_be_done_when_it_is(
     acts: list[int], references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """S9: `drained` is true exactly when no abandoned copy is left, and while one is nothing new is begun."""
+    """Progress (S9): `drained` is true exactly when no abandoned copy is left. Until then nothing new is
+    begun."""
     engine = SmallEngine(groups, device_blocks=30, host_blocks=9, references=references)
 
     update, build = engine.scheduler.update_connector_output, engine.scheduler.build_connector_meta
@@ -482,8 +489,8 @@ def test_reset_is_said_to_be_done_when_it_is(
 def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
     acts: list[int], workers: int, references: bool, chance: random.Random
 ) -> None:
-    """S2, S5, S15: what reaches the scheduler is cut up, shuffled, held back and said again; a transfer ends
-    with the report of its last rank, not before and not twice."""
+    """Publish after commit (S2), stale reports change nothing (S5), correct bytes (S15): reports arrive
+    split, shuffled, late and doubled. A transfer ends once, with the report of its last rank."""
     engine = SmallEngine(device_blocks=20, host_blocks=9, workers=workers, references=references)
     update = engine.scheduler.update_connector_output
     late: list[WorkerReport] = []
@@ -523,7 +530,8 @@ def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
 @pytest.mark.parametrize("direction", list(Direction))
 @pytest.mark.parametrize("failed", [0, 1, 2])
 def test_ranks_fail_everywhere_if_one_fails(direction: Direction, failed: int) -> None:
-    """S6: the good shards of the others count for nothing; the failure is heard when all have ended."""
+    """Failure is not success (S6): the good shards of the others count for nothing. The failure is told when
+    all have ended."""
     engine = SmallEngine(workers=3, prefix_cache=False)
     finish_one(engine, "before", [*range(8)])
     if direction is Direction.LOAD:
@@ -549,7 +557,7 @@ def test_ranks_fail_everywhere_if_one_fails(direction: Direction, failed: int) -
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 3))
 @settings(max_examples=20)
 def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk: int) -> None:
-    """Every place that a plan names is there on every rank, and all of the smallest is used."""
+    """Every place in a plan exists on every rank, and the smallest rank is used whole."""
     device = np.zeros((16 * chunk, 8), dtype=np.uint8)
     workers = [
         Worker(rank, SimulatedCopyEngine(device, np.zeros((size, 8), dtype=np.uint8), seed=0))
@@ -586,7 +594,7 @@ def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk:
 
 
 def test_reset_of_an_idle_engine_is_in_its_log_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S10: no step may come for a long time, and the log is on disk by then."""
+    """Events are state (S10): the log is on disk, for no step may come for a long time."""
     engine = SmallEngine()
     engine.arrive(SmallRequest("a", range(8)))
     engine.run()

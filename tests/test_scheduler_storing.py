@@ -52,7 +52,7 @@ def blocks_stored(plan: TransferPlan) -> list[int]:
 
 
 def test_eager_store_takes_blocks_of_the_current_step_on_a_later_one() -> None:
-    """S12: the step that computes them has not run when it is decided."""
+    """Order of copies (S12): the step that computes them has not run when it is decided."""
     engine = SmallEngine(chunk_tokens=8)
     request = engine.arrive(SmallRequest("r", range(20), 4))
     stored = [blocks_stored(engine.step()) for _ in range(4)]
@@ -61,7 +61,7 @@ def test_eager_store_takes_blocks_of_the_current_step_on_a_later_one() -> None:
 
 
 def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
-    """S12, B02: placeholders count as computed for the engine, and are not."""
+    """Order of copies (S12), B02: the engine counts placeholders as computed; they are not stored."""
     hand, request = Hand(), SmallRequest("r", range(6), 8)
     hand.admit(request, [0, 1, 2])
     for token in range(3):
@@ -73,7 +73,7 @@ def test_eager_store_leaves_what_an_asynchronous_step_will_fill_in() -> None:
 
 
 def test_eager_store_names_whose_the_blocks_are() -> None:
-    """Each request once, with all of its groups, in the order of the keys."""
+    """Each request is named once, with all its groups, in the order of the keys."""
     hand = Hand(FULL, SLIDING)
     first, second = SmallRequest("first", range(8), 9), SmallRequest("second", range(50, 54), 9)
     hand.admit(first, [0, 1], [2, 3])
@@ -87,7 +87,7 @@ def test_eager_store_names_whose_the_blocks_are() -> None:
 
 
 def test_eager_store_passes_over_a_scheduled_request_that_is_over() -> None:
-    """An asynchronous engine names one that has finished since, before others."""
+    """An asynchronous engine may name a request that has finished by then."""
     hand, request = Hand(), SmallRequest("r", range(5))
     hand.admit(request, [0, 1])
     hand.compute(request)
@@ -96,7 +96,8 @@ def test_eager_store_passes_over_a_scheduled_request_that_is_over() -> None:
 
 @pytest.mark.parametrize(("outputs", "stored"), [(2, 1), (3, 2)])
 def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) -> None:
-    """S15, B17: generation ends on a block boundary, and the engine counts its last token as computed."""
+    """Correct bytes (S15), B17: generation ends on a block boundary, and the engine counts its last token as
+    computed."""
     hand, request = Hand(), SmallRequest("r", range(6), outputs)
     hand.admit(request, [0, 1, 2])
     for token in range(outputs):
@@ -107,7 +108,7 @@ def test_eager_store_leaves_the_last_sampled_token(outputs: int, stored: int) ->
 
 
 def test_eager_store_takes_a_prompt_that_ends_on_a_boundary() -> None:
-    """Its last token was computed to sample the first one."""
+    """The prompt's last token was computed to sample the first output."""
     hand, request = Hand(), SmallRequest("r", range(8))
     hand.admit(request, [0, 1])
     hand.compute(request)
@@ -120,7 +121,8 @@ def test_eager_store_takes_a_prompt_that_ends_on_a_boundary() -> None:
 def test_eager_store_reads_only_what_is_computed(
     acts: list[int], asynchronous: bool, chunk_tokens: int, drafts: int
 ) -> None:
-    """S12, S15: when its copy may begin, every block that is stored holds what its key says."""
+    """Order of copies (S12), correct bytes (S15): when its copy may begin, every stored block holds the
+    content of its key."""
     engine = SmallEngine(asynchronous=asynchronous, chunk_tokens=chunk_tokens, drafts=drafts)
     seen: list[TransferPlan] = []
 
@@ -144,7 +146,7 @@ def test_eager_store_reads_only_what_is_computed(
 @given(st.lists(st.tuples(st.integers(3, 30), st.integers(1, 12)), min_size=1, max_size=5), st.booleans())
 @settings(max_examples=40)
 def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], asynchronous: bool) -> None:
-    """S13: where nothing fails and there is room, no confirmed block is passed over."""
+    """No doubled or lost store (S13): if nothing fails and there is room, every confirmed block is stored."""
     engine = SmallEngine(device_blocks=64, host_blocks=64, asynchronous=asynchronous, chunk_tokens=7)
     for number, (prompt, outputs) in enumerate(sizes):
         engine.arrive(SmallRequest(f"r{number}", range(100 * number, 100 * number + prompt), outputs))
@@ -161,7 +163,8 @@ def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], 
 
 @pytest.mark.parametrize("end", ["completed", "failed", "lost"])
 def test_in_flight_dedupe_is_by_device_block_and_for_the_life_of_the_transfer(end: str) -> None:
-    """S13, B01: over steps, whatever its key is by now; whatever ends the copy releases the block."""
+    """No doubled or lost store (S13), B01: this holds over steps and under any key; every end of the copy
+    releases the block."""
     hand = Hand(core={"transfer_ticks": 5})
     first, second = SmallRequest("first", range(4)), SmallRequest("second", range(50, 60), 5)
     hand.admit(first, [7])
@@ -180,7 +183,8 @@ def test_in_flight_dedupe_is_by_device_block_and_for_the_life_of_the_transfer(en
 
 
 def test_in_flight_dedupe_leaves_a_device_hit_of_another_request_alone() -> None:
-    """S13, B01: the next step's request hits the block in the device's prefix cache."""
+    """No doubled or lost store (S13), B01: the next step's request hits the block in the device's prefix
+    cache."""
     engine = SmallEngine()
     engine.arrive(SmallRequest("first", range(10), 8))
     engine.step()
@@ -194,7 +198,7 @@ def test_in_flight_dedupe_leaves_a_device_hit_of_another_request_alone() -> None
 
 @pytest.mark.parametrize("good", [True, False])
 def test_in_flight_dedupe_holds_the_cursor_of_another_block_with_the_same_key(good: bool) -> None:
-    """S13: deferred, and stored if the first store fails."""
+    """No doubled or lost store (S13): the second store is deferred, and made if the first one fails."""
     hand = Hand(core={"defer_ticks": 0})
     first, second = SmallRequest("first", range(9), 5), SmallRequest("second", range(9), 5)
     hand.admit(first, [0, 1, 2])
@@ -211,7 +215,8 @@ def test_in_flight_dedupe_holds_the_cursor_of_another_block_with_the_same_key(go
 
 
 def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
-    """S13: the first store fails while the engine has nothing to compute for the second request."""
+    """No doubled or lost store (S13): the first store fails while the engine has nothing to compute for the
+    second request."""
     hand = Hand(core={"defer_ticks": 0})
     first, second = SmallRequest("first", range(9), 5), SmallRequest("second", range(9), 5)
     hand.admit(first, [0, 1, 2])
@@ -227,7 +232,7 @@ def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
 @given(ACTS, st.booleans(), st.booleans())
 @settings(max_examples=40)
 def test_in_flight_dedupe_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
-    """S13: no two live stores read one device block, or write one key."""
+    """No doubled or lost store (S13): no two live stores read one device block, or write one key."""
     engine = SmallEngine(
         references=references, prefix_cache=prefix_cache, device_blocks=20, core={"defer_ticks": 2}
     )
@@ -254,7 +259,7 @@ def lazy_engine(target: int, **options: Any) -> SmallEngine:
 
 
 def watch_target(engine: SmallEngine, target: int) -> None:
-    """Let every step show that the head of the free queue is safe when it has been decided."""
+    """Check after every decided step that the head of the free queue is safe."""
     build, ledger, pool = engine.scheduler.build_connector_meta, engine.core.ledger, engine.pool
 
     def watched(output: StepOutput) -> TransferPlan:
@@ -299,9 +304,9 @@ def test_lazy_store_honours_its_target_at_every_step(
     asynchronous: bool,
     parameters: dict[str, Any] | None,
 ) -> None:
-    """S9, B23: the first `lazy_target_blocks` of the free queue hold nothing, or what is on the host or on
-    its way there; or there is no room that the blocks next in the queue do not need themselves; or no
-    block was taken for which it could be stored (a host so small that blocks push each other off)."""
+    """Progress (S9), B23: the first `lazy_target_blocks` of the free queue hold nothing, or what is on the
+    host or on its way there. Two exceptions: no room is left that the next blocks in the queue do not need;
+    and the store budget is spent, because the host is so small that blocks evict each other."""
     engine = lazy_engine(
         target,
         host_blocks=2 * target + more,
@@ -314,7 +319,7 @@ def test_lazy_store_honours_its_target_at_every_step(
 
 
 def test_lazy_store_prefers_the_head_to_what_stands_far_behind() -> None:
-    """A full host keeps for the device what is near eviction; what is far from it makes room."""
+    """A full host keeps what is near eviction on the device; what is far from it makes room."""
     engine = lazy_engine(
         2, host_blocks=4, device_blocks=14, asynchronous=True, core={"max_live_transfers": 2}
     )
@@ -339,7 +344,7 @@ def test_lazy_store_takes_nothing_at_the_end_of_a_request() -> None:
 
 
 class Queue:
-    """A pool of blocks with content, their walk, and whoever takes blocks from the head."""
+    """A pool of blocks with content, their walk, and an engine that takes blocks from the head."""
 
     def __init__(self, blocks: int, target: int, host_blocks: int = 32, log: MemoryLog | None = None) -> None:
         self.pool = SmallPool(blocks)
@@ -354,7 +359,7 @@ class Queue:
         return b"block-%04d" % block + bytes(4)
 
     def store(self) -> list[int]:
-        """One step: what the walk stores, which stays in flight; nothing is held by anybody else."""
+        """One step: the blocks that the walk stores. Their copy stays in flight."""
         job = self.walk.store()
         if job is None:
             return []
@@ -365,7 +370,7 @@ class Queue:
         return blocks
 
     def end(self, *, good: bool = True) -> None:
-        """The copy of the last store ends, if one does, and its blocks go to the tail."""
+        """End the copy of the last store, if there is one. Its blocks go to the tail."""
         if self.live is None:
             return
         (transfer, blocks), self.live = self.live, None
@@ -373,7 +378,7 @@ class Queue:
         self.pool.free_blocks(blocks[::-1])
 
     def take(self, count: int) -> list[int]:
-        """A request gets blocks: what they held is lost, unless the host has it."""
+        """A request gets blocks. Returns those whose content is lost, because the host lacks it."""
         lost = [
             block
             for block in self.pool.queue[:count]
@@ -385,7 +390,7 @@ class Queue:
 
 
 def test_lazy_store_goes_on_where_its_blocks_went_to_the_tail() -> None:
-    """S9, B23: the blocks stored last stand at the tail now, and those behind them at the head."""
+    """Progress (S9), B23: the blocks stored last are at the tail now, and those behind them at the head."""
     queue = Queue(12, 2)
     assert queue.store() == [0, 1, 2, 3]
     queue.end()
@@ -403,7 +408,7 @@ def test_lazy_store_goes_on_where_its_blocks_were_taken() -> None:
 
 
 def test_lazy_store_goes_on_where_a_block_was_moved() -> None:
-    """A request hits it in the middle of the queue, and gives it back at the tail."""
+    """A request hits a block in the middle of the queue, and returns it to the tail."""
     queue = Queue(12, 2)
     queue.pool.touch([1])
     queue.pool.free_blocks([1])
@@ -412,7 +417,7 @@ def test_lazy_store_goes_on_where_a_block_was_moved() -> None:
 
 
 def test_lazy_store_walks_again_only_when_blocks_have_left() -> None:
-    """What a walk found safe lasts for as many blocks as can be taken."""
+    """A walk lasts until its surplus of safe blocks has been taken."""
     queue = Queue(12, 2)
     for _ in range(3):
         queue.store()
@@ -429,7 +434,7 @@ def test_lazy_store_walks_again_only_when_blocks_have_left() -> None:
 
 
 def test_lazy_store_goes_on_when_there_is_room_again() -> None:
-    """S9: the host was full of blocks under copy."""
+    """Progress (S9): the host was full of blocks that are copied."""
     queue = Queue(12, 4, host_blocks=3)
     assert queue.store() == [0, 1, 2]
     assert queue.store() == []
@@ -438,7 +443,7 @@ def test_lazy_store_goes_on_when_there_is_room_again() -> None:
 
 
 def test_lazy_store_goes_on_when_pins_have_made_room_and_no_transfer_ended() -> None:
-    """S9: the host is full of what a match holds, and the match is given back."""
+    """Progress (S9): a match holds the whole host, and is released."""
     queue = Queue(12, 4, host_blocks=3)
     held_by_a_match(queue, 3)
     assert queue.store() == []
@@ -447,7 +452,7 @@ def test_lazy_store_goes_on_when_pins_have_made_room_and_no_transfer_ended() -> 
 
 
 def held_by_a_match(queue: Queue, keys: int) -> None:
-    """The host is full of so many keys, and request r holds all of them."""
+    """The host is full of this number of keys, and request r holds them all."""
     old = [b"old-%d" % number + bytes(4) for number in range(keys)]
     job = queue.core.prepare_store("r", old, [9, 10, 11][:keys]).job
     assert job is not None
@@ -458,7 +463,7 @@ def held_by_a_match(queue: Queue, keys: int) -> None:
 
 @pytest.mark.parametrize("target", [1, 2])
 def test_lazy_store_goes_on_for_one_block_that_lacks_among_many_that_are_safe(target: int) -> None:
-    """S9: as many blocks as are needed can be taken, but not in the order in which they are."""
+    """Progress (S9): enough blocks can be evicted, but not in the policy's order."""
     queue = Queue(12, target, host_blocks=3)
     for block in range(1, 12):
         queue.pool.cached.pop(queue.pool.caches.pop(block))
@@ -469,7 +474,7 @@ def test_lazy_store_goes_on_for_one_block_that_lacks_among_many_that_are_safe(ta
 
 
 def test_lazy_store_that_found_no_room_asks_again_only_when_there_may_be_some() -> None:
-    """S9: an idle engine rests, and so does its log."""
+    """Progress (S9): an idle engine rests, and so does its log."""
     log = MemoryLog()
     queue = Queue(12, 4, host_blocks=3, log=log)
     held_by_a_match(queue, 3)
@@ -480,7 +485,7 @@ def test_lazy_store_that_found_no_room_asks_again_only_when_there_may_be_some() 
 
 
 def test_lazy_store_keeps_even_one_block_safe_from_the_first_step_on() -> None:
-    """The first after a restart is one, too."""
+    """This holds for the first step after a restart too."""
     queue = Queue(12, 1)
     assert queue.store() == [0, 1]
     queue.end()
@@ -489,7 +494,7 @@ def test_lazy_store_keeps_even_one_block_safe_from_the_first_step_on() -> None:
 
 
 def test_lazy_store_that_has_room_for_all_touches_nothing() -> None:
-    """What is on the host keeps its place in the order of eviction, unless room is made beside it."""
+    """What is on the host keeps its place in the order of eviction, unless something is evicted."""
     log = MemoryLog()
     queue = Queue(12, 2, host_blocks=6, log=log)
     assert queue.store() == [0, 1, 2, 3]
@@ -500,7 +505,7 @@ def test_lazy_store_that_has_room_for_all_touches_nothing() -> None:
 
 
 def test_lazy_store_stores_again_what_the_host_lost_meanwhile() -> None:
-    """Every block comes by the head before it is taken; its copy was evicted since the walk."""
+    """Every block comes by the head before it is taken. Here its copy was evicted after the walk."""
     queue = Queue(12, 4, host_blocks=8)
     assert queue.store() == [0, 1, 2, 3, 4, 5, 6, 7]
     queue.end()
@@ -516,7 +521,7 @@ def test_lazy_store_stores_again_what_the_host_lost_meanwhile() -> None:
 
 
 def test_lazy_store_evicts_nothing_that_stands_at_the_head() -> None:
-    """A block that the engine takes next is not given up on the host for one that comes later."""
+    """A block that the engine takes next is not evicted on the host for a later one."""
     queue = Queue(16, 4, host_blocks=4)
     assert queue.store() == [0, 1, 2, 3]
     queue.end()
@@ -542,8 +547,8 @@ def test_lazy_store_keeps_the_order_of_what_it_stored() -> None:
 
 
 def test_lazy_store_loses_nothing_as_long_as_half_of_the_queue_is_safe() -> None:
-    """S9: a stored block comes by the head twice, and is taken the second time. So half of what the walk
-    sees is safe, and the target of it stays at the head: as many blocks as that are taken in each step."""
+    """Progress (S9): a stored block comes by the head twice, and is taken the second time. So half of what
+    the walk sees is safe, even if each step takes `target` blocks."""
     queue = Queue(64, 4, host_blocks=64)
     for block in range(0, 64, 2):
         queue.pool.cached.pop(queue.pool.caches.pop(block))
@@ -556,8 +561,8 @@ def test_lazy_store_loses_nothing_as_long_as_half_of_the_queue_is_safe() -> None
 @given(ACTS, st.sampled_from([1, 3]), st.sampled_from([2, 8]))
 @settings(max_examples=30)
 def test_lazy_store_rests_on_a_small_host(acts: list[int], host_blocks: int, target: int) -> None:
-    """S9: what pushes each other off the host is not stored for ever. Every block of the device is paid for
-    once, and then each block that is taken."""
+    """Progress (S9): blocks that evict each other from the host are not stored without end. The budget is the
+    blocks of the device, and one more for each block that is taken."""
     engine = lazy_engine(target, host_blocks=host_blocks, device_blocks=14)
     drive(engine, acts)
     for _ in range(60):
@@ -574,7 +579,7 @@ def of_kind_since(engine: SmallEngine, start: int) -> list[ev.OffloadingEvent]:
 
 
 def test_lazy_store_that_always_fails_rests() -> None:
-    """S9: an idle engine does not try for ever."""
+    """Progress (S9): an idle engine does not retry without end."""
     queue = Queue(12, 4)
     tries = 0
     while queue.store():
@@ -610,7 +615,7 @@ def test_chunks_hold_several_blocks_and_only_whole_ones_are_stored() -> None:
 
 @pytest.mark.parametrize("local", [0, 1, 2, 3, 4, 5])
 def test_chunks_whose_first_block_the_device_has_are_loaded_in_part(local: int) -> None:
-    """The device's hit ends anywhere in a chunk: only what is behind it is copied, from its place."""
+    """The device's hit ends anywhere in a chunk: only the blocks behind it are copied."""
     hand = Hand(core={"blocks_per_chunk": 3})
     hand.store(SmallRequest("first", range(24)), [*range(6)])
     second = SmallRequest("second", range(30))
@@ -634,7 +639,7 @@ def test_chunks_that_have_left_their_window_are_passed_over(computed: int, store
 
 
 def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:
-    """The engine gave the request no block where its layers need none."""
+    """The engine gives the request no block where its layers need none."""
     sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=40)
     hand, request = Hand(sliding, core={"blocks_per_chunk": 2}), SmallRequest("r", range(16), 3)
     hand.admit(request, [NULL, 11, 12, 13])
@@ -644,7 +649,7 @@ def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:
 
 @pytest.mark.parametrize("local", [0, 4, 8])
 def test_chunks_that_are_loaded_whole_name_no_parts(local: int) -> None:
-    """The common load is a short event."""
+    """A common load makes a short event."""
     hand = Hand(core={"blocks_per_chunk": 2})
     hand.store(SmallRequest("first", range(24)), [*range(6)])
     hand.admit(SmallRequest("second", range(30)), [*range(40, 48)], local=local)
@@ -654,7 +659,7 @@ def test_chunks_that_are_loaded_whole_name_no_parts(local: int) -> None:
 
 
 def test_chunks_end_where_the_match_must_leave_a_token() -> None:
-    """S18: a hit may end within a chunk."""
+    """One token left (S18): a hit may end within a chunk."""
     hand = Hand(core={"blocks_per_chunk": 3})
     hand.store(SmallRequest("first", range(24)), [*range(6)])
     assert hand.admit(SmallRequest("second", range(24)), [*range(40, 46)]) == 20
@@ -667,7 +672,7 @@ def test_chunks_end_where_the_match_must_leave_a_token() -> None:
 def test_chunks_under_any_traffic(
     acts: list[int], chunk: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
-    """S15: what is loaded in chunks, or in parts of them, is what the request reads."""
+    """Correct bytes (S15): what is loaded in chunks, or in parts of them, is what the request reads."""
     engine = SmallEngine(
         groups, device_blocks=36, host_blocks=12, references=references, core={"blocks_per_chunk": chunk}
     )
@@ -683,7 +688,7 @@ def test_chunks_are_for_attention() -> None:
 
 
 def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
-    """An offer is a request's: the steps of one request count once."""
+    """Offers are counted by request: the steps of one request count once."""
     engine = SmallEngine(prefix_cache=False, core={"store_threshold": 3})
     for number in range(3):
         assert not stored_keys(engine)
@@ -706,7 +711,7 @@ def test_store_policy_threshold_remembers_so_many_keys() -> None:
 
 
 def test_store_policy_threshold_does_not_hold_for_a_remote_decode() -> None:
-    """S16: the decoder needs all of it."""
+    """Full offload (S16): the decoder needs the whole request."""
     engine = SmallEngine(core={"store_threshold": 3})
     finish_one(engine, "r", [*range(8)], parameters={"do_remote_decode": True})
     assert stored_keys(engine) == keys_of(engine.requests["r"])[:2]
@@ -745,7 +750,7 @@ def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
 
 
 def test_store_policy_pool_full_is_counted_once_and_retried_when_a_copy_ends() -> None:
-    """S13: the host is full of stores in flight."""
+    """No doubled or lost store (S13): the host is full of stores in flight."""
     engine = SmallEngine(host_blocks=2)
     engine.arrive(SmallRequest("first", range(9), 30))
     engine.step()
@@ -762,8 +767,8 @@ def test_store_policy_pool_full_is_counted_once_and_retried_when_a_copy_ends() -
 
 
 def test_store_policy_pool_full_is_told_once_for_each_block_and_again_at_the_end() -> None:
-    """S16: of a request that waits only its new blocks are told, and its blocks once more when it is over;
-    another request that is offered with it is told apart."""
+    """Full offload (S16): for a request that waits, only new blocks are recorded as skipped, and all of them
+    once more when it is over. Another request in the same offer is recorded by itself."""
     hand = Hand(core={"host_blocks": 2})
     first, other = SmallRequest("first", range(8), 9), SmallRequest("other", range(200, 208), 9)
     waiting = SmallRequest("waiting", range(50, 66), 9)
@@ -810,8 +815,8 @@ def test_retry_stamp_counts_slots_that_nothing_holds() -> None:
 
 
 def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() -> None:
-    """S13: a match of a request that the engine cannot place holds all of the host, and is aborted. No
-    transfer ends."""
+    """No doubled or lost store (S13): a request that the engine cannot place holds the whole host, and is
+    aborted. No transfer ends."""
     hand = Hand(core={"host_blocks": 2})
     hand.store(SmallRequest("old", range(8)), [0, 1])
     waiting, running = SmallRequest("waiting", range(9)), SmallRequest("running", range(50, 58), 9)
@@ -842,7 +847,7 @@ def test_store_policy_too_many_transfers_is_counted_and_retried() -> None:
 
 @pytest.mark.parametrize("remote", [False, True])
 def test_evicted_under_a_request_is_stored_again_when_offered(remote: bool) -> None:
-    """S13: the host has lost a block that the running request had stored."""
+    """No doubled or lost store (S13): the host has lost a block that the running request had stored."""
     hand = Hand(core={"host_blocks": 3})
     long = SmallRequest("long", range(9), 9, {"do_remote_decode": True} if remote else None)
     hand.admit(long, [0, 1, 2, 3])
@@ -868,7 +873,7 @@ def test_evicted_under_a_request_is_stored_when_another_request_offers_it() -> N
 
 
 def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() -> None:
-    """The finish of a request costs nothing where the host has all of it."""
+    """The end of a request makes no event if the host has all its blocks."""
     hand = Hand()
     request = SmallRequest("r", range(9), 9)
     hand.admit(request, [0, 1, 2, 3])
@@ -883,7 +888,8 @@ def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() ->
 
 
 def test_speculative_decoding_never_confirms_a_draft() -> None:
-    """S15: the engine counts drafts as computed until they are verified; they are placeholders."""
+    """Correct bytes (S15): the engine counts drafts as computed until they are verified; they are
+    placeholders."""
     hand, request = Hand(), SmallRequest("r", range(6), 9)
     hand.admit(request, [0, 1, 2])
     request.append(100)
@@ -903,7 +909,7 @@ def test_speculative_decoding_never_confirms_a_draft() -> None:
 def test_speculative_decoding_stores_no_rejected_draft(
     acts: list[int], drafts: int, drafter: bool, asynchronous: bool
 ) -> None:
-    """S15: what requests read, and what the host holds, has no token of a rejected draft."""
+    """Correct bytes (S15): requests read, and the host holds, no token of a rejected draft."""
     groups = (KVCacheGroup(HASH_TOKENS, drafter=drafter),)
     engine = SmallEngine(groups, drafts=drafts, asynchronous=asynchronous)
 
@@ -916,8 +922,7 @@ def test_speculative_decoding_stores_no_rejected_draft(
 
 
 def test_speculative_decoding_leaves_the_drafters_last_block_out_and_no_hole() -> None:
-    """The block that a drafter drops is neither stored nor passed over: it is stored when the next one is
-    full, and by the end of the request all are."""
+    """The last block of a drafter is stored when the next one is full, and at the end of the request."""
     hand = Hand(KVCacheGroup(HASH_TOKENS, drafter=True))
     request = SmallRequest("r", range(8), 30)
     hand.admit(request, [0, 1, 2, 3, 4])

@@ -1,6 +1,6 @@
-"""The serving world: explored whole in small scopes, saved and loaded, named by what matters.
+"""The serving world: explored in small scopes, saved and loaded, compared by what matters.
 
-The state counts are pinned: who changes what the code can reach, or what counts as one state, sees it here.
+State counts are pinned. They change if the code reaches other states, or if other states count as one.
 """
 
 from __future__ import annotations
@@ -85,27 +85,27 @@ def test_verdict_is_the_same_without_renaming() -> None:
 
 
 def forget_to_hold(patch: Patch) -> None:
-    """The pool does not hear of what copies touch."""
+    """The pool is not told what copies touch."""
     patch.setattr(DeviceBlocks, "hold", lambda *_: None)
 
 
 def forget_to_wake(patch: Patch) -> None:
-    """Who waits for a copy is never told of its end."""
+    """A request that waits for a copy is never told of its end."""
     forget(patch, requests.wake)
 
 
 def forget_to_flush(patch: Patch) -> None:
-    """Nobody is told to wait for a copy."""
+    """The workers are never told to wait for a copy."""
     patch.setattr(Offloader, "flush", lambda *_: ())
 
 
 def forget_to_tell(patch: Patch) -> None:
-    """Who publishes what can be read does not hear of what is gone."""
+    """The publisher is not told of removed keys."""
     patch.setattr(Publisher, "removed", lambda *_: None)
 
 
 def forget_the_failure(patch: Patch) -> None:
-    """A worker that failed is taken for one that did not."""
+    """A bad report is taken for a good one."""
     real = Offloader.report
 
     def report(self: Offloader, transfer: int, worker: int, good: bool) -> Ended | None:  # noqa: ARG001
@@ -137,7 +137,7 @@ def test_planted_bug_is_refuted(
 
 
 def fails_again(scope: ServingScope, path: tuple[Action, ...]) -> bool:
-    """Whether the same actions, done one after the other, end badly, or not at all; and only at their end."""
+    """Whether the same actions, done one after the other, end badly or never, and go well before."""
     world = ServingWorld(scope.options)
     for action in path[:-1]:
         assert world.do(action)
@@ -158,7 +158,7 @@ def fails_again(scope: ServingScope, path: tuple[Action, ...]) -> bool:
 
 
 def walked(scope: ServingScope, seed: int, *, keep_events: bool = True) -> ServingWorld:
-    """A world to which forty things have happened."""
+    """A world after forty actions."""
     random, world = Random(seed), ServingWorld(scope.options, keep_events=keep_events)
     for _ in range(40):
         world.do(world.draw(random))
@@ -168,7 +168,8 @@ def walked(scope: ServingScope, seed: int, *, keep_events: bool = True) -> Servi
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_walk_comes_to_rest(name: str) -> None:
-    """S9, S10: from wherever a walk has led, winding down leads to rest, and the log tells of it."""
+    """Progress (S9), events are state (S10): after any walk, winding down leads to rest, and the log folds to
+    that state."""
     for seed in range(3):
         world = walked(SCOPES[name], seed)
         for _ in range(200):
@@ -184,7 +185,7 @@ def test_walk_comes_to_rest(name: str) -> None:
     "name", ["full", "full-lazy", "full-hybrid", "full-asynchronous", "full-losing", "router"]
 )
 def test_world_that_was_saved_and_loaded_goes_on_as_the_other(name: str) -> None:
-    """The same state, and the same ever after."""
+    """Both worlds are equal, and stay equal under the same actions."""
     saver = Saver(ServingWorld(SCOPES[name].options, keep_events=False))
     for seed in range(3):
         world = walked(SCOPES[name], seed)
@@ -237,7 +238,7 @@ Future = Counter[tuple[str | int, bytes]]
 
 
 def future_of(model: ServingModel, saved: bytes) -> tuple[Future, list[tuple[bytes, bytes]]]:
-    """What each action leads to, by its name and fingerprint; and (fingerprint, saved) of those worlds."""
+    """Where each action leads, by its name and fingerprint; and (fingerprint, bytes) of these worlds."""
     future: Future = Counter()
     reached = []
     for action in model.actions(model.load(saved)):
@@ -250,8 +251,8 @@ def future_of(model: ServingModel, saved: bytes) -> tuple[Future, list[tuple[byt
 
 @pytest.mark.parametrize("name", ["evictions", "aborts", "lazy"])
 def test_worlds_of_one_fingerprint_have_one_future(name: str) -> None:
-    """What the fingerprint leaves out cannot be told from what follows: whichever of two worlds is taken, the
-    same actions lead to the same fingerprints."""
+    """Nothing that the fingerprint leaves out shows later: from two worlds of one fingerprint, the same
+    actions lead to the same fingerprints."""
     model = ServingModel(SCOPES[name])
     [start] = model.initial()
     worlds: dict[bytes, list[bytes]] = defaultdict(list)
@@ -284,7 +285,7 @@ print(model.fingerprint(world).hex())
 
 
 def test_exploration_does_not_depend_on_the_order_of_hashes() -> None:
-    """S11."""
+    """Determinism (S11)."""
     told = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -309,7 +310,7 @@ def test_exploration_does_not_depend_on_the_order_of_hashes() -> None:
     ],
 )
 def test_world_in_which_no_request_can_end_is_refused(bound: dict[str, int], said: str) -> None:
-    """Else it would be told as S9."""
+    """Such a world would break progress (S9)."""
     with pytest.raises(ConfigError, match=said):
         ServingOptions(**bound)  # type: ignore[arg-type]
 
@@ -320,7 +321,7 @@ def test_what_is_no_action_changes_nothing() -> None:
 
 
 def test_check_looks_at_rest_too() -> None:
-    """S4: a walk calls nothing else when it has wound down."""
+    """One release per hold (S4): a walk that has wound down calls nothing else."""
     world = ServingWorld(ServingOptions())
     world.check()
     world.engine.pool.references[0] = 1

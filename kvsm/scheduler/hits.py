@@ -27,7 +27,7 @@ class Span(NamedTuple):
 
 
 def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
-    """Where a hit may end at most. local: tokens that the device has. One token is left to compute (S18)."""
+    """Where a hit may end at most: one token is left to compute (S18). local: tokens that the device has."""
     return min(num_tokens - 1, local + max_load_tokens)
 
 

@@ -3,7 +3,7 @@
 The ledger keeps two cursors for each group of a request. Every chunk before `settled` is dealt with; every
 chunk before `offered` has been offered once. A chunk that cannot be stored yet holds `settled` where it is:
 its key or its device block is in flight, or there is no room. It is offered again from there, so no hole is
-left (S13).
+left (no doubled or lost store, S13).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OfferBatch:
             return
         for group, last in enumerate(full):
             first = 0 if everything else settled[group]
-            # Why a chunk waits is recorded once, and again when it is offered for the last time (S16).
+            # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
             waiting = range(0) if finished else range(settled[group], offered[group])
             if first < last:
                 self._add(tracked, group, range(first, last), waiting, offered[group])

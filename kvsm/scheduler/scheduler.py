@@ -90,8 +90,7 @@ class OffloadScheduler:
     ) -> tuple[int | None, bool]:
         """How many tokens can be loaded behind the tokens of the device, and whether that takes steps.
 
-        None: what the request needs is in flight; ask again in a later step. At least one token is left to
-        compute (S18). The hits are pinned. A new answer replaces the last one.
+        None: what the request needs is in flight; ask again in a later step. At least one token is left (S18). The hits are pinned. A new answer replaces the last one.
         """
         tracked, core = self._track(request), self.offloader
         name = tracked.name
@@ -150,7 +149,7 @@ class OffloadScheduler:
         try:
             self.offloader.pin(tracked.name, slots, missed)
         except LimitReached:
-            # What cannot be pinned is not promised (S7).
+            # What cannot be pinned is not promised (a match holds what it counts, S7).
             return 0, False
         return end - tracked.local, end > tracked.local
 
@@ -163,7 +162,7 @@ class OffloadScheduler:
         num_external_tokens: how many tokens of its match are loaded. The engine may accept fewer than it was
             offered.
 
-        A load that cannot be planned is reported as a failed load (S6).
+        A load that cannot be planned is reported as a failed load (failure is not success, S6).
         """
         tracked, core = self._track(request), self.offloader
         end = tracked.local + num_external_tokens
@@ -445,7 +444,7 @@ class OffloadScheduler:
     def has_pending_work(self) -> bool:
         """Whether a transfer is planned, in flight or draining, or the engine has to be told of an end.
 
-        An engine that keeps stepping does so as long as this is true (S17).
+        An engine that keeps stepping does so as long as this is true (flush at last step, S17).
         """
         transfers = self.offloader.ledger.transfers
         return bool(transfers or self.state.ended_loads or self.device_blocks.has_sent())

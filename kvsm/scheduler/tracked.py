@@ -87,7 +87,7 @@ class TrackedRequest:
         if parameters.get("offload") is False:
             self.max_store_tokens = 0
         if self.remote_decode:
-            # The decoder needs all of it (S16).
+            # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
 
     def _limit(self, parameters: Mapping[str, Any], name: str) -> int:

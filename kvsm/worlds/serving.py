@@ -360,7 +360,7 @@ class ServingWorld:
         if place >= len(unfinished):
             return False
         self.engine.finish(unfinished[place], aborted=aborted)
-        # To finish is idempotent (S8).
+        # To finish is idempotent (every call is legal, S8).
         self.engine.finish(unfinished[place], aborted=aborted)
         return True
 

@@ -42,7 +42,7 @@ class World(Protocol):
         """Let it happen. False, with nothing changed, if it cannot happen now.
 
         Raises `PropertyBroken` if a property does not hold afterwards, as far as that is cheap to see. Any
-        other error is a finding too, for every call made here is legal (S8).
+        other error is a finding too, for every call is legal (S8) here.
         """
 
     def check(self) -> None:
