@@ -13,8 +13,9 @@ among themselves. Every block comes by the head again before it is taken, and is
 host has lost it.
 
 A store may fail, or evict from a small host what the device has too. Such a store would be made again and
-again: an idle engine would never rest, and a waiting request never find a block that no store holds (progress,
-S9). So stores have a budget: the blocks of the pool at first, and one block more for each block that is taken.
+again. An idle engine would never rest, and a waiting request would find every block held by a store; both
+break progress (S9). So stores have a budget: at first the blocks of the pool, and then one block more for
+each block that is taken.
 """
 
 from __future__ import annotations

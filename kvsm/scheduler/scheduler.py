@@ -90,7 +90,8 @@ class OffloadScheduler:
     ) -> tuple[int | None, bool]:
         """How many tokens can be loaded behind the tokens of the device, and whether that takes steps.
 
-        None: what the request needs is in flight; ask again in a later step. At least one token is left (S18). The hits are pinned. A new answer replaces the last one.
+        None: what the request needs is in flight; ask again in a later step. One token is left to compute
+        (S18). The hits are pinned. A new answer replaces the last one.
         """
         tracked, core = self._track(request), self.offloader
         name = tracked.name
