@@ -57,7 +57,7 @@ def begin_store(core: Offloader, request: str, names: list[bytes], first_block: 
 
 
 def load(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
-    """Match these keys and begin to load all of them; returns the submitted transfer."""
+    """Match these keys and begin to load all of them. Returns the submitted transfer."""
     hits = core.match(request, names).hits
     assert hits == len(names)
     blocks = range(first_block, first_block + hits * core.config.blocks_per_chunk)
@@ -68,7 +68,7 @@ def load(core: Offloader, request: str, names: list[bytes], first_block: int = 0
 
 
 def fold(log: list[OffloadingEvent], config: OffloadConfig) -> Ledger:
-    """A ledger made of nothing but these events."""
+    """A ledger made from these events alone."""
     ledger = Ledger(config)
     for event in log:
         ledger.apply(event)

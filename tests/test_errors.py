@@ -29,7 +29,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
 def test_error_is_the_same_in_another_process(error: errors.KvsmError) -> None:
-    """A pool of processes that cannot read a worker's error waits for ever."""
+    """A pool of processes that cannot unpickle a worker's error never returns."""
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert str(again) == str(error)

@@ -1,4 +1,4 @@
-"""The properties hold of every life, and each check can fail: a ledger is damaged by hand, and named so."""
+"""The properties hold in every life, and each check can fail: of a ledger that was damaged by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvsm.states.transfer import TRANSFER_WORDS, TransferState
 @settings(deadline=None)
 @given(OPERATIONS)
 def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[str, int, int]]) -> None:
-    """S1 to S14, as far as a ledger shows them, after every operation of an engine that does anything."""
+    """Every property that a ledger shows, after every operation of an engine that does anything."""
     life = Life()
     for operation in operations:
         life.drive([operation])
@@ -33,7 +33,7 @@ def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[st
 @settings(deadline=None)
 @given(OPERATIONS)
 def test_when_all_is_over_nothing_is_left(operations: list[tuple[str, int, int]]) -> None:
-    """S9: let all copies end and all requests finish, from any state."""
+    """Progress (S9): let all copies end and all requests finish, from any state."""
     ledger = Life().drive(operations).drain().core.ledger
     assert not ledger.requests
     assert check_rest(ledger) == []
@@ -109,7 +109,7 @@ def keys_collide(ledger: Ledger) -> None:
 
 
 def slot_freed_under_copy(ledger: Ledger) -> None:
-    """Slot 0 goes to the free queue, properly, while the load reads it."""
+    """Slot 0 goes to the free queue in the right state, while the load reads it."""
     ledger.blocks.words[0] = BLOCK_WORDS.encode(BlockState.EVICTED)
     del ledger.index[key(0)]
     ledger.free.append((0,))
@@ -149,7 +149,7 @@ def generation_moved(ledger: Ledger) -> None:
 
 
 def pins_dropped(ledger: Ledger) -> None:
-    """`holder` forgets its pin, and so does the block: only the state says that there was a match."""
+    """`holder` and the block forget the pin. Only the request's state says that there was a match."""
     ledger.requests["holder"].pins = ()
     ledger.blocks.words[2] = BLOCK_WORDS.encode(BlockState.STORED)
     ledger.policy.idle((2,))
@@ -168,7 +168,7 @@ def load_mistaken(ledger: Ledger) -> None:
 
 
 def load_of_another(ledger: Ledger) -> None:
-    """The end of the load would be told to `writer`, which never asked for it."""
+    """`writer` would be told of the end of a load that it never asked for."""
     (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
     ledger.transfers[id].owners = (("writer", 2),)
 
@@ -220,7 +220,7 @@ def epoch_left_behind(ledger: Ledger) -> None:
 
 
 def stored_twice(ledger: Ledger) -> None:
-    """The planned store reads the same device block as the one in flight; the lease counts them both."""
+    """The planned store reads the same device block as the store in flight. The lease counts both."""
     (id,) = transfers(ledger, Direction.STORE, TransferState.PLANNED)
     ledger.transfers[id].device_blocks = (3,)
     ledger.leases.words[3] = LEASE_WORDS.encode(LeaseState.READING, (2,))
@@ -280,7 +280,7 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
 
 @pytest.mark.parametrize(("property", "damage"), DAMAGES, ids=lambda one: getattr(one, "__qualname__", one))
 def test_damage_breaks_exactly_its_property(property: Property, damage: Callable[[Ledger], None]) -> None:
-    """No check is blind, and none cries under another's name."""
+    """No check is blind, and none names another property."""
     ledger = busy_life().core.ledger
     assert check_ledger(ledger) == []
     damage(ledger)
@@ -314,7 +314,7 @@ def test_every_check_is_broken_by_some_damage() -> None:
     ],
 )
 def test_what_is_left_at_rest_is_named(leave: Callable[[Ledger], None]) -> None:
-    """S9, S4: a hold that outlives all requests is found."""
+    """Progress (S9), one release per hold (S4): a hold that is left when all requests are over is found."""
     ledger = busy_life().drain().core.ledger
     assert check_rest(ledger) == []
     leave(ledger)
@@ -322,7 +322,7 @@ def test_what_is_left_at_rest_is_named(leave: Callable[[Ledger], None]) -> None:
 
 
 def test_violations_name_known_properties_and_what_they_concern() -> None:
-    """A report can always say what a property means, and where to look."""
+    """A report can always say which property is broken, and where to look."""
     for property, damage in DAMAGES:
         ledger = busy_life().core.ledger
         damage(ledger)
@@ -335,7 +335,7 @@ def test_violations_name_known_properties_and_what_they_concern() -> None:
 
 
 def test_refused_calls_leave_all_properties() -> None:
-    """What the core refuses has changed nothing."""
+    """A refused call changes nothing."""
     life = busy_life()
     with pytest.raises(KvsmError):
         life.core.prepare_load("holder", [3])
@@ -345,7 +345,10 @@ def test_refused_calls_leave_all_properties() -> None:
 
 
 def test_block_may_be_given_away_under_the_load_that_writes_it() -> None:
-    """S14: an engine without references waits for the load, and then computes: nothing is brought there."""
+    """No stale data (S14).
+
+    An engine without references waits for the load, and then computes. No note of the load stays.
+    """
     core, _ = new_core(blocks_per_chunk=2)
     store(core, "a", keys(1), 0)
     core.match("r", keys(1))

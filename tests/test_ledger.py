@@ -1,4 +1,4 @@
-"""The fold: it refuses what cannot follow, leaves no trace of what it refused, and is exact."""
+"""The fold refuses what cannot follow, and a refused event leaves no trace."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
 
 @st.composite
 def any_event(draw: st.DrawFn) -> tuple[type[OffloadingEvent], tuple[object, ...]]:
-    """A kind with fields that are often plausible and often wrong."""
+    """An event whose fields are often plausible and often wrong."""
     kind = draw(st.sampled_from(list(FIELDS)))
     return kind, tuple(draw(field) for field in FIELDS[kind])
 
 
 def lived_in(chunk: int, workers: int = 2) -> tuple[Offloader, MemoryLog]:
-    """A core in which every machine is somewhere in the middle."""
+    """A core in which no machine is at its beginning or its end."""
     core, log = new_core(
         HOST_BLOCKS,
         DEVICE_BLOCKS * chunk,
@@ -113,7 +113,7 @@ def refused_events_leave_no_trace(
 def test_refused_events_leave_no_trace(
     chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
 ) -> None:
-    """Rule 2: an illegal transition raises before anything has changed, whatever came before."""
+    """Rule 2: an illegal transition raises before anything changes."""
     refused_events_leave_no_trace(chunk, attempts)
 
 
@@ -139,7 +139,7 @@ def test_log_of_another_configuration_is_refused() -> None:
 
 
 def test_load_of_blocks_that_were_not_matched_is_refused() -> None:
-    """S7: a load uses what its request's match holds, and nothing else."""
+    """A match holds what it counts (S7): a load uses what its request's match holds, and nothing else."""
     core, _ = new_core()
     store(core, "r", keys(3))
     core.match("q", keys(2))
@@ -149,7 +149,7 @@ def test_load_of_blocks_that_were_not_matched_is_refused() -> None:
 
 @pytest.mark.parametrize("count", [2, SMALL, SMALL + 1, 3 * SMALL])
 def test_planned_key_that_has_a_block_is_refused_whole(count: int) -> None:
-    """S13: no key has two blocks; a batch of any size is refused before its first key is entered."""
+    """No doubled or lost store (S13): no key has two blocks. A batch of any size is refused as a whole."""
     core, log = new_core(host_blocks=8 * SMALL, device_blocks=8 * SMALL)
     store(core, "r", keys(1, "resident"))
     names = (*keys(count - 1), *keys(1, "resident"))
@@ -226,7 +226,7 @@ REFUSED: list[tuple[type[OffloadingEvent], tuple[object, ...], str]] = [
 def test_refusal_says_at_which_event_what_is_wrong(
     kind: type[OffloadingEvent], fields: tuple[object, ...], reason: str
 ) -> None:
-    """Rule 2: whoever reads a refusal knows the event, what it is about, and in which state that was."""
+    """Rule 2: a refusal names the event, the thing and its state."""
     core, log = lived_in(1)
     before = digest(core.ledger)
     with pytest.raises((IllegalTransition, InvalidEvent)) as refusal:
@@ -243,7 +243,7 @@ def test_refusal_says_at_which_event_what_is_wrong(
 def test_plan_that_did_not_leave_has_no_copy_to_hear_of(
     kind: type[OffloadingEvent], fields: tuple[object, ...], trigger: str
 ) -> None:
-    """S5: what no worker was told cannot be reported, nor lost."""
+    """Stale reports change nothing (S5): a plan that no worker has cannot be reported or lost."""
     core, _ = new_core()
     core.prepare_store("r", keys(1), [0])
     with pytest.raises(IllegalTransition, match=f"^event 3: transfer 2: {trigger} is illegal in PLANNED"):
@@ -259,7 +259,7 @@ def test_every_kind_of_event_has_its_handler() -> None:
 
 
 class TestTriggerTable:
-    """`TRIGGERS` says which kind pulls which trigger. It is compared with what the fold really does."""
+    """`TRIGGERS` says which kind of event pulls which trigger. It is compared with the fold."""
 
     def test_table_says_what_the_fold_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pulled: dict[type[OffloadingEvent], list[IntEnum]] = {kind: [] for kind in TRIGGERS}
@@ -300,12 +300,12 @@ class TestTriggerTable:
 
 
 def members(triggers: Iterable[IntEnum]) -> set[tuple[str, str]]:
-    """By class and name: members of two machines may be equal as numbers."""
+    """By class and name: members of two machines can be equal as numbers."""
     return {(type(one).__name__, one.name) for one in triggers}
 
 
 def every_kind_of_event() -> None:
-    """A life that meets every kind of event in every way in which it pulls a trigger."""
+    """A life that has every kind of event, with each of its triggers."""
     small, _ = new_core(host_blocks=4, policy="s3fifo")
     store(small, "r", keys(4))
     for block in (4, 5):
@@ -339,7 +339,7 @@ def every_kind_of_event() -> None:
     core.prepare_load("c", [12, 13])
     store(core, "r", keys(1), 0)
     core.lose(load(core, "e", keys(1), 14))
-    # Stores: failed, lost, cancelled, each with somebody waiting; ticks end a wait too.
+    # Stores: failed, lost, cancelled, each with a request that waits. A tick ends a wait too.
     for name, end in (("f", core.fail_store), ("l", core.lose), ("x", core.cancel)):
         transfer = planned("r", name, 2) if name == "x" else submitted("r", name, 2 if name == "f" else 3)
         core.match("w" + name, keys(1, name))
@@ -354,7 +354,7 @@ def every_kind_of_event() -> None:
     for request, end_of in (("g", core.release), ("h", core.preempt), ("i", core.finish)):
         core.match(request, keys(1, "t"))
         end_of(request)
-    # A reset over plans and copies of both directions, with somebody waiting; it drains.
+    # A reset with plans and copies of both directions and a waiting request. It drains.
     store(core, "r", keys(2, "last"), 5)
     core.match("j", keys(2, "last"))
     core.prepare_load("j", [16, 17])
@@ -369,9 +369,9 @@ def every_kind_of_event() -> None:
 
 
 def test_recalled_keys_reach_the_policy() -> None:
-    """Rule 11: a ghost hit is an event of its own, before the choice that it may change."""
+    """Rule 11: a ghost hit is its own event, before the eviction that it may change."""
     core, log = new_core(host_blocks=2, policy="arc")
-    # ARC keeps no ghosts of blocks that were never used twice while its recent list fills the cache.
+    # While its recent list fills the cache, ARC keeps no ghosts of blocks that were used once.
     store(core, "r", keys(2))
     core.complete_load(load(core, "r", keys(1), 4))
     store(core, "r", keys(1, "new"), 6)

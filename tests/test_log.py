@@ -1,6 +1,6 @@
-"""The log: what is written is read, or the reader says what is not, and where (rule 6, S10, S11).
+"""The log: what is written is read, or the reader says what is missing, and where (rule 6).
 
-Not checked here: that events mean something. Only the ledger knows that; these events are arbitrary.
+These events are arbitrary. Only the ledger knows whether events can follow each other.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def records() -> st.SearchStrategy[tuple[type[OffloadingEvent], list[Any]]]:
-    """Any kind, with any values of its fields but `seq`."""
+    """An event of any kind, with any fields but `seq`."""
 
     def of_kind(kind: type[OffloadingEvent]) -> st.SearchStrategy[tuple[type[OffloadingEvent], list[Any]]]:
         fields = [FIELDS[field.type] for field in msgspec.structs.fields(kind)[1:]]
@@ -106,7 +106,10 @@ def check_round_trip(frames: list[list[Any]], segment_bytes: int, compress: bool
 @settings(max_examples=150, deadline=None)
 @given(FRAMES, st.sampled_from([1, 200, 1 << 20]), st.booleans())
 def test_what_is_written_is_read(frames: list[list[Any]], segment_bytes: int, compress: bool) -> None:
-    """S10: events of every kind come back equal and in order, over any frames and segments."""
+    """Events are state (S10).
+
+    Events of every kind come back equal and in order, over any frames and segments.
+    """
     check_round_trip(frames, segment_bytes, compress)
 
 
@@ -120,7 +123,7 @@ def test_what_is_written_is_read_at_length(
 
 
 def test_same_events_and_flushes_give_the_same_bytes(tmp_path: Path) -> None:
-    """S11: nothing but the events, the flushes and the injected clock decides a byte."""
+    """Determinism (S11): only the events, the flushes and the injected clock decide the bytes."""
     for name in ("a", "b"):
         write(tmp_path / name, [3, 1, 5], segment_bytes=100)
     for first, second in zip(
@@ -130,14 +133,14 @@ def test_same_events_and_flushes_give_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_append_flushes_by_itself(tmp_path: Path) -> None:
-    """A caller who never flushes still has at most one frame of events in memory."""
+    """Without a flush, at most one frame of events is in memory."""
     life = Life(tmp_path / "log")
     life.append(FRAME_EVENTS + 5, flush=False)
     assert life.writer.events == FRAME_EVENTS
 
 
 def test_frames_of_large_events_are_short(tmp_path: Path) -> None:
-    """A frame is bounded in bytes as well: a reader holds one of them in memory."""
+    """A frame is also bounded in bytes: a reader holds one of them in memory."""
     with LogWriter(tmp_path / "log", config=CONFIG, snapshot=bytes, durability="none") as writer:
         for seq in range(1, 3 * FRAME_EVENTS):
             writer.append(HitMatched(seq, 0, 0, "r", (), bytes(50_000)))
@@ -169,7 +172,7 @@ def test_an_older_record_reads(tmp_path: Path) -> None:
 
 
 def kept_segments(complete: Path, segment_bytes: int, max_bytes: int) -> list[int]:
-    """Which segments of a log, here complete, retention should leave: the newest that fit."""
+    """The segments of a complete log that retention must leave: the newest that fit."""
     kept: list[int] = []
     for first in names(complete):
         room = frame_ends(segment_path(complete, first))[0] + segment_bytes
@@ -182,7 +185,7 @@ def kept_segments(complete: Path, segment_bytes: int, max_bytes: int) -> list[in
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 5), max_size=30), st.integers(1, 400), st.integers(0, 1200))
 def test_what_retention_leaves_stands_alone(frames: list[int], segment_bytes: int, more_bytes: int) -> None:
-    """The newest segments that fit are left; what is left decodes and opens with its snapshot."""
+    """The newest segments that fit are left. They can be read, and begin with a snapshot."""
     with directory() as complete, directory() as path:
         max_bytes = 2 * segment_bytes + more_bytes
         written = write(complete, frames, segment_bytes=segment_bytes)
@@ -215,7 +218,7 @@ def test_reading_starts_at_the_segment_that_holds_an_event(tmp_path: Path) -> No
 
 
 def test_a_large_snapshot_does_not_rotate_by_itself(tmp_path: Path) -> None:
-    """Only events fill a segment; else a snapshot above segment_bytes would open one at every flush."""
+    """Only events fill a segment: otherwise a large snapshot would open a segment at every flush."""
     options: dict[str, Any] = {"durability": "none", "segment_bytes": 500}
     with LogWriter(tmp_path / "log", config=CONFIG, snapshot=lambda: bytes(5000), **options) as writer:
         for seq in range(1, 101):
@@ -242,7 +245,7 @@ def test_a_reader_streams(tmp_path: Path) -> None:
 
 @pytest.fixture
 def syncs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The descriptors that were synced; still really synced."""
+    """The descriptors that were synced. They are synced really, too."""
     calls: list[int] = []
     really = os.fdatasync
 
@@ -278,7 +281,7 @@ def test_durability_is_what_was_chosen(
 
 
 def test_a_segment_is_synced_before_the_next_one_opens(tmp_path: Path, syncs: list[int]) -> None:
-    """Else a power loss could leave a hole in the middle of the log."""
+    """Otherwise a power loss could leave a hole in the middle of the log."""
     life = Life(tmp_path / "log", durability="interval", sync_interval_ms=3_600_000, segment_bytes=1)
     life.append(1)
     assert len(syncs) == 3  # The first head; the first segment; the second head.
@@ -308,7 +311,7 @@ def test_a_follower_sees_all_events_across_segments(rounds: list[int], segment_b
 
 
 def test_a_follower_waits_for_an_unfinished_frame(tmp_path: Path) -> None:
-    """Half a frame is not damage while its writer lives: the follower takes it when it is whole."""
+    """Half a frame is not damage while its writer lives: the follower reads it when it is complete."""
     write(tmp_path / "log", [1, 1])
     name = segment_path(tmp_path / "log", 1)
     data = name.read_bytes()
@@ -349,7 +352,7 @@ def test_a_follower_stops_at_a_gap_and_can_go_on_behind_it(tmp_path: Path) -> No
 
 
 def test_a_follower_in_another_process_misses_nothing(tmp_path: Path) -> None:
-    """A real writer at full speed, with rotation: all it wrote before it ended is yielded."""
+    """A real writer at full speed, with rotation: everything that it wrote is yielded."""
     body = "life = Life(path, segment_bytes=5000)\nprint(flush=True)\n" + (
         "for _ in range(400):\n    life.append(10)\nlife.writer.close()"
     )
@@ -366,7 +369,7 @@ def test_a_follower_in_another_process_misses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_writer_refuses_a_directory_that_is_not_empty(tmp_path: Path) -> None:
-    """A new life is a new directory: nothing is ever appended to an old log, nor mixed with other files."""
+    """Each life has its own directory: nothing is appended to an old log, or mixed with other files."""
     write(tmp_path / "log", [1])
     with pytest.raises(LogError, match="holds a log already; each run writes to a new directory"):
         Life(tmp_path / "log")
@@ -386,7 +389,7 @@ def test_a_writer_refuses_a_file(tmp_path: Path, place: str) -> None:
 def test_two_writers_that_start_at_once_do_not_share_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have seen the directory empty; the second one to make a segment is refused."""
+    """Both saw the directory empty. The second one to make a segment is refused."""
     monkeypatch.setattr("kvsm.log.writer._claim", lambda path: path.mkdir(exist_ok=True))
     life = Life(tmp_path / "log")
     with pytest.raises(LogError, match="another writer has just started a log here"):
@@ -397,7 +400,7 @@ def test_two_writers_that_start_at_once_do_not_share_a_directory(
 
 
 def test_events_are_appended_in_order(tmp_path: Path) -> None:
-    """A log without gaps starts with a writer that takes none; a refused event changes nothing."""
+    """The writer refuses a gap. A refused event changes nothing."""
     life = Life(tmp_path / "log")
     written = life.append(1)
     for seq in (1, 3):
@@ -449,7 +452,7 @@ def test_a_reader_says_why_there_is_no_log(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_is_gone_or_no_file_is_an_error(tmp_path: Path) -> None:
-    """Retention may drop a segment under a slow reader: it hears so, and gets no short log."""
+    """Retention may delete a segment while a slow reader reads: the reader is told."""
     write(tmp_path / "log", [1, 1], segment_bytes=1)
     batches = LogReader(tmp_path / "log").batches()
     next(batches)
@@ -472,7 +475,7 @@ def test_a_log_without_a_whole_record_has_no_head(tmp_path: Path) -> None:
 
 
 def test_the_first_event_of_a_life_carries_its_configuration(tmp_path: Path) -> None:
-    """The head and `LogOpened` agree: what is kept after retention knows what the first segment knew."""
+    """The head and `LogOpened` agree: after retention, every segment has the configuration."""
     with LogWriter(tmp_path / "log", config=CONFIG, snapshot=bytes) as writer:
         writer.append(LogOpened(1, 0, 0, CONFIG, "0123456789abcdef"))
     reader = LogReader(tmp_path / "log")

@@ -1,4 +1,4 @@
-"""Damaged logs: cut, zeroed or flipped anywhere, a log gives its valid prefix and says where."""
+"""Damaged logs: cut, zeroed or flipped anywhere, a log gives its valid prefix and says where it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvsm.log.frames import HEAD, MARK_OFFSET, PREAMBLE_BYTES, encode_preamble, 
 
 
 def check_torn(path: Path, name: Path, ends: list[int], written: list[OffloadingEvent], kept: int) -> None:
-    """The last segment holds `kept` intact bytes: exactly its whole frames are read, and the rest is told."""
+    """The last segment has `kept` intact bytes: its whole frames are read, and the rest is reported."""
     events, error, torn = read(path)
     whole = max((index for index, end in enumerate(ends) if end <= kept), default=0)
     assert error is None
@@ -42,7 +42,7 @@ def two_segments(tmp_path: Path) -> tuple[Path, list[OffloadingEvent]]:
 
 
 def test_every_truncation_gives_the_valid_prefix(two_segments: tuple[Path, list[OffloadingEvent]]) -> None:
-    """Rule 6: cut anywhere in the last segment, a log reads up to its last whole frame, and says so."""
+    """Rule 6: a log that is cut in its last segment reads up to its last whole frame, and says so."""
     path, written = two_segments
     name = sorted(path.iterdir())[-1]
     data, ends = name.read_bytes(), frame_ends(name)
@@ -55,7 +55,7 @@ def test_every_truncation_gives_the_valid_prefix(two_segments: tuple[Path, list[
 def test_every_zero_filled_tail_gives_the_valid_prefix(
     two_segments: tuple[Path, list[OffloadingEvent]], zeros: int
 ) -> None:
-    """Rule 6: bytes that a file system extended and never wrote are a torn tail wherever they begin."""
+    """Rule 6: bytes that a file system reserved and never wrote are a torn end, wherever they begin."""
     path, written = two_segments
     name = sorted(path.iterdir())[-1]
     data, ends = name.read_bytes(), frame_ends(name)
@@ -67,7 +67,7 @@ def test_every_zero_filled_tail_gives_the_valid_prefix(
 
 
 def _leading_zeros(lost: bytes, zeros: int) -> int:
-    """How many of the lost bytes were zeros anyway, and so are intact."""
+    """How many of the lost bytes were zeros before, and so are intact."""
     lost = lost[:zeros]
     return len(lost) - len(lost.lstrip(b"\0"))
 
@@ -75,7 +75,7 @@ def _leading_zeros(lost: bytes, zeros: int) -> int:
 def test_every_truncation_of_an_earlier_segment_is_damage(
     two_segments: tuple[Path, list[OffloadingEvent]],
 ) -> None:
-    """A segment is complete before the next one opens, so what is missing there was lost later."""
+    """A segment is complete before the next one opens: what is missing there was lost later."""
     path, written = two_segments
     name = sorted(path.iterdir())[0]
     data = name.read_bytes()
@@ -91,7 +91,7 @@ def test_every_truncation_of_an_earlier_segment_is_damage(
 def test_every_flipped_bit_is_reported_with_its_place(
     two_segments: tuple[Path, list[OffloadingEvent]],
 ) -> None:
-    """No flipped bit anywhere gives other events, or fewer without a word; it is never taken for a tear."""
+    """A flipped bit gives no other events, and no fewer in silence. It is never taken for a torn end."""
     path, written = two_segments
     for name in sorted(path.iterdir()):
         data = name.read_bytes()
@@ -112,7 +112,7 @@ def test_every_flipped_bit_is_reported_with_its_place(
 def test_every_overwritten_byte_is_reported(
     two_segments: tuple[Path, list[OffloadingEvent]], value: int
 ) -> None:
-    """As above for whole bytes: damage, or a tear if the last byte of the log became zero."""
+    """The same for whole bytes: damage, or a torn end if the last byte of the log became zero."""
     path, written = two_segments
     for name in sorted(path.iterdir()):
         data = name.read_bytes()
@@ -129,7 +129,7 @@ def test_every_overwritten_byte_is_reported(
 
 
 def test_a_damaged_length_is_not_taken_for_a_tear(tmp_path: Path) -> None:
-    """A length that points past the file's end is known by the header's own checksum."""
+    """The header's own checksum tells a length that points past the file's end."""
     write(tmp_path / "log", [2])
     name = segment_path(tmp_path / "log", 1)
     data = bytearray(name.read_bytes())
@@ -141,7 +141,7 @@ def test_a_damaged_length_is_not_taken_for_a_tear(tmp_path: Path) -> None:
 
 
 def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
-    """Zeros are a tear only if nothing but zeros follows."""
+    """Zeros are a torn end only if only zeros follow."""
     write(tmp_path / "log", [1, 1, 1])
     name = segment_path(tmp_path / "log", 1)
     data, ends = name.read_bytes(), frame_ends(name)
@@ -194,7 +194,7 @@ def test_a_segment_that_opens_with_another_head_is_damage(tmp_path: Path, first:
 def test_more_bytes_behind_a_complete_segment_are_damage(
     two_segments: tuple[Path, list[OffloadingEvent]],
 ) -> None:
-    """No event is missing, yet the writer never left them there."""
+    """No event is missing, but the writer did not write them."""
     path, written = two_segments
     with segment_path(path, 1).open("ab") as file:
         file.write(bytes(3))
@@ -205,7 +205,7 @@ def test_more_bytes_behind_a_complete_segment_are_damage(
 
 
 def test_a_missing_segment_is_damage(tmp_path: Path) -> None:
-    """A gap that no broken mark explains is not one that the writer made."""
+    """The writer marks every gap that it makes."""
     write(tmp_path / "log", [1, 1, 1], segment_bytes=1)
     segment_path(tmp_path / "log", 2).unlink()
     events, error, _ = read(tmp_path / "log")

@@ -19,7 +19,7 @@ from kvsm.log.writer import FRAME_EVENTS
 
 
 def test_a_full_disk_stops_and_says_so_on_every_call(tmp_path: Path) -> None:
-    """Rule 6, `stop`: the error names path, events and cause, and comes back; what is there is whole."""
+    """Rule 6, `stop`: every call raises an error that names path, events and cause. The log stays whole."""
     with disk(400) as limited:
         life = Life(tmp_path / "log")
         written = life.append(2)
@@ -43,7 +43,7 @@ def test_a_log_that_cannot_start_says_so(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_marks_the_log_and_goes_on(tmp_path: Path) -> None:
-    """Rule 6, `continue`: every reader hears of the loss, and can go on from the snapshot behind it."""
+    """Rule 6, `continue`: every reader is told of the loss, and can continue from the snapshot behind it."""
     with disk(1 << 20) as limited:
         life = Life(tmp_path / "log", on_failure="continue")
         before = life.append(2)
@@ -70,7 +70,7 @@ def test_a_full_disk_marks_the_log_and_goes_on(tmp_path: Path) -> None:
 
 
 def check_full_disk(steps: list[tuple[int, int]], segment_bytes: int) -> None:
-    """Run steps of (free bytes, events) with `continue`; events read and gaps reported make up the whole."""
+    """Run steps of (free bytes, events) with `continue`: each event is read, or is in a reported gap."""
     with directory() as path, disk(1 << 20) as limited:
         life = Life(path, on_failure="continue", segment_bytes=segment_bytes)
         for free, count in steps:
@@ -103,7 +103,7 @@ STEPS = st.lists(
 def test_a_disk_that_fills_and_empties_loses_nothing_in_silence(
     steps: list[tuple[int, int]], segment_bytes: int
 ) -> None:
-    """Rule 6: whatever the disk does, each event is read back, or is in a gap, or after `broken_from`."""
+    """Rule 6: each event is read, or is in a gap, or comes after `broken_from`."""
     check_full_disk(steps, segment_bytes)
 
 
@@ -133,7 +133,7 @@ print(life.writer.events, life.writer.dropped, life.writer.broken_from)
 
 
 def test_a_file_size_limit_of_the_kernel_stops_a_writer(tmp_path: Path) -> None:
-    """A write that the kernel itself refuses half way (EFBIG) leaves whole frames, and the error names it."""
+    """A write that the kernel cuts off (EFBIG) leaves whole frames, and the error names the cause."""
     output, _ = run_child(LIMITED.format(choice="stop"), tmp_path / "log").communicate()
     message, counts = output.splitlines()
     events, error, torn = read(tmp_path / "log")
@@ -145,7 +145,7 @@ def test_a_file_size_limit_of_the_kernel_stops_a_writer(tmp_path: Path) -> None:
 
 
 def test_a_file_size_limit_of_the_kernel_leaves_gaps(tmp_path: Path) -> None:
-    """With `continue` the same writer goes on in new segments, and each loss is a gap that readers see."""
+    """With `continue` the writer goes on in new segments, and readers see each loss as a gap."""
     output, _ = run_child(LIMITED.format(choice="continue"), tmp_path / "log").communicate()
     reader = LogReader(tmp_path / "log")
     seen = [one for segment in reader.segments() for one in segment.events()]
@@ -156,7 +156,7 @@ def test_a_file_size_limit_of_the_kernel_leaves_gaps(tmp_path: Path) -> None:
 
 
 def test_a_killed_writer_leaves_a_log_that_reads(tmp_path: Path) -> None:
-    """Rule 6: kill -9 loses at most what was not flushed; the rest reads up to the last whole frame."""
+    """Rule 6: kill -9 loses at most what was not flushed. The log reads up to its last whole frame."""
     body = """
 life = Life(path, segment_bytes=20_000)
 while True:
@@ -177,7 +177,7 @@ while True:
 
 
 def test_a_segment_cut_while_it_opens_is_a_torn_tail(tmp_path: Path) -> None:
-    """A crash between two segments: the old one is complete, the new one has no head yet."""
+    """A crash between two segments: the old one is complete, and the new one has no head yet."""
     written = write(tmp_path / "log", [2], segment_bytes=1 << 20)
     segment_path(tmp_path / "log", 3).write_bytes(encode_preamble())
     events, error, torn = read(tmp_path / "log")
@@ -200,7 +200,7 @@ def test_an_event_that_cannot_be_encoded_stops_the_writer(tmp_path: Path) -> Non
 def test_a_failed_sync_loses_all_since_the_last_good_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
-    """After a failed sync nobody knows which pages are on the disk, so none of them is called written."""
+    """After a failed sync nobody knows which pages are on the disk, so none counts as written."""
     life = Life(tmp_path / "log", durability="interval", sync_interval_ms=3_600_000, on_failure=choice)
     life.append(2)
     failures = [OSError(errno.EIO, os.strerror(errno.EIO))]
@@ -221,10 +221,10 @@ def test_a_failed_sync_loses_all_since_the_last_good_one(
     assert life.writer.events == 0
 
 
-def test_a_loss_that_cannot_be_marked_stops_even_who_chose_to_go_on(
+def test_a_loss_that_cannot_be_marked_stops_even_with_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule 6: the mark is what makes going on honest."""
+    """Rule 6: without the mark, readers would not be told of the loss."""
     life = Life(tmp_path / "log", on_failure="continue")
 
     def pwrite(*_: object) -> int:

@@ -24,7 +24,10 @@ class TestLookup:
         assert core.lookup(keys(1)[0]) is LookupResult.MISS
 
     def test_key_hits_only_after_every_worker_has_stored_it(self) -> None:
-        """S2: a store is published by its last worker's report, not before (B38, B34)."""
+        """Publish after commit (S2).
+
+        A store is published by its last worker's report, not before (B38, B34).
+        """
         core, _ = new_core(workers=3)
         job = core.prepare_store("r", keys(1), [0]).job
         assert job is not None
@@ -62,7 +65,7 @@ class TestMatch:
         assert core.match("q", keys(3)).hits == 1
 
     def test_what_a_match_counts_is_not_evicted(self) -> None:
-        """S7: B06, a hit that was counted and gone before its load."""
+        """A match holds what it counts (S7): a counted hit was evicted before its load (B06)."""
         core, _ = new_core(host_blocks=3)
         store(core, "r", keys(3))
         core.match("q", keys(2))
@@ -86,7 +89,7 @@ class TestMatch:
         assert len(log) == events
 
     def test_second_question_replaces_the_first(self) -> None:
-        """S4: one set of pins a request (B31)."""
+        """One release per hold (S4): a request has one set of pins (B31)."""
         core, _ = new_core()
         store(core, "r", keys(3))
         core.match("q", keys(3))
@@ -95,7 +98,10 @@ class TestMatch:
         assert pinned[:3] == [1, 0, 0]
 
     def test_second_question_for_as_many_other_blocks_replaces_the_first(self) -> None:
-        """S7: what is held is what was counted, not just as much."""
+        """A match holds what it counts (S7).
+
+        The request holds the blocks that were counted, not only as many.
+        """
         core, _ = new_core()
         store(core, "r", keys(2))
         store(core, "r", keys(2, "other"), 4)
@@ -111,14 +117,14 @@ class TestMatch:
         assert len(core.ledger.policy) == 3
 
     def test_waits_for_a_store_in_flight(self) -> None:
-        """B08: a key in flight is not a miss."""
+        """A key in flight is not a miss (B08)."""
         core, _ = new_core()
         job = core.prepare_store("r", keys(2), [0, 1]).job
         assert job is not None
         assert core.match("q", keys(2)) == Match(0, job.transfer)
         assert core.ledger.requests["q"].state is RequestState.DEFERRED
 
-    def test_end_of_the_store_wakes_who_waits(self) -> None:
+    def test_end_of_the_store_wakes_its_waiting_requests(self) -> None:
         core, _ = new_core()
         job = core.prepare_store("r", keys(2), [0, 1]).job
         assert job is not None
@@ -127,8 +133,8 @@ class TestMatch:
         core.complete_store(job.transfer)
         assert core.match("q", keys(2)) == Match(2)
 
-    def test_failed_store_wakes_who_waits(self) -> None:
-        """S9: B15, a wait that nobody ends."""
+    def test_failed_store_wakes_its_waiting_requests(self) -> None:
+        """Progress (S9): no wait is left that nobody ends (B15)."""
         core, _ = new_core()
         job = core.prepare_store("r", keys(2), [0, 1]).job
         assert job is not None
@@ -138,7 +144,7 @@ class TestMatch:
         assert core.match("q", keys(2)) == Match(0)
 
     def test_wait_is_bounded_in_ticks(self) -> None:
-        """S9: rule 8, every wait has a bound; once it is used up the request waits for nothing more."""
+        """Progress (S9): every wait has a bound (rule 8). After it the request waits for nothing more."""
         core, _ = new_core(defer_ticks=3)
         core.prepare_store("r", keys(2), [0, 1])
         waiting = []
@@ -148,7 +154,7 @@ class TestMatch:
         assert waiting == [True, True, True, False, False]
 
     def test_wait_for_one_transfer_after_another_has_one_bound(self) -> None:
-        """S9: who is woken by a failure and waits for the next store does not begin to wait anew."""
+        """Progress (S9): a request that waits for the next store after a failure keeps its bound."""
         core, _ = new_core(defer_ticks=3)
         waiting = []
         for attempt in range(5):
@@ -217,7 +223,7 @@ class TestLoad:
         assert core.prepare_load("q", [5]) is None
 
     def test_end_of_a_load_is_a_use(self) -> None:
-        """The touch of a load is implied by its end: what was loaded is evicted last."""
+        """The end of a load counts as a use: what was loaded is evicted last."""
         core, _ = new_core(host_blocks=2)
         store(core, "r", keys(1, "old"))
         store(core, "r", keys(1, "young"), 1)
@@ -225,14 +231,14 @@ class TestLoad:
         assert core.prepare_store("r", keys(1, "new"), [5]).evicted == keys(1, "young")
 
     def test_blocks_of_a_load_are_not_evicted(self) -> None:
-        """S3: B35."""
+        """No reuse in flight (S3): the blocks under a load stay (B35)."""
         core, _ = new_core(host_blocks=2)
         store(core, "r", keys(2))
         load(core, "q", keys(2), 4)
         assert core.prepare_store("r", keys(1, "new"), [8]).job is None
 
     def test_failed_load_voids_its_keys_before_the_request_hears(self) -> None:
-        """S6: B27, B28; else the next match finds them and fails again for ever."""
+        """Failure is not success (S6): otherwise every next match finds them and fails again (B27, B28)."""
         core, _ = new_core()
         store(core, "r", keys(2))
         ended = core.fail_load(load(core, "q", keys(2), 4))
@@ -262,7 +268,10 @@ class TestLoad:
 
     @pytest.mark.parametrize("count", [2, 3 * SMALL])
     def test_voided_promise_is_reported_as_a_failed_load(self, count: int) -> None:
-        """S7: an engine that was promised tokens always hears; the pins still alive are given back."""
+        """A match holds what it counts (S7).
+
+        The engine always hears of a broken promise. The live pins are given back.
+        """
         core, log = new_core(host_blocks=count, device_blocks=2 * count)
         store(core, "r", keys(1))
         store(core, "r", keys(count)[1:], 1)
@@ -275,7 +284,10 @@ class TestLoad:
 
     @pytest.mark.parametrize("count", [1, 3 * SMALL])
     def test_pin_does_not_pass_to_the_next_life_of_a_slot(self, count: int) -> None:
-        """Identity is (slot, generation): a slot stored again after a reset is not what was matched."""
+        """A match holds what it counts (S7).
+
+        A pin names (slot, generation). A slot that was stored again is another block.
+        """
         core, _ = new_core(host_blocks=count, device_blocks=count)
         store(core, "r", keys(count))
         core.match("q", keys(count))
@@ -286,7 +298,7 @@ class TestLoad:
         assert len(core.ledger.policy) == count
 
     def test_slots_of_a_failed_load_are_free_and_nothing_else(self) -> None:
-        """S1: each slot in one list: what was voided leaves the eviction order."""
+        """Conservation (S1): each slot is in one list. A voided block leaves the eviction order."""
         core, _ = new_core()
         store(core, "r", keys(2))
         core.fail_load(load(core, "q", keys(2), 4))
@@ -311,7 +323,7 @@ class TestReports:
     def test_report_that_means_nothing_is_recorded_and_changes_nothing(
         self, transfer: int, worker: int, reason: str
     ) -> None:
-        """S5."""
+        """Stale reports change nothing (S5): it is recorded only."""
         core, log = new_core(workers=2)
         job = core.prepare_store("r", keys(1), [0]).job
         assert job is not None
@@ -352,7 +364,7 @@ class TestReports:
         assert log[-1].reason == RejectReason.DIRECTION
 
     def test_late_report_does_not_complete_the_next_store_of_the_key(self) -> None:
-        """S5: B12, B39."""
+        """Stale reports change nothing (S5): a report names a transfer, not a key (B12, B39)."""
         core, _ = new_core()
         first = core.prepare_store("r", keys(1), [0]).job
         assert first is not None
@@ -369,14 +381,14 @@ class TestReports:
 
 class TestReset:
     def test_nothing_matches_afterwards(self) -> None:
-        """S14."""
+        """No stale data (S14): of what was stored before the reset."""
         core, _ = new_core()
         store(core, "r", keys(3))
         assert core.reset()
         assert core.match("q", keys(3)) == Match(0)
 
     def test_slot_of_a_store_in_flight_is_quarantined_until_it_ends(self) -> None:
-        """S3: B13, free is not reuse."""
+        """No reuse in flight (S3): a free slot is not reused under a copy (B13)."""
         core, _ = new_core(host_blocks=1)
         job = core.prepare_store("r", keys(1), [0]).job
         assert job is not None
@@ -389,7 +401,7 @@ class TestReset:
         assert core.prepare_store("r", keys(1), [1]).job is not None
 
     def test_load_under_way_fails(self) -> None:
-        """S14: what a load of an older epoch brought is not used."""
+        """No stale data (S14): what a load of an older epoch brought is not used."""
         core, _ = new_core()
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
@@ -425,7 +437,10 @@ class TestReset:
             assert core.ledger.epoch == epoch
 
     def test_reset_of_an_empty_pool_still_ages_what_was_loaded(self) -> None:
-        """S14: nothing is resident any more, but a device block holds what an older epoch's load brought."""
+        """No stale data (S14).
+
+        Nothing is resident, but a device block holds what a load of the older epoch brought.
+        """
         core, _ = new_core()
         store(core, "r", keys(1))
         core.complete_load(load(core, "q", keys(1), 4))
@@ -437,8 +452,8 @@ class TestReset:
 
 
 class TestRequests:
-    def test_finish_twice_is_as_once(self) -> None:
-        """S8: B30."""
+    def test_finish_twice_is_one_event(self) -> None:
+        """Every call is legal (S8): finish is idempotent (B30)."""
         core, log = new_core()
         core.match("r", keys(1))
         assert core.finish("r")
@@ -448,7 +463,7 @@ class TestRequests:
 
     @pytest.mark.parametrize("aborted", [False, True])
     def test_finish_is_recorded_once_and_says_whether_it_was_an_abort(self, aborted: bool) -> None:
-        """S8: also of a request that lives on until its load ends."""
+        """Every call is legal (S8): also for a request that stays until its load ends."""
         core, log = new_core()
         store(core, "r", keys(1))
         load(core, "q", keys(1), 4)
@@ -458,13 +473,13 @@ class TestRequests:
         assert [(event.request, event.aborted) for event in finished] == [("q", aborted)]
 
     def test_finish_of_an_unknown_request_is_legal(self) -> None:
-        """S8: B19, aborted before it was ever scheduled."""
+        """Every call is legal (S8): a request may be aborted before it is scheduled (B19)."""
         core, log = new_core()
         assert core.finish("r", aborted=True)
         assert kinds(log) == ["LogOpened"]
 
     def test_finished_request_lives_until_its_load_ends(self) -> None:
-        """S4, S8: B20, B29."""
+        """One release per hold (S4), every call is legal (S8): the end of the load finds it (B20, B29)."""
         core, _ = new_core()
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
@@ -475,7 +490,10 @@ class TestRequests:
 
     @pytest.mark.parametrize("good", [True, False])
     def test_finished_request_is_released_at_once_and_its_stores_go_on(self, good: bool) -> None:
-        """S4, S16: what was confirmed at the finish is stored under lease; nobody need remember for whom."""
+        """One release per hold (S4), full offload (S16).
+
+        Leases hold what is stored. A store needs no request.
+        """
         core, _ = new_core()
         core.arrive("r")
         transfer = begin_store(core, "r", keys(1), 3)
@@ -496,7 +514,7 @@ class TestRequests:
         assert core.ledger.requests["r"].state is RequestState.NEW
 
     def test_abort_in_mid_load_keeps_the_lease(self) -> None:
-        """S3: B05, the copy would land in another request's block."""
+        """No reuse in flight (S3): the copy would write into another request's block (B05)."""
         core, _ = new_core()
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
@@ -506,7 +524,7 @@ class TestRequests:
         assert core.ledger.leases.state(4) is LeaseState.NONE
 
     def test_finish_gives_its_pins_back(self) -> None:
-        """S4: B31, a lookup that pins and a retrieve that never comes."""
+        """One release per hold (S4): a lookup pinned, and the retrieve never came (B31)."""
         core, _ = new_core()
         store(core, "r", keys(2))
         core.match("q", keys(2))
@@ -514,7 +532,11 @@ class TestRequests:
         assert len(core.ledger.policy) == 2
 
     def test_preempted_request_waits_for_its_load_and_matches_when_that_has_ended(self) -> None:
-        """S8: B18, re-admission while a load runs; two loads of one request could be told apart by nobody."""
+        """Every call is legal (S8).
+
+        A request is admitted again while its load runs (B18). Two loads of one request could not be told
+        apart.
+        """
         core, _ = new_core()
         store(core, "r", keys(2))
         transfer = load(core, "q", keys(2), 4)
@@ -525,7 +547,10 @@ class TestRequests:
         assert core.match("q", keys(2)) == Match(2)
 
     def test_preempted_request_that_may_not_wait_computes(self) -> None:
-        """S9, S4: without patience left it is told that nothing is served; a second load never begins."""
+        """Progress (S9), one release per hold (S4).
+
+        When its bound is used up, nothing is served. A second load never begins.
+        """
         core, log = new_core(defer_ticks=2)
         store(core, "r", keys(2))
         transfer = load(core, "q", keys(2), 4)
@@ -540,7 +565,7 @@ class TestRequests:
         assert core.ledger.requests["q"].load == transfer
 
     def test_preempted_and_finished_request_is_released_by_its_load(self) -> None:
-        """S9, S8."""
+        """Progress (S9), every call is legal (S8): nothing of it is left."""
         core, _ = new_core()
         store(core, "r", keys(2))
         transfer = load(core, "q", keys(2), 4)
@@ -553,7 +578,10 @@ class TestRequests:
         assert not core.ledger.deferred
 
     def test_finished_request_moves_no_cursors_and_is_not_preempted(self) -> None:
-        """S8: a request that only waits for its load has nothing to offer, and no blocks to be taken."""
+        """Every call is legal (S8).
+
+        A request that only waits for its load has nothing to offer, and no blocks to take.
+        """
         core, log = new_core()
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
@@ -567,7 +595,7 @@ class TestRequests:
         assert not core.ledger.requests
 
     def test_preemption_restarts_the_cursors(self) -> None:
-        """The block table starts anew: what was settled of the old one says nothing."""
+        """The request gets another block table. Cursors into the old one say nothing."""
         core, log = new_core()
         core.arrive("r")
         core.advance([("r", (3,), (4,))])
@@ -578,7 +606,10 @@ class TestRequests:
         assert kinds(log).count("RequestPreempted") == 1
 
     def test_lost_store_retires_its_slots_and_leaves_its_device_blocks_usable(self) -> None:
-        """S9, S3: what the dead copy may still write is never used again; what it reads may be."""
+        """Progress (S9), no reuse in flight (S3).
+
+        What the lost copy may still write is never used again. What it reads may be.
+        """
         core, _ = new_core(host_blocks=2)
         transfer = begin_store(core, "r", keys(1), 3)
         ended = core.lose(transfer)
@@ -591,7 +622,7 @@ class TestRequests:
         assert prepared.deferred == (1,)
 
     def test_lost_load_retires_what_it_may_still_write_and_frees_the_request(self) -> None:
-        """S9: the engine goes on; S3: the memory is never used again."""
+        """Progress (S9), no reuse in flight (S3): the engine goes on without this memory."""
         core, _ = new_core()
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
@@ -617,7 +648,7 @@ class TestRequests:
 
 class TestOverdue:
     def test_transfers_are_lost_at_their_bound_and_not_before(self) -> None:
-        """S9: rule 8, a worker that never reports is found in a bounded number of ticks."""
+        """Progress (S9): a worker that never reports is found after a bounded number of ticks (rule 8)."""
         core, _ = new_core(workers=2, transfer_ticks=3)
         store(core, "r", keys(1, "old"))
         first = begin_store(core, "r", keys(1))
@@ -633,7 +664,7 @@ class TestOverdue:
         assert core.report(first, 1, True) is None
 
     def test_what_was_not_submitted_is_never_overdue(self) -> None:
-        """No copy of it can be missing; and its time begins when it leaves."""
+        """Its time in flight begins when it leaves."""
         core, _ = new_core(transfer_ticks=2)
         job = core.prepare_store("r", keys(1), [0]).job
         assert job is not None
@@ -647,7 +678,7 @@ class TestOverdue:
         assert [ended.transfer for ended in core.lose_overdue()] == [job.transfer]
 
     def test_abandoned_transfers_are_overdue_too(self) -> None:
-        """S9: a reset whose copies never end drains all the same."""
+        """Progress (S9): a reset drains even if its copies never end."""
         core, _ = new_core(transfer_ticks=1)
         begin_store(core, "r", keys(1))
         assert not core.reset()
@@ -690,7 +721,7 @@ class TestStepsAndLog:
         assert kinds(log).count("FlushRequested") == 1
 
     def test_log_is_flushed_before_plans_leave(self) -> None:
-        """Rule 12: the log is ahead of the world."""
+        """Rule 12: the log has a plan before a worker acts on it."""
         order: list[str] = []
 
         class Sink(MemoryLog):
@@ -707,7 +738,7 @@ class TestStepsAndLog:
         assert order[-2:] == ["TransfersSubmitted", "flush"]
 
     def test_failed_write_poisons_the_core(self) -> None:
-        """Rule 12: a write that fails is never passed over."""
+        """Rule 12: no failed write is ignored."""
 
         class FullDisk(MemoryLog):
             def flush(self) -> None:
@@ -720,7 +751,7 @@ class TestStepsAndLog:
             core.match("r", keys(1))
 
     def test_interrupt_between_fold_and_log_poisons_the_core(self) -> None:
-        """S10: what the ledger has and the log lacks must not go on."""
+        """Events are state (S10): the ledger has an event that the log lacks, so the core stops."""
 
         class Interrupted(MemoryLog):
             def append(self, event: OffloadingEvent) -> None:
@@ -734,7 +765,7 @@ class TestStepsAndLog:
             core.match("r", keys(1))
 
     def test_step_is_flushed_once(self) -> None:
-        """A frame a step: by `submit` if plans leave, else when the step ends."""
+        """One frame a step: by `submit` if jobs leave, otherwise at the end of the step."""
         flushes: list[int] = []
 
         class Sink(MemoryLog):
@@ -753,7 +784,7 @@ class TestStepsAndLog:
 
     @pytest.mark.parametrize("copies_end", [True, False], ids=["copies end", "nothing to submit"])
     def test_nothing_is_left_unwritten_when_no_copy_brings_another_step(self, copies_end: bool) -> None:
-        """An engine that goes idle leaves a whole log: rule 6."""
+        """Rule 6: an engine that goes idle leaves a complete log."""
         unwritten: list[str] = []
 
         class Sink(MemoryLog):
@@ -829,7 +860,7 @@ class TestStepsAndLog:
         assert [(event.step, event.wall_ns) for event in log] == [(0, 5), (0, 6), (1, 7)]
 
     def test_wall_time_is_data_only(self) -> None:
-        """S11: the same calls under another clock give the same decisions."""
+        """Determinism (S11): the same calls under another clock give the same decisions."""
 
         def decisions(clock_ns: Callable[[], int]) -> list[OffloadingEvent]:
             log = MemoryLog()
@@ -863,7 +894,7 @@ def test_device_block_that_does_not_exist_is_named(count: int) -> None:
 
 
 def test_load_tells_of_every_device_block_what_it_brought() -> None:
-    """S14: each block of a chunk has its key, for a reset may age any of them."""
+    """No stale data (S14): each device block of a chunk has its key: a reset may age any of them."""
     core, _ = new_core(blocks_per_chunk=2)
     store(core, "r", keys(2))
     load(core, "q", keys(2), 8)
@@ -872,7 +903,7 @@ def test_load_tells_of_every_device_block_what_it_brought() -> None:
 
 
 def test_ledger_knows_when_it_last_forgot_a_key() -> None:
-    """S13: whoever was admitted after that event need not offer everything again."""
+    """No doubled or lost store (S13): a request that was admitted later need not offer everything again."""
     core, log = new_core(host_blocks=1)
     store(core, "r", keys(1))
     store(core, "r", keys(1, "other"), 4)
@@ -887,7 +918,7 @@ def test_without_a_publisher_nothing_is_to_be_taken() -> None:
 
 
 def test_offloading_events_say_what_came_and_went() -> None:
-    """S10: folding what left kvsm gives the readable keys."""
+    """Events are state (S10): folding what left kvsm gives the readable keys."""
     core, _ = new_core(host_blocks=2, publisher=Publisher())
     store(core, "r", keys(2))
     store(core, "r", keys(1, "new"), 4)

@@ -1,4 +1,4 @@
-"""The four machines: that the tables mean what the design says, and that every way to run them agrees."""
+"""The four machines: the tables mean what the design says, and every way to run them agrees."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def a_light(*rows: Row, bits: int = 3) -> Machine:
 
 
 def counts_of_note(limit: int) -> list[int]:
-    """Where guards and limits change their mind, and the values beside."""
+    """The edges of guards and limits, and the values beside them."""
     return sorted({0, 1, 2, 3, limit - 1, limit} & set(range(limit + 1)))
 
 
 def places(machine: Machine) -> Iterator[Place]:
-    """Every state with every combination of noteworthy counts, whether a run can reach it or not."""
+    """Every state with every combination of these counts, reachable or not."""
     ranges = [counts_of_note(counter.limit) for counter in machine.counters]
     for state in machine.states:
         for counts in product(*ranges):
@@ -72,7 +72,7 @@ def places(machine: Machine) -> Iterator[Place]:
 
 
 def after(machine: Machine, place: Place, trigger: int) -> Place | None:
-    """The next place, or None where the table says nothing."""
+    """The next place; None if the table has no row."""
     try:
         return machine.step(*place, trigger)
     except UndefinedStep:
@@ -93,7 +93,7 @@ def after_in_reference(machine: Machine, place: Place, trigger: IntEnum) -> Plac
 
 
 def reachable(machine: Machine, start: Place, most: int) -> set[Place]:
-    """Every place that triggers lead to from `start` while no counter exceeds `most`."""
+    """Every place that triggers reach from `start` while no counter exceeds `most`."""
     found, front = {start}, [start]
     while front:
         place = front.pop()
@@ -123,7 +123,7 @@ machine_names = st.sampled_from(sorted(MACHINES))
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[Machine, list[Place], list[int], IntEnum]:
-    """A machine, some things in places (often all alike), distinct ids among them, and a trigger.
+    """A machine, some things in places (often all equal), distinct ids of them, and a trigger.
 
     Sizes lie around the border between a tuple of ids and an array of them.
     """
@@ -141,7 +141,7 @@ def batches(draw: st.DrawFn) -> tuple[Machine, list[Place], list[int], IntEnum]:
 
 
 def run_five_ways(machine: Machine, start: int, choices: list[int]) -> None:
-    """Drive one run through every implementation, and compare all of them at every step."""
+    """Drive one run through every implementation, and compare them at every step."""
     codec, triggers = CODECS[machine.name], list(machine.triggers)
     model = reference_model(machine, **({"pending": start} if machine is TRANSFER else {}))
     place: Place = (machine.initial, model.counts)
@@ -169,7 +169,7 @@ def run_five_ways(machine: Machine, start: int, choices: list[int]) -> None:
 
 
 class TestReference:
-    """The tables as `transitions` runs them, against the tables as kvsm runs them."""
+    """The tables as `transitions` runs them, compared with how kvsm runs them."""
 
     @EVERY_MACHINE
     def test_agrees_in_every_place(self, machine: Machine) -> None:
@@ -199,13 +199,13 @@ class TestReference:
             reference_model(BLOCK, copeis=1)
 
     def test_is_not_loaded_by_the_rest(self) -> None:
-        """`transitions` is for checking: no replay and no engine pays for its import."""
+        """`transitions` is for checking: a replay and an engine do not import it."""
         code = "import sys, kvsm.states, kvsm.events; sys.exit('transitions' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 class TestDeclaration:
-    """A table that says two things, or names what is not there, is refused when it is declared."""
+    """A table that is ambiguous, or names what does not exist, is refused when it is declared."""
 
     def test_refuses_two_rows_for_one_step(self) -> None:
         with pytest.raises(ConfigError, match="machine light: two rows match OFF on PRESS"):
@@ -215,7 +215,7 @@ class TestDeclaration:
             )
 
     def test_sees_an_overlap_that_only_effects_leave_out(self) -> None:
-        """Two rows whose guards overlap, but whose effects never fit at once, are two rows still apart."""
+        """Two rows whose guards overlap are apart if their effects never fit at the same time."""
         machine = a_light(
             Row((Light.OFF,), Switch.PRESS, Light.ON, "room for one more", then={"presses": 1}),
             Row((Light.OFF,), Switch.PRESS, Light.OFF, "full", {"presses": (7, 7)}),
@@ -238,7 +238,7 @@ class TestDeclaration:
             Codec(a_light(bits=28))
 
     def test_the_digest_knows_every_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Leave out, or alter, any row of any machine: a log written by other tables is told apart."""
+        """The digest changes if any row of any machine is left out or altered."""
         seen = {machines_digest()}
         changed = 0
         for machine in MACHINES.values():
@@ -258,7 +258,7 @@ class TestDeclaration:
         assert len(seen) == changed + 1
 
     def test_the_digest_is_made_of_this_text(self) -> None:
-        """States, counters and arcs, each on a line: what another version must write for the same tables."""
+        """States, counters and arcs, one a line: another version must write the same for equal tables."""
         rows = (
             Row((Light.OFF,), Switch.PRESS, Light.ON, "pressed", then={"presses": 1}),
             Row((Light.ON,), Switch.BREAK, None, "broken", {"presses": (2, 5)}, {"presses": "void"}),
@@ -275,11 +275,11 @@ class TestDeclaration:
         assert machines_digest() == blake2b(text.encode(), digest_size=8).hexdigest()
 
     def test_the_digest_of_these_tables_is_known(self) -> None:
-        """Logs name their tables by it: to change a row is to change what old logs mean, and is said here."""
+        """Logs name their tables by it. To change a row is to change what old logs mean, and this test."""
         assert machines_digest() == "2cb0aa636138d38c"
 
     def test_the_digest_ignores_reasons(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A reason reworded is no other machine: old logs go on reading."""
+        """Other words for a reason are not another machine: old logs can still be read."""
         digest = machines_digest()
         rows = tuple(Row(row.sources, row.trigger, row.target, "", row.when, row.then) for row in LEASE.rows)
         reworded = Machine("lease", LEASE.states, LEASE.triggers, LEASE.counters, rows)
@@ -292,7 +292,10 @@ class TestStep:
 
     @EVERY_MACHINE
     def test_counters_stay_in_range(self, machine: Machine) -> None:
-        """S4: from any place, limits included, no step leaves a counter negative or over its limit."""
+        """One release per hold (S4).
+
+        From any place, limits included, no step leaves a counter negative or over its limit.
+        """
         for place in places(machine):
             for trigger in machine.triggers:
                 then = after(machine, place, trigger)
@@ -304,7 +307,7 @@ class TestStep:
 
     @EVERY_MACHINE
     def test_no_guard_admits_what_no_counter_can_hold(self, machine: Machine) -> None:
-        """A table that says more than a word can hold says something else than the hot path does."""
+        """A table must not say more than a word can hold: the hot path would say something else."""
         for arc in chain.from_iterable(chain.from_iterable(machine.dense)):
             for (_, most), counter in zip(arc.ranges, machine.counters, strict=True):
                 assert most <= counter.limit, f"row {arc.row}: {counter.name}"
@@ -326,7 +329,7 @@ class TestStep:
     def test_a_limit_refuses(
         self, machine: Machine, state: IntEnum, counts: tuple[int, ...], trigger: IntEnum
     ) -> None:
-        """One more than the most, or one less than none, is refused by name."""
+        """A step beyond a counter's limits is refused by name."""
         codec = CODECS[machine.name]
         with pytest.raises(IllegalTransition) as refused:
             codec.step(codec.encode(state, counts), trigger, 7, 3)
@@ -364,12 +367,12 @@ class TestStep:
 
 
 class TestBatch:
-    """A batch is many single steps at once, and all of them or none."""
+    """A batch is many single steps: all of them or none."""
 
     @given(batch=batches())
     @settings(max_examples=300)
     def test_agrees_with_single_steps(self, batch: tuple[Machine, list[Place], list[int], IntEnum]) -> None:
-        """In either form of ids, whatever the size, whether words are alike or mixed; or refused whole."""
+        """In both forms of ids, at any size, for equal and mixed words; or the whole batch is refused."""
         machine, held, ids, trigger = batch
         expected = {one: after(machine, held[one], trigger) for one in ids}
         for form in (tuple(ids), np.array(ids, dtype=np.int64)):
@@ -392,7 +395,7 @@ class TestBatch:
     def test_refuses_ids_that_are_doubled_or_absent(
         self, batch: tuple[Machine, list[Place], list[int], IntEnum], data: st.DataObject
     ) -> None:
-        """Named once and present, each of them; else nothing changes, and the culprits are named."""
+        """Otherwise nothing changes, and the wrong ids are named."""
         machine, held, ids, trigger = batch
         absent = data.draw(st.sampled_from([None, len(held), len(held) + 5, -1, -len(held)]))
         bad = ids[0] if absent is None else absent
@@ -409,7 +412,7 @@ class TestBatch:
 
     @pytest.mark.parametrize("size", [2, SMALL, SMALL + 1, 50_000])
     def test_a_doubled_id_is_named(self, size: int) -> None:
-        """In a large batch too, and without comparing every pair."""
+        """Also in a large batch, without comparing every pair."""
         words = StateWords(CODECS["block"], size)
         ids = [*range(size - 1), 0]
         form = tuple(ids) if size <= SMALL else np.array(ids, dtype=np.int64)
@@ -436,7 +439,7 @@ class TestBatch:
     @pytest.mark.parametrize("size", [1, 2, SMALL, SMALL + 1])
     @pytest.mark.parametrize("words", [(7, 7), (5, 5), (5, 7), (7, 5)])
     def test_pick_finds_the_same_in_every_form(self, size: int, words: tuple[int, int]) -> None:
-        """The words of a batch are a list, one int when all are equal, or an array: no answer tells which."""
+        """The words of a batch are a list, one int if all are equal, or an array. The answers are equal."""
         held = [words[place % 2] for place in range(size)]
         ids = range(100, 100 + size)
         expected = [one for one, word in zip(ids, held, strict=True) if word == 7]
@@ -453,7 +456,7 @@ class TestBatch:
 
 
 class TestBlock:
-    """What the block's table promises, over all that it can reach with up to three of each holder."""
+    """What the block's table promises in every place that it can reach with up to three of each holder."""
 
     REACHED = reachable(BLOCK, (BlockState.FREE, (0, 0)), most=3)
     READABLE = (BlockState.STORED, BlockState.LOADING)
@@ -462,14 +465,20 @@ class TestBlock:
         assert {state for state, _ in self.REACHED} == set(BlockState)
 
     def test_invalidate_is_total(self) -> None:
-        """S8, S14: a reset is legal wherever a block is, and nothing is readable after it."""
+        """Every call is legal (S8), no stale data (S14).
+
+        A reset is legal in every state of a block, and nothing is readable after it.
+        """
         for place in places(BLOCK):
             then = after(BLOCK, place, BlockTrigger.INVALIDATE)
             assert then is not None
             assert then[0] not in self.READABLE
 
     def test_only_a_good_end_publishes(self) -> None:
-        """S2, S6: what becomes readable was stored, and its transfer ended good."""
+        """Publish after commit (S2), failure is not success (S6).
+
+        Only a block whose store ended well becomes readable.
+        """
         publishing = {
             (BlockState(place[0]), trigger)
             for place in self.REACHED
@@ -481,22 +490,25 @@ class TestBlock:
         assert publishing == {(BlockState.STORING, BlockTrigger.END_COPY_GOOD)}
 
     def test_copies_are_counted_where_they_run_and_nowhere_else(self) -> None:
-        """S3, S4: a state that may be allocated or evicted from has no copy; one in flight has some."""
+        """No reuse in flight (S3), one release per hold (S4).
+
+        A block that may be allocated or evicted has no copy; a block in flight has one.
+        """
         in_flight = (BlockState.STORING, BlockState.LOADING, BlockState.QUARANTINED)
         for state, (copies, _) in self.REACHED:
             assert (copies > 0) == (state in in_flight), BlockState(state).name
 
     def test_pins_are_held_on_readable_blocks_only(self) -> None:
-        """S7: a promise is kept or voided; it never outlives the bytes."""
+        """A match holds what it counts (S7): a pin is kept or voided. It never outlives the bytes."""
         assert all(pins == 0 or state in self.READABLE for state, (_, pins) in self.REACHED)
 
     def test_a_held_block_is_not_evicted(self) -> None:
-        """S3, S7: eviction finds no pin and no copy."""
+        """No reuse in flight (S3), a match holds what it counts (S7): eviction finds no pin and no copy."""
         evictable = {place for place in self.REACHED if after(BLOCK, place, BlockTrigger.EVICT)}
         assert evictable == {(BlockState.STORED, (0, 0))}
 
     def test_every_block_comes_to_rest(self) -> None:
-        """S9: copies end, pins are released, and no block is left held."""
+        """Progress (S9): when copies end and pins are released, no block is held."""
         ends = (
             BlockTrigger.END_COPY_GOOD,
             BlockTrigger.UNPIN,
@@ -510,7 +522,7 @@ class TestBlock:
             assert place[1] == (0, 0), f"{start} ended in {place}"
 
     def test_a_retired_slot_stays_retired(self) -> None:
-        """S3: a copy that never reports may still write, so nothing brings its slot back."""
+        """No reuse in flight (S3): a lost copy may still write, so nothing brings its slot back."""
         for trigger in BlockTrigger:
             then = after(BLOCK, (BlockState.RETIRED, (0, 0)), trigger)
             assert then in (None, (BlockState.RETIRED, (0, 0)))
@@ -520,21 +532,24 @@ class TestLease:
     REACHED = reachable(LEASE, (LeaseState.NONE, (0,)), most=3)
 
     def test_reading_and_writing_exclude_each_other(self) -> None:
-        """S12: no copy writes a device block that another reads or writes."""
+        """Order of copies (S12): no copy writes a device block that another reads or writes."""
         writable = {place for place in self.REACHED if after(LEASE, place, LeaseTrigger.BEGIN_WRITE)}
         assert writable == {(LeaseState.NONE, (0,))}
         readable = {place[0] for place in self.REACHED if after(LEASE, place, LeaseTrigger.BEGIN_READ)}
         assert readable == {LeaseState.NONE, LeaseState.READING}
 
     def test_readers_are_counted_while_reading_only(self) -> None:
-        """S4: a lease without a reader is none."""
+        """One release per hold (S4): READING has a reader, and no other state has one."""
         assert all((readers > 0) == (state == LeaseState.READING) for state, (readers,) in self.REACHED)
 
 
 class TestTransfer:
     @given(reports=st.lists(st.booleans(), min_size=1, max_size=20), abandoned=st.integers(0, 20))
     def test_is_good_when_every_worker_was(self, reports: list[bool], abandoned: int) -> None:
-        """S2, S6: completed by the last report if none failed; drained, whatever they say, after a reset."""
+        """Publish after commit (S2), failure is not success (S6).
+
+        The last report completes it if none failed. After a reset it is drained in any case.
+        """
         place = TRANSFER.step(TransferState.PLANNED, (len(reports), 0), TransferTrigger.SUBMIT)
         for number, good in enumerate(reports):
             assert place[0] in (TransferState.SUBMITTED, TransferState.ABANDONED)
@@ -547,7 +562,7 @@ class TestTransfer:
         assert place[1][0] == 0
 
     def test_an_end_is_an_end(self) -> None:
-        """S5: nothing moves a transfer that has ended."""
+        """Stale reports change nothing (S5): nothing changes a transfer that has ended."""
         ends = set(TransferState) - {
             TransferState.PLANNED,
             TransferState.SUBMITTED,
@@ -563,7 +578,10 @@ class TestRequest:
     OVER = (RequestState.FINISHED, RequestState.RELEASED)
 
     def test_finish_is_legal_in_every_living_state(self) -> None:
-        """S8: an abort may come at any time; with a load in flight the request waits for it."""
+        """Every call is legal (S8).
+
+        An abort may come at any time. A request with a load in flight waits for it.
+        """
         for state, (loads,) in self.REACHED:
             if state not in self.OVER:
                 then = after(REQUEST, (state, (loads,)), RequestTrigger.FINISH)
@@ -571,13 +589,16 @@ class TestRequest:
                 assert then == (over, (loads,))
 
     def test_is_released_only_when_its_load_has_ended(self) -> None:
-        """S4: FINISHED has one, RELEASED has none."""
+        """One release per hold (S4): FINISHED has one, RELEASED has none."""
         for state, (loads,) in self.REACHED:
             if state in self.OVER:
                 assert loads == (state == RequestState.FINISHED)
 
     def test_the_end_of_its_load_always_finds_it(self) -> None:
-        """S5, S8: whatever became of the request since, the end of its load is a legal step."""
+        """Stale reports change nothing (S5), every call is legal (S8).
+
+        The end of its load is legal in whatever state the request is.
+        """
         for state, (loads,) in self.REACHED:
             if loads:
                 then = after(REQUEST, (state, (loads,)), RequestTrigger.END_LOAD)
@@ -585,7 +606,7 @@ class TestRequest:
                 assert then[1] == (0,)
 
     def test_a_second_load_never_begins(self) -> None:
-        """S4: with a load in flight a request gets no match that it could load, in whatever state it is."""
+        """One release per hold (S4): in no state can a request with a load in flight begin another."""
         for state, (loads,) in self.REACHED:
             if loads:
                 assert state is not RequestState.MATCHED

@@ -1,4 +1,4 @@
-"""What is stored of an offer, where it goes, and what becomes of the rest: call by call."""
+"""What an offer stores, where, and what becomes of the rest: call by call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvsm.snapshot import digest
 
 class TestStore:
     def test_resident_keys_are_not_stored_again(self) -> None:
-        """S13."""
+        """No doubled or lost store (S13): they are touched."""
         core, _ = new_core()
         store(core, "r", keys(2))
         prepared = core.prepare_store("r", keys(3), [4, 5, 6])
@@ -29,21 +29,21 @@ class TestStore:
         assert core.prepare_store("r", keys(2), [7, 8]) == PreparedStore(None, resident=2)
 
     def test_key_offered_twice_in_one_call_is_stored_once(self) -> None:
-        """S1: B11, a slot that nothing can reach."""
+        """Conservation (S1): otherwise a slot is never reached again (B11)."""
         core, _ = new_core()
         prepared = core.prepare_store("r", [*keys(1), *keys(1)], [0, 1])
         assert prepared.keys == tuple(keys(1))
         assert len(core.ledger.free) == 7
 
     def test_device_block_at_two_positions_is_leased_once(self) -> None:
-        """S4: B10, one device block at two positions of a request."""
+        """One release per hold (S4): one device block at two positions of a request (B10)."""
         core, _ = new_core()
         prepared = core.prepare_store("r", keys(2), [3, 3])
         assert prepared.keys == tuple(keys(1))
         assert prepared.deferred == (1,)
 
     def test_device_block_with_a_store_in_flight_is_deferred(self) -> None:
-        """S13: B01, told by its id, for the life of the transfer."""
+        """No doubled or lost store (S13): its lease tells, while the transfer lives (B01)."""
         core, log = new_core()
         job = core.prepare_store("r", keys(1), [3]).job
         assert job is not None
@@ -55,7 +55,7 @@ class TestStore:
         assert core.prepare_store("q", keys(1, "rehashed"), [3]).job is not None
 
     def test_key_in_flight_from_another_block_is_deferred_and_stored_if_that_fails(self) -> None:
-        """S13: deferred, not forgotten."""
+        """No doubled or lost store (S13): deferred, not forgotten."""
         core, _ = new_core()
         job = core.prepare_store("r", keys(1), [3]).job
         assert job is not None
@@ -65,7 +65,10 @@ class TestStore:
         assert core.prepare_store("q", keys(1), [4]).keys == tuple(keys(1))
 
     def test_offered_keys_are_not_evicted_for_each_other(self) -> None:
-        """S7: B07, [2, 3, 4, 5] with 2 resident and least recent."""
+        """A match holds what it counts (S7).
+
+        An offer of [2, 3, 4, 5], where 2 is resident and least recent (B07).
+        """
         core, _ = new_core(host_blocks=4)
         store(core, "r", [*keys(1), *keys(3, "other")])
         prepared = core.prepare_store("r", keys(3), [4, 5, 6])
@@ -80,7 +83,7 @@ class TestStore:
         assert log[-2].transfer == log[-1].seq == job.transfer
 
     def test_failed_store_gives_its_slots_back(self) -> None:
-        """S6, S1."""
+        """Failure is not success (S6), conservation (S1): and the key can be stored again."""
         core, _ = new_core(workers=2)
         job = core.prepare_store("r", keys(3), [0, 1, 2]).job
         assert job is not None
@@ -121,7 +124,7 @@ class TestStore:
 
     @given(count=st.integers(1, 3 * SMALL), resident=st.integers(0, 3 * SMALL))
     def test_batches_of_any_size_store_what_is_new(self, count: int, resident: int) -> None:
-        """Tuples and arrays are one behaviour: the sizes around SMALL are where they could differ."""
+        """Tuples and arrays behave alike. They could differ at the sizes around SMALL."""
         core, log = new_core(host_blocks=3 * SMALL, device_blocks=6 * SMALL)
         names = keys(count)
         if min(resident, count):
@@ -136,17 +139,20 @@ class TestStore:
 
 
 class TestWaiting:
-    """S13: what cannot be stored now is deferred by its place, said once, and offered again."""
+    """No doubled or lost store (S13).
+
+    What cannot be stored now is deferred by its place, recorded once, and offered again.
+    """
 
     def test_own_store_in_flight_is_neither_deferred_nor_skipped(self) -> None:
-        """A block under its own store is dealt with: asked again at every step, it costs no event."""
+        """A block under its own store is dealt with: to offer it again is no event."""
         core, log = new_core()
         begin_store(core, "r", keys(2), 3)
         events = len(log)
         assert core.prepare_store("r", keys(2), [3, 4]) == PreparedStore(None)
         assert len(log) == events
 
-    def test_key_in_flight_from_another_block_is_deferred_and_said_so(self) -> None:
+    def test_key_in_flight_from_another_block_is_deferred_and_recorded(self) -> None:
         core, log = new_core()
         begin_store(core, "r", keys(2), 3)
         prepared = core.prepare_store("q", keys(3), [3, 8, 9])
@@ -171,7 +177,7 @@ class TestWaiting:
         assert skips(log)[1:] == [(SkipReason.KEY_IN_FLIGHT, keys(3)[2:])]
 
     def test_resident_keys_are_touched(self) -> None:
-        """S16: resident ones count, and are used: they are evicted last."""
+        """Full offload (S16): resident keys count as just used: they are evicted last."""
         core, log = new_core(host_blocks=2)
         store(core, "r", keys(1, "old"))
         store(core, "r", keys(1, "young"), 1)
@@ -180,7 +186,7 @@ class TestWaiting:
         assert core.prepare_store("q", keys(1, "new"), [6]).evicted == keys(1, "young")
 
     def test_block_that_a_load_writes_is_deferred(self) -> None:
-        """S12: no order between the two would make the bytes right."""
+        """Order of copies (S12): no order between the two would make the bytes right."""
         core, log = new_core()
         store(core, "r", keys(1))
         load(core, "q", keys(1), 4)
@@ -190,7 +196,7 @@ class TestWaiting:
 
 class TestRoom:
     def test_the_first_that_fit_are_stored_and_the_rest_is_deferred(self) -> None:
-        """A prefix is worth more than nothing; what is left out is offered again."""
+        """A part of a prefix is worth storing. The rest is offered again."""
         core, log = new_core(host_blocks=3)
         store(core, "r", keys(3))
         core.match("q", keys(2))
@@ -209,7 +215,10 @@ class TestRoom:
         assert kinds(log)[-1] == "StoreSkipped"
 
     def test_a_full_pool_is_said_once_and_tried_again(self) -> None:
-        """S13: B07, a block that was skipped is offered again, and stored when there is room."""
+        """No doubled or lost store (S13).
+
+        A skipped block is offered again, and stored when there is room (B07).
+        """
         core, log = new_core(host_blocks=2)
         store(core, "r", keys(2))
         core.match("q", keys(2))
@@ -232,7 +241,10 @@ class TestRoom:
     def test_as_many_as_there_is_room_for_under_every_policy(
         self, free: int, idle: int, pinned: int, offered: int, resident: int, policy: str
     ) -> None:
-        """Free slots and idle ones, but none that is pinned (S7) and none that the offer itself needs."""
+        """A match holds what it counts (S7).
+
+        Room is made of free and idle slots, but not of pinned slots, nor of slots that the offer needs.
+        """
         size = free + idle + pinned
         if not size:
             return
@@ -262,7 +274,7 @@ class TestOwners:
         assert log[-1].owners == (("a", 2), ("b", 1))
 
     def test_blocks_may_be_nobodys(self) -> None:
-        """What nears eviction in the device's free queue belongs to no request."""
+        """Blocks near eviction in the device's free queue belong to no request."""
         core, log = new_core()
         assert core.store((), keys(2), [1, 2]).keys == tuple(keys(2))
         assert log[-1].owners == ()
@@ -309,7 +321,7 @@ class TestChunks:
 
     @given(chunk=st.integers(1, 4), count=st.integers(1, SMALL), first=st.integers(0, 5))
     def test_each_device_block_goes_to_its_place(self, chunk: int, count: int, first: int) -> None:
-        """S15: and comes back from there, for batches of any size."""
+        """Correct bytes (S15): and comes back from there, for batches of any size."""
         core, log = new_core(host_blocks=SMALL, device_blocks=8 * SMALL, blocks_per_chunk=chunk)
         prepared = core.prepare_store("r", keys(count), range(first, first + count * chunk))
         assert prepared.job is not None
@@ -333,7 +345,7 @@ class TestChunks:
         assert to_list(job.host_blocks) == [6, 7, 8, 0, 1, 2]
 
     def test_parts_of_chunks_are_loaded(self) -> None:
-        """The first chunk is needed from its middle, the last one up to it."""
+        """The first chunk is needed from its middle on, the last one up to its middle."""
         core, _ = new_core(host_blocks=4, device_blocks=32, blocks_per_chunk=3)
         store(core, "r", keys(3))
         core.match("q", keys(3))
@@ -373,7 +385,7 @@ class TestChunks:
     def test_parts_that_cannot_be_right_are_refused(
         self, device_blocks: Sequence[int], parts: Sequence[int]
     ) -> None:
-        """And the match stays as it was."""
+        """The match stays as it was."""
         core, _ = new_core(host_blocks=4, device_blocks=32, blocks_per_chunk=2)
         store(core, "r", keys(2))
         core.match("q", keys(2))
@@ -388,7 +400,7 @@ class TestChunks:
             core.prepare_store("r", keys(2), [0, 1, 2])
 
     def test_chunk_that_shares_a_device_block_with_a_copy_is_deferred(self) -> None:
-        """S13: one leased block of its chunk is enough."""
+        """No doubled or lost store (S13): one leased device block of the chunk is enough."""
         core, _ = new_core(blocks_per_chunk=2)
         begin_store(core, "r", keys(1), 0)
         prepared = core.prepare_store("q", keys(3, "other"), [2, 3, 1, 4, 3, 5])
@@ -396,8 +408,11 @@ class TestChunks:
         assert prepared.deferred == (1, 2)
 
     def test_chunk_under_its_own_store_is_told_by_all_its_blocks(self) -> None:
-        """S13: of two requests that share the first block of a chunk only, the second's own chunk waits: if
-        the store fails, it is the one that is left."""
+        """No doubled or lost store (S13).
+
+        Of two requests that share the first block of a chunk only, the second's own chunk waits: if the store
+        fails, it is the one that is left.
+        """
         core, _ = new_core(blocks_per_chunk=2)
         transfer = begin_store(core, "r", keys(1), 0)
         assert core.prepare_store("r", keys(1), [0, 1]) == PreparedStore(None)
@@ -433,8 +448,8 @@ class TestOffers:
         assert core.offered_enough(keys(1)[0])
         assert len(log) == events
 
-    def test_count_starts_anew_once_the_key_is_planned(self) -> None:
-        """Evicted since, it has to be wanted again."""
+    def test_count_starts_again_once_the_key_is_planned(self) -> None:
+        """An evicted key must be offered often enough again."""
         core, _ = new_core(store_threshold=2, host_blocks=1)
         core.count_offers(keys(1))
         core.count_offers(keys(1))
@@ -445,7 +460,7 @@ class TestOffers:
 
     @given(offers=st.lists(st.lists(st.integers(0, 6), max_size=4, unique=True), max_size=20))
     def test_counts_are_those_of_the_keys_offered_last(self, offers: list[list[int]]) -> None:
-        """Rule 10: never more than `offer_history`; the longest unoffered is forgotten first."""
+        """Rule 10: at most `offer_history` keys. The key that was offered longest ago is forgotten first."""
         core, log = new_core(store_threshold=9, offer_history=3)
         counts: dict[int, int] = {}
         for batch in offers:
@@ -459,7 +474,10 @@ class TestOffers:
 
 
 class TestOlderEpoch:
-    """S14: what a load of an older epoch brought is not stored again, unless it was computed anew."""
+    """No stale data (S14).
+
+    What a load of an older epoch brought is not stored again, unless the engine computed it since.
+    """
 
     def loaded_then_reset(self) -> tuple[Offloader, MemoryLog]:
         core, log = new_core()
@@ -478,7 +496,7 @@ class TestOlderEpoch:
         assert core.prepare_store("q", keys(2), [4, 6]).keys == tuple(keys(2)[1:])
 
     def test_block_that_begins_another_chunk_is_not_stored_in_it(self) -> None:
-        """Two prompts that part in the middle of a chunk share its first device block, and no key."""
+        """Two prompts that differ from the middle of a chunk on share its first device block, and no key."""
         core, log = new_core(blocks_per_chunk=2)
         store(core, "r", keys(1))
         core.complete_load(load(core, "q", keys(1), 4))
@@ -487,7 +505,7 @@ class TestOlderEpoch:
         assert skips(log) == [(SkipReason.OLDER_EPOCH, keys(1, "parted"))]
 
     def test_block_that_was_computed_before_the_reset_is_stored_in_any_chunk(self) -> None:
-        """What the engine says of a block holds for what ages later, too."""
+        """What the engine rewrote before the reset is not stale after it."""
         core, _ = new_core(blocks_per_chunk=2)
         store(core, "r", keys(1))
         core.complete_load(load(core, "q", keys(1), 4))
@@ -507,7 +525,7 @@ class TestOlderEpoch:
         assert core.prepare_store("q", keys(2, "other"), [4, 5]).keys == tuple(keys(2, "other"))
 
     def test_load_of_this_epoch_may_be_stored_again(self) -> None:
-        """Evicted since, its bytes are good."""
+        """If it was evicted since, its bytes are good."""
         core, _ = new_core(host_blocks=1)
         store(core, "r", keys(1))
         core.complete_load(load(core, "q", keys(1), 4))
@@ -561,7 +579,7 @@ class TestOlderEpoch:
 
 class TestCursors:
     def test_cursors_are_part_of_the_state(self) -> None:
-        """S10: they replay."""
+        """Events are state (S10): a replay gives them."""
         core, log = new_core()
         core.arrive("r")
         core.arrive("q")
@@ -593,7 +611,7 @@ class TestCursors:
         assert core.ledger.requests["first"].offered == ()
 
     def test_reset_restarts_the_cursors(self) -> None:
-        """Running requests go on being stored: from their first block on."""
+        """Running requests are stored again, from their first block on."""
         core, _ = new_core()
         store(core, "r", keys(1))
         core.arrive("r")

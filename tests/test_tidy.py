@@ -76,8 +76,10 @@ def test_function_fits_on_a_screen(path: Path) -> None:
     "path", [path for path in FILES if room_of(path) not in {"ledger", "snapshot"}], ids=str
 )
 def test_only_the_fold_writes_to_a_ledger(path: Path) -> None:
-    """Rule 1: nobody else assigns to what hangs on a ledger, or commits words. (Restoring a snapshot makes
-    a new ledger; a listener only hears.)"""
+    """Rule 1: no other code assigns to a part of a ledger, or commits words.
+
+    Restoring a snapshot makes a new ledger. A listener only hears.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         targets = (
             node.targets
@@ -115,7 +117,7 @@ def test_nobody_else_has_the_functions_that_write_to_a_ledger(path: Path) -> Non
 
 
 def test_every_file_of_the_package_is_installed() -> None:
-    """What is no Python must be named, or a wheel lacks it."""
+    """A file that is not Python must be named, or a wheel lacks it."""
     named = (PACKAGE.parent / "pyproject.toml").read_text().split("[tool.setuptools.package-data]")[1]
     others = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
     assert {path.name for path in others} >= {"py.typed", "copy.cu"}
