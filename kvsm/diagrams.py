@@ -1,11 +1,11 @@
 """What a person reads of a machine, made from its rows: a picture, and a decision table.
 
-The library `transitions` draws: Mermaid text by itself, SVG through Graphviz. kvsm adds what stands on the
-arrows: `END_COPY_GOOD [copies = 1] / copies - 1` is a trigger, its guard and its effect. A row that keeps the
-state stands inside the state's box, behind a `↻`: an arrow back to the same box would hide other labels.
+The library `transitions` draws: Mermaid text, and SVG through Graphviz. kvsm adds the labels of the arrows:
+`END_COPY_GOOD [copies = 1] / copies - 1` is a trigger, its guard and its effect. A row that keeps the state
+stands inside the state's box, behind a `↻`: an arrow back to the same box would hide other labels.
 
-`python -m kvsm.diagrams docs` writes the parts of docs/machines.md and README.md that come from the tables; a
-test compares them with the tables.
+`python -m kvsm.diagrams docs/machines.md README.md` writes the pictures and tables into these pages. A test
+compares them with the machines.
 """
 
 from __future__ import annotations

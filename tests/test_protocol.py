@@ -140,7 +140,7 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
     found = explore(offload_protocol(ProtocolScope(keys=1, slots=1, workers=2, queued=1)))
     rows = {str(edge).partition(" (")[0] for edge in never_taken(found.edges, ("block", "transfer", "lease"))}
     assert rows == {
-        # A slot that was used is not told apart from one that never was.
+        # The protocol forgets whether a free slot was ever used.
         "block EVICTED --ALLOCATE--> ALLOCATED",
         # A reset comes after plans were cancelled.
         "block ALLOCATED --INVALIDATE--> EVICTED",

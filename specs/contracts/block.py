@@ -41,8 +41,8 @@ def step(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> St
 
 
 def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """One release per hold (S4): no counter is ever negative, above its limit, or positive where nobody
-    can hold anything.
+    """One release per hold (S4): no counter is ever negative, above its limit, or positive in a state
+    that has no holders.
 
     pre: sound(state, copies, pins)
     post: _ is None or sound(*_)

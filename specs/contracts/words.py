@@ -24,8 +24,8 @@ def unpacked(word: int, first_size: int) -> tuple[int, int, int]:
 def unpacking_gives_back_what_was_packed(
     state: int, first: int, second: int, first_size: int
 ) -> tuple[int, int, int]:
-    """Rule 10: no field spills into its neighbour. The sizes are those of the first counters of all machines:
-    of the request; the transfer; the block and the lease.
+    """No field spills into its neighbour. The sizes are the ranges of the machines' first counters: request,
+    transfer, block and lease.
 
     pre: first_size in (1 << 1, 1 << 10, 1 << 12)
     pre: 0 <= state < STATE_SIZE and 0 <= first < first_size and 0 <= second

@@ -202,10 +202,10 @@ BlockStep(trigger, word) ==
 VARIABLE now  \* The state.
 
 TypeOK == now \in [
-    \* The key whose data the engine's books have in the device block, now or soon; none if no request
-    \* holds the block.
+    \* The key that the device block holds or will hold, by the engine's books; none if no request holds
+    \* the block.
     key : [DeviceBlocks -> Keys \cup {None}],
-    \* What the kernel does that is queued on the worker for the device block.
+    \* What the kernel queued on the worker for the device block does; NONE if none is queued.
     kernel : [DeviceBlocks -> [Workers -> {"NONE", "WRITES", "READS"}]],
     \* The key that its queued kernels write, or expect to read.
     kernel_key : [DeviceBlocks -> Keys \cup {None}],
@@ -697,7 +697,7 @@ S2 ==
     \A s \in Slots, w \in Workers :
       now.block[s].state \in {"STORED", "LOADING"} => now.slot_content[s][w] = now.slot_key[s]
 
-\* A slot that a live copy touches is in a state that says so.
+\* The state of a slot fits the live copy that touches it.
 S3 ==
     \A d \in DeviceBlocks, s \in Slots :
       now.direction[d] # "NONE" /\ now.transfer_slot[d] = s

@@ -49,10 +49,12 @@ from protocol.export import (
 
 
 def set_name(members: IndexSet) -> str:
+    """The type of an index set."""
     return pascal(members.name)
 
 
 def words_name(words: Words) -> str:
+    """The type of a machine's words."""
     return f"{pascal(words.machine.name)}Word"
 
 
@@ -62,14 +64,17 @@ def state_name(words: Words, state: str) -> str:
 
 
 def trigger_name(words: Words, trigger: str) -> str:
+    """The value of a trigger."""
     return f"{words.machine.name}_on_{trigger}".upper()
 
 
 def label_name(labels: Labels, value: int) -> str:
+    """The value of a label."""
     return f"{labels.name}_{labels.label(value)}".upper()
 
 
 def is_none(term: Term) -> bool:
+    """Whether a term is "no member of an index set"."""
     return isinstance(term, Const) and isinstance(term.domain, OneOf)
 
 

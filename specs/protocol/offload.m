@@ -54,10 +54,10 @@ type
   BlockWord: record state: BlockState; copies: 0..2; pins: 0..1; end;
 
 var
-  -- The key whose data the engine's books have in the device block, now or soon; none if no request
-  -- holds the block.
+  -- The key that the device block holds or will hold, by the engine's books; none if no request holds
+  -- the block.
   key: array [DeviceBlock] of Key;
-  -- What the kernel does that is queued on the worker for the device block.
+  -- What the kernel queued on the worker for the device block does; NONE if none is queued.
   kernel: array [DeviceBlock] of array [Worker] of Kernel;
   -- The key that its queued kernels write, or expect to read.
   kernel_key: array [DeviceBlock] of Key;
@@ -1379,7 +1379,7 @@ invariant "S2"
   end
 ;
 
--- A slot that a live copy touches is in a state that says so.
+-- The state of a slot fits the live copy that touches it.
 invariant "S3"
   forall d: DeviceBlock do
     forall s: Slot do

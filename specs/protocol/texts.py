@@ -29,6 +29,7 @@ def texts() -> dict[Path, str]:
 
 
 def main() -> None:
+    """Write the texts."""
     for path, text in texts().items():
         path.write_text(text)
 

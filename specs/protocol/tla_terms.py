@@ -46,10 +46,12 @@ from protocol.export import (
 
 
 def set_name(members: IndexSet) -> str:
+    """The name of an index set."""
     return f"{pascal(members.name)}s"
 
 
 def machine_name(words: Words) -> str:
+    """The name of a machine, which begins the names of its operators."""
     return pascal(words.machine.name)
 
 
@@ -165,6 +167,7 @@ class TlaSpeaker:
         raise TypeError(f"no TLA+ for {term}")
 
     def cell(self, name: str, indices: tuple[Term, ...]) -> str:
+        """A cell of the record."""
         return f"{self.state}.{name}" + "".join(f"[{self.flat(index)}]" for index in indices)
 
     def operand(self, term: Term) -> str:
@@ -214,6 +217,7 @@ class TlaSpeaker:
 
 
 def member_of(param: Param) -> str:
+    """A parameter and its set, for a quantifier."""
     return f"{param.name} \\in {set_name(param.members)}"
 
 

@@ -61,7 +61,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         ),
         Claim(
             Property.NO_REUSE_IN_FLIGHT,
-            "A slot that a live copy touches is in a state that says so.",
+            "The state of a slot fits the live copy that touches it.",
             ForAll(d, ForAll(s, _holds(state.is_live(d) & state.named(), _state_under_copy(state)))),
         ),
         Claim(

@@ -50,6 +50,7 @@ class ActionInstance:
 
     @cached_property
     def binding(self) -> Binding:
+        """The values of its parameters."""
         return dict(zip(self.action.params, self.values))
 
     @property

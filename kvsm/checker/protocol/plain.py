@@ -166,7 +166,7 @@ class ProtocolModel:
         return tuple(map(_kept, layout.cells, after))
 
     def fingerprint(self, state: State) -> State:
-        """The state itself, as are what is saved and loaded: states are immutable."""
+        """The state itself."""
         return state
 
     def wind_down(self, state: State) -> Move | None:
@@ -175,9 +175,11 @@ class ProtocolModel:
         return next((one.move for one in draining if self._may(one, state)), None)
 
     def save(self, state: State) -> State:
+        """The state itself: it is immutable."""
         return state
 
     def load(self, saved: State) -> State:
+        """The saved state itself."""
         return saved
 
     def describe(self, state: State) -> dict[str, str]:

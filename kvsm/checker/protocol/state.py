@@ -67,11 +67,11 @@ class ProtocolState:
         lease = Words(machines["lease"], (0,), (1,), frozenset(LeaseState))
         transfer = Words(machines["transfer"], (workers, 0), (workers, workers), frozenset(LIVE))
         says = (
-            "The key whose data the engine's books have in the device block, now or soon; none if no request "
+            "The key that the device block holds or will hold, by the engine's books; none if no request "
             "holds the block."
         )
         self.key = self._add("key", self.a_key, device, says)
-        says = "What the kernel does that is queued on the worker for the device block."
+        says = "What the kernel queued on the worker for the device block does; NONE if none is queued."
         self.kernel = self._add("kernel", KERNEL, worker, says)
         says = "The key that its queued kernels write, or expect to read."
         self.kernel_key = self._add("kernel_key", self.a_key, device, says)

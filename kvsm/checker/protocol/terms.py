@@ -46,6 +46,7 @@ class Truth(_Domain):
     size = 2
 
     def label(self, value: int) -> str:
+        """The value, for people."""
         return "yes" if value else "no"
 
 
@@ -60,6 +61,7 @@ class UpTo(_Domain):
         return self.limit + 1
 
     def label(self, value: int) -> str:
+        """The value, for people."""
         return str(value)
 
 
@@ -79,9 +81,11 @@ class OneOf:
 
     @property
     def none(self) -> Const:
+        """No member."""
         return Const(self, self.members.size)
 
     def label(self, value: int) -> str:
+        """The value, for people."""
         return "none" if value == self.members.size else f"{self.members.name} {value}"
 
 
@@ -97,6 +101,7 @@ class Labels(_Domain):
         return len(self.labels)
 
     def label(self, value: int) -> str:
+        """The value, for people."""
         return self.labels[value]
 
     def __getitem__(self, label: str) -> Const:
@@ -141,6 +146,7 @@ class Words(_Domain):
 
     @cached_property
     def illegal(self) -> int:
+        """The value of ILLEGAL."""
         return self.words.index(None)
 
     @cached_property
@@ -207,9 +213,11 @@ class Term:
         return Add((self, other))
 
     def equals(self, other: Term) -> Term:
+        """self = other."""
         return Equal(self, other)
 
     def differs(self, other: Term) -> Term:
+        """self ≠ other."""
         return Not(Equal(self, other))
 
 
@@ -222,6 +230,7 @@ class Const(Term):
 
 
 def number(value: int) -> Const:
+    """A count."""
     return Const(UpTo(value), value)
 
 
@@ -262,6 +271,8 @@ class Read(Term):
 
 @dataclass(frozen=True)
 class Equal(Term):
+    """left = right."""
+
     left: Term
     right: Term
 
@@ -276,6 +287,8 @@ class Less(Term):
 
 @dataclass(frozen=True)
 class Not(Term):
+    """The term does not hold."""
+
     term: Term
 
 
@@ -288,7 +301,7 @@ class And(Term):
 
 @dataclass(frozen=True)
 class Or(Term):
-    """One holds."""
+    """At least one holds."""
 
     terms: tuple[Term, ...]
 
@@ -310,6 +323,8 @@ class Minus(Term):
 
 @dataclass(frozen=True)
 class If(Term):
+    """`then` if the condition holds, otherwise `otherwise`."""
+
     condition: Term
     then: Term
     otherwise: Term
@@ -317,12 +332,16 @@ class If(Term):
 
 @dataclass(frozen=True)
 class ForAll(Term):
+    """The body holds for every member."""
+
     param: Param
     body: Term
 
 
 @dataclass(frozen=True)
 class Exists(Term):
+    """The body holds for at least one member."""
+
     param: Param
     body: Term
 
@@ -360,10 +379,12 @@ class CounterOf(Term):
 
 
 def all_of(*terms: Term) -> Term:
+    """All hold."""
     return And(terms)
 
 
 def any_of(*terms: Term) -> Term:
+    """At least one holds."""
     return Or(terms)
 
 
