@@ -16,11 +16,11 @@ ENDING = (
         edits=(
             Edit(
                 "kvsm.ledger.transfers:close",
-                "if transfer.direction is Direction.LOAD:",
+                "if transfer.direction is LOAD:",
                 """
                 for name, _ in transfer.owners:
                     requests.named(ledger, seq, name)
-                if transfer.direction is Direction.LOAD:
+                if transfer.direction is LOAD:
                 """,
             ),
         ),
