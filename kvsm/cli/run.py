@@ -24,8 +24,9 @@ _DEFAULTS = RunOptions()
 _VIOLATIONS_SHOWN = 10
 
 
-def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
-    """An option with the default of a field of `RunOptions`."""
+def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any]:
+    """An option with the default of a field of `RunOptions`. field: its name, if the flag has another."""
+    field = field or flag[2:].replace("-", "_")
     return click.option(flag, field, type=of, default=getattr(_DEFAULTS, field), show_default=True, help=text)
 
 
@@ -34,35 +35,32 @@ def _option(flag: str, field: str, of: Any, text: str) -> Callable[..., Any]:
 @click.option(
     "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
 )
-@_option("--block-tokens", "block_tokens", int, "Tokens per hash id of the trace, and per block.")
-@_option("--groups", "groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
-@_option("--device-blocks", "device_blocks", int, "Blocks of each device pool, for all groups.")
-@_option("--host-blocks", "host_blocks", int, "Slots of each host pool.")
-@_option("--block-bytes", "block_bytes", int, "Bytes of a block on one worker.")
-@_option("--blocks-per-chunk", "blocks_per_chunk", int, "Device blocks that one host slot holds.")
-@_option("--workers", "workers", int, "Ranks, each with pools of its own.")
-@_option("--policy", "policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
-@_option("--store", "store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
-@_option("--store-threshold", "store_threshold", int, "Store a block when it is offered for the n-th time.")
-@_option("--defer-ticks", "defer_ticks", int, "Steps that a request waits for a block in flight.")
-@_option(
-    "--last-step", "last_step", click.Choice(LAST_STEPS), "What happens to copies when no request is left."
-)
-@_option("--remote-decode", "remote_decode", float, "Share of requests prefilled for remote decode.")
-@_option("--abort-rate", "abort_rate", float, "Share of requests whose client leaves within 1000 steps.")
-@_option("--preempt", "preempt_rate", float, "Share of steps that preempt a running request without need.")
-@_option("--fail-rate", "failure_rate", float, "Share of copies that copy a part and fail, on each worker.")
-@_option("--reset-every", "reset_every", int, "Steps from one reset of the whole cache to the next; 0: none.")
-@_option("--seed", "seed", int, "Seed of the generator, of simulated copies, and of what goes wrong.")
+@_option("--block-tokens", int, "Tokens per hash id of the trace, and per block.")
+@_option("--groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
+@_option("--device-blocks", int, "Blocks of each device pool, for all groups.")
+@_option("--host-blocks", int, "Slots of each host pool.")
+@_option("--block-bytes", int, "Bytes of a block on one worker.")
+@_option("--blocks-per-chunk", int, "Device blocks that one host slot holds.")
+@_option("--workers", int, "Ranks, each with pools of its own.")
+@_option("--policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
+@_option("--store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
+@_option("--store-threshold", int, "Store a block when it is offered for the n-th time.")
+@_option("--defer-ticks", int, "Steps that a request waits for a block in flight.")
+@_option("--last-step", click.Choice(LAST_STEPS), "What happens to copies when no request is left.")
+@_option("--remote-decode", float, "Share of requests prefilled for remote decode.")
+@_option("--abort-rate", float, "Share of requests whose client leaves within 1000 steps.")
+@_option("--preempt", float, "Share of steps that preempt a running request without need.", "preempt_rate")
+@_option("--fail-rate", float, "Share of copies that copy a part and fail, on each worker.", "failure_rate")
+@_option("--reset-every", int, "Steps from one reset of the whole cache to the next; 0: none.")
+@_option("--seed", int, "Seed of the generator, of simulated copies, and of what goes wrong.")
 @_option(
     "--copies",
-    "copies",
     click.Choice(list(COPIES)),
     f"Who copies: {'; '.join(f'{name} ({choice.told})' for name, choice in COPIES.items())}.",
 )
 @click.option("--verify-copies", is_flag=True, help="Check the bytes of every block that is loaded.")
 @click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
-@_option("--time-scale", "time_scale", float, "Real seconds for each second of the workload.")
+@_option("--time-scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, then replay the log and prove it.

@@ -58,8 +58,7 @@ def _step(changes: dict[int, int]) -> _Step:
 
 
 class UseCounts:
-    """Counts the uses of the block in each of `capacity` slots, from 0 to `most`, and knows which are in
-    use."""
+    """Counts the uses of the block in each of `capacity` slots, up to `most`, and which are in use."""
 
     __slots__ = ("_bytes", "_idle", "_most", "_steps", "_view")
 

@@ -70,6 +70,7 @@ class Rank(NamedTuple):
 
     @property
     def block_bytes(self) -> int:
+        """Bytes of a device block."""
         return int(self.device.shape[1])
 
 
