@@ -39,7 +39,9 @@ from kvsm.states.words import STATE_MASK
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 
 # Labels, as series have them.
-_OUTCOMES = {state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)}
+_OUTCOMES: dict[int, str] = {
+    state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
+}
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
@@ -230,6 +232,7 @@ class _Tally(msgspec.Struct, gc=False):
 class _Flight(msgspec.Struct, gc=False):
     """A live transfer: the ledger's record of it, and the step and wall time of its submission."""
 
+    tally: _Tally
     record: TransferRecord
     step: int = 0
     wall_ns: int = 0
@@ -393,14 +396,14 @@ class Metrics:
     def _store_planned(self, event: ev.StorePlanned) -> None:
         self._key_bytes += len(b"".join(event.keys))
         self._stores.planned += 1
-        self._flights[event.seq] = _Flight(self.ledger.transfers[event.seq])
+        self._flights[event.seq] = _Flight(self._stores, self.ledger.transfers[event.seq])
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
             self._loads_voided += 1
         else:
             self._loads.planned += 1
-            self._flights[event.seq] = _Flight(self.ledger.transfers[event.seq])
+            self._flights[event.seq] = _Flight(self._loads, self.ledger.transfers[event.seq])
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -415,24 +418,20 @@ class Metrics:
     def _ended(self, event: ev.WorkerReported | ev.TransferCancelled | ev.TransferLost) -> None:
         flight = self._flights.pop(event.transfer, None)
         if flight is not None:
-            tally, state = self._tally_of(flight), flight.record.state
-            if state is COMPLETED:
-                _complete(tally, flight, event)
-            tally.ended[_OUTCOMES[state]] += 1
+            state = flight.record.word & STATE_MASK
+            if state == COMPLETED:
+                _complete(flight, event)
+            flight.tally.ended[_OUTCOMES[state]] += 1
         if self._waiting:
             self._end_waits(_WOKEN)
 
-    def _tally_of(self, flight: _Flight) -> _Tally:
-        return self._stores if flight.record.direction is Direction.STORE else self._loads
-
     def _reset(self, event: ev.CacheReset) -> None:
         for id, flight in list(self._flights.items()):
-            tally = self._tally_of(flight)
             if id not in self.ledger.transfers:
                 del self._flights[id]
-                tally.ended[_OUTCOMES[flight.record.state]] += 1
+                flight.tally.ended[_OUTCOMES[flight.record.state]] += 1
             elif flight.record.epoch == event.epoch - 1:
-                tally.abandoned += 1
+                flight.tally.abandoned += 1
         if self._waiting:
             self._end_waits(_WOKEN)
 
@@ -443,7 +442,8 @@ class Metrics:
         self._rejected_reports[event.reason] += 1
 
 
-def _complete(tally: _Tally, flight: _Flight, event: OffloadingEvent) -> None:
+def _complete(flight: _Flight, event: OffloadingEvent) -> None:
+    tally = flight.tally
     tally.blocks[len(flight.record.slots)] += 1
     tally.device_blocks[len(flight.record.device_blocks)] += 1
     tally.steps[event.step - flight.step] += 1
