@@ -43,6 +43,8 @@ _GONE: SlotEntry = UNUSED[1]
 _PLANNED: SlotEntry = ALLOCATED, 0, 0
 _FILLING: SlotEntry = STORING, 1, 0
 _LOST: SlotEntry = RETIRED, 0, 0
+_PINNED: SlotEntry = STORED, 0, 1
+_READ: SlotEntry = LOADING, 1, 0
 
 READABLE = (STORED, LOADING)
 _INDEXED = (ALLOCATED, STORING, STORED, LOADING)
@@ -57,7 +59,10 @@ _WRITTEN: LeaseEntry = LeaseState.WRITING, 0
 _READ_ONCE: LeaseEntry = LeaseState.READING, 1
 _WITHDRAWN: LeaseEntry = LeaseState.RETIRED, 0
 
-USUAL: tuple[tuple[Any, ...], ...] = (*UNUSED, IDLE, _PLANNED, _FILLING, UNLEASED, _READ_ONCE, _WRITTEN)
+USUAL: tuple[tuple[Any, ...], ...] = (
+    *(*UNUSED, IDLE, _PLANNED, _FILLING, _PINNED, _READ),
+    *(UNLEASED, _READ_ONCE, _WRITTEN),
+)
 """The entries that most slots and device blocks have."""
 
 _WHY = {
@@ -159,8 +164,9 @@ class Book:
         if idle < len(found):
             self._must_be_readable(f"request {event.request} matches", slots)
         self._idle -= idle
-        for slot, (state, copies, pins) in zip(slots, found):
-            book[slot] = state, copies, pins + 1
+        for slot, entry in zip(slots, found):
+            state, copies, pins = entry
+            book[slot] = _PINNED if entry is IDLE else (state, copies, pins + 1)
         if event.request in self._matches:
             message = f"request {event.request} matches again while it holds its last match"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
@@ -329,8 +335,8 @@ class Book:
                     self._slot_breaks(Property.MATCH_HOLDS, slot, "is loaded, but was voided since its match")
         book, leases = self._slots, self._leases
         for slot in slots:
-            _, copies, pins = book[slot]
-            book[slot] = LOADING, copies + 1, pins - 1
+            _, copies, pins = entry = book[slot]
+            book[slot] = _READ if entry is _PINNED else (LOADING, copies + 1, pins - 1)
         for block in blocks:
             if leases[block] != UNLEASED:
                 what = "is loaded into while a copy may touch it"
@@ -400,8 +406,8 @@ class Book:
             if copies > 1:
                 book[slot] = state, copies - 1, pins
             elif state is LOADING:
-                book[slot] = after = STORED, 0, pins
-                self._idle += after == IDLE
+                book[slot] = (STORED, 0, pins) if pins else IDLE
+                self._idle += not pins
             elif state is QUARANTINED:
                 book[slot] = _GONE
                 self._free += 1
