@@ -67,7 +67,7 @@ def test_table_has_an_entry_for_every_field(place: str, table: dict[str, Any]) -
 
 
 def test_everything_that_an_event_may_reach_can_be_found() -> None:
-    assert set(concern.REACHED) == set(Reach), "add it to REACHED in kvsm/replay/concern.py"
+    assert set(concern.FINDERS) == set(Reach), "add it to FINDERS in kvsm/replay/concern.py"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -32,8 +32,8 @@ class Concern(NamedTuple):
 
 def concern(ledger: Ledger, event: OffloadingEvent) -> Concern:
     """What `event` concerns, in a ledger to which it has not been applied yet."""
-    named = _named(event)
-    reached = [REACHED[reach](ledger, event, named) for reach in REACHES[type(event)]]
+    named = _named_by_fields(event)
+    reached = [FINDERS[reach](ledger, event, named) for reach in REACHES[type(event)]]
     return _union([named, *reached]) if reached else named
 
 
@@ -71,7 +71,7 @@ _FIELDS = {
 }
 
 
-def _named(event: OffloadingEvent) -> Concern:
+def _named_by_fields(event: OffloadingEvent) -> Concern:
     found: dict[str, Iterable[Any]] = {}
     for field, sort, read in _FIELDS[type(event)]:
         things = read(getattr(event, field))
@@ -120,7 +120,7 @@ def _cache(ledger: Ledger, _event: Any, _named: Concern) -> Concern:
     )
 
 
-REACHED: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
+FINDERS: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
     Reach.PLAN: _plan,
     Reach.PINS: _pins,
     Reach.TRANSFERS: _transfers,

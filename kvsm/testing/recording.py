@@ -154,12 +154,13 @@ def _last_concerned(log: Path) -> list[Thing]:
     for ledger, event, _ in walk(LogReader(log)):
         found = concern(ledger, event)
         ledger.apply(event)
-        if any(found):
-            things = [
-                *map(TransferLife, found.transfers),
-                *map(RequestLife, found.requests),
-                *map(BlockLife, found.slots),
-            ]
+        concerned: list[Thing] = [
+            *map(TransferLife, found.transfers),
+            *map(RequestLife, found.requests),
+            *map(BlockLife, found.slots),
+        ]
+        # An event may concern device blocks or keys only.
+        things = concerned or things
     return things
 
 
