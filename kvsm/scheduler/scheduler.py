@@ -49,8 +49,8 @@ class StepResults(msgspec.Struct, frozen=True):
 class OffloadScheduler:
     """Drives an offload core for one engine.
 
-    Until a pool is bound, the engine counts no references. Then it is told when the blocks of a finished
-    request may go, and which copies to wait for before it gives blocks away.
+    An engine that counts references to its blocks binds its pool. An engine that counts none is told when the
+    blocks of a finished request may go, and which copies to wait for before it gives blocks away.
     """
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig) -> None:
@@ -176,6 +176,7 @@ class OffloadScheduler:
         job = self._plan_load(tracked, end)
         if job is None:
             core.release(tracked.name)
+            # A store may still read these blocks: that can be why there is no load.
             self.device_blocks.rewrite(self._blocks_between(tracked, tracked.local, end))
             self._note_load_end(tracked.name, good=False)
             return
