@@ -76,6 +76,7 @@ FREE, ALLOCATED, STORING, STORED, LOADING, EVICTED, QUARANTINED, RETIRED = Block
 _MANY = (1 << 12) - 1
 _LAST = {"copies": (1, 1)}
 _NOT_LAST = {"copies": (2, _MANY)}
+_VOIDED = {"copies": VOID, "pins": VOID}
 _READABLE = (STORED, LOADING)
 _GONE = (FREE, EVICTED, QUARANTINED, RETIRED)
 _ENDS = (END_COPY_GOOD, END_COPY_BAD)
@@ -96,13 +97,7 @@ def _rows() -> tuple[Row, ...]:
         Row(_GONE, INVALIDATE, None, "nothing readable to void"),
         Row((ALLOCATED, STORED), INVALIDATE, EVICTED, "no copy touches it", then={"pins": VOID}),
         Row((STORING, LOADING), INVALIDATE, QUARANTINED, "a copy still touches it", then={"pins": VOID}),
-        Row(
-            (STORING, LOADING, QUARANTINED),
-            LOSE,
-            RETIRED,
-            "a worker will never report",
-            then={"copies": VOID, "pins": VOID},
-        ),
+        Row((STORING, LOADING, QUARANTINED), LOSE, RETIRED, "a worker will never report", then=_VOIDED),
         Row((RETIRED,), LOSE, None, "already given up"),
     ]
     for end in _ENDS:

@@ -45,6 +45,10 @@ class TransferTrigger(IntEnum):
 PLANNED, SUBMITTED, COMPLETED, FAILED, CANCELLED, ABANDONED, DRAINED, LOST = TransferState
 SUBMIT, CANCEL, REPORT_GOOD, REPORT_BAD, ABANDON, LOSE = TransferTrigger
 _MANY = (1 << 10) - 1
+_NOT_LAST, _LAST = {"pending": (2, _MANY)}, {"pending": (1, 1)}
+_ALL_GOOD = {"pending": (1, 1), "failed": (0, 0)}
+_SOME_BAD = {"pending": (1, 1), "failed": (1, _MANY)}
+_REPORTED, _FAILURE = {"pending": -1}, {"pending": -1, "failed": 1}
 
 TRANSFER = Machine(
     "transfer",
@@ -54,46 +58,18 @@ TRANSFER = Machine(
     (
         Row((PLANNED,), SUBMIT, SUBMITTED, "the plan left for the workers"),
         Row((PLANNED,), CANCEL, CANCELLED, "the plan never left the scheduler"),
-        Row((SUBMITTED,), REPORT_GOOD, SUBMITTED, "others to come", {"pending": (2, _MANY)}, {"pending": -1}),
-        Row(
-            (SUBMITTED,),
-            REPORT_BAD,
-            SUBMITTED,
-            "others to come",
-            {"pending": (2, _MANY)},
-            {"pending": -1, "failed": 1},
-        ),
-        Row(
-            (SUBMITTED,),
-            REPORT_GOOD,
-            COMPLETED,
-            "the last, and none failed",
-            {"pending": (1, 1), "failed": (0, 0)},
-            {"pending": -1},
-        ),
-        Row(
-            (SUBMITTED,),
-            REPORT_GOOD,
-            FAILED,
-            "the last, but one failed before",
-            {"pending": (1, 1), "failed": (1, _MANY)},
-            {"pending": -1},
-        ),
-        Row(
-            (SUBMITTED,),
-            REPORT_BAD,
-            FAILED,
-            "the last, and it failed",
-            {"pending": (1, 1)},
-            {"pending": -1, "failed": 1},
-        ),
+        Row((SUBMITTED,), REPORT_GOOD, SUBMITTED, "others to come", _NOT_LAST, _REPORTED),
+        Row((SUBMITTED,), REPORT_BAD, SUBMITTED, "others to come", _NOT_LAST, _FAILURE),
+        Row((SUBMITTED,), REPORT_GOOD, COMPLETED, "the last, and none failed", _ALL_GOOD, _REPORTED),
+        Row((SUBMITTED,), REPORT_GOOD, FAILED, "the last, but one failed before", _SOME_BAD, _REPORTED),
+        Row((SUBMITTED,), REPORT_BAD, FAILED, "the last, and it failed", _LAST, _FAILURE),
         Row((SUBMITTED,), ABANDON, ABANDONED, "a reset"),
         *(
-            Row((ABANDONED,), report, target, why, {"pending": pending}, {"pending": -1})
+            Row((ABANDONED,), report, target, why, pending, _REPORTED)
             for report in (REPORT_GOOD, REPORT_BAD)
             for target, why, pending in (
-                (ABANDONED, "others to come", (2, _MANY)),
-                (DRAINED, "the last worker let go", (1, 1)),
+                (ABANDONED, "others to come", _NOT_LAST),
+                (DRAINED, "the last worker let go", _LAST),
             )
         ),
         Row((ABANDONED,), ABANDON, None, "a second reset"),
