@@ -1,9 +1,9 @@
 """Copy engines: they carry out transfers as real, asynchronous copies.
 
-`CopyEngine` is the protocol. `HostCopyEngine` copies with threads between pools in host memory;
-`SimulatedCopyEngine` takes the steps of a device in any order that hardware may take them. Two engines wrap
-another one: `VerifyingCopyEngine` checks the bytes, `FailingCopyEngine` fails on purpose. The engine for
-NVIDIA GPUs is in `kvsm.cuda_io`.
+`CopyEngine` is the protocol. `HostCopyEngine` copies with threads between pools in host memory, and
+`FileCopyEngine` between host memory and a file. `SimulatedCopyEngine` takes the steps of a device in any
+order that hardware may take them. Two engines wrap another one: `VerifyingCopyEngine` checks the bytes,
+`FailingCopyEngine` fails on purpose. The engine for NVIDIA GPUs is in `kvsm.cuda_io`.
 """
 
 from __future__ import annotations
