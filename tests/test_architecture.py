@@ -44,6 +44,12 @@ def test_every_link_leads_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
+def test_every_path_in_the_documents_exists() -> None:
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for path in re.findall(r"`((?:kvsm|tests|specs|benchmarks|examples)/[\w/.]+)`", document.read_text()):
+            assert "NAME" in path or (ROOT / path).exists(), f"{document.name} names {path}"
+
+
 def test_a_class_name_means_one_thing() -> None:
     """No two classes of the package share a name."""
     places = defaultdict(set)

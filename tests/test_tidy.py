@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,26 @@ def test_nobody_else_has_the_functions_that_write_to_a_ledger(path: Path) -> Non
         elif isinstance(node, ast.Import | ast.ImportFrom):
             named = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
             assert not any(name.startswith("kvsm.ledger.") for name in named)
+
+
+def public_functions(node: ast.AST) -> Iterator[tuple[ast.FunctionDef, bool]]:
+    """Public functions of a module and its public classes, each with whether it is a method."""
+    for one in ast.iter_child_nodes(node):
+        if isinstance(one, ast.FunctionDef) and not one.name.startswith("_"):
+            yield one, isinstance(node, ast.ClassDef)
+        elif isinstance(one, ast.ClassDef) and not one.name.startswith("_"):
+            yield from public_functions(one)
+
+
+def test_every_public_function_says_what_it_does() -> None:
+    """A method may leave that to a class of the package that documents a method of the same name."""
+    found = [(path, *one) for path in FILES for one in public_functions(ast.parse(path.read_text()))]
+    documented = {node.name for _, node, is_method in found if is_method and ast.get_docstring(node)}
+    assert [
+        f"{path.name}:{node.lineno} {node.name}"
+        for path, node, is_method in found
+        if not ast.get_docstring(node) and not (is_method and node.name in documented)
+    ] == []
 
 
 def test_every_file_of_the_package_is_installed() -> None:

@@ -52,6 +52,7 @@ class ExplorationProgress(msgspec.Struct, frozen=True):
 
     @property
     def states_per_second(self) -> float:
+        """States found per second of wall time."""
         return self.states / self.seconds if self.seconds else 0.0
 
 

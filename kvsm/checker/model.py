@@ -72,16 +72,19 @@ class Model(Protocol[State, Move]):
     """What the explorer needs. Everything must be deterministic."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name on the command line."""
 
     @property
     def bounds(self) -> str:
         """What is explored, for people: "2 requests, 3 device blocks, ...". A proof holds within these."""
 
     @property
-    def requirements(self) -> Sequence[Requirement[State]]: ...
+    def requirements(self) -> Sequence[Requirement[State]]:
+        """What must hold."""
 
-    def initial(self) -> Iterable[State]: ...
+    def initial(self) -> Iterable[State]:
+        """The states from which the exploration starts."""
 
     def actions(self, state: State) -> Iterable[Move]:
         """What may happen in this state, in a fixed order."""
@@ -104,7 +107,8 @@ class Model(Protocol[State, Move]):
     def save(self, state: State) -> Any:
         """The state in a form that can be kept and sent; the state itself if it is immutable."""
 
-    def load(self, saved: Any) -> State: ...
+    def load(self, saved: Any) -> State:
+        """The state that `save` saved."""
 
 
 class Refutation(msgspec.Struct, frozen=True):
@@ -151,4 +155,5 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def states_per_second(self) -> float:
+        """States found per second of wall time."""
         return self.states / self.seconds if self.seconds else 0.0

@@ -40,6 +40,7 @@ class WalkCase(msgspec.Struct, frozen=True):
     options: msgspec.Struct
 
     def make(self) -> World:
+        """A new world of this case."""
         return TARGETS[self.target].world(self.options)
 
 

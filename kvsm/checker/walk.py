@@ -77,6 +77,7 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def operations_per_second(self) -> float:
+        """Operations per second of wall time."""
         return self.operations / self.seconds if self.seconds else 0.0
 
 

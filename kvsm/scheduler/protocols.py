@@ -12,10 +12,14 @@ class EngineRequest(Protocol):
     """A request as the engine knows it. It is read here, and never written."""
 
     @property
-    def request_id(self) -> str: ...
+    def request_id(self) -> str:
+        """The engine's name of the request, unique among its unfinished requests."""
+        ...
 
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def num_prompt_tokens(self) -> int:
+        """Length of the prompt (tokens)."""
+        ...
 
     @property
     def num_tokens(self) -> int:
@@ -59,40 +63,56 @@ class LoRARequest(Protocol):
     """The adapter of a request."""
 
     @property
-    def adapter_id(self) -> int: ...
+    def adapter_id(self) -> int:
+        """Number of the adapter, as vLLM counts them."""
+        ...
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name for people."""
+        ...
 
 
 class MultiModalPosition(Protocol):
     """Where an item stands in the prompt, in tokens."""
 
     @property
-    def offset(self) -> int: ...
+    def offset(self) -> int:
+        """Where the item begins (tokens)."""
+        ...
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int:
+        """How long it is (tokens)."""
+        ...
 
 
 class MultiModalFeature(Protocol):
     """An image, or the like, in a prompt."""
 
     @property
-    def identifier(self) -> str: ...
+    def identifier(self) -> str:
+        """Hash of the item's content."""
+        ...
 
     @property
-    def mm_position(self) -> MultiModalPosition: ...
+    def mm_position(self) -> MultiModalPosition:
+        """Where it stands in the prompt."""
+        ...
 
 
 class DescribedRequest(EngineRequest, Protocol):
     """What a self-describing `Publisher` reads of a request. Engines without one need none of it."""
 
     @property
-    def all_token_ids(self) -> Sequence[int]: ...
+    def all_token_ids(self) -> Sequence[int]:
+        """Prompt and output so far."""
+        ...
 
     @property
-    def lora_request(self) -> LoRARequest | None: ...
+    def lora_request(self) -> LoRARequest | None:
+        """The adapter, if the request uses one."""
+        ...
 
     @property
     def mm_features(self) -> Sequence[MultiModalFeature]:
@@ -100,7 +120,9 @@ class DescribedRequest(EngineRequest, Protocol):
         ...
 
     @property
-    def cache_salt(self) -> str | None: ...
+    def cache_salt(self) -> str | None:
+        """Separates the prefix caches of tenants."""
+        ...
 
     @property
     def prompt_embeds(self) -> object | None:

@@ -105,6 +105,7 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(block=_BLOCK, value=st.integers(0, 255))
     def compute_writes(self, block: int, value: int) -> None:
+        """Compute writes a device block that no copy uses."""
         if block in self._busy("device", self._held):
             return
 
@@ -116,6 +117,7 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(block=_BLOCK)
     def compute_reads(self, block: int) -> None:
+        """Compute reads a device block, which must hold what was written last."""
         right = self._expected["device"][block]
         if block in self._busy("device", self._held) or right == UNKNOWN:
             return

@@ -58,6 +58,7 @@ class UpTo(_Domain):
 
     @property
     def size(self) -> int:
+        """How many values there are."""
         return self.limit + 1
 
     def label(self, value: int) -> str:
@@ -73,6 +74,7 @@ class OneOf:
 
     @property
     def size(self) -> int:
+        """How many values there are."""
         return self.members.size + 1
 
     @property
@@ -98,6 +100,7 @@ class Labels(_Domain):
 
     @property
     def size(self) -> int:
+        """How many values there are."""
         return len(self.labels)
 
     def label(self, value: int) -> str:
@@ -142,6 +145,7 @@ class Words(_Domain):
 
     @property
     def size(self) -> int:
+        """How many values there are."""
         return self.illegal + 1
 
     @cached_property
