@@ -11,7 +11,7 @@ from toy_worlds import Counting
 from kvsm.checker.failures import reduced
 from kvsm.checker.reduce import NotRepeated, reduce, rerun
 from kvsm.checker.targets import draw_case
-from kvsm.checker.walk import walk
+from kvsm.checker.walk import random_of, walk
 from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
 
@@ -146,3 +146,18 @@ def test_a_world_that_never_rests_is_reduced_to_what_led_there() -> None:
     assert reduction.actions == (("up", 0),) * 5
     assert rerun(lambda: Stuck(most=10**6), reduction.actions).finding is None
     assert rerun(lambda: Stuck(most=10**6), reduction.actions, to_rest=True).finding == reduction.finding
+
+
+@pytest.mark.parametrize("run", range(10))
+def test_a_run_is_repeated_by_the_actions_that_happened(run: int) -> None:
+    """Otherwise a failure could not be reduced: an action that "did not happen" must have changed nothing."""
+    random = random_of(1, run)
+    case = draw_case("core", random)
+    world, done = case.make(), []
+    for _ in range(300):
+        action = world.draw(random)
+        if world.do(action):
+            done.append(action)
+    outcome = rerun(case.make, done)
+    assert outcome.actions == tuple(done)
+    assert outcome.world.fingerprint() == world.fingerprint()

@@ -36,6 +36,7 @@ class OfferActions(CoreActions):
         twist: 0 offers it as it is, 1 the first key twice, 2 all keys in the same blocks, 3 without an owner.
         fresh: compute it first; else offer what the device holds.
         """
+        before = self._done_so_far()
         keys = self.bench.prompt(prompt)[start : start + size + 1]
         if twist == 1:
             keys = keys + keys[:1]
@@ -46,18 +47,19 @@ class OfferActions(CoreActions):
         else:
             offered = self._due(self._computed(keys, on))
         if not offered:
-            return False
+            return self._done_so_far() != before
         self._offer(() if twist == 3 else ((self.bench.name(number), len(offered)),), offered)
         return True
 
     def store_two(self, prompt: int, other: int, size: int, on: int, fresh: int) -> bool:
         """Offer the prefixes of two requests at once. The second is computed too, or is on the device."""
+        before = self._done_so_far()
         first = self._computed(self.bench.prompt(prompt)[: size + 1], on)
         keys = self.bench.prompt(other)[: size + 1]
         second = self._computed(keys, on + len(first)) if fresh else self._held(keys, on)
         first, second = self._due(self._still_there(first)), self._due(second)
         if not first and not second:
-            return False
+            return self._done_so_far() != before
         names = self.bench.names
         self._offer(((names[0], len(first)), (f"{names[-1]}-too", len(second))), [*first, *second])
         return True
@@ -65,6 +67,10 @@ class OfferActions(CoreActions):
     def compute(self, prompt: int, start: int, on: int) -> bool:
         """The engine computes a block and does not offer it."""
         return bool(self._computed(self.bench.prompt(prompt)[start : start + 1], on))
+
+    def _done_so_far(self) -> tuple[int, int]:
+        """Differs after blocks were computed or offers counted, which happens even if nothing is due yet."""
+        return self.bench.operations, len(self.log)
 
     # Which device blocks hold what.
 
