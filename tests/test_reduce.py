@@ -158,6 +158,7 @@ def test_a_run_is_repeated_by_the_actions_that_happened(run: int) -> None:
         action = world.draw(random)
         if world.do(action):
             done.append(action)
+    world.check()
     outcome = rerun(case.make, done)
     assert outcome.actions == tuple(done)
     assert outcome.world.fingerprint() == world.fingerprint()
