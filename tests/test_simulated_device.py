@@ -326,7 +326,7 @@ def test_ids_that_nobody_keeps_are_a_race() -> None:
     device = new_device()
     device.copy(device.compute, 0, STORE, (0,), (0,))
     event = device.compute.record()
-    with pytest.raises(RuntimeError, match="id table of transfer 0: whoever dropped it too early"):
+    with pytest.raises(RuntimeError, match="id table of transfer 0: the owner that dropped it"):
         event.synchronize()
     assert len(device.races) == 1
 

@@ -419,7 +419,7 @@ STORE_READS, STORE_WRITES = (f"store 1 on stream 'kvsm store' {does}" for does i
     [
         (store_behind_compute, "B02", (STORE_READS, STEP_1_WRITES)),
         (load_behind_compute, "B03", ("load 2 on stream 'kvsm load' writes", STEP_2_READS)),
-        (store_behind_compute, "B37", (STORE_READS, "whoever dropped it too early frees")),
+        (store_behind_compute, "B37", (STORE_READS, "the owner that dropped it frees it")),
         (
             store_and_load_by_one_table,
             "",

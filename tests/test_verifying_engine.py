@@ -454,7 +454,7 @@ def test_order_and_waits_are_those_of_the_engine_below() -> None:
 
 def test_a_pool_of_another_size_is_refused() -> None:
     device, host = random_pools()
-    with pytest.raises(ConfigError, match="to verify has 23 blocks, that of the engine has 24"):
+    with pytest.raises(ConfigError, match="to verify has 23 blocks, the engine's has 24"):
         VerifyingCopyEngine(PlainCopyEngine(device, host), host[1:])
     with pytest.raises(ConfigError, match="4 bytes in the device pool and 5 in the host pool"):
         VerifyingCopyEngine(PlainCopyEngine(device, host), host, device[:, 1:])

@@ -227,7 +227,7 @@ class _ExplorerSearch:
         return level
 
     def _next_level(self, expansions: Iterable[Expansion]) -> list[Any]:
-        """The states after those of a level, which are numbered from `_expanded` on."""
+        """The states of the next level. The states of this one are numbered from `_expanded` on."""
         level: list[Any] = []
         for expansion in expansions:
             self._merge(expansion, level)

@@ -32,7 +32,7 @@ FILE = "actions.json"
 class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property": "property_id"}):
     """The content of `actions.json`.
 
-    options: those of the world, as builtins.
+    options: the world's options, as builtins.
     actions: after reduction.
     found: how many actions there were before it.
     reruns: how many reruns the reduction took.
@@ -82,7 +82,7 @@ def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
 
 
 def _fields(finding: Finding) -> dict[str, Any]:
-    """A finding as fields of a `SavedFailure`. Worlds name no property but those of kvsm."""
+    """A finding as fields of a `SavedFailure`. Worlds name only kvsm's properties."""
     assert isinstance(finding.property, Property)
     return {"property": finding.property, "message": finding.message}
 

@@ -40,7 +40,7 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
     most_in_flight: int = 0
 
     def and_(self, more: WalkResult) -> FuzzProgress:
-        """These totals with those of further runs."""
+        """The sum of these totals and the totals of further runs."""
         return FuzzProgress(
             target=self.target,
             seed=self.seed,

@@ -292,7 +292,7 @@ class SimulatedStream:
 
 
 class SimulatedSubmitter:
-    """A `Submitter`: a thread of the host, each call of which is a step."""
+    """A `Submitter`: a host thread. Each call is a step."""
 
     def __init__(self, device: SimulatedDevice, name: str, died: Callable[[str], None]) -> None:
         self._device, self._died = device, died
@@ -485,7 +485,7 @@ class SimulatedDevice:
 
     def dropped_ids(self, copy: str, transfer: int) -> Exception:
         """The error of a copy whose ids nobody has kept until it read them. It counts as a race."""
-        race = Race(("id table of transfer", transfer), "whoever dropped it too early frees", f"{copy} reads")
+        race = Race(("id table of transfer", transfer), "the owner that dropped it frees it", f"{copy} reads")
         self.races.append(race)
         return RuntimeError(str(race))
 

@@ -4,7 +4,7 @@ A thread that copies drops the interpreter's lock (GIL) while bytes move, and mu
 call. Beside a thread that computes in Python this takes up to the switch interval of 5 ms, even for a
 fragment that was copied in 5 us. There the number of calls decides.
 
-The call was made to read the memory of another process, and also reads that of its own, 1024 fragments at a
+The call was made to read another process's memory, and also reads the caller's own, 1024 fragments at a
 time. It differs from 1024 calls of `memcpy` in two ways. The kernel looks up each page of the source, which
 costs up to a third of the speed with small pages. And memory that is not mapped gives an error instead of
 ending the process.
@@ -54,7 +54,7 @@ def reaches(pools: Iterable[MemoryRows]) -> bool:
     """Whether `copy_vectored` can read these rows.
 
     It cannot on systems other than Linux, in sandboxes that forbid the call, and for memory without pages,
-    such as that of a mapped device.
+    such as a mapped device's.
     """
     byte = np.zeros(1, np.uint8)
     try:

@@ -100,7 +100,7 @@ class VerifyingCopyEngine:
         self._checksums = _Checksums(host, device, reads)
         if self._checksums.num_blocks != engine.num_host_blocks:
             raise ConfigError(
-                f"the host pool to verify has {self._checksums.num_blocks} blocks, that of the engine has "
+                f"the host pool to verify has {self._checksums.num_blocks} blocks, the engine's has "
                 f"{engine.num_host_blocks}; give both the same"
             )
         self._engine = engine

@@ -105,7 +105,7 @@ class Provenance:
             self.stale.pop(block, None)
 
     def age(self) -> None:
-        """A new epoch begins: what was brought so far is of an older one."""
+        """A new epoch begins: everything that was brought so far belongs to an older one."""
         self.stale.update(self.brought)
         self.brought = {}
 

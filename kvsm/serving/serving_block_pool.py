@@ -1,6 +1,6 @@
 """The device blocks of the engine: who holds them, and which keys they cache.
 
-Names and behaviour are those of vLLM's `BlockPool`. The blocks of all KV cache groups come from one pool, and
+Names and behaviour follow vLLM's `BlockPool`. The blocks of all KV cache groups come from one pool, and
 keys end with the group. A block has a reference count: one for each request whose table names it, and one for
 each copy in flight that touches it. A block without references stands in the free queue. It keeps its key,
 and serves prefix hits, until it is taken. The block that was freed first is taken first.

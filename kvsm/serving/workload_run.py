@@ -83,7 +83,7 @@ class CopyTotals(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. The fields up to `decoded_tokens` are those of `SchedulerCounts`.
+    """What a run came to. The fields up to `decoded_tokens` come from `SchedulerCounts`.
 
     remote_decode: finished requests for remote decode.
     fully_offloaded: how many of them have every full block on the host.

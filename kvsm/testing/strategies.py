@@ -117,7 +117,7 @@ def block_pairs(device_blocks: int, host_blocks: int, most: int = 4) -> SearchSt
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
     """A small engine and its offload core. groups: a name in `GROUPS`.
 
-    The other fields are those of `SmallEngine`, `OffloadConfig` and `SchedulerConfig`.
+    The other fields belong to `SmallEngine`, `OffloadConfig` and `SchedulerConfig`.
     """
 
     groups: str = "full"

@@ -1,8 +1,8 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
-Counters are sent as their growth since the last step, gauges as their value. The names are those of
-`kvsm.metrics` behind `vllm:kvsm_`. Histograms are left out, because vLLM passes on plain numbers only; an
-event log gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
+Counters are sent as their growth since the last step, gauges as their value. The names are `vllm:kvsm_` and
+the name in `kvsm.metrics`. Histograms are left out, because vLLM passes on plain numbers only; an event log
+gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
 """
 
 from __future__ import annotations

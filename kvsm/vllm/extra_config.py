@@ -85,7 +85,7 @@ class SpecOptions(CommonOptions, frozen=True, kw_only=True):
 
 
 class RecordingOptions(LogOptions, frozen=True, kw_only=True):
-    """The options of `RecordingSpec`, besides those of vLLM's `CPUOffloadingSpec`.
+    """The options of `RecordingSpec`, in addition to vLLM's `CPUOffloadingSpec` options.
 
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
     """

@@ -51,7 +51,7 @@ class TrialFailed(KvsmError):
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine is and what it serves.
 
-    rounds: prompts; those of one round are served together.
+    rounds: prompts. The prompts of one round are served together.
     max_tokens: tokens generated for each prompt.
     kv_transfer: vLLM's `kv_transfer_config`; None means no offload.
     engine: further arguments of vLLM's `LLM`.
