@@ -29,8 +29,8 @@ The others need more than a ledger and its log:
 - determinism (S11): takes two runs;
 - order of copies (S12), correct bytes (S15): take the copies themselves;
 - full offload (S16), flush at last step (S17), one token left (S18): take the engine's prompts and steps;
-- of S6, that a request learns what to recompute, and of S13, that a skipped block is offered again: the
-  engine's part.
+- the engine's part of two properties: a request learns what to recompute (S6), and a skipped block is offered
+  again (S13).
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _name(transfer: TransferRecord) -> str:
 
 
 def leases_equal_live_copies(counts: HolderCounts) -> Iterator[Violation]:
-    """S3, S4, S13: exactly the live transfers have leases; stores read, loads write."""
+    """Exactly the live transfers have leases; stores read, loads write (S3, S4, S13)."""
     ledger = counts.ledger
     words = ledger.leases.view
     states, readers = words & STATE_MASK, words >> _READERS_SHIFT

@@ -36,10 +36,10 @@ from itertools import compress
 import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
-from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.base import Choice
 from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.slot_queue import SlotQueue, join, split
-from kvsm.policies.use_counts import UseCounts
+from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
 
 SMALL_PERCENT = 10
 """Share of the pool that the small queue is meant to hold."""
@@ -61,7 +61,7 @@ class S3FIFOState(msgspec.Struct, array_like=True):
     returning: list[bytes]
 
 
-class S3FIFOPolicy(EvictionPolicy):
+class S3FIFOPolicy(UseCountingPolicy):
     """Evicts quickly what is not used twice, and the rest in turn."""
 
     def __init__(self, capacity: int) -> None:
@@ -74,12 +74,6 @@ class S3FIFOPolicy(EvictionPolicy):
         self._ghosts = KeyQueue()
         self._returning = KeyQueue()
 
-    def __len__(self) -> int:
-        return len(self._uses)
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._uses
-
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
         if self._ghosts.holds_any(keys):
             self.recalled(keys)
@@ -87,15 +81,6 @@ class S3FIFOPolicy(EvictionPolicy):
         self._small.append(fresh[::-1])
         self._main.append(back[::-1])
         self._uses.admit(slots)
-
-    def busy(self, slots: IdArray) -> None:
-        self._uses.begin_use(slots)
-
-    def idle(self, slots: IdArray) -> None:
-        self._uses.end_use(slots)
-
-    def touched(self, slots: IdArray) -> None:
-        self._uses.end_use(slots)
 
     def removed(self, slots: IdArray) -> None:
         self._small.remove(slots)

@@ -29,14 +29,14 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
-from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.base import Choice
 from kvsm.policies.slot_queue import SlotQueue, join
-from kvsm.policies.use_counts import UseCounts
+from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
 
 _UNUSED, _USED = range(1), range(1, 2)
 
 
-class SIEVEPolicy(EvictionPolicy):
+class SIEVEPolicy(UseCountingPolicy):
     """Evicts the first block from the hand on that was not used since the hand passed it."""
 
     def __init__(self, capacity: int) -> None:
@@ -44,24 +44,9 @@ class SIEVEPolicy(EvictionPolicy):
         self._ahead = SlotQueue(capacity)
         self._uses = UseCounts(capacity, most=1)
 
-    def __len__(self) -> int:
-        return len(self._uses)
-
-    def __contains__(self, slot: int) -> bool:
-        return slot in self._uses
-
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
         self._ahead.append(slots[::-1])
         self._uses.admit(slots)
-
-    def busy(self, slots: IdArray) -> None:
-        self._uses.begin_use(slots)
-
-    def idle(self, slots: IdArray) -> None:
-        self._uses.end_use(slots)
-
-    def touched(self, slots: IdArray) -> None:
-        self._uses.end_use(slots)
 
     def removed(self, slots: IdArray) -> None:
         self._drop(slots)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.ids import SMALL, IdArray
+from kvsm.policies.base import EvictionPolicy
 from kvsm.policies.slot_queue import SlotQueue
 
 # One byte per slot: its count of uses; the same plus _IN_USE while it is in use; or _ABSENT.
@@ -185,3 +186,24 @@ class UseCounts:
             after_all = step.array[before_all]
             self._view[slots] = after_all
             self._idle += int(np.count_nonzero(after_all <= most)) - int(np.count_nonzero(before_all <= most))
+
+
+class UseCountingPolicy(EvictionPolicy):
+    """Base of the policies in which a use moves nothing and only counts. A subclass makes `_uses`."""
+
+    _uses: UseCounts
+
+    def __len__(self) -> int:
+        return len(self._uses)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._uses
+
+    def busy(self, slots: IdArray) -> None:
+        self._uses.begin_use(slots)
+
+    def idle(self, slots: IdArray) -> None:
+        self._uses.end_use(slots)
+
+    def touched(self, slots: IdArray) -> None:
+        self._uses.end_use(slots)

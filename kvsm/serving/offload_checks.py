@@ -1,4 +1,4 @@
-"""Properties that need the engine's prompts and steps, and cannot be checked from the log: S16, S17, S18.
+"""Properties that need the engine's prompts and steps, and cannot be checked from the log.
 
 Full offload (S16) is checked when a request finishes, which is earlier than it has to hold. A block counts
 while the request can name it. So the blocks of a sliding window count until they are given back; the states
@@ -72,14 +72,14 @@ class OffloadChecks:
             self._notes.watch(request.request_id)
 
     def matched(self, request: ServingRequest, end: int) -> None:
-        """S18: a match that ends at `end` leaves a token to compute."""
+        """One token left (S18): a match that ends at `end` leaves a token to compute."""
         if end >= request.num_tokens:
             name = request.request_id
             message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
             self.violations.append(Violation(Property.ONE_TOKEN_LEFT, message, requests=(name,)))
 
     def request_finished(self, request: ServingRequest) -> None:
-        """S16: each full block of the request is resident, in flight, or skipped with a reason."""
+        """Full offload (S16): each full block is resident, in flight, or skipped with a reason."""
         if not _is_for_remote_decode(request):
             return
         name, index = request.request_id, self._connector.offloader.ledger.index
@@ -96,7 +96,7 @@ class OffloadChecks:
             self.violations.append(Violation(Property.FULL_OFFLOAD, message, requests=(name,)))
 
     def last_step(self, plan: TransferPlan) -> None:
-        """S17: no request is left, so the plan must flush all transfers."""
+        """Flush at last step (S17): no request is left, so the plan must flush all transfers."""
         if self._connector.config.last_step is LastStep.FLUSH:
             transfers = self._connector.offloader.ledger.transfers.keys() - set(plan.flush)
             if transfers:

@@ -154,7 +154,7 @@ class ServingEngine:
             self.reset_cache()
 
     def _check_begun(self) -> None:
-        """S15: the blocks that a starting request computes from hold what their keys demand."""
+        """Correct bytes (S15): the blocks that a starting request computes from hold their content."""
         blocks: list[int] = []
         keys: list[bytes] = []
         readers: list[str] = []

@@ -9,7 +9,8 @@ A small engine (`kvsm.worlds.small_engine`) drives the real scheduler and core, 
 models the KV of each token, so it knows what a step reads, what a copy moved and when, and what the host
 holds. It shares no code with the ledger. Checked:
 
-- in every step, what the engine sees: S3, S4, S14, S15, S16, S18;
+- in every step, what the engine sees: no reuse in flight (S3), one release per hold (S4), no stale data
+  (S14), correct bytes (S15), full offload (S16), one token left (S18);
 - after every rule: readable slots hold their own bytes on every worker (S2, S15); the ledger is sound
   (`assert_sound`); an engine without requests is told of transfers in flight (S17);
 - a late, repeated or unknown report changes nothing (S5); an impossible call is refused and changes nothing
