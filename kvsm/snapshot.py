@@ -26,7 +26,7 @@ _IDS = frozenset({"slots", "device_blocks", "pins"})
 _Record = TypeVar("_Record", TransferRecord, RequestRecord)
 
 
-class LedgerState(msgspec.Struct, array_like=True, frozen=True):
+class SavedLedger(msgspec.Struct, array_like=True, frozen=True):
     """A snapshot, decoded."""
 
     config: OffloadConfig
@@ -53,13 +53,13 @@ class LedgerState(msgspec.Struct, array_like=True, frozen=True):
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(LedgerState)
+_DECODER = msgspec.msgpack.Decoder(SavedLedger)
 
 
 def snapshot(ledger: Ledger) -> bytes:
     """The whole state, a few bytes a slot and each resident key once."""
     return _ENCODER.encode(
-        LedgerState(
+        SavedLedger(
             config=ledger.config,
             seq=ledger.seq,
             step=ledger.step,

@@ -19,7 +19,7 @@ from allocate to evict:
 7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
                                         its slot is free again.
 
-Resets and touches are in cache.py, the records that a ledger keeps in records.py.
+Resets and touches are in cache.py, the state in state.py, the records that it keeps in records.py.
 
 The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
 can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
@@ -27,8 +27,9 @@ EVICTED, in the policy's order if it is STORED without a pin or a copy.
 """
 
 from kvsm.ledger.index import indexed_slots
-from kvsm.ledger.ledger import HANDLERS, CacheListener, Ledger
+from kvsm.ledger.ledger import HANDLERS, Ledger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.ledger.state import CacheListener
 
 __all__ = [
     "HANDLERS",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.ids import unpack
 from kvsm.ledger import index, transfers
+from kvsm.ledger.state import LedgerState
 from kvsm.policies import make_policy
 from kvsm.states import block as block_machine
 from kvsm.states import transfer as transfer_machine
@@ -17,18 +16,15 @@ from kvsm.states.block import IDLE
 from kvsm.states.transfer import TRANSFER_WORDS
 from kvsm.states.words import pick
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
 
-
-def blocks_touched(ledger: Ledger, event: ev.BlocksTouched) -> None:
+def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
     """Used without a load. The idle ones move in the eviction order."""
     slots = unpack(event.slots)
     new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)
     ledger.policy.touched(pick(slots, new, IDLE))
 
 
-def cache_reset(ledger: Ledger, event: ev.CacheReset) -> None:
+def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
     """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned."""
     if event.epoch != ledger.epoch + 1:
         raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {ledger.epoch}")

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.errors import InvalidEvent
 from kvsm.ids import IdArray, listed
+from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, FIRST_READABLE, LAST_INDEXED, LAST_READABLE
 from kvsm.states.words import STATE_MASK
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
 
-
-def indexed_slots(ledger: Ledger) -> list[int]:
+def indexed_slots(ledger: LedgerState) -> list[int]:
     """Slots whose key the index names, ascending: ALLOCATED to LOADING."""
     states = ledger.blocks.view & STATE_MASK
     return np.flatnonzero((states >= FIRST_INDEXED) & (states <= LAST_INDEXED)).tolist()
 
 
-def enter(ledger: Ledger, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
+def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
     """Let the index name these slots by these keys. Refuses a key that is in the index, or twice in `keys`.
 
     The index grows by one for each key exactly if all keys are new. That is cheaper to see afterwards; a
@@ -40,7 +37,7 @@ def enter(ledger: Ledger, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> 
         key_of[slot] = key
 
 
-def remove(ledger: Ledger, slots: IdArray) -> Sequence[bytes]:
+def remove(ledger: LedgerState, slots: IdArray) -> Sequence[bytes]:
     """Remove the keys of these slots from the index. Returns them."""
     keys = ledger.keys_of(slots)
     index = ledger.index
@@ -50,7 +47,7 @@ def remove(ledger: Ledger, slots: IdArray) -> Sequence[bytes]:
     return keys
 
 
-def invalidate(ledger: Ledger, slots: IdArray, seq: int) -> None:
+def invalidate(ledger: LedgerState, slots: IdArray, seq: int) -> None:
     """Void these blocks, whatever their states. It cannot be refused, so it may end any event."""
     new = ledger.blocks.check(slots, block_machine.INVALIDATE, seq)
     removed = withdraw(ledger, slots)
@@ -61,7 +58,7 @@ def invalidate(ledger: Ledger, slots: IdArray, seq: int) -> None:
         ledger.free.append(freed)
 
 
-def withdraw(ledger: Ledger, slots: IdArray) -> NDArray[np.int64]:
+def withdraw(ledger: LedgerState, slots: IdArray) -> NDArray[np.int64]:
     """Remove the indexed blocks from the index, and the readable ones from the policy. Returns the former."""
     states = np.asarray(ledger.blocks.look(slots)) & STATE_MASK
     numbers = np.asarray(slots, dtype=np.int64)

@@ -1,72 +1,20 @@
-"""The ledger's state, what can be asked of it, and `apply`, which folds one event into it."""
+"""`Ledger.apply`, which folds one event into the state, and the handler of each kind of event."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Sequence
-from operator import itemgetter
-from typing import Any, Protocol, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Callable
+from typing import Any
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.ids import IdArray, listed
+from kvsm.events import OffloadingEvent
 from kvsm.ledger import cache, loads, requests, stores, transfers
-from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
-from kvsm.policies import make_policy
-from kvsm.policies.slot_queue import SlotQueue
-from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE
-from kvsm.states.lease import LEASE_WORDS
-from kvsm.states.transfer import TRANSFER_WORDS, TransferState
-from kvsm.states.words import STATE_MASK, StateWords
+from kvsm.ledger.records import TransferRecord
+from kvsm.ledger.state import LedgerState
 
 
-class CacheListener(Protocol):
-    """Hears, in order, how the set of readable keys changes. It must not touch the ledger."""
-
-    def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
-        """The store `transfer` made these keys readable."""
-
-    def removed(self, keys: Sequence[bytes]) -> None:
-        """These keys were readable, and are not any more."""
-
-    def cleared(self) -> None:
-        """A reset: no key is readable."""
-
-
-class Ledger:
-    """State under one configuration, empty at first. Read anything; change it by `apply` alone."""
-
-    def __init__(self, config: OffloadConfig, listener: CacheListener | None = None) -> None:
-        self.config, self.listener = config, listener
-        self.seq = self.step = self.tick = self.epoch = 0
-        self.voided_at = 0
-        """The last event that invalidated a block. Pins that were taken after it all hold."""
-        self.ended_at = 0
-        """The last event that ended a transfer."""
-        self.forgotten_at = 0
-        """The last event that removed a key from the index."""
-        slots = config.host_blocks
-        self.blocks = StateWords(BLOCK_WORDS, slots)
-        self.leases = StateWords(LEASE_WORDS, config.device_blocks)
-        self.generation = array("q", bytes(8 * slots))
-        self.generation_view: NDArray[np.int64] = np.frombuffer(self.generation, dtype=np.int64)
-        self.key_of: list[bytes] = [b""] * slots
-        """Key of the last life of each slot; current while the index names the slot."""
-        self.index: dict[bytes, int] = {}
-        self.free = SlotQueue(slots)
-        self.free.append(np.arange(slots))
-        self.policy = make_policy(config.policy, slots)
-        self.transfers: dict[int, TransferRecord] = {}
-        self.planned_word = TRANSFER_WORDS.encode(TransferState.PLANNED, (config.workers,))
-        """Word of a transfer that has just been planned."""
-        self.requests: dict[str, RequestRecord] = {}
-        self.deferred: dict[str, RequestRecord] = {}
-        """The requests that are DEFERRED."""
-        self.provenance, self.offers = Provenance(), OfferHistory(config.offer_history)
+class Ledger(LedgerState):
+    """The state and its fold. Read anything; change it by `apply` alone."""
 
     def apply(self, event: OffloadingEvent) -> TransferRecord | None:
         """Fold one event. Returns the transfer that it ended, or None.
@@ -80,52 +28,18 @@ class Ledger:
         self.step = event.step
         return ended
 
-    def readable(self, slot: int) -> bool:
-        """Whether the block in this slot can be loaded."""
-        return FIRST_READABLE <= self.blocks.words[slot] & STATE_MASK <= LAST_READABLE
 
-    def keys_of(self, slots: IdArray) -> Sequence[bytes]:
-        """The keys of these slots' latest lives."""
-        if len(slots) < 2:
-            return [self.key_of[slot] for slot in slots]
-        return cast(Sequence[bytes], itemgetter(*listed(slots))(self.key_of))
-
-    def live_pins(self, request: RequestRecord) -> IdArray:
-        """The pins that still hold: the slot holds the same block as then, and it was not invalidated."""
-        pins, since = request.pins, request.pinned_at
-        if self.voided_at < since:
-            return pins
-        if type(pins) is tuple:
-            words, generation = self.blocks.words, self.generation
-            return tuple(
-                [
-                    slot
-                    for slot in pins
-                    if generation[slot] <= since
-                    and FIRST_READABLE <= words[slot] & STATE_MASK <= LAST_READABLE
-                ]
-            )
-        states = self.blocks.view[pins] & STATE_MASK
-        live = (states >= FIRST_READABLE) & (states <= LAST_READABLE)
-        live &= self.generation_view[pins] <= since
-        return pins if live.all() else cast(NDArray[np.int64], pins)[live]
-
-    def draining(self) -> bool:
-        """Whether copies that a reset abandoned are still under way."""
-        return any(transfer.state is TransferState.ABANDONED for transfer in self.transfers.values())
-
-
-def log_opened(ledger: Ledger, event: ev.LogOpened) -> None:
+def log_opened(ledger: LedgerState, event: ev.LogOpened) -> None:
     """The first event of a log."""
     if ledger.seq != 0 or event.config != ledger.config:
         raise InvalidEvent(event.seq, "the log opens once, and with this ledger's configuration")
 
 
-def only_recorded(ledger: Ledger, event: OffloadingEvent) -> None:
+def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
     """For the reader of the log; nothing changes."""
 
 
-HANDLERS: dict[type[OffloadingEvent], Callable[[Ledger, Any], TransferRecord | None]] = {
+HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecord | None]] = {
     ev.LogOpened: log_opened,
     ev.RequestArrived: requests.request_arrived,
     ev.RequestPreempted: requests.request_preempted,

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD
 from kvsm.ids import NO_IDS, IdArray, equal, listed, unpack
 from kvsm.ledger import requests, transfers
+from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states import lease as lease_machine
 from kvsm.states import request as request_machine
 from kvsm.states.request import REQUEST_WORDS
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
 
-
-def load_planned(ledger: Ledger, event: ev.LoadPlanned) -> None:
+def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
     """Pins become readers, the device blocks are leased for writing, and the other pins end."""
     seq, slots, device_blocks = event.seq, unpack(event.slots), unpack(event.device_blocks)
     request = requests.named(ledger, seq, event.request)
@@ -47,7 +44,7 @@ def load_planned(ledger: Ledger, event: ev.LoadPlanned) -> None:
     transfers.plan(ledger, seq, LOAD, ((request.name, loaded),), slots, device_blocks, ())
 
 
-def keys_by_device_block(ledger: Ledger, slots: IdArray, parts: IdArray) -> Sequence[bytes]:
+def keys_by_device_block(ledger: LedgerState, slots: IdArray, parts: IdArray) -> Sequence[bytes]:
     """The key that is loaded into each device block."""
     keys, chunk = ledger.keys_of(slots), ledger.config.blocks_per_chunk
     if len(parts):
@@ -55,6 +52,6 @@ def keys_by_device_block(ledger: Ledger, slots: IdArray, parts: IdArray) -> Sequ
     return keys if chunk == 1 else [key for key in keys for _ in range(chunk)]
 
 
-def blocks_rewritten(ledger: Ledger, event: ev.BlocksRewritten) -> None:
+def blocks_rewritten(ledger: LedgerState, event: ev.BlocksRewritten) -> None:
     """The engine computes into these device blocks: they no longer hold what a load brought."""
     ledger.provenance.forget(unpack(event.device_blocks))

@@ -3,47 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.ids import NO_IDS, IdArray, unpack
 from kvsm.ledger.records import RequestRecord
+from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states import request as request_machine
 from kvsm.states.block import IDLE, PINNED_ONCE
 from kvsm.states.request import REQUEST_WORDS, RequestTrigger
 from kvsm.states.words import STATE_MASK, pick
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
 
-
-def request_arrived(ledger: Ledger, event: ev.RequestArrived) -> None:
+def request_arrived(ledger: LedgerState, event: ev.RequestArrived) -> None:
     """The request is known from now on."""
     if event.request in ledger.requests:
         raise InvalidEvent(event.seq, f"request {event.request} has arrived before")
     ledger.requests[event.request] = RequestRecord(event.request)
 
 
-def request_preempted(ledger: Ledger, event: ev.RequestPreempted) -> None:
+def request_preempted(ledger: LedgerState, event: ev.RequestPreempted) -> None:
     """Its pins end and its cursors restart; its copies go on."""
     _leave(ledger, named(ledger, event.seq, event.request), request_machine.PREEMPT, event.seq)
 
 
-def request_finished(ledger: Ledger, event: ev.RequestFinished) -> None:
+def request_finished(ledger: LedgerState, event: ev.RequestFinished) -> None:
     """The same, and it is forgotten: now, or when its load ends."""
     _leave(ledger, named(ledger, event.seq, event.request), request_machine.FINISH, event.seq)
 
 
-def _leave(ledger: Ledger, request: RequestRecord, trigger: RequestTrigger, seq: int) -> None:
+def _leave(ledger: LedgerState, request: RequestRecord, trigger: RequestTrigger, seq: int) -> None:
     word = REQUEST_WORDS.step(request.word, trigger, request.name, seq)
     unpin(ledger, request, ledger.live_pins(request), seq)
     request.patience, request.settled, request.offered = -1, (), ()
     settle(ledger, request, word)
 
 
-def hit_matched(ledger: Ledger, event: ev.HitMatched) -> None:
+def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
     """The match pins its blocks. What was idle leaves the eviction order."""
     request = ledger.requests.get(event.request) or RequestRecord(event.request)
     slots = unpack(event.slots)
@@ -60,7 +57,7 @@ def hit_matched(ledger: Ledger, event: ev.HitMatched) -> None:
     ledger.requests[request.name] = request
 
 
-def hit_released(ledger: Ledger, event: ev.HitReleased) -> None:
+def hit_released(ledger: LedgerState, event: ev.HitReleased) -> None:
     """The match ends without a load."""
     request = named(ledger, event.seq, event.request)
     word = REQUEST_WORDS.step(request.word, request_machine.UNMATCH, request.name, event.seq)
@@ -68,7 +65,7 @@ def hit_released(ledger: Ledger, event: ev.HitReleased) -> None:
     request.word = word
 
 
-def request_deferred(ledger: Ledger, event: ev.RequestDeferred) -> None:
+def request_deferred(ledger: LedgerState, event: ev.RequestDeferred) -> None:
     """The request waits for the end of a transfer, or for a tick."""
     request = ledger.requests.get(event.request) or RequestRecord(event.request)
     if event.transfer not in ledger.transfers:
@@ -78,7 +75,7 @@ def request_deferred(ledger: Ledger, event: ev.RequestDeferred) -> None:
     ledger.deferred[request.name] = ledger.requests[request.name] = request
 
 
-def ticked(ledger: Ledger, event: ev.Ticked) -> None:
+def ticked(ledger: LedgerState, event: ev.Ticked) -> None:
     """Time passes. Requests that have waited long enough wake."""
     if event.tick != ledger.tick + 1:
         raise InvalidEvent(event.seq, f"tick {event.tick} cannot follow tick {ledger.tick}")
@@ -86,7 +83,7 @@ def ticked(ledger: Ledger, event: ev.Ticked) -> None:
     wake(ledger, event.seq, [one for one in ledger.deferred.values() if one.patience <= event.tick])
 
 
-def named(ledger: Ledger, seq: int, name: str) -> RequestRecord:
+def named(ledger: LedgerState, seq: int, name: str) -> RequestRecord:
     """The record of this request. Raises `InvalidEvent` if there is none."""
     request = ledger.requests.get(name)
     if request is None:
@@ -94,7 +91,7 @@ def named(ledger: Ledger, seq: int, name: str) -> RequestRecord:
     return request
 
 
-def unpin(ledger: Ledger, request: RequestRecord, slots: IdArray, seq: int) -> None:
+def unpin(ledger: LedgerState, request: RequestRecord, slots: IdArray, seq: int) -> None:
     """End the request's match. slots: the live pins to give back; void ones need nothing."""
     request.pins = NO_IDS
     if len(slots):
@@ -104,7 +101,7 @@ def unpin(ledger: Ledger, request: RequestRecord, slots: IdArray, seq: int) -> N
             ledger.policy.idle(idle)
 
 
-def settle(ledger: Ledger, request: RequestRecord, word: int) -> None:
+def settle(ledger: LedgerState, request: RequestRecord, word: int) -> None:
     """Give a request its new word, and forget the request if that means RELEASED."""
     request.word = word
     state = word & STATE_MASK
@@ -114,7 +111,7 @@ def settle(ledger: Ledger, request: RequestRecord, word: int) -> None:
         del ledger.requests[request.name]
 
 
-def wake(ledger: Ledger, seq: int, requests: Iterable[RequestRecord]) -> None:
+def wake(ledger: LedgerState, seq: int, requests: Iterable[RequestRecord]) -> None:
     """These requests wait no more."""
     for request in requests:
         word = REQUEST_WORDS.step(request.word, request_machine.WAKE, request.name, seq)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from operator import gt
-from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import STORE
 from kvsm.ids import listed, unpack
 from kvsm.ledger import index, requests, transfers
+from kvsm.ledger.state import LedgerState
 from kvsm.policies import Choice
 from kvsm.states import block as block_machine
 from kvsm.states import lease as lease_machine
 from kvsm.states import request as request_machine
 from kvsm.states.words import STATE_MASK
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
 
-
-def blocks_offered(ledger: Ledger, event: ev.BlocksOffered) -> None:
+def blocks_offered(ledger: LedgerState, event: ev.BlocksOffered) -> None:
     """The cursors of these requests move."""
     offering = [requests.named(ledger, event.seq, name) for name, _, _ in event.offers]
     for request, (name, settled, offered) in zip(offering, event.offers):
@@ -32,17 +29,17 @@ def blocks_offered(ledger: Ledger, event: ev.BlocksOffered) -> None:
         request.settled, request.offered = settled, offered
 
 
-def offers_counted(ledger: Ledger, event: ev.OffersCounted) -> None:
+def offers_counted(ledger: LedgerState, event: ev.OffersCounted) -> None:
     """These keys were offered once more."""
     ledger.offers.count(event.keys)
 
 
-def keys_recalled(ledger: Ledger, event: ev.KeysRecalled) -> None:
+def keys_recalled(ledger: LedgerState, event: ev.KeysRecalled) -> None:
     """The policy learns of ghost hits."""
     ledger.policy.recalled(event.keys)
 
 
-def blocks_evicted(ledger: Ledger, event: ev.BlocksEvicted) -> None:
+def blocks_evicted(ledger: LedgerState, event: ev.BlocksEvicted) -> None:
     """The policy's victims leave the index, and their slots are free."""
     victims, moved = unpack(event.slots), unpack(event.moved)
     new = ledger.blocks.check(victims, block_machine.EVICT, event.seq)
@@ -58,7 +55,7 @@ def blocks_evicted(ledger: Ledger, event: ev.BlocksEvicted) -> None:
         ledger.listener.removed(keys)
 
 
-def store_planned(ledger: Ledger, event: ev.StorePlanned) -> None:
+def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
     """Free slots are allocated for these keys, and the device blocks are leased for reading."""
     seq, keys = event.seq, event.keys
     slots, device_blocks = unpack(event.slots), unpack(event.device_blocks)

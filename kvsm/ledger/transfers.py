@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import gt
-from typing import TYPE_CHECKING
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
@@ -12,6 +11,7 @@ from kvsm.events import LOAD, STORE, Direction, Owners
 from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.ledger import index, requests
 from kvsm.ledger.records import TransferRecord
+from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states import lease as lease_machine
 from kvsm.states import request as request_machine
@@ -21,14 +21,11 @@ from kvsm.states.request import REQUEST_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS
 from kvsm.states.words import STATE_MASK, pick
 
-if TYPE_CHECKING:
-    from kvsm.ledger.ledger import Ledger
-
 _UNDER_WAY = (transfer_machine.SUBMITTED, transfer_machine.ABANDONED)
 
 
 def plan(
-    ledger: Ledger,
+    ledger: LedgerState,
     seq: int,
     direction: Direction,
     owners: Owners,
@@ -42,7 +39,7 @@ def plan(
 
 
 def check_pairs(
-    ledger: Ledger, seq: int, slots: IdArray, device_blocks: IdArray, parts: IdArray = NO_IDS
+    ledger: LedgerState, seq: int, slots: IdArray, device_blocks: IdArray, parts: IdArray = NO_IDS
 ) -> None:
     """Refuse a plan whose device blocks are not the chunks of its slots, or the named parts of them."""
     chunk = ledger.config.blocks_per_chunk
@@ -55,7 +52,7 @@ def check_pairs(
             raise InvalidEvent(seq, "parts ascend, and name each slot of the plan and no other")
 
 
-def transfers_submitted(ledger: Ledger, event: ev.TransfersSubmitted) -> None:
+def transfers_submitted(ledger: LedgerState, event: ev.TransfersSubmitted) -> None:
     """The plans leave for the workers. Their time in flight begins."""
     seq = event.seq
     transfers = _distinct_transfers(ledger, seq, event.transfers)
@@ -67,13 +64,13 @@ def transfers_submitted(ledger: Ledger, event: ev.TransfersSubmitted) -> None:
             ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)
 
 
-def flush_requested(ledger: Ledger, event: ev.FlushRequested) -> None:
+def flush_requested(ledger: LedgerState, event: ev.FlushRequested) -> None:
     """The engine waits for these transfers."""
     for transfer in _distinct_transfers(ledger, event.seq, event.transfers):
         transfer.flush = True
 
 
-def worker_reported(ledger: Ledger, event: ev.WorkerReported) -> TransferRecord | None:
+def worker_reported(ledger: LedgerState, event: ev.WorkerReported) -> TransferRecord | None:
     """One worker is done. The last one's report ends the transfer; a failed load voids what it read."""
     seq, transfer = event.seq, _named(ledger, event.seq, event.transfer)
     if event.worker >= ledger.config.workers or transfer.reported >> event.worker & 1:
@@ -91,14 +88,14 @@ def worker_reported(ledger: Ledger, event: ev.WorkerReported) -> TransferRecord 
     return transfer
 
 
-def transfer_cancelled(ledger: Ledger, event: ev.TransferCancelled) -> TransferRecord:
+def transfer_cancelled(ledger: LedgerState, event: ev.TransferCancelled) -> TransferRecord:
     """The plan never left."""
     transfer = _named(ledger, event.seq, event.transfer)
     cancel(ledger, transfer, event.seq)
     return transfer
 
 
-def transfer_lost(ledger: Ledger, event: ev.TransferLost) -> TransferRecord:
+def transfer_lost(ledger: LedgerState, event: ev.TransferLost) -> TransferRecord:
     """A worker will never report: the memory that it may still write is retired."""
     seq, transfer = event.seq, _named(ledger, event.seq, event.transfer)
     slots = transfer.slots
@@ -116,7 +113,7 @@ def transfer_lost(ledger: Ledger, event: ev.TransferLost) -> TransferRecord:
     return transfer
 
 
-def cancel(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
+def cancel(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
     """End a plan that no worker has seen: no byte was touched."""
     transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.CANCEL, transfer.id, seq)
     if transfer.direction is LOAD:
@@ -128,7 +125,7 @@ def cancel(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
     end(ledger, transfer, seq)
 
 
-def end_copies(ledger: Ledger, transfer: TransferRecord, good: bool, seq: int) -> None:
+def end_copies(ledger: LedgerState, transfer: TransferRecord, good: bool, seq: int) -> None:
     """The transfer touches its slots no more. The table decides what each of them becomes."""
     slots = transfer.slots
     trigger = block_machine.END_COPY_GOOD if good else block_machine.END_COPY_BAD
@@ -151,7 +148,7 @@ def end_copies(ledger: Ledger, transfer: TransferRecord, good: bool, seq: int) -
         ledger.free.append(freed)
 
 
-def end(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
+def end(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
     """End the transfer's leases, and close it."""
     store = transfer.direction is STORE
     trigger = lease_machine.END_READ if store else lease_machine.END_WRITE
@@ -159,7 +156,7 @@ def end(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
     close(ledger, transfer, seq)
 
 
-def close(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
+def close(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
     """Forget the transfer, and tell the request that it loads for and the requests that wait for it."""
     del ledger.transfers[transfer.id]
     ledger.ended_at = seq
@@ -175,14 +172,14 @@ def close(ledger: Ledger, transfer: TransferRecord, seq: int) -> None:
         requests.wake(ledger, seq, [one for one in ledger.deferred.values() if one.awaits == transfer.id])
 
 
-def _named(ledger: Ledger, seq: int, id: int) -> TransferRecord:
+def _named(ledger: LedgerState, seq: int, id: int) -> TransferRecord:
     transfer = ledger.transfers.get(id)
     if transfer is None:
         raise InvalidEvent(seq, f"transfer {id} is not live")
     return transfer
 
 
-def _distinct_transfers(ledger: Ledger, seq: int, ids: Sequence[int]) -> list[TransferRecord]:
+def _distinct_transfers(ledger: LedgerState, seq: int, ids: Sequence[int]) -> list[TransferRecord]:
     if len(ids) > 1 and len(set(ids)) != len(ids):
         raise InvalidEvent(seq, "a transfer is named twice")
     return [_named(ledger, seq, id) for id in ids]

@@ -21,7 +21,7 @@ from kvsm.invariants import Violation, check_ledger, check_rest
 from kvsm.ledger import Ledger
 from kvsm.properties import Property
 from kvsm.replay import Auditor, render
-from kvsm.snapshot import LedgerState, restore, snapshot
+from kvsm.snapshot import SavedLedger, restore, snapshot
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.testing.recording import config_of, fold
@@ -108,7 +108,7 @@ def _check_policy(ledger: Ledger) -> None:
 def differences(one: Ledger, live: Ledger) -> list[str]:
     """What differs between two ledgers, in words; for each difference, the live one last. Empty if equal."""
     found = []
-    for name, value, own in zip(LedgerState.__struct_fields__, _fields(one), _fields(live)):
+    for name, value, own in zip(SavedLedger.__struct_fields__, _fields(one), _fields(live)):
         if value == own:
             continue
         if name in _WORDS:
