@@ -347,6 +347,19 @@ def test_machine_passes_what_is_good() -> None:
     assert_at_rest(machine.core.ledger)
 
 
+def test_a_report_from_nowhere_loses_no_answer() -> None:
+    """One release per hold (S4): the answer to it may name a finished request whose blocks may go."""
+    machine = OffloadMachine()
+    (first,) = machine.open(configuration=Configuration(references=False), first=Arrival(length=3)).values
+    machine.take_another_turn(before=first, further=1)
+    machine.step(accept=None, admit=True, times=1)
+    machine.reset(really=True)
+    assert machine.engine.sending
+    machine.call_wrongly(block=-1)
+    assert not machine.engine.sending
+    machine.teardown()
+
+
 class TooFewMachine(OffloadMachine):
     policy = ChoosesTooFew
 

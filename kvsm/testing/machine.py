@@ -221,9 +221,11 @@ class OffloadMachine(PropertyMachine):
     @rule(block=st.sampled_from([-1, 10_000]))
     def call_wrongly(self, block: int) -> None:
         """Report a transfer that never existed, and offer a device block that does not exist."""
-        before, scheduler = snapshot(self.core.ledger), self.engine.scheduler
-        scheduler.update_connector_output([WorkerReport(10_000, block, True)])
+        before, engine = snapshot(self.core.ledger), self.engine
+        results = engine.scheduler.update_connector_output([WorkerReport(10_000, block, True)])
         self._must_be_unchanged(before, Property.STALE_REPORTS, "a report from nowhere")
+        engine.take_results(results)
+        before = snapshot(self.core.ledger)
         try:
             self.core.prepare_store("nobody", [b"nothing"], [block] * self._chunk)
         except InvalidEvent:

@@ -449,6 +449,11 @@ class SmallEngine(SmallWorkers):
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
         results = self.scheduler.update_connector_output(reports)
+        self.take_results(results)
+        return results
+
+    def take_results(self, results: StepResults) -> None:
+        """Do what the scheduler answered to reports. It says each thing once, so no answer may be dropped."""
         self.results.append(results)
         for load in results.loads:
             request = self.requests[load.request]
@@ -464,7 +469,6 @@ class SmallEngine(SmallWorkers):
                     self.preempt(request)
         for name in results.finished_sending:
             self.pool.free_blocks(self.sending.pop(name)[::-1])
-        return results
 
     def reset(self) -> bool:
         """Empty the cache, on the device too as far as it is not in use."""
