@@ -137,7 +137,7 @@ def _over(world: ServingWorld, _: Names) -> bool:
 
 @declared
 class ServingWorld:
-    """A `World`. keep_events: whether all events are kept, or those of the last action alone."""
+    """A `World`. keep_events: keep all events; if false, only the last action's."""
 
     options: Annotated[ServingOptions, FIXED]
     keep_events: Annotated[bool, FIXED]

@@ -91,7 +91,7 @@ HOLDING = (
         source="TensorRT-LLM PR 9056",
         title="two stores go to one host block",
         story="Two blocks were offloaded to the same host block, and the second copy did not wait for the"
-        " first. The bytes in the host block were those of one or the other, by chance.",
+        " first. The host block held either one's bytes, by chance.",
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
