@@ -62,6 +62,7 @@ def test_text_is_what_the_declaration_says_now(path: Path) -> None:
     assert path.read_text() == texts()[path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("case", GOOD, ids=("two workers", "two device blocks"))
 def test_same_states_of_the_good_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
@@ -71,6 +72,7 @@ def test_same_states_of_the_good_protocol(case: Case, tool: Callable[..., Opinio
     assert differences(ours, theirs) == []
 
 
+@pytest.mark.slow
 @NO_RUMUR
 @NO_TLC
 def test_same_states_when_symmetric_ones_are_merged() -> None:
@@ -78,6 +80,7 @@ def test_same_states_when_symmetric_ones_are_merged() -> None:
     assert disagreements(SYMMETRIC, of_kvsm(SYMMETRIC.declared(), symmetry=True), theirs) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.variant.name)
 def test_same_bug_of_a_broken_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
