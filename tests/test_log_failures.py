@@ -50,6 +50,7 @@ def test_a_full_disk_marks_the_log_and_goes_on(tmp_path: Path) -> None:
         limited.free = 10
         life.append(3)
         assert (life.writer.broken_from, life.writer.dropped) == (3, 3)
+        assert "0001.kvsm: events 3 to 5 could not be written: [Errno 28]" in str(life.writer.failure)
         ends_broken = LogReader(tmp_path / "log")
         assert (list(ends_broken.events()), ends_broken.broken_from, ends_broken.gaps) == (before, 3, [])
         limited.free = 1 << 20
@@ -57,7 +58,7 @@ def test_a_full_disk_marks_the_log_and_goes_on(tmp_path: Path) -> None:
         after = life.append(2)
         life.writer.close()
     last_lost = 5 + FRAME_EVENTS
-    assert (life.writer.events, life.writer.dropped) == (4, last_lost - 2)
+    assert (life.writer.events, life.writer.dropped, life.writer.failure) == (4, last_lost - 2, None)
     reader = LogReader(tmp_path / "log")
     first, second = [(segment, list(segment.events())) for segment in reader.segments()]
     assert (first[0].gap, first[1]) == (None, before)

@@ -60,7 +60,8 @@ class LogWriter:
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
     The attributes `events` and `bytes_written` count what was written, deleted segments included; `dropped`
-    counts lost events; `broken_from` is the first lost event, or None.
+    counts lost events; `broken_from` is the first lost event, or None. `failure` says what fails now, and
+    where; it is None while the log is written as it should be.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LogWriter:
         self.directory = Path(directory)
         self.events = self.dropped = self.bytes_written = 0
         self.broken_from: int | None = None
+        self.failure: str | None = None
         self._config, self._snapshot, self._clock = config, snapshot, clock
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
@@ -209,6 +211,7 @@ class LogWriter:
         self.dropped += last - first + 1
         if self.broken_from is None:
             self.broken_from = first
+        self.failure = f"{self._segment.path}: {failure}: {cause}"
         self._lost, self._resume_at = True, 0
 
     def _start_next_segment(self) -> None:
@@ -220,12 +223,15 @@ class LogWriter:
         try:
             segment = self._open_segment(self._snapshot)
             complete, self._segment, self._lost = self._segment, segment, False
+            self.failure = None
             self._closed.append((complete.path, complete.size))
             complete.close()
             self._drop_oldest()
         except OSError as error:
+            failure = f"no segment can follow event {self._next - 1}"
             if not self._continues:
-                self._stop(f"no segment can follow event {self._next - 1}, the last one written", error)
+                self._stop(f"{failure}, the last one written", error)
+            self.failure = self.failure or f"{self._segment.path}: {failure}: {error}"
             self._rotate_at = self._segment.size + self._segment_bytes
             self._resume_at = self.dropped + FRAME_EVENTS
 
@@ -264,6 +270,7 @@ class LogWriter:
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
         error = LogWriteFailed(f"{self._segment.path}: {failure}: {cause}")
+        self.failure = str(error)
         self._refuse(error)
         raise error from cause
 
