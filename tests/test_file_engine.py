@@ -5,6 +5,7 @@ Its promises as a copy engine are tested in test_copy_engines.py and stateful/te
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -145,6 +146,7 @@ def test_a_verifying_engine_finds_what_changed_in_the_file(path: Path, device: l
 
 def test_a_file_of_another_size_is_refused_and_kept(path: Path, device: list[Bytes]) -> None:
     path.write_bytes(b"somebody's letters")
+    path.chmod(0o600)
     with pytest.raises(ConfigError, match=r"pool: has 18 bytes, and this host pool 120"):
         FileCopyEngine(device, path, 40)
     assert path.read_bytes() == b"somebody's letters"
@@ -174,6 +176,44 @@ def test_a_disk_without_room_is_told(
     monkeypatch.setattr(file_module.os, "posix_fallocate", full)
     with pytest.raises(ConfigError, match="pool: no room for 120 bytes: No space left"):
         FileCopyEngine(device, path, 40)
+    assert not path.exists()
+    path.touch(mode=0o600)
+    with pytest.raises(ConfigError, match="no room"):
+        FileCopyEngine(device, path, 40)
+    assert path.exists(), "this engine did not make it"
+
+
+def test_a_file_that_another_engine_takes_first_is_not_removed(
+    path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the making of the file and its lock, another engine may come."""
+    lock, others = fcntl.flock, []
+
+    def late(file: Any, kind: int) -> None:
+        monkeypatch.setattr(file_module.fcntl, "flock", lock)
+        others.append(FileCopyEngine(device, path, 40))
+        lock(file, kind)
+
+    monkeypatch.setattr(file_module.fcntl, "flock", late)
+    with pytest.raises(ConfigError, match="pool: is in use by another copy engine"):
+        FileCopyEngine(device, path, 40)
+    assert path.exists()
+    others[0].close()
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_refused(
+    path: Path, device: list[Bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the engine would store to one file, and verify another."""
+
+    def replaced(_descriptor: int, _offset: int, size: int) -> None:
+        path.unlink()
+        path.write_bytes(bytes(size))
+
+    monkeypatch.setattr(file_module.os, "posix_fallocate", replaced)
+    with pytest.raises(ConfigError, match="pool: was replaced by another file"):
+        FileCopyEngine(device, path, 40)
+    assert path.exists()
 
 
 def test_a_refused_engine_leaves_the_file_free(path: Path, device: list[Bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import signal
@@ -19,10 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.copy_engines import host_pool
+from kvsm.copy_engines import host_pool, pool_file
 from kvsm.copy_engines.available_memory import available_memory_bytes
-from kvsm.copy_engines.host_pool import PAGE_BYTES, HostPool, PageLocking
+from kvsm.copy_engines.host_pool import HostPool, PageLocking
 from kvsm.copy_engines.layout import rows_of
+from kvsm.copy_engines.pool_file import PAGE_BYTES
 from kvsm.errors import ConfigError
 
 
@@ -41,6 +43,12 @@ class Locked:
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "pool"
+
+
+def left(path: Path, content: bytes) -> None:
+    """A private file of this user, as a killed run leaves one."""
+    path.write_bytes(content)
+    path.chmod(0o600)
 
 
 # Sizes and places.
@@ -308,7 +316,7 @@ def test_a_rank_is_not_taken_twice(path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"x", b"x" * 3 * PAGE_BYTES])
 def test_somebodys_file_is_left_alone(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+    left(path, content)
     with pytest.raises(ConfigError, match="is not a host pool; give another path, or remove the file"):
         HostPool(6, 8, path=path)
     assert path.read_bytes() == content
@@ -391,8 +399,8 @@ def test_what_a_dead_run_left_gets_the_sizes_of_the_next(
     """Smaller or larger: the second rank finds the sizes of the first, and not of the dead run."""
     with HostPool(700, 64, path=path) as pool:
         pool.blocks[:] = 7
-        left = path.read_bytes()
-    path.write_bytes(left)
+        dead = path.read_bytes()
+    left(path, dead)
     sizes = {"num_blocks": num_blocks, "block_bytes": block_bytes, "path": path, "ranks": 2}
     with HostPool(**sizes) as first, HostPool(**sizes, rank=1) as second:
         assert not first.blocks.any()
@@ -410,17 +418,17 @@ def test_what_a_dead_run_left_goes_before_there_must_be_room(
     """Progress (S9): a file in /dev/shm is memory, so a pool of more than half of it could not be started
     again."""
 
-    def left(*_: int) -> int:
+    def room(*_: int) -> int:
         return 64 * PAGE_BYTES - path.stat().st_blocks * 512
 
-    monkeypatch.setattr(host_pool, "available_memory_bytes", left)
+    monkeypatch.setattr(pool_file, "available_memory_bytes", room)
     monkeypatch.setattr(
-        os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=left() // PAGE_BYTES, f_frsize=PAGE_BYTES)
+        os, "fstatvfs", lambda _: SimpleNamespace(f_bavail=room() // PAGE_BYTES, f_frsize=PAGE_BYTES)
     )
     with HostPool(50, PAGE_BYTES, path=path):
         dead = path.read_bytes()
-    path.write_bytes(dead)
-    assert left() < 50 * PAGE_BYTES
+    left(path, dead)
+    assert room() < 50 * PAGE_BYTES
     with HostPool(50, PAGE_BYTES, path=path) as pool:
         assert len(pool.blocks) == 50
 
@@ -452,6 +460,128 @@ def test_a_rank_waits_while_another_makes_the_file(monkeypatch: pytest.MonkeyPat
     for pool in pools:
         pool.close()
     assert not path.exists()
+
+
+def test_a_rank_that_comes_back_sees_zeros(path: Path) -> None:
+    """No stale data (S14): nobody knows any more which keys the old bytes have."""
+    with HostPool(6, 8, path=path, ranks=2) as first:
+        first.blocks[:] = 1
+        for content in (2, 3):
+            with HostPool(6, 8, path=path, ranks=2, rank=1) as second:
+                assert not second.blocks.any()
+                second.blocks[:] = content
+        assert (first.blocks == 1).all()
+
+
+def test_a_killed_rank_that_comes_back_sees_zeros(start: object, path: Path) -> None:
+    """No stale data (S14), and the rank is free as soon as its process is dead."""
+    with HostPool(6, 8, path=path, ranks=2):
+        process = start(path, 6, 2, 1, "killed")  # type: ignore[operator]
+        process.communicate("go\n")
+        assert process.returncode == -signal.SIGKILL
+        with HostPool(6, 8, path=path, ranks=2, rank=1) as second:
+            assert not second.blocks.any()
+
+
+def test_the_last_rank_removes_the_file_of_a_maker_that_was_killed(start: object, path: Path) -> None:
+    process = start(path, 6, 2, 0, "killed")  # type: ignore[operator]
+    process.stdout.readline()
+    with HostPool(6, 8, path=path, ranks=2, rank=1) as second:
+        process.communicate("go\n")
+        second.blocks[:] = 3
+        assert path.exists()
+    assert not path.exists()
+
+
+def test_the_pool_of_a_killed_run_is_named_when_the_next_run_has_another_path(
+    start: object, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In /dev/shm it takes memory until somebody removes it. Pools in use and other files are not named."""
+    process = start(path, 6, 1, 0, "killed")  # type: ignore[operator]
+    process.communicate("go\n")
+    left(path.with_name("letters"), b"somebody's letters".ljust(2 * PAGE_BYTES))
+    with caplog.at_level(logging.WARNING, "kvsm"), HostPool(6, 8, path=path.with_name("second")):
+        HostPool(6, 8, path=path.with_name("third")).close()
+    assert [record.getMessage() for record in caplog.records] == 2 * [
+        f"{path} is the host pool of a run that was killed; nobody uses its {2 * PAGE_BYTES:,} bytes: remove "
+        "the file"
+    ]
+
+
+def test_a_view_of_a_dead_run_keeps_its_bytes(path: Path) -> None:
+    """No reuse in flight (S3): a copy of a closed pool may still run when the next run makes the file."""
+    pool = HostPool(600, 64, path=path)
+    pool.blocks[:] = 5
+    view = pool.blocks
+    os.link(path, path.with_name("kept"))
+    pool.close()
+    path.with_name("kept").rename(path)
+    with HostPool(600, 64, path=path) as second:
+        second.blocks[:] = 6
+        assert (view == 5).all()
+
+
+def test_a_lock_that_is_never_given_back_is_an_error_that_names_its_holder(path: Path) -> None:
+    """Progress (S9): a rank that is stopped while it makes the file must not hold all others."""
+    with HostPool(6, 8, path=path, ranks=2), path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match=rf"pool: (process {os.getpid()} \(.+\)|another process) holds"):
+            HostPool(6, 8, path=path, ranks=2, rank=1, lock_timeout_s=0.05)
+        fcntl.flock(file, fcntl.LOCK_UN)
+        HostPool(6, 8, path=path, ranks=2, rank=1, lock_timeout_s=0).close()
+
+
+def test_the_holder_of_a_lock_is_found_where_the_system_tells(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With a made-up table, because not every system has one."""
+    table, file = tmp_path / "locks", tmp_path / "file"
+    monkeypatch.setattr(pool_file, "_LOCKS", table)
+    with file.open("wb") as opened:
+        found = os.fstat(opened.fileno())
+        place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        lines = f"1: POSIX  ADVISORY  WRITE 7 {place}:{found.st_ino} 0 EOF\n"
+        lines += f"2: FLOCK  ADVISORY  WRITE 8 {place}:{found.st_ino}1 0 EOF\n"
+        assert pool_file._holder(opened.fileno()) == "another process"
+        table.write_text(lines)
+        assert pool_file._holder(opened.fileno()) == "another process"
+        table.write_text(lines + f"3: FLOCK  ADVISORY  WRITE {1 << 30} {place}:{found.st_ino} 0 EOF\n")
+        assert pool_file._holder(opened.fileno()) == f"process {1 << 30}"
+
+
+def test_a_file_that_is_replaced_while_a_rank_waits_is_not_entered(path: Path) -> None:
+    """Its ranks would be in a file without a name, where no other rank finds them."""
+    path.touch(mode=0o600)
+    pools: list[HostPool] = []
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        rank = threading.Thread(target=lambda: pools.append(HostPool(6, 8, path=path)))
+        rank.start()
+        rank.join(0.05)
+        path.unlink()
+    rank.join(30)
+    with pools[0], pytest.raises(ConfigError, match="in use"):
+        HostPool(6, 8, path=path)
+    assert not path.exists()
+
+
+def test_a_pool_that_fails_removes_only_what_it_made(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    path.touch(mode=0o600)
+    with pytest.raises(ConfigError, match="no room"):
+        HostPool(3, 5, path=path)
+    assert path.stat().st_size == 0
+
+
+def test_a_pool_has_at_most_a_thousand_ranks(path: Path) -> None:
+    """The last page has a byte for each."""
+    with pytest.raises(ConfigError, match="ranks is 1,025; at most 1,024 share a host pool"):
+        HostPool(1, 1, path=path, ranks=1025)
+    with HostPool(1, 1, path=path, ranks=1024, rank=1023), pytest.raises(ConfigError, match="in use"):
+        HostPool(1, 1, path=path, ranks=1024, rank=1023)
 
 
 def test_ranks_that_start_at_once_agree_on_one_file_and_remove_it_at_their_exit(

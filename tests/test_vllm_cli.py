@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -318,7 +319,9 @@ def _descriptions(kind: type) -> dict[str, str]:
     """Each parameter in the docstrings of a class and its bases, in the form of the documents."""
     found = {}
     for base in kind.__mro__:
-        for name, text in re.findall(r"^    (\w+): (.+(?:\n        .+)*)", base.__doc__ or "", re.MULTILINE):
+        # Since Python 3.13 a docstring has no indentation.
+        text_of_class = inspect.cleandoc(base.__doc__ or "")
+        for name, text in re.findall(r"^(\w+): (.+(?:\n    .+)*)", text_of_class, re.MULTILINE):
             found[name] = re.sub(r"\s+", " ", text[0].upper() + text[1:])
     return found
 

@@ -144,7 +144,10 @@ def save(failure: SavedFailure, directory: Path) -> list[Path]:
     written[test] = regression_test(failure).encode()
     try:
         for path, text in written.items():
-            path.write_bytes(text)
+            with path.open(
+                "xb"
+            ) as file:  # a new file: not one, and no link, that somebody put here meanwhile
+                file.write(text)
     except OSError as error:
         raise LogError(f"{directory}: {error}") from error
     if not outcome.world.events:

@@ -20,6 +20,7 @@ from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
 from kvsm.errors import ConfigError
+from kvsm.private_files import write_whole
 from kvsm.properties import json_with_titles
 from kvsm.worlds.world import World
 
@@ -212,13 +213,11 @@ def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: in
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:
-    """Save the walk atomically: a half-written file would lose it."""
+    """Save the walk as a whole: a half-written file would lose it."""
     if path is None:
         return
-    beside = path.with_name(path.name + ".new")
     try:
-        beside.write_bytes(msgspec.json.encode(progress))
-        os.replace(beside, path)
+        write_whole(path, msgspec.json.encode(progress))
     except OSError as error:
         raise ConfigError(f"{path}: the walk cannot be saved: {error.strerror}") from error
 

@@ -29,6 +29,7 @@ from kvsm.copy_engines.threaded import ThreadedCopyEngine
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
+from kvsm.private_files import open_private, remove_own
 
 MOST_BUFFERS = 1024
 """Buffers that one call takes (IOV_MAX of Linux)."""
@@ -41,7 +42,8 @@ class FileCopyEngine(ThreadedCopyEngine):
     """A `CopyEngine` between a device pool in host memory and a host pool in a file.
 
     device: the tensors of the device pool, or its only one; see `NumpyPools`.
-    path: the file, made if it is missing. An existing file must have the right size; its bytes are kept.
+    path: the file, made if it is missing; only this user can read it. An existing file must be as private,
+        and have the right size; its bytes are kept.
     num_host_blocks: size of the host pool.
     threads: how many threads copy. Loads run beside a store; stores run one at a time.
 
@@ -60,7 +62,7 @@ class FileCopyEngine(ThreadedCopyEngine):
         self._file = _opened(self.path, shape[0] * shape[1])
         self._storing = Lock()
         try:
-            self.blocks = _mapped(self.path, shape)
+            self.blocks = _mapped(self.path, self._file, shape)
             self._pools = NumpyPools(device, self.blocks)
             super().__init__(self._pools.layout, threads)
         except BaseException:
@@ -100,10 +102,8 @@ class FileCopyEngine(ThreadedCopyEngine):
 
 def _opened(path: Path, size: int) -> FileIO:
     """The file of a host pool of `size` bytes, all of them allocated. Raises `ConfigError`."""
-    try:
-        file = FileIO(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be opened for a host pool: {error.strerror}") from error
+    descriptor, is_new = open_private(path, "a host pool")
+    file = FileIO(descriptor, "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         found = os.fstat(file.fileno()).st_size
@@ -115,6 +115,8 @@ def _opened(path: Path, size: int) -> FileIO:
             os.posix_fallocate(file.fileno(), 0, size)
             _sync_name(path)
     except BaseException as error:
+        if is_new and not isinstance(error, BlockingIOError):
+            remove_own(path, file.fileno())
         file.close()
         if isinstance(error, BlockingIOError):
             raise ConfigError(f"{path}: is in use by another copy engine; give each its own file") from error
@@ -133,9 +135,14 @@ def _sync_name(path: Path) -> None:
         os.close(directory)
 
 
-def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.uint8]:
+def _mapped(path: Path, file: FileIO, shape: tuple[int, int]) -> NDArray[np.uint8]:
     """The file as an array that is only read. The system maps no empty file.
 
     It is opened a second time: a map holds the file that it was made from, and so the file's lock.
     """
-    return np.memmap(path, np.uint8, "r", shape=shape) if shape[0] else np.empty(shape, np.uint8)
+    if not shape[0]:
+        return np.empty(shape, np.uint8)
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as again:
+        if not os.path.samestat(os.fstat(again.fileno()), os.fstat(file.fileno())):
+            raise ConfigError(f"{path}: was replaced by another file while it was opened; give another path")
+        return np.memmap(again, np.uint8, "r", shape=shape)

@@ -215,7 +215,7 @@ def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
         log.warning("the copy paths of %s are guessed, because they could not be measured: %s", device, error)
         return PathTable.default()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         table.save(file)
     except OSError as error:
         log.warning(

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import Enum
 from os import PathLike
+from pathlib import Path
 
 import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
+from kvsm.private_files import read_trusted, write_whole
 
 
 class CopyPath(Enum):
@@ -47,6 +48,9 @@ RECTANGLE_ROWS = 16
 
 KERNEL_HANDICAP = 1.1
 """How much faster a kernel must be, because it takes multiprocessors from compute."""
+
+_MOST_BYTES = 1 << 20
+"""Of a saved table. One has some kilobytes."""
 
 Ranking = tuple[CopyPath, ...]
 Cells = tuple[tuple[Ranking, ...], ...]
@@ -124,8 +128,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(file: str | PathLike[str], device: str) -> PathTable:
         """Read a table that `save` wrote for this device. Raises `ConfigError` for any other file, and
         `OSError`."""
-        with open(file, "rb") as stream:
-            written = stream.read()
+        written = read_trusted(Path(file), _MOST_BYTES)
         try:
             table = msgspec.json.decode(written, type=PathTable)
             table._check(device)
@@ -138,15 +141,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, file: str | PathLike[str]) -> None:
         """Write the whole table, or nothing. Raises `OSError`."""
-        written = f"{os.fspath(file)}.{os.getpid()}"
-        try:
-            with open(written, "wb") as stream:
-                stream.write(msgspec.json.encode(self))
-            os.replace(written, file)
-        except OSError:
-            with suppress(OSError):
-                os.unlink(written)
-            raise
+        write_whole(Path(file), msgspec.json.encode(self))
 
     def _check(self, device: str) -> None:
         """Raises `ConfigError` if the table is malformed, or belongs to another device."""

@@ -83,11 +83,11 @@ def _new_directory(parent: Path, engine: int) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            (parent / name).mkdir()
+            (parent / name).mkdir(mode=0o700)
             return parent / name
         # One process may start two engines in the same second.
         other = parent / f"{name}-{time.monotonic_ns()}"
-        other.mkdir()
+        other.mkdir(mode=0o700)
         return other
     except OSError as error:
         raise LogError(f"event_log: no directory can be made in {parent}: {error.strerror}") from error

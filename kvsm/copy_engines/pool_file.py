@@ -1,0 +1,306 @@
+"""The file of a host pool that ranks of one host share, for example in /dev/shm.
+
+Block b of all ranks is contiguous. The last page says what the file is:
+
+    | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | the mark, the sizes, a byte for each rank |
+
+Locks decide which rank makes the file. The kernel drops them when a process dies:
+
+==============================  =======================================  =====================================
+a rank finds                    it                                       because
+==============================  =======================================  =====================================
+no file, or an empty one        makes it                                 a rank that dies before it has made
+                                                                         the file leaves an empty one
+a pool, and nobody in it        removes it, and makes another            the ledger that knew those bytes is
+                                                                         gone; a view of it stays what it is
+a pool of equal sizes, in use   takes its own rows                       they belong to its run
+- and its rank was there        takes its own rows, and zeroes them      nobody knows those bytes any more
+- and its rank is there         refuses                                  two runs never share bytes
+a pool of other sizes, in use   refuses                                  likewise
+anything else                   refuses; see `kvsm/private_files.py`     it is somebody's data, or a trap
+==============================  =======================================  =====================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.errors import ConfigError
+from kvsm.private_files import names, open_private, remove_own, why_not_private
+
+_LOGGER = logging.getLogger("kvsm.copy_engines")
+
+PAGE_BYTES = mmap.PAGESIZE
+
+MOST_RANKS = 1024
+"""Of one file. The last page has a byte for each."""
+
+_MARK = b"kvsm host pool 2"
+_RANK_BYTES = len(_MARK) + 24
+"""Where the bytes of the ranks begin in the last page."""
+
+_TRIES = 100
+"""How often a file may be replaced while a rank waits for its lock. Each time another run has ended."""
+
+_LOCKS = Path("/proc/locks")
+"""Where the system tells who holds a lock."""
+
+_MOST_ENTRIES = 10_000
+"""Of a directory in which pools of dead runs are looked for."""
+
+
+class PoolSizes(NamedTuple):
+    """The sizes of a pool. All ranks that share a file must agree on them."""
+
+    num_blocks: int
+    ranks: int
+    block_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all blocks of all ranks."""
+        return self.num_blocks * self.ranks * self.block_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The same in whole pages, as a mapping has them."""
+        return -(-self.total_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def __str__(self) -> str:
+        return f"{self.num_blocks:,} blocks for {self.ranks} ranks, {self.block_bytes:,} bytes each"
+
+
+def check_memory(sizes: PoolSizes) -> None:
+    """Raises `ConfigError` if the machine, or a control group of this process, has no memory for the pool."""
+    available = available_memory_bytes()
+    if available is not None and sizes.mapped_bytes > available:
+        raise ConfigError(
+            f"a host pool of {sizes} needs {sizes.mapped_bytes:,} bytes of memory, and {available:,} are "
+            "available to this process, its control groups counted; make the pool smaller"
+        )
+
+
+class SharedPoolFile:
+    """The file of a pool, opened by one rank. The head of this module says which rank does what.
+
+    path: its name.
+    sizes: of the whole pool.
+    rank: the number of this rank.
+    wait_s: how long to wait for a rank that makes the file or looks at it (s).
+
+    There are two kinds of locks. `flock` lets one rank at a time look at the file and make it. A lock on
+    one byte says that the rank of that number is there, as long as its pool is open; it belongs to the open
+    file and not to the process. Raises `ConfigError`.
+    """
+
+    def __init__(self, path: Path, sizes: PoolSizes, rank: int, wait_s: float) -> None:
+        if not hasattr(fcntl, "F_OFD_SETLK"):
+            raise ConfigError(f"{path}: host pools in files need Linux; leave the path out")
+        self._path, self._sizes, self._rank, self._made = path, sizes, rank, False
+        deadline = time.monotonic() + wait_s
+        for _ in range(_TRIES):
+            self._descriptor, is_new = open_private(path, "a host pool")
+            is_in = False
+            try:
+                _wait_for_lock(self._descriptor, path, deadline)
+                # The pool may have been removed in the meantime, and another one may have its name.
+                is_in = names(path, self._descriptor) and self._enter(is_new)
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            finally:
+                if not is_in:
+                    os.close(self._descriptor)
+            if is_in:
+                return
+        raise ConfigError(
+            f"{path}: is made and removed by others again and again; give each run its own path"
+        )
+
+    def map(self) -> mmap.mmap:
+        """The blocks of all ranks."""
+        return mmap.mmap(self._descriptor, self._sizes.mapped_bytes, flags=mmap.MAP_SHARED)
+
+    def is_first_of_its_rank(self) -> bool:
+        """Whether no rank of this number was in this file before: then its rows are still zeros."""
+        return not any(os.pread(self._descriptor, 1, self._rank_byte))
+
+    def note_rank(self) -> None:
+        """Say in the file that the rows of this rank are no longer known to be zeros."""
+        os.pwrite(self._descriptor, b"\1", self._rank_byte)
+
+    def close(self) -> None:
+        """Leave the file. Remove it if this rank made it, or is the last one."""
+        _lock(self._descriptor, fcntl.F_UNLCK)
+        with suppress(BlockingIOError):  # a rank is just coming, so this one is not the last
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._made = self._made or _lock(self._descriptor, fcntl.F_WRLCK)
+        if self._made:
+            remove_own(self._path, self._descriptor)
+        # Closing is not enough: a mapping keeps the file open too, as long as there is a view.
+        _lock(self._descriptor, fcntl.F_UNLCK)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        os.close(self._descriptor)
+
+    @property
+    def _rank_byte(self) -> int:
+        return self._sizes.mapped_bytes + _RANK_BYTES + self._rank
+
+    def _enter(self, is_new: bool) -> bool:
+        """Take the rank. Returns False if the file belonged to a dead run: it is removed then."""
+        if not _lock(self._descriptor, fcntl.F_WRLCK):
+            self._check_sizes()
+        elif os.fstat(self._descriptor).st_size:
+            if _read_sizes(self._descriptor) is None:
+                raise ConfigError(f"{self._path}: is not a host pool; give another path, or remove the file")
+            # Memory, as in /dev/shm, may have no room for both.
+            remove_own(self._path, self._descriptor)
+            return False
+        else:
+            self._make(is_new)
+            self._made = True
+            _lock(self._descriptor, fcntl.F_UNLCK)
+        if not _lock(self._descriptor, fcntl.F_WRLCK, self._rank, 1):
+            raise ConfigError(
+                f"{self._path}: rank {self._rank} of this host pool is in use; give each rank its own "
+                "number, and each run its own path"
+            )
+        return True
+
+    def _make(self, is_new: bool) -> None:
+        need = self._sizes.mapped_bytes + PAGE_BYTES
+        _name_dead_pools(self._path.parent)
+        try:
+            self._check_room(need)
+            # The mark comes first: from now on a rank that dies leaves a file that the next one removes.
+            os.pwrite(self._descriptor, _MARK + struct.pack("<QQQ", *self._sizes), need - PAGE_BYTES)
+            # All of it now: later a full file system would kill the process with a signal.
+            os.posix_fallocate(self._descriptor, 0, need)
+        except BaseException as error:
+            if is_new:
+                remove_own(self._path, self._descriptor)
+            else:
+                os.ftruncate(self._descriptor, 0)  # as it was found
+            if isinstance(error, OSError):
+                raise ConfigError(
+                    f"{self._path}: no room for a host pool of {need:,} bytes: {error}"
+                ) from error
+            raise
+
+    def _check_room(self, need: int) -> None:
+        check_memory(self._sizes)
+        system = os.fstatvfs(self._descriptor)
+        have = system.f_bavail * system.f_frsize
+        if need > have:
+            raise ConfigError(
+                f"{self._path}: a host pool of {self._sizes} needs {need:,} bytes, and the file system has "
+                f"{have:,}; make the pool smaller, or the file system larger (for a container: --shm-size)"
+            )
+
+    def _check_sizes(self) -> None:
+        found = _read_sizes(self._descriptor)
+        if found is None:
+            raise ConfigError(f"{self._path}: is in use, and is not a host pool; give another path")
+        if found != self._sizes:
+            raise ConfigError(
+                f"{self._path}: is in use as a host pool of {found}, and this rank asks for {self._sizes}; "
+                "all ranks of a run need equal sizes, and each run its own path"
+            )
+
+
+def _read_sizes(descriptor: int) -> PoolSizes | None:
+    """The sizes of the pool in an open file; None if it holds none."""
+    place = max(0, os.fstat(descriptor).st_size - PAGE_BYTES)
+    found = os.pread(descriptor, _RANK_BYTES, place)
+    if len(found) < _RANK_BYTES or not found.startswith(_MARK):
+        return None
+    return PoolSizes(*struct.unpack("<QQQ", found[len(_MARK) :]))
+
+
+def _lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
+    """Lock or unlock bytes of a file; length 0: all from `start` on. Returns whether they were free."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock_request(kind, start, length))
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _lock_request(kind: int, start: int, length: int) -> bytes:
+    # struct flock: kind, what `start` counts from, start, length, and a process that must be 0.
+    return struct.pack("@hhqqi0q", kind, os.SEEK_SET, start, length, 0)
+
+
+def _wait_for_lock(descriptor: int, path: Path, deadline: float) -> None:
+    """Get the `flock` of a file. Raises `ConfigError` if another process holds it until the deadline."""
+    begun = time.monotonic()
+    while True:
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        now = time.monotonic()
+        if now >= deadline:
+            raise ConfigError(
+                f"{path}: {_holder(descriptor)} holds the lock of this host pool, and does not give it back "
+                f"in {now - begun:.0f} s; end that process, give another path, or a larger lock_timeout_s"
+            )
+        time.sleep(0.01)
+
+
+def _holder(descriptor: int) -> str:
+    """Which process holds the `flock` of an open file, as far as the system tells."""
+    found = os.fstat(descriptor)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    with suppress(OSError):
+        for line in _LOCKS.read_text().splitlines():
+            _, kind, _, _, process, locked, *_ = line.replace("-> ", "").split()
+            if (kind, locked) == ("FLOCK", file) and "->" not in line:
+                with suppress(OSError):
+                    return f"process {process} ({Path('/proc', process, 'comm').read_text().strip()})"
+                return f"process {process}"
+    return "another process"
+
+
+def _name_dead_pools(directory: Path) -> None:
+    """Warn about pools of this user in which nobody is. Where each run has a path of its own, nobody else
+    would ever look at what a killed run left."""
+    for path, size in _dead_pools(directory):
+        _LOGGER.warning(
+            "%s is the host pool of a run that was killed; nobody uses its %s bytes: remove the file",
+            path,
+            f"{size:,}",
+        )
+
+
+def _dead_pools(directory: Path) -> Iterator[tuple[str, int]]:
+    with suppress(OSError), os.scandir(directory) as entries:
+        for entry, _ in zip(entries, range(_MOST_ENTRIES)):
+            found = entry.stat(follow_symlinks=False)
+            if why_not_private(found) or found.st_size <= PAGE_BYTES or found.st_size % PAGE_BYTES:
+                continue
+            with suppress(OSError):
+                descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+                try:
+                    if _read_sizes(descriptor) is not None and _nobody_is_in(descriptor):
+                        yield entry.path, found.st_size
+                finally:
+                    os.close(descriptor)
+
+
+def _nobody_is_in(descriptor: int) -> bool:
+    """Whether no rank is in a pool, or about to enter it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    # This only asks: a lock that is held for a moment would refuse a rank that comes in that moment.
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK, 0, 0))
+    return bool(struct.unpack_from("@h", answer)[0] == fcntl.F_UNLCK)
