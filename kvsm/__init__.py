@@ -1,8 +1,8 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
 The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`kvsm.worker` carries plans out, by `kvsm.copy_engines` or `kvsm.cuda_io`; `kvsm.replay` rebuilds, verifies
-and explains; `kvsm.testing` tests what is built on it.
+`Worker` carries plans out, by an engine of `kvsm.copy_engines` or `kvsm.cuda_io`; `kvsm.replay` rebuilds,
+verifies and explains; `kvsm.testing` tests what is built on it.
 
 The names below are imported when they are first used: pytest imports this package in every project beside
 which it is installed, for its plugin, and must not wait for numpy there.
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsm.copy_engines import CopyEngine, FileCopyEngine, HostCopyEngine, HostPool
     from kvsm.errors import (
         ConfigError,
         IllegalTransition,
@@ -25,22 +26,31 @@ if TYPE_CHECKING:
         LogWriteFailed,
         Poisoned,
         TransferFailed,
+        WrongThread,
     )
-    from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+    from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason
     from kvsm.log import LogReader, LogWriter
-    from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore
+    from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore, ReportResult
     from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+    from kvsm.worker import Worker
 
 __all__ = [
     "Offloader",
     "OffloadConfig",
     "Match",
     "PreparedStore",
+    "ReportResult",
+    "RejectReason",
     "Ended",
     "LookupResult",
     "TransferJob",
     "TransferPlan",
     "WorkerReport",
+    "Worker",
+    "CopyEngine",
+    "HostCopyEngine",
+    "FileCopyEngine",
+    "HostPool",
     "Direction",
     "OffloadingEvent",
     "LogWriter",
@@ -55,9 +65,18 @@ __all__ = [
     "LogWriteFailed",
     "Poisoned",
     "TransferFailed",
+    "WrongThread",
 ]
 
-_HOMES = ("kvsm.offloader", "kvsm.events", "kvsm.plan", "kvsm.log", "kvsm.errors")
+_HOMES = (
+    "kvsm.offloader",
+    "kvsm.events",
+    "kvsm.plan",
+    "kvsm.log",
+    "kvsm.errors",
+    "kvsm.worker",
+    "kvsm.copy_engines",
+)
 """The modules that these names are from."""
 
 

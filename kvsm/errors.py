@@ -76,7 +76,11 @@ class LogWriteFailed(LogError):
 
 
 class Poisoned(KvsmError):
-    """An earlier failure left this offloader without a trustworthy log; make a new one."""
+    """This offloader stopped: it was closed, or a failure left its log behind its ledger. Make a new one."""
+
+
+class WrongThread(KvsmError):
+    """A thread called an offloader that another thread drives. Nothing has changed."""
 
 
 class TransferFailed(KvsmError):

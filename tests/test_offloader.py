@@ -13,7 +13,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportReje
 from kvsm.ids import SMALL, to_list
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
-from kvsm.offloader import LogFlush, LookupResult, Match, Offloader
+from kvsm.offloader import LogFlush, LookupResult, Match, Offloader, ReportResult
 from kvsm.snapshot import digest
 from kvsm.states import BlockState, LeaseState, RequestState, TransferState
 
@@ -241,7 +241,7 @@ class TestLoad:
         """Failure is not success (S6): otherwise every next match finds them and fails again (B27, B28)."""
         core, _ = new_core()
         store(core, "r", keys(2))
-        ended = core.fail_load(load(core, "q", keys(2), 4))
+        ended = core.fail_load(load(core, "q", keys(2), 4)).ended
         assert ended is not None
         assert not ended.good
         assert core.match("q", keys(2)) == Match(0)
@@ -250,8 +250,8 @@ class TestLoad:
         core, _ = new_core(workers=2)
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
-        assert core.fail_load(transfer, 1) is None
-        ended = core.complete_load(transfer, 0)
+        assert core.fail_load(transfer, 1) == ReportResult()
+        ended = core.complete_load(transfer, 0).ended
         assert ended is not None
         assert not ended.good
 
@@ -261,7 +261,7 @@ class TestLoad:
         first, second = load(core, "q", keys(1), 4), load(core, "s", keys(1), 5)
         core.fail_load(first)
         assert core.ledger.blocks.state(0) is BlockState.QUARANTINED
-        ended = core.complete_load(second)
+        ended = core.complete_load(second).ended
         assert ended is not None
         assert ended.good
         assert core.ledger.blocks.state(0) is BlockState.EVICTED
@@ -336,7 +336,7 @@ class TestReports:
             core.ledger.transfers[2].reported,
         )
         seq = core.ledger.seq + 1
-        assert core.report(transfer, worker, True) is None
+        assert core.report(transfer, worker, True) == ReportResult(rejected=reason)
         assert log[-1] == ReportRejected(seq, 0, 0, transfer, worker, True, reason)
         after = (
             list(core.ledger.blocks.words),
@@ -406,7 +406,7 @@ class TestReset:
         store(core, "r", keys(1))
         transfer = load(core, "q", keys(1), 4)
         core.reset()
-        ended = core.complete_load(transfer)
+        ended = core.complete_load(transfer).ended
         assert ended is not None
         assert not ended.good
 
@@ -661,7 +661,7 @@ class TestOverdue:
             lost.append([ended.transfer for ended in core.lose_overdue()])
         assert lost == [[], [], [first], [second]]
         assert not core.ledger.transfers
-        assert core.report(first, 1, True) is None
+        assert core.report(first, 1, True).rejected is RejectReason.STALE
 
     def test_what_was_not_submitted_is_never_overdue(self) -> None:
         """Its time in flight begins when it leaves."""

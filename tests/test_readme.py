@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
+import kvsm
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -22,6 +25,34 @@ def test_embedding_example_runs_and_its_log_verifies(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     exec(compile(EXAMPLE.group(1), "README.md", "exec"), {})
     assert CliRunner().invoke(main, ["verify", "kv-log"]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_embedding_example_passes_a_strict_type_checker(tmp_path: Path) -> None:
+    """An embedder who checks types can begin with it as it is."""
+    assert EXAMPLE is not None
+    (tmp_path / "program.py").write_text(EXAMPLE.group(1))
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir=cache", "program.py"]
+    checked = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_embedding_example_imports_from_one_place() -> None:
+    """All of a first program is in `kvsm`."""
+    assert EXAMPLE is not None
+    lines = [line for line in EXAMPLE.group(1).splitlines() if line.startswith(("from", "import"))]
+    assert [line for line in lines if "kvsm" in line and not line.startswith("from kvsm import")] == []
+
+
+def test_every_public_name_can_be_imported() -> None:
+    assert [name for name in kvsm.__all__ if getattr(kvsm, name, None) is None] == []
 
 
 def test_embedding_example_is_short() -> None:

@@ -22,7 +22,7 @@ from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
 from kvsm.ledger import requests
-from kvsm.offloader import Ended, Offloader
+from kvsm.offloader import Offloader, ReportResult
 from kvsm.properties import Property
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.snapshot import digest
@@ -108,7 +108,7 @@ def forget_the_failure(patch: Patch) -> None:
     """A bad report is taken for a good one."""
     real = Offloader.report
 
-    def report(self: Offloader, transfer: int, worker: int, good: bool) -> Ended | None:  # noqa: ARG001
+    def report(self: Offloader, transfer: int, worker: int, good: bool) -> ReportResult:  # noqa: ARG001
         return real(self, transfer, worker, True)
 
     patch.setattr(Offloader, "report", report)

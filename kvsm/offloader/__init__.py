@@ -18,6 +18,15 @@ from kvsm.offloader.emitter import EventSink, LogFlush
 from kvsm.offloader.matching import LookupResult, Match
 from kvsm.offloader.offloader import Offloader
 from kvsm.offloader.storing import PreparedStore
-from kvsm.offloader.transfers import Ended
+from kvsm.offloader.transfers import Ended, ReportResult
 
-__all__ = ["Ended", "EventSink", "LogFlush", "LookupResult", "Match", "Offloader", "PreparedStore"]
+__all__ = [
+    "Ended",
+    "EventSink",
+    "LogFlush",
+    "LookupResult",
+    "Match",
+    "Offloader",
+    "PreparedStore",
+    "ReportResult",
+]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
+from threading import Lock, Thread, current_thread, get_ident
 from typing import Protocol
 
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongThread, described
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, IdArray
 from kvsm.kv_events import Publisher
@@ -40,8 +41,19 @@ class LogFlush(Enum):
     ENGINE_FAILS = "the engine may stop with an error"
 
 
+_NOBODY, _FIRST_TO_ASK = 0, -1
+"""No thread has these identities."""
+
+_BINDING = Lock()
+"""Held while a thread asks whether it may drive an emitter, for two may ask at once."""
+
+
 class EventEmitter:
-    """A ledger, a log, and the one way to change the ledger: `emit`. Not thread safe."""
+    """A ledger, a log, and the one way to change the ledger: `emit`.
+
+    Not thread safe: the thread that emits the first event after `LogOpened` drives this emitter as long as
+    it lives, and other threads are refused. So an engine may be built in one thread and run in another.
+    """
 
     def __init__(
         self,
@@ -67,7 +79,13 @@ class EventEmitter:
         self._poisoned: str | None = None
         self._flushed_at = -1
         """The step in which the log was last flushed."""
+        self._thread: Thread | None = None
+        """The thread that drives this emitter."""
+        self._may_change = _FIRST_TO_ASK
+        """The identity of the thread that may change the ledger now. Nobody may while an event is applied and
+        logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees."""
         self.emit(ev.LogOpened, config, machines_digest())
+        self._thread, self._may_change = None, _FIRST_TO_ASK
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         """Make the next event, check and apply it, and hand it to the log. Returns the transfer it ended.
@@ -75,20 +93,58 @@ class EventEmitter:
         A refused event leaves no trace. Any other failure poisons this emitter: the ledger may have what the
         log lacks.
         """
-        if self._poisoned is not None:
-            raise Poisoned(f"this offloader stopped at event {self.ledger.seq}: {self._poisoned}")
+        thread = get_ident()
+        if thread != self._may_change:
+            self._admit()
         ledger = self.ledger
         event = kind(ledger.seq + 1, self.step, self._clock_ns(), *fields)
+        self._may_change = _NOBODY
         try:
             ended = ledger.apply(event)
             if self.log is not None:
                 self.log.append(event)
-            return ended
         except (IllegalTransition, InvalidEvent):
+            self._may_change = thread
             raise
         except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
-            self._poisoned = str(error) or type(error).__name__
+            self._stop(described(error))
             raise
+        self._may_change = thread
+        return ended
+
+    def check_thread(self) -> None:
+        """Refuse a call that would change something without an event, as `emit` refuses one.
+
+        Raises `WrongThread`, or `Poisoned` if nobody may change anything any more.
+        """
+        if get_ident() != self._may_change:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let this thread drive the emitter if it is the first to ask, or if the last driver has ended."""
+        thread = current_thread()
+        with _BINDING:
+            driver, may_change = self._thread, self._may_change
+            ended = driver is not None and not driver.is_alive()
+            if self._poisoned is None and (may_change == _FIRST_TO_ASK or (ended and may_change != _NOBODY)):
+                self._thread, self._may_change = thread, get_ident()
+                return
+        if self._poisoned is None and driver is not None and driver is not thread and not ended:
+            raise WrongThread(
+                f"thread {thread.name!r} called an offloader that thread {driver.name!r} drives; "
+                f"let one thread make all calls, or give each thread an offloader of its own"
+            )
+        if self._may_change == _NOBODY:
+            why = self._poisoned or "it was interrupted"
+            raise Poisoned(
+                f"this offloader stopped at event {self.ledger.seq}: {why}. Its log has what was decided "
+                f"before; make a new offloader, with a log in a new directory"
+            )
+
+    def _stop(self, reason: str) -> None:
+        """Answer every later call with this reason."""
+        self._may_change = _NOBODY
+        self._poisoned = reason
 
     def flush_log(self, reason: LogFlush) -> None:
         """Let the log write everything decided so far, unless `reason` can wait for another step.
@@ -96,6 +152,7 @@ class EventEmitter:
         Copies in flight bring another step. So reports can wait while there are any; so can the end of a
         step whose jobs were flushed when they left.
         """
+        self.check_thread()
         if self.ledger.transfers and (
             reason is LogFlush.REPORTS_TAKEN
             or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
@@ -104,11 +161,13 @@ class EventEmitter:
         self._flushed_at = self.step
         if self.log is None:
             return
+        self._may_change = _NOBODY
         try:
             self.log.flush()
         except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
-            self._poisoned = str(error) or type(error).__name__
+            self._stop(described(error))
             raise
+        self._may_change = get_ident()
 
 
 def checked_device_blocks(core: EventEmitter, device_blocks: Sequence[int]) -> IdArray:

@@ -2,20 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TypeVar
 
 from kvsm import events as ev
+from kvsm.events import OffloadConfig
 from kvsm.ids import pack
-from kvsm.kv_events import KeysChanged, KVCacheEvent
+from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
+from kvsm.log import Durability, LogWriter, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.emitter import EventEmitter, LogFlush
+from kvsm.snapshot import snapshot
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
 from kvsm.states.words import STATE_MASK
 
+_Core = TypeVar("_Core", bound="Offloader")
+
 
 class Offloader(EventEmitter):
-    """One offload core over one host pool. Not thread safe: one scheduler drives it."""
+    """One offload core over one host pool. Not thread safe: one scheduler drives it.
+
+    `Offloader.open(config, directory)` makes one with a log on disk. It is a context manager, which closes
+    that log. `Offloader(config, log)` takes a log that somebody else closes.
+    """
+
+    writer: LogWriter | None = None
+    """The log that `open` made, to see what was written."""
+
+    @classmethod
+    def open(
+        cls: type[_Core],
+        config: OffloadConfig,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        durability: Durability = "interval",
+        sync_interval_ms: int = 100,
+        segment_bytes: int = 64 << 20,
+        max_bytes: int | None = None,
+        compress: bool = False,
+        on_failure: OnFailure = "stop",
+    ) -> _Core:
+        """An offload core that writes a log of its own. `close` ends both.
+
+        directory: of the log; made if absent, and must be empty. None: no log.
+        publisher, clock_ns: as `Offloader` takes them.
+
+        The other options are those of `LogWriter`. Raises what `LogWriter` raises.
+        """
+        if directory is None:
+            return cls(config, publisher=publisher, clock_ns=clock_ns)
+        writer = LogWriter(
+            directory,
+            config=config,
+            snapshot=lambda: snapshot(core.ledger),
+            durability=durability,
+            sync_interval_ms=sync_interval_ms,
+            segment_bytes=segment_bytes,
+            max_bytes=max_bytes,
+            compress=compress,
+            on_failure=on_failure,
+            clock=clock_ns,
+        )
+        try:
+            core = cls(config, writer, publisher=publisher, clock_ns=clock_ns)
+        except BaseException:
+            writer.close()
+            raise
+        core.writer = writer
+        return core
+
+    def close(self) -> None:
+        """Write what is left, and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
+
+        Raises `LogWriteFailed` if the log cannot be completed.
+        """
+        if self._poisoned is None:
+            self.check_thread()
+            self._stop("it was closed")
+        if self.writer is not None:
+            self.writer.close()
+
+    def __enter__(self: _Core) -> _Core:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     # What the host serves.
     lookup = matching.lookup
@@ -84,6 +163,7 @@ class Offloader(EventEmitter):
 
     def end_step(self) -> None:
         """The engine's step is over. Flushes the log if nothing else will."""
+        self.check_thread()
         if self.ledger.step == self.step:
             self.emit(ev.StepEnded)
             self.flush_log(LogFlush.STEP_ENDED)
@@ -105,8 +185,10 @@ class Offloader(EventEmitter):
 
     def take_events(self) -> list[KeysChanged]:
         """What came to the host and left it since the last take, as vLLM's `OffloadingEvent`s."""
+        self.check_thread()
         return [] if self.publisher is None else self.publisher.take_events()
 
     def take_kv_events(self) -> list[KVCacheEvent]:
         """The same changes as KV events. Both calls take from one queue: use only one of them."""
+        self.check_thread()
         return [] if self.publisher is None else self.publisher.take_kv_events()

@@ -35,6 +35,21 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     lost: bool = False
 
 
+class ReportResult(msgspec.Struct, frozen=True, gc=False):
+    """What became of a worker's report. It counted if `rejected` is None.
+
+    ended: the transfer, if this was its last worker.
+    rejected: why the report changed nothing.
+    """
+
+    ended: Ended | None = None
+    rejected: RejectReason | None = None
+
+
+_COUNTED = ReportResult()
+_REJECTED = {reason: ReportResult(rejected=reason) for reason in RejectReason}
+
+
 def prepare_load(
     core: EventEmitter, request: str, device_blocks: Sequence[int], parts: Sequence[int] = ()
 ) -> TransferJob | None:
@@ -88,43 +103,43 @@ def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
         core.flush_log(LogFlush.JOBS_LEAVE)
 
 
-def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> Ended | None:
-    """Take a worker's report. Returns the transfer if this was its last worker.
+def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> ReportResult:
+    """Take a worker's report. Its result says whether it counted, and whether the transfer is over.
 
     A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
     """
     return _report(core, transfer, worker, good, None)
 
 
-def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` has loaded its shard: `report`, of a load."""
     return _report(core, transfer, worker, True, LOAD)
 
 
-def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
     return _report(core, transfer, worker, False, LOAD)
 
 
-def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` has stored its shard: `report`, of a store."""
     return _report(core, transfer, worker, True, STORE)
 
 
-def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> Ended | None:
+def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
     return _report(core, transfer, worker, False, STORE)
 
 
 def _report(
     core: EventEmitter, transfer: int, worker: int, good: bool, direction: Direction | None
-) -> Ended | None:
+) -> ReportResult:
     reason = _why_reject(core, transfer, worker, direction)
     if reason is not None:
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
-        return None
+        return _REJECTED[reason]
     ended = core.emit(ev.WorkerReported, transfer, worker, good)
-    return None if ended is None else _ended(core, ended)
+    return _COUNTED if ended is None else ReportResult(_ended(core, ended))
 
 
 def _why_reject(

@@ -1,6 +1,7 @@
 """The scheduler's side of an offload connector: what is matched, loaded and stored in each engine step.
 
-    scheduler = OffloadScheduler(Offloader(config, log), SchedulerConfig(groups=(KVCacheGroup(16),)))
+    core = Offloader.open(config, "kv-log")
+    scheduler = OffloadScheduler(core, SchedulerConfig(groups=(KVCacheGroup(16),)))
     scheduler.bind_gpu_block_pool(pool)
 
 and then vLLM's connector calls, by their names. No engine is imported here: `protocols` states what one must

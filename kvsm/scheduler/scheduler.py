@@ -409,7 +409,7 @@ class OffloadScheduler:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
         core = self.offloader
         for report in reports:
-            ended = core.report(report.transfer, report.worker, report.good)
+            ended = core.report(report.transfer, report.worker, report.good).ended
             if ended is not None:
                 self._note_transfer_end(ended)
         loads, self.state.ended_loads = tuple(self.state.ended_loads), []

@@ -21,7 +21,6 @@ from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation
-from kvsm.log import LogWriter
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
@@ -35,7 +34,7 @@ from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.serving.stopwatch import Stopwatch
-from kvsm.snapshot import digest, snapshot
+from kvsm.snapshot import digest
 from kvsm.traces import TraceRequest, multi_turn, read_trace
 from kvsm.worker import Worker
 
@@ -185,11 +184,10 @@ class WorkloadRun:
         self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
         # A simulated run has no wall time, so equal runs have equal logs.
         clock_ns = clock.now_ns if COPIES[options.copies].has_virtual_time else time.time_ns
-        self._writer = LogWriter(
-            directory, config=config, snapshot=lambda: snapshot(self.offloader.ledger), clock=clock_ns
-        )
-        notes = SkipNotes(self._writer)
-        self.offloader = Offloader(config, notes, clock_ns=clock_ns)
+        self.offloader = Offloader.open(config, directory, clock_ns=clock_ns)
+        assert self.offloader.writer is not None
+        self._writer = self.offloader.writer
+        self.offloader.log = notes = SkipNotes(self._writer)
         self.metrics = Metrics.attached_to(self.offloader)
         self.connector = OffloadScheduler(self.offloader, options.scheduler_config())
         self._deciding = Stopwatch(self.connector, *_DECIDING)
@@ -213,7 +211,7 @@ class WorkloadRun:
         Its threads do not outlive the process.
         """
         started = time.perf_counter()
-        with self._writer:
+        with self.offloader:
             while self.engine.step():
                 if progress is not None and self.engine.steps % PROGRESS_STEPS == 0:
                     self._seconds = time.perf_counter() - started

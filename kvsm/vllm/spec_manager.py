@@ -225,7 +225,7 @@ class KvsmManager(OffloadingManager):
         self._core.flush_log(offloader.LogFlush.REPORTS_TAKEN)
 
     def _end(self, transfer: int, *, good: bool) -> None:
-        ended = self._core.report(transfer, 0, good)
+        ended = self._core.report(transfer, 0, good).ended
         if ended is not None:
             self._placeholders.give_back(listed(ended.device_blocks))
 

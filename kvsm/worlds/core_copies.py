@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, ReportRejected
 from kvsm.ids import to_list
-from kvsm.offloader import Ended
+from kvsm.offloader import Ended, ReportResult
 from kvsm.properties import Property
 from kvsm.worlds.core_bench import CoreActions
 from kvsm.worlds.core_books import BookedCopy
@@ -93,25 +93,25 @@ class CopyActions(CoreActions):
         if runs and good and not copy.landed >> worker & 1:
             books.land(copy, worker)
         events = len(self.log)
-        ended = self._call(copy.id, worker, good, direction)
+        result = self._call(copy.id, worker, good, direction)
         if not runs or (direction is not None and (direction is Direction.STORE) != copy.store):
-            self._check_rejected(ended, events, copy.id, worker)
+            self._check_rejected(result, events, copy.id, worker)
             return True
-        if type(self.log[-1]) is ReportRejected:
+        if result.rejected is not None or type(self.log[-1]) is ReportRejected:
             message = f"the report of worker {worker} on transfer {copy.id} was rejected"
             raise PropertyBroken(Property.STALE_REPORTS, message)
         copy.reported |= 1 << worker
         copy.failed |= not good
         if copy.reported == books.all_workers:
             whole = not copy.failed and not copy.void
-            self._check_end(copy, ended, whole)
+            self._check_end(copy, result.ended, whole)
             self._close(copy, whole, failed=copy.failed and not copy.void)
-        elif ended is not None:
+        elif result.ended is not None:
             message = f"transfer {copy.id} ended before every worker had reported"
             raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
         return True
 
-    def _call(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> Ended | None:
+    def _call(self, transfer: int, worker: int, good: bool, direction: Direction | None) -> ReportResult:
         core = self.core
         if direction is None:
             return core.report(transfer, worker, good)
@@ -119,8 +119,10 @@ class CopyActions(CoreActions):
             return (core.complete_store if good else core.fail_store)(transfer, worker)
         return (core.complete_load if good else core.fail_load)(transfer, worker)
 
-    def _check_rejected(self, ended: Ended | None, events: int, transfer: int, worker: int) -> None:
-        if ended is not None or len(self.log) != events + 1 or type(self.log[-1]) is not ReportRejected:
+    def _check_rejected(self, result: ReportResult, events: int, transfer: int, worker: int) -> None:
+        """The core must have recorded the report as rejected, and have told its caller the same reason."""
+        told = self.log[-1].reason if type(self.log[-1]) is ReportRejected else None
+        if told is None or result != ReportResult(None, told) or len(self.log) != events + 1:
             message = f"a wrong report of worker {worker} on transfer {transfer} was not rejected"
             raise PropertyBroken(Property.STALE_REPORTS, message)
 

@@ -23,6 +23,7 @@ from kvsm.canonical import (
     PART,
     STATE,
     Dropped,
+    Fixed,
     Names,
     Remade,
     Seen,
@@ -183,6 +184,8 @@ declare(
     step=_PEOPLE,
     _clock_ns=FIXED,
     _poisoned=Dropped("whatever poisons a core ends the exploration"),
+    _thread=Fixed("one thread explores"),
+    _may_change=Dropped("one thread explores, and whatever poisons a core ends the exploration"),
     _flushed_at=Dropped("it decides when the log is flushed, and nothing else"),
 )
 declare(
