@@ -55,24 +55,32 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
     return b"\x04" + wide.tobytes()
 
 
+class MalformedIds(ValueError):
+    """A batch of ids that `pack` does not make."""
+
+
 def unpack(ids: Ids) -> IdArray:
-    """Inverse of `pack`. Raises `ValueError` if the bytes are malformed."""
+    """Inverse of `pack`. Raises `MalformedIds` for what `pack` does not make."""
     if isinstance(ids, tuple):
+        if len(ids) > SMALL:
+            raise MalformedIds(f"{len(ids)} ids are a tuple; more than {SMALL} are packed")
         return ids
     array = _unpack_bytes(ids)
     if len(array) <= SMALL:
-        raise ValueError(f"{len(array)} ids are packed; up to {SMALL} stay a tuple")
+        raise MalformedIds(f"{len(array)} ids are packed; up to {SMALL} stay a tuple")
     return array
 
 
 def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
     width = packed[0] if packed else 0
+    if width not in (2, 3, 4):
+        raise MalformedIds(f"packed ids start with their width, 2, 3 or 4 bytes; found {width}")
+    if (len(packed) - 1) % width:
+        raise MalformedIds(f"{len(packed) - 1} bytes are no packed ids of {width} bytes each")
     if width == 2:
         return np.frombuffer(packed, "<u2", offset=1).astype(np.int64)
     if width == 4:
         return np.frombuffer(packed, "<u4", offset=1).astype(np.int64)
-    if width != 3:
-        raise ValueError(f"packed ids start with their width, 2, 3 or 4 bytes; found {width}")
     body: NDArray[Any] = np.frombuffer(packed, np.uint8, offset=1).reshape(-1, 3)
     wide = np.zeros((len(body), 4), dtype=np.uint8)
     wide[:, :3] = body
@@ -80,10 +88,10 @@ def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
 
 
 def count(ids: Ids) -> int:
-    """How many ids a batch has, without unpacking it."""
+    """How many ids a batch has, without unpacking it. Malformed bytes have any number of them."""
     if isinstance(ids, tuple):
         return len(ids)
-    return (len(ids) - 1) // ids[0]
+    return (len(ids) - 1) // (ids[0] or 1) if ids else 0
 
 
 def to_list(ids: Ids | IdArray) -> list[int]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +31,7 @@ from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
 from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
+from kvsm.replay.trust import MAX_SLOTS, Trust
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import ABANDONED, CANCELLED, COMPLETED, DRAINED, FAILED, LOST
@@ -270,16 +271,26 @@ class Metrics:
         return metrics
 
     @classmethod
-    def of(cls, log: LogReader) -> Metrics:
-        """Count all events of a log."""
+    def of(
+        cls, log: LogReader, *, allow_policies: Collection[str] = (), max_slots: int = MAX_SLOTS
+    ) -> Metrics:
+        """Count all events of a log. Raises as `kvsm.replay.rebuild` does.
+
+        allow_policies, max_slots: as in `kvsm.replay.Trust`.
+        """
+        trust = Trust(allow_policies, max_slots)
         metrics: Metrics | None = None
-        for ledger, event, _ in walk(log):
-            metrics = metrics or cls(ledger)
-            if metrics.ledger is not ledger:
-                metrics._go_on_from(ledger)
-            ledger.apply(event)
-            metrics.append(event)
-        return metrics or cls(Ledger(log.head.config))
+        with trust.guarded(log.directory):
+            for ledger, event, _ in walk(log, trust):
+                metrics = metrics or cls(ledger)
+                if metrics.ledger is not ledger:
+                    metrics._go_on_from(ledger)
+                ledger.apply(event)
+                metrics.append(event)
+            if metrics is None:
+                trust.check(log.head.config, log.directory)
+                metrics = cls(Ledger(log.head.config))
+        return metrics
 
     def _go_on_from(self, ledger: Ledger) -> None:
         """Beyond a gap in a log: the ends of some transfers and waits are not known."""

@@ -810,8 +810,8 @@ def test_a_policy_that_lacks_methods_is_refused(tmp_path: Path, monkeypatch: pyt
     [
         ("lfu", f"choose one of {', '.join(POLICIES)}, or package.module:Class"),
         ("", "choose one of"),
-        ("no_such_module:Policy", "cannot be made: No module named 'no_such_module'"),
-        (":Policy", "cannot be made: Empty module name"),
+        ("no_such_module:Policy", "cannot be made: ModuleNotFoundError: No module named 'no_such_module'"),
+        (":Policy", "cannot be made: ValueError: Empty module name"),
         ("kvsm.policies:NoSuchPolicy", "has no attribute 'NoSuchPolicy'"),
         ("kvsm.policies:Choice", "cannot be made"),
         ("builtins:bytearray", "lacks admitted, busy"),

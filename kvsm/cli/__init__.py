@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from kvsm.errors import KvsmError, LogDamaged, LogWriteFailed
+from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
 BROKEN, UNUSABLE = 1, 2
 
@@ -49,7 +49,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (LogDamaged, LogWriteFailed) as error:
+        except (IllegalTransition, InvalidEvent, LogDamaged, LogWriteFailed) as error:
             click.echo(f"kvsm: {error}", err=True)
             ctx.exit(BROKEN)
         except KvsmError as error:

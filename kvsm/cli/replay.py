@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -18,6 +19,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import LogReader
 from kvsm.properties import json_with_titles
 from kvsm.replay import (
+    MAX_SLOTS,
     BlockLife,
     KeyLife,
     LogCondition,
@@ -37,6 +39,21 @@ from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 
 _log = click.argument("log", type=click.Path(path_type=Path))
+_allow = click.option(
+    "--allow-policy",
+    "allow_policies",
+    metavar="MODULE:CLASS",
+    multiple=True,
+    help="Run the code of this eviction policy if LOG names it. Repeatable.",
+)
+_max_slots = click.option(
+    "--max-slots",
+    type=click.IntRange(min=1),
+    default=MAX_SLOTS,
+    show_default=True,
+    metavar="N",
+    help="Refuse a LOG that claims more host slots or device blocks.",
+)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -91,15 +108,17 @@ def _tally(names: Iterable[str]) -> dict[str, int]:
 @click.option(
     "--step", type=click.IntRange(min=0), metavar="N", help="The state at the end of this engine step."
 )
+@_allow
+@_max_slots
 @_json
-def replay(log: Path, at: int | None, step: int | None, as_json: bool) -> None:
+def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: Any) -> None:
     """Rebuild the state from LOG, a directory of segments, and print it.
 
     Without --at and --step every event is folded. With one of them the fold starts from the nearest snapshot
     before that point.
     """
     try:
-        rebuilt = rebuild(log, seq=at, step=step)
+        rebuilt = rebuild(log, seq=at, step=step, **trust)
     except (IllegalTransition, InvalidEvent) as error:
         click.echo(f"kvsm: {log}: {error}; `kvsm verify` shows what led there", err=True)
         raise SystemExit(1) from None
@@ -144,14 +163,16 @@ def _counts(counts: dict[str, int]) -> str:
 
 @click.command()
 @_log
+@_allow
+@_max_slots
 @_json
-def verify(log: Path, as_json: bool) -> None:
+def verify(log: Path, as_json: bool, **trust: Any) -> None:
     """Check every property that a log can show, at every event of LOG.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
     Exits with 1 if a property is broken, or if the log is damaged or lacks events.
     """
-    verification = _verify_with_progress(log)
+    verification = _verify_with_progress(log, trust)
     if as_json:
         facts = msgspec.structs.asdict(verification)
         _print_json({"good": verification.good, **facts, "condition": _facts(verification.condition)})
@@ -160,14 +181,14 @@ def verify(log: Path, as_json: bool) -> None:
     _leave(verification.condition, good=verification.good)
 
 
-def _verify_with_progress(log: Path) -> Verification:
+def _verify_with_progress(log: Path, trust: dict[str, Any]) -> Verification:
     console = Console(stderr=True)
     if not console.is_terminal:
-        return verify_log(log)
+        return verify_log(log, **trust)
     columns = (TextColumn("verified {task.completed:,.0f} events"), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("verify", total=None)
-        return verify_log(log, progress=lambda events: progress.update(task, completed=events))
+        return verify_log(log, progress=lambda events: progress.update(task, completed=events), **trust)
 
 
 def _print_verification(found: Verification) -> None:
@@ -202,9 +223,17 @@ def _print_verification(found: Verification) -> None:
 @click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
 @click.option("--request", metavar="ID", help="A request, as in the log or as vLLM's client knows it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
+@_allow
+@_max_slots
 @_json
 def show(
-    log: Path, block: int | None, key: str | None, request: str | None, transfer: int | None, as_json: bool
+    log: Path,
+    block: int | None,
+    key: str | None,
+    request: str | None,
+    transfer: int | None,
+    as_json: bool,
+    **trust: Any,
 ) -> None:
     """Tell the life of one thing in LOG, with causes: which request stored a block, what it was evicted for,
     why a request missed.
@@ -214,7 +243,7 @@ def show(
     target = _target(block, key, request, transfer)
     reader = LogReader(log)
     lines = 0
-    for line in tell(reader, target):
+    for line in tell(reader, target, **trust):
         lines += 1
         click.echo(msgspec.json.encode(line).decode() if as_json else _told(line))
     if not lines:

@@ -8,6 +8,7 @@ from typing import Any
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import OffloadingEvent
+from kvsm.ids import MalformedIds
 from kvsm.ledger import cache, loads, requests, stores, transfers
 from kvsm.ledger.records import TransferRecord
 from kvsm.ledger.state import LedgerState
@@ -23,7 +24,10 @@ class Ledger(LedgerState):
         """
         if event.seq != self.seq + 1:
             raise InvalidEvent(event.seq, f"expected event {self.seq + 1}")
-        ended = HANDLERS[type(event)](self, event)
+        try:
+            ended = HANDLERS[type(event)](self, event)
+        except MalformedIds as error:  # Handlers unpack before they change anything.
+            raise InvalidEvent(event.seq, str(error)) from None
         self.seq = event.seq
         self.step = event.step
         return ended

@@ -19,12 +19,13 @@ from kvsm.states.request import REQUEST_WORDS
 def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
     """Pins become readers, the device blocks are leased for writing, and the other pins end."""
     seq, slots, device_blocks = event.seq, unpack(event.slots), unpack(event.device_blocks)
+    parts = unpack(event.parts)
     request = requests.named(ledger, seq, event.request)
     word = REQUEST_WORDS.step(request.word, request_machine.BEGIN_LOAD, request.name, seq)
     live = ledger.live_pins(request)
     if event.voided:
-        if len(live) == len(request.pins) or len(slots):
-            raise InvalidEvent(seq, "no pin of this request was voided")
+        if len(live) == len(request.pins) or len(slots) or len(device_blocks) or len(parts):
+            raise InvalidEvent(seq, "no pin of this request was voided, or the plan is not empty")
         requests.unpin(ledger, request, live, seq)
         request.word = REQUEST_WORDS.step(word, request_machine.END_LOAD, request.name, seq)
         return
@@ -32,7 +33,6 @@ def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
     promised = equal(slots, request.pins[:loaded])
     if not promised or not (live is request.pins or equal(slots, live[:loaded])):
         raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
-    parts = unpack(event.parts)
     transfers.check_pairs(ledger, seq, slots, device_blocks, parts)
     new = ledger.blocks.check(slots, block_machine.BEGIN_LOAD, seq)
     leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_WRITE, seq)

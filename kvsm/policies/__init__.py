@@ -5,9 +5,10 @@ docs/policies.md helps to choose one; docs/extending.md says how to add one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from importlib import import_module
 
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, described
 from kvsm.policies.base import Choice, EvictionPolicy
 
 POLICIES = {
@@ -32,14 +33,30 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
         raise ConfigError(f"policy {name!r}: choose one of {', '.join(POLICIES)}, or package.module:Class")
     try:
         policy = getattr(import_module(module_name), class_name)(capacity)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigError(f"policy {name!r} cannot be made: {error}") from error
+    except (Exception, SystemExit) as error:  # A policy of another package may raise anything.
+        raise ConfigError(f"policy {name!r} cannot be made: {described(error)}") from error
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ConfigError(f"policy {name!r} lacks {', '.join(missing)}; see kvsm.policies.EvictionPolicy")
     return policy  # type: ignore[no-any-return]
 
 
+def refuse_foreign(name: str, allowed: Collection[str]) -> None:
+    """For a policy that a file names: raises `ConfigError` unless it is built in, or in `allowed`.
+
+    To make a policy of another package is to run its code, and the file may be anybody's.
+    """
+    if name in POLICIES or name in allowed:
+        return
+    shown = repr(name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..")
+    raise ConfigError(
+        f"it names the policy {shown}, which is not one of {', '.join(POLICIES)}, and to read it would run "
+        f"code of that name; if you trust it, allow that: --allow-policy {shown}"
+    )
+
+
+_LONGEST_SHOWN = 100
+
 _METHODS = ["__len__", "__contains__", *(name for name in vars(EvictionPolicy) if not name.startswith("_"))]
 
-__all__ = ["POLICIES", "Choice", "EvictionPolicy", "make_policy"]
+__all__ = ["POLICIES", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]

@@ -142,8 +142,11 @@ class SlotQueue:
         return self.order().astype("<u4").tobytes()
 
     def restore(self, state: bytes) -> None:
-        """Fill an empty queue from a snapshot."""
-        self.append(np.frombuffer(state, "<u4").astype(np.int64))
+        """Fill an empty queue from a snapshot. Raises `ValueError` for a slot that it cannot hold."""
+        slots = np.frombuffer(state, "<u4").astype(np.int64)
+        if len(slots) > len(self._place) or slots.max(initial=0) >= len(self._place):
+            raise ValueError(f"the snapshot names slots that a queue of {len(self._place)} does not have")
+        self.append(slots)
 
     def _live(self, start: int, stop: int) -> NDArray[np.int64]:
         window = self._ring_view[start:stop]

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvsm import events as ev
 from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.ids import Ids, to_list
+from kvsm.ids import Ids, MalformedIds, to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.properties import Property
 from kvsm.states.block import (
@@ -147,6 +147,8 @@ class Book:
         except IndexError:
             message = f"{event.kind} names a slot, a part or a device block that does not exist"
             self._breaks(Property.CONSERVATION, message)
+        except MalformedIds as error:
+            self._breaks(Property.EVENTS_ARE_STATE, f"{event.kind} is no event of kvsm: {error}")
         return self._broken
 
     def _changes_nothing(self, event: OffloadingEvent) -> None:
@@ -344,7 +346,7 @@ class Book:
             leases[block] = _WRITTEN
         keys, chunk = self._keys, self._chunk
         places = _ids(event.parts) or range(len(slots) * chunk)
-        self._brought.update(zip(blocks, [keys[slots[place // chunk]] for place in places]))
+        self._brought.update(zip(blocks, (keys[slots[place // chunk]] for place in places)))
         self._older.difference_update(blocks)
         self._transfers[event.seq] = BookedTransfer(False, slots, blocks)
 

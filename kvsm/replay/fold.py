@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple, get_type_hints
 
 import msgspec
 
-from kvsm.errors import ConfigError, LogDamaged, LogError
+from kvsm.errors import ConfigError, InvalidEvent, LogDamaged, LogError
 from kvsm.events import KINDS, OffloadingEvent
-from kvsm.ids import count
+from kvsm.ids import SMALL, Ids, MalformedIds, count, unpack
+from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
 from kvsm.log import LogGap, LogReader, Segment, Torn
-from kvsm.snapshot import restore
+from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.snapshot import restore_foreign, saved_step, snapshot
 from kvsm.states import machines_digest
 
 
@@ -94,26 +96,71 @@ _SLOT_FIELDS = {
 }
 
 
-def opening(segment: Segment) -> Ledger:
-    """The ledger with which a segment begins. Raises `LogDamaged` if its snapshot cannot be restored."""
+def opening(segment: Segment, trust: Trust) -> Ledger:
+    """The ledger with which a segment begins.
+
+    Raises `LogDamaged` if its snapshot is not the state before its first event, and `LogError` if its head
+    claims more than `trust` allows. The state may still break a property: `whole` refuses that.
+    """
     head = segment.head
-    if not head.snapshot:
+    trust.check(head.config, segment.path)
+    if not head.snapshot and not head.seq:
         return Ledger(head.config)
     try:
-        return restore(head.snapshot)
-    except (msgspec.MsgspecError, ValueError) as error:
-        reason = f"the snapshot in its head cannot be restored: {error}"
-        raise LogDamaged(str(segment.path), 0, head.seq + 1, reason) from error
+        ledger = restore_foreign(head.snapshot, head.config)
+    except ValueError as error:
+        raise _wrong_head(segment, f"cannot be restored: {error}") from error
+    if ledger.seq != head.seq:
+        raise _wrong_head(segment, f"is of event {ledger.seq}, not {head.seq}")
+    return ledger
 
 
-def rebuild(log: str | os.PathLike[str], *, seq: int | None = None, step: int | None = None) -> Rebuilt:
+def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
+    """The ledger to which a segment's events are applied.
+
+    ledger: after the segment before it; None for the first one.
+
+    Raises `LogDamaged` if the snapshot in the head is not what the fold gives or, at the start and after a
+    gap, if it breaks a property.
+    """
+    if ledger is not None and segment.gap is None:
+        if segment.head.snapshot != snapshot(ledger):
+            raise _wrong_head(segment, "is not what the fold gives")
+        return ledger
+    ledger = opening(segment, trust)
+    for violation in check_ledger(ledger) if ledger.seq else ():
+        raise _wrong_head(segment, f"breaks a property: {violation.property}: {violation.message}")
+    return ledger
+
+
+def _wrong_head(segment: Segment, what: str) -> LogDamaged:
+    return LogDamaged(str(segment.path), 0, segment.head.seq + 1, f"the snapshot in its head {what}")
+
+
+def rebuild(
+    log: str | os.PathLike[str],
+    *,
+    seq: int | None = None,
+    step: int | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int = MAX_SLOTS,
+) -> Rebuilt:
     """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
 
-    Raises `LogError` if there is no such point in the log, `LogDamaged` for damage before it, and
-    `IllegalTransition` or `InvalidEvent` for an event that cannot follow (`verify_log` tells more).
+    allow_policies, max_slots: as in `Trust`.
+
+    Raises `LogError` if there is no such point in the log, or if the log claims more than is allowed;
+    `LogDamaged` for damage before that point; and `IllegalTransition` or `InvalidEvent` for an event that
+    cannot follow (`verify_log` tells more).
     """
     if seq is not None and step is not None:
         raise ConfigError("give an event number or a step, not both")
+    trust = Trust(allow_policies, max_slots)
+    with trust.guarded(log):
+        return _rebuild(log, seq, step, trust)
+
+
+def _rebuild(log: str | os.PathLike[str], seq: int | None, step: int | None, trust: Trust) -> Rebuilt:
     began = time.perf_counter()
     reader = LogReader(log)
     holding = seq if step is None else _segment_of_step(reader, step)
@@ -121,9 +168,8 @@ def rebuild(log: str | os.PathLike[str], *, seq: int | None = None, step: int | 
     first = folded = named = 0
     stopped = False
     for segment in reader.segments(holding):
-        if ledger is None or segment.gap is not None:
-            ledger = opening(segment)
-            first = first or ledger.seq + 1
+        ledger = go_on(ledger, segment, trust)
+        first = first or ledger.seq + 1
         for batch in segment.batches():
             wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
             apply = ledger.apply
@@ -152,10 +198,18 @@ def _segment_of_step(reader: LogReader, step: int) -> int | None:
     """An event of the last segment that begins in step `step` or before. None: start with the oldest."""
     holding = None
     for segment in reader.segments():
-        if opening(segment).step > step:
+        if _first_step(segment) > step:
             break
         holding = segment.head.seq + 1
     return holding
+
+
+def _first_step(segment: Segment) -> int:
+    """The engine step in which a segment begins."""
+    try:
+        return saved_step(segment.head.snapshot) if segment.head.snapshot else 0
+    except msgspec.MsgspecError as error:
+        raise _wrong_head(segment, f"cannot be restored: {error}") from error
 
 
 def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, step: int | None) -> None:
@@ -179,17 +233,38 @@ class Moment(NamedTuple):
     following: OffloadingEvent | None
 
 
-def walk(reader: LogReader) -> Iterator[Moment]:
+def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
     """All events of a log in order. Apply each event to its ledger before you ask for the next.
 
-    After a gap the ledger is a new one, restored from the next segment's snapshot.
+    After a gap the ledger is a new one, restored from the next segment's snapshot. Raises as `rebuild` does.
     """
     ledger: Ledger | None = None
+    current: Segment | None = None
     stream = ((segment, event) for segment in reader.segments() for event in segment.events())
     for (segment, event), following in _with_next(stream):
-        if ledger is None or event.seq != ledger.seq + 1:
-            ledger = opening(segment)
+        if segment is not current:
+            ledger, current = go_on(ledger, segment, trust), segment
+        assert ledger is not None
+        refuse_malformed(event)
         yield Moment(ledger, event, None if following is None else following[1])
+
+
+def refuse_malformed(event: OffloadingEvent) -> None:
+    """Raises `InvalidEvent` if a batch of ids in the event is not what `kvsm.ids.pack` makes."""
+    for field in _ID_FIELDS[type(event)]:
+        ids = getattr(event, field)
+        if type(ids) is not tuple or len(ids) > SMALL:
+            try:
+                unpack(ids)
+            except MalformedIds as error:
+                raise InvalidEvent(event.seq, f"{field}: {error}") from None
+
+
+_ID_FIELDS = {
+    kind: [name for name, hint in get_type_hints(kind, include_extras=True).items() if hint == Ids]
+    for kind in KINDS
+}
+"""The fields of each kind that are batches of ids."""
 
 
 def _with_next(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsm.events import Offer, OffloadingEvent, Owners
-from kvsm.ids import IdArray, Ids, to_list
+from kvsm.ids import IdArray, Ids, MalformedIds, to_list
 
 KEY_DIGITS = 12
 """Hex digits shown of a key. `kvsm show --key` takes them as a prefix."""
@@ -26,8 +26,11 @@ def render(event: OffloadingEvent) -> str:
 
 
 def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
-    """`slot 7`, `slots 3..40 (38)`, `slots 1, 3..5, 9 (5)`, `no slots`."""
-    numbers = list(ids) if not isinstance(ids, bytes) else to_list(ids)
+    """`slot 7`, `slots 3..40 (38)`, `slots 1, 3..5, 9 (5)`, `no slots`, `malformed slots`."""
+    try:
+        numbers = list(ids) if not isinstance(ids, bytes) else to_list(ids)
+    except MalformedIds:
+        return f"malformed {noun}s"
     if len(numbers) < 2:
         return f"{noun} {numbers[0]}" if numbers else f"no {noun}s"
     ranges: list[str] = []

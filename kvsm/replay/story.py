@@ -14,14 +14,14 @@ ledger knows more.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from kvsm import events as ev
-from kvsm.errors import LogError
+from kvsm.errors import InvalidEvent, LogError
 from kvsm.events import KINDS, Direction, OffloadingEvent, Owners
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger, TransferRecord
@@ -30,6 +30,7 @@ from kvsm.replay.concern import Concern, concern, names_of
 from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for, makers_of
 from kvsm.replay.fold import Moment, walk
 from kvsm.replay.render import render, render_ids, render_key, render_keys, render_owners
+from kvsm.replay.trust import MAX_SLOTS, Trust
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -162,21 +163,32 @@ class TransferLife(NamedTuple):
         return f"transfer {self.id}"
 
 
-def tell(log: str | os.PathLike[str] | LogReader, life: Life) -> Iterator[StoryLine]:
+def tell(
+    log: str | os.PathLike[str] | LogReader,
+    life: Life,
+    *,
+    allow_policies: Collection[str] = (),
+    max_slots: int = MAX_SLOTS,
+) -> Iterator[StoryLine]:
     """The lines of a thing's life, oldest first. None if the log knows nothing of it.
 
+    allow_policies, max_slots: as in `Trust`.
+
     Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log, or
-    no such slot.
+    no such slot, or if the log claims more than is allowed; `IllegalTransition` or `InvalidEvent` for an
+    event that cannot follow.
     """
     reader = log if isinstance(log, LogReader) else LogReader(log)
     host_blocks = reader.head.config.host_blocks
     if isinstance(life, BlockLife) and life.slot >= host_blocks:
         raise LogError(f"{reader.directory}: there is no slot {life.slot}; the pool has {host_blocks}")
+    trust = Trust(allow_policies, max_slots)
     fates = Fates(_missed_by(reader, life))
-    for moment in walk(reader):
-        line = _follow(life, fates, moment)
-        if line is not None:
-            yield line
+    with trust.guarded(reader.directory):
+        for moment in walk(reader, trust):
+            line = _follow(life, fates, moment)
+            if line is not None:
+                yield line
 
 
 def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
@@ -198,6 +210,7 @@ def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
     """Fold the moment's event. Returns its line, if it concerns the thing."""
     ledger, event, _ = moment
     found = concern(ledger, event)
+    _refuse_unknown(ledger, event, found)
     slots = life.met_by(moment, found)
     text = before = ""
     if slots is not None:
@@ -213,6 +226,15 @@ def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
         text += f"; the last one: {outcome}"
     after = _state_after(life, ledger, ended, before)
     return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+
+
+def _refuse_unknown(ledger: Ledger, event: OffloadingEvent, found: Concern) -> None:
+    """Raises `InvalidEvent` for an event that names what is not there: it cannot be told, nor folded."""
+    slots = ledger.config.host_blocks
+    if any(slot >= slots for slot in found.slots):
+        raise InvalidEvent(event.seq, f"{event.kind} names slot {max(found.slots)}; the pool has {slots}")
+    if isinstance(event, ev.StorePlanned) and len(event.keys) != len(to_list(event.slots)):
+        raise InvalidEvent(event.seq, "a store names as many slots as keys")
 
 
 def _state_after(life: Life, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from math import isqrt
 from pathlib import Path
 
 import msgspec
 
-from kvsm.errors import LogDamaged, LogError
+from kvsm.errors import InvalidEvent, LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
@@ -31,6 +32,7 @@ from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import render
+from kvsm.replay.trust import MAX_SLOTS, Trust
 from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
 
@@ -154,19 +156,31 @@ def _readable(ledger: Ledger) -> set[bytes]:
 
 
 def verify_log(
-    log: str | os.PathLike[str], *, every: int = EVERY, progress: Progress | None = None
+    log: str | os.PathLike[str],
+    *,
+    every: int = EVERY,
+    progress: Progress | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int = MAX_SLOTS,
 ) -> Verification:
     """Check every property that a log can show, at every event, up to the first that breaks one.
 
     every: events and entries from one full check to the next.
     progress: called now and then.
+    allow_policies, max_slots: as in `Trust`.
 
     A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
-    is no log; damage is part of the answer.
+    is no log, or if it claims more than is allowed; damage is part of the answer.
     """
+    trust = Trust(allow_policies, max_slots)
+    with trust.guarded(log):
+        return _verify(log, every, progress, trust)
+
+
+def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, trust: Trust) -> Verification:
     began = time.perf_counter()
     reader = LogReader(log)
-    run = _Pass(reader, every, progress)
+    run = _Pass(reader, every, progress, trust)
     damage = None
     try:
         for segment in reader.segments():
@@ -181,7 +195,7 @@ def verify_log(
         raise LogError(f"{log}: there is no whole event in this log")
     breakage = run.breakage
     if breakage is not None:
-        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader.directory, breakage))
+        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader.directory, breakage, trust))
     last = run.auditor.ledger if run.auditor is not None else None
     return Verification(
         log=str(log),
@@ -201,11 +215,12 @@ def verify_log(
 class _Pass:
     """One pass over a log, with the last state that was checked whole and found good."""
 
-    def __init__(self, reader: LogReader, every: int, progress: Progress | None) -> None:
+    def __init__(self, reader: LogReader, every: int, progress: Progress | None, trust: Trust) -> None:
         self.auditor: Auditor | None = None
         self.breakage: Breakage | None = None
         self.first = self.events = self.entries = 0
         self._directory, self._every, self._progress = reader.directory, every, progress
+        self._trust = trust
         self._saved, self._good_until = b"", 0
         self._weight = 0
 
@@ -217,7 +232,7 @@ class _Pass:
         if self.auditor is None or segment.gap is not None:
             if self.auditor is not None and self.check():
                 return True
-            auditor = Auditor(opening(segment))
+            auditor = Auditor(opening(segment, self._trust))
             self._start(auditor)
             broken = auditor.check()
             return bool(broken) and self._break(None, broken, segment.path.name)
@@ -330,7 +345,7 @@ def _first_broken(
     return (events[-1] if events else None), []
 
 
-def _led_there(directory: Path, breakage: Breakage) -> tuple[str, ...]:
+def _led_there(directory: Path, breakage: Breakage, trust: Trust) -> tuple[str, ...]:
     """The last events that concern what is broken, as lines, with the breaking one."""
     lines: deque[str] = deque(maxlen=EVENTS_SHOWN)
     wanted = Concern(
@@ -340,21 +355,23 @@ def _led_there(directory: Path, breakage: Breakage) -> tuple[str, ...]:
         )
     )
     if not any(wanted):
-        wanted = _own_concern(directory, breakage.event)
-    for ledger, event, _ in walk(LogReader(directory)):
-        breaks = event.seq == breakage.event
-        if breaks or concern(ledger, event).meets(wanted):
-            lines.append(f"event {event.seq} step {event.step}: {render(event)}")
-        if breaks:
-            break
-        ledger.apply(event)
+        wanted = _own_concern(directory, breakage.event, trust)
+    with suppress(LogDamaged, InvalidEvent):  # What is broken may be the head, or the form of the event.
+        for ledger, event, _ in walk(LogReader(directory), trust):
+            breaks = event.seq == breakage.event
+            if breaks or concern(ledger, event).meets(wanted):
+                lines.append(f"event {event.seq} step {event.step}: {render(event)}")
+            if breaks:
+                break
+            ledger.apply(event)
     return tuple(lines)
 
 
-def _own_concern(directory: Path, seq: int) -> Concern:
+def _own_concern(directory: Path, seq: int, trust: Trust) -> Concern:
     """What the breaking event itself concerns, for a violation that names nothing."""
-    for ledger, event, _ in walk(LogReader(directory)):
-        if event.seq == seq:
-            return concern(ledger, event)
-        ledger.apply(event)
+    with suppress(LogDamaged, InvalidEvent):
+        for ledger, event, _ in walk(LogReader(directory), trust):
+            if event.seq == seq:
+                return concern(ledger, event)
+            ledger.apply(event)
     return Concern()

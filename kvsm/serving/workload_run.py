@@ -229,7 +229,13 @@ class WorkloadRun:
             if progress is not None:
                 progress(self._progress(events))
 
-        verification = verify_log(self.directory, progress=verified)
+        config = self._options.offload_config()
+        verification = verify_log(
+            self.directory,
+            progress=verified,
+            allow_policies=(config.policy,),
+            max_slots=max(config.host_blocks, config.device_blocks),
+        )
         return self._result(verification)
 
     def _progress(self, verified_events: int = 0) -> RunProgress:

@@ -73,6 +73,11 @@ class Codec:
         counts = tuple((word >> shift) & limit for shift, limit in zip(self.shifts, self.limits, strict=True))
         return word & STATE_MASK, counts
 
+    def holds(self, word: int) -> bool:
+        """Whether this is a word of the machine: a state that it has, and no bits beside the counters."""
+        state, counts = self.decode(word)
+        return state < len(self.machine.states) and word == self.encode(state, counts)
+
     def describe(self, word: int) -> str:
         """For people: `LOADING(copies=1, pins=0)`."""
         state, counts = self.decode(word)

@@ -15,7 +15,7 @@ from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter, MemoryLog
-from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, render, tell
+from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, Trust, render, tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fold import walk
 
@@ -103,8 +103,11 @@ def story(log: Path, message: str) -> list[str]:
     If it names nothing that is in the log: the lives of the things that the last event concerns.
     """
     lines: list[str] = []
+    # The test made this log: its policy and its sizes are trusted.
+    config = LogReader(log).head.config
+    trust = Trust((config.policy,), max(config.host_blocks, config.device_blocks))
     try:
-        lives = _lives(log, _named(message)) or _lives(log, _last_concerned(log))
+        lives = _lives(log, _named(message), trust) or _lives(log, _last_concerned(log, trust), trust)
     except KvsmError as error:
         return [f"the log stops there: {error}"]
     for thing, life in lives[:MOST_THINGS]:
@@ -113,13 +116,13 @@ def story(log: Path, message: str) -> list[str]:
     return lines
 
 
-def _lives(log: Path, things: Sequence[Thing]) -> list[tuple[Thing, list[str]]]:
+def _lives(log: Path, things: Sequence[Thing], trust: Trust) -> list[tuple[Thing, list[str]]]:
     lives = []
     for thing in things:
         told = [
             f"event {line.event} step {line.step}: {line.text}  "
             f"[{line.before if line.before == line.after else f'{line.before} -> {line.after}'}]"
-            for line in tell(LogReader(log), thing)
+            for line in tell(log, thing, **trust._asdict())
         ]
         if told:
             lives.append((thing, told))
@@ -148,10 +151,10 @@ def _named(message: str) -> list[Thing]:
     return list(things.values())
 
 
-def _last_concerned(log: Path) -> list[Thing]:
+def _last_concerned(log: Path, trust: Trust) -> list[Thing]:
     """The things that the last event about anything concerns."""
     things: list[Thing] = []
-    for ledger, event, _ in walk(LogReader(log)):
+    for ledger, event, _ in walk(LogReader(log), trust):
         found = concern(ledger, event)
         ledger.apply(event)
         concerned: list[Thing] = [
