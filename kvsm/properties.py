@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from json import JSONEncoder
 from typing import Any
 
 import msgspec
@@ -143,9 +144,14 @@ class Property(Enum):
         return f"{self.title} ({self.id})"
 
 
+_ENCODER = JSONEncoder(separators=(",", ":"))
+"""Of the standard library: it escapes all that is not ASCII, and takes names of files that are not UTF-8."""
+
+
 def json_with_titles(told: Any) -> bytes:
-    """JSON in which the title of a property, "property", stands beside each "property_id"."""
-    return msgspec.json.encode(_with_titles(msgspec.to_builtins(told)))
+    """JSON in which the title of a property, "property", stands beside each "property_id". It is ASCII."""
+    facts = _with_titles(msgspec.to_builtins(told))
+    return _ENCODER.encode(facts).encode("ascii")
 
 
 def _with_titles(told: Any) -> Any:

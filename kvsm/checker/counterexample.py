@@ -22,6 +22,7 @@ from kvsm.checker.model import Model, Refutation
 from kvsm.errors import LogError
 from kvsm.events import LogOpened, OffloadingEvent
 from kvsm.log import LogWriter
+from kvsm.replay.render import printable
 from kvsm.worlds.world import Finding
 
 Described = dict[str, str]
@@ -111,7 +112,7 @@ def _because(finding: Finding, steps: Sequence[CounterexampleStep]) -> str:
 
 
 def render(told: Counterexample) -> str:
-    """The story as lines for people."""
+    """The story as lines for people. No name in it breaks a line."""
     lines = [f"{told.model}: {told.finding.property} is broken, in {len(told.steps)} steps"]
     lines.append(f"within {told.bounds}")
     width = len(str(len(told.steps)))
@@ -121,7 +122,7 @@ def render(told: Counterexample) -> str:
     if told.circle:
         lines.append(f"and again from step {told.circle} on, endlessly")
     lines += [f"broken: {told.finding}", f"because: {told.because}"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def save_log(events: Sequence[OffloadingEvent], directory: Path) -> None:

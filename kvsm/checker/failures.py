@@ -10,6 +10,7 @@ A directory of a failure holds
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -23,6 +24,7 @@ from kvsm.checker.rerun import RerunModel
 from kvsm.checker.targets import WalkCase, case_of, draw_case
 from kvsm.checker.walk import WalkFailure, random_of
 from kvsm.errors import ConfigError, LogError
+from kvsm.policies import refuse_foreign
 from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
 
@@ -166,17 +168,27 @@ def claim(directory: Path) -> None:
         raise LogError(f"{directory}: {error}") from error
 
 
-def load(directory: Path) -> SavedFailure:
-    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable."""
+def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
+    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable.
+
+    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
+    """
     path = directory / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
+        failure = msgspec.json.decode(path.read_bytes(), type=SavedFailure)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; name a directory that `kvsm fuzz` has written"
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+    try:
+        policy = getattr(failure.case().options, "policy", None)
+        if policy is not None:
+            refuse_foreign(policy, allow_policies)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    return failure
 
 
 _TEST = '''"""{finding}

@@ -1,21 +1,20 @@
 """The command line: one file a command, and one place where errors become exit codes.
 
-Exit codes: 0 good; 1 a property is broken or a log is damaged; 2 unusable input. `check` has its own, which
-its help tells.
+Exit codes: 0 good; 1 a property is broken or a log is damaged; 2 unusable input; 74 the output cannot be
+written; 130 interrupted. `check` has its own for the first three, which its help tells.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
+from kvsm.cli.output import complain, writing
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
-BROKEN, UNUSABLE = 1, 2
+BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
 
 
 COMMANDS = {
@@ -46,23 +45,26 @@ class _Commands(click.Group):
         command: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return command
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with writing():
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except (IllegalTransition, InvalidEvent, LogDamaged, LogWriteFailed) as error:
-            click.echo(f"kvsm: {error}", err=True)
+            complain(str(error))
             ctx.exit(BROKEN)
         except KvsmError as error:
-            click.echo(f"kvsm: {error}", err=True)
+            complain(str(error))
             ctx.exit(UNUSABLE)
-        except click.UsageError as error:
-            command = error.ctx.command_path if error.ctx else "kvsm"
-            click.echo(f"kvsm: {error.format_message()} See {command} --help.", err=True)
+        except click.ClickException as error:
+            command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "kvsm"
+            complain(f"{error.format_message()} See {command} --help.")
             ctx.exit(UNUSABLE)
-        except BrokenPipeError:
-            # The reader of our output has left (`kvsm show ... | head`): nothing is wrong.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(0)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            ctx.exit(INTERRUPTED)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

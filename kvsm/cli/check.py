@@ -20,8 +20,8 @@ from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.model import Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.errors import ConfigError, KvsmError
-from kvsm.properties import json_with_titles
 from kvsm.states import MACHINES
 
 UNUSABLE = 1
@@ -30,7 +30,7 @@ MOST = 1_000_000
 WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
 
 
-class _CheckCommand(click.Command):
+class _CheckCommand(Command):
     """Exits with 1 for unusable input, because 2 means refuted here."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
@@ -47,10 +47,10 @@ def _unusable() -> Iterator[None]:
     try:
         yield
     except click.UsageError as error:
-        click.echo(f"kvsm: {error.format_message()} See kvsm check --help.", err=True)
+        complain(f"{error.format_message()} See kvsm check --help.")
         raise SystemExit(UNUSABLE) from None
     except KvsmError as error:
-        click.echo(f"kvsm: {error}", err=True)
+        complain(str(error))
         raise SystemExit(UNUSABLE) from None
 
 
@@ -121,7 +121,10 @@ def check(
         found = _explore(model, wanted, limit if models else _those_taken(limit, model))
         way = _way(found)
         told = None if way is None else model.retell(wanted, way)
-        click.echo(_json_of(model, found, told) if as_json else "\n".join(_lines(model, found, told)))
+        if as_json:
+            say_json(_facts(model, found, told))
+        else:
+            say(*_lines(model, found, told))
         if log is not None and way is not None:
             _keep_log(log / model.name, model, wanted, way)
         verdicts.add(found.verdict)
@@ -172,7 +175,7 @@ def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLi
     """The limits that this model supports. A model that was not named drops the others with a notice."""
     if limit.max_depth is None or model.takes_depth:
         return limit
-    click.echo(f"kvsm: {model.name} does not support --depth and is explored without it", err=True)
+    complain(f"{model.name} does not support --depth and is explored without it")
     return msgspec.structs.replace(limit, max_depth=None)
 
 
@@ -182,15 +185,15 @@ def _print_list(as_json: bool) -> None:
         for model in MODELS.values():
             scopes = {name: model.bounds(scope) for name, scope in model.scopes.items()}
             shown = {"model": model.name, "says": model.says, "machines": model.machines, "scopes": scopes}
-            click.echo(msgspec.json.encode(shown).decode())
+            say_json(shown)
         return
     for model in MODELS.values():
-        click.echo(f"{model.name}: {model.says}")
+        say(f"{model.name}: {model.says}")
         first: dict[str, int] = {}
         for name, scope in model.scopes.items():
             bounds = model.bounds(scope)
             told = [f"{bound}={number}" for bound, number in bounds.items() if first.get(bound) != number]
-            click.echo(f"  {name}: {' '.join(told) or 'the same bounds'}")
+            say(f"  {name}: {' '.join(told) or 'the same bounds'}")
             first = first or bounds
 
 
@@ -247,11 +250,12 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
             ways = ", ".join(f"{edge.source} -> {edge.target}" for edge in same)
             yield f"    never taken: {machine} {trigger}: {ways}"
     if told is not None:
-        yield render(told)
+        yield from render(told).split("\n")
 
 
-def _json_of(model: CheckedModel, found: Exploration, told: Counterexample | None) -> str:
-    facts = {
+def _facts(model: CheckedModel, found: Exploration, told: Counterexample | None) -> dict[str, Any]:
+    """The same for scripts."""
+    return {
         **msgspec.structs.asdict(found),
         "verdict": found.verdict.name,
         "states_per_second": round(found.states_per_second, 1),
@@ -259,7 +263,6 @@ def _json_of(model: CheckedModel, found: Exploration, told: Counterexample | Non
         "never_taken": list(map(str, never_taken(found.edges, model.machines))),
         "counterexample": told,
     }
-    return json_with_titles(facts).decode()
 
 
 def _way(found: Exploration) -> Refutation | None:
@@ -282,7 +285,7 @@ def _check_free(log: Path, names: Sequence[str]) -> None:
 def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:
     events = model.events(scope, way)
     if not events:
-        click.echo(f"kvsm: {model.name} runs no offload core, so it has no event log", err=True)
+        complain(f"{model.name} runs no offload core, so it has no event log")
         return
     save_log(events, place)
-    click.echo(f"kvsm: its {len(events):,} events are in {place}; try kvsm show {place} --block 0", err=True)
+    complain(f"its {len(events):,} events are in {place}; try kvsm show {place} --block 0")

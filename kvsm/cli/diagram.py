@@ -6,10 +6,11 @@ from pathlib import Path
 
 import click
 
+from kvsm.cli.output import Command, say_text
 from kvsm.states import MACHINES
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("machine", type=click.Choice(list(MACHINES)))
 @click.option(
     "--format",
@@ -28,7 +29,7 @@ def diagram(machine: str, form: str, output: Path | None) -> None:
 
     text = getattr(diagrams, form)(MACHINES[machine])
     if output is None:
-        click.echo(text, nl=False)
+        say_text(text)
         return
     try:
         output.write_text(text, encoding="utf-8")

@@ -19,9 +19,9 @@ from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
 from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
+from kvsm.cli.output import Command, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.private_files import write_whole
-from kvsm.properties import json_with_titles
 from kvsm.worlds.world import World
 
 DEFAULT_SECONDS = 10.0
@@ -63,7 +63,7 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     directory: str | None = None
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--target",
     type=click.Choice([*TARGETS, "all"]),
@@ -95,8 +95,17 @@ class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
     metavar="DIR",
     help="Repeat the failure saved there.",
 )
+@click.option(
+    "--allow-policy",
+    "allow_policies",
+    metavar="MODULE:CLASS",
+    multiple=True,
+    help="With --replay: run the code of this eviction policy if the failure names it. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any) -> None:
+def fuzz(
+    replayed: Path | None, jobs: int | None, as_json: bool, allow_policies: tuple[str, ...], **choices: Any
+) -> None:
     """Walk at random through the real code, and reduce a failure to the few actions that it takes.
 
     A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
@@ -128,9 +137,9 @@ def fuzz(replayed: Path | None, jobs: int | None, as_json: bool, **choices: Any)
     if replayed is None:
         _find(_FuzzOptions(**choices), jobs or os.cpu_count() or 1, as_json)
     elif any(one is not None for one in choices.values()):
-        raise click.UsageError("--replay repeats what was saved; only --json can be given with it")
+        raise click.UsageError("--replay repeats what was saved; only --json and --allow-policy go with it")
     else:
-        _do_again(load(replayed), as_json)
+        _do_again(load(replayed, allow_policies), as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
@@ -149,14 +158,14 @@ def _find(choices: _FuzzOptions, jobs: int, as_json: bool) -> None:
     if choices.directory is not None:
         claim(choices.directory)
     if not as_json:
-        click.echo(f"target {start.target}, seed {start.seed}, from run {start.next_run:,}")
+        say(f"target {start.target}, seed {start.seed}, from run {start.next_run:,}")
     seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
     result = _walk(start, seconds, choices.runs, jobs)
     progress = start.and_(result)
     _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
     report = _report(progress, result, choices.directory)
     if as_json:
-        click.echo(json_with_titles(report))
+        say_json(report)
     else:
         _print(report, choices.resume)
     if report.failure is not None:
@@ -246,14 +255,14 @@ def _totals(progress: FuzzProgress, rate: float) -> str:
 
 
 def _print(report: FuzzReport, resume: Path | None) -> None:
-    click.echo(_totals(report.progress, report.operations_per_second))
+    say(_totals(report.progress, report.operations_per_second))
     if report.interrupted:
-        click.echo(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
+        say(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
     if report.failure is None:
-        click.echo("no property was broken")
+        say("no property was broken")
         return
-    click.echo(f"\n{told(report.failure)}\n")
-    click.echo(f"saved in {report.directory}; to repeat it: kvsm fuzz --replay {report.directory}")
+    say("", *told(report.failure).split("\n"), "")
+    say(f"saved in {report.directory}; to repeat it: kvsm fuzz --replay {report.directory}")
 
 
 def _do_again(failure: SavedFailure, as_json: bool) -> None:
@@ -263,10 +272,10 @@ def _do_again(failure: SavedFailure, as_json: bool) -> None:
         failure = failure.after(outcome.actions, outcome.finding)
     if as_json:
         found = outcome.finding
-        click.echo(json_with_titles({"fails": found is not None, "finding": found}))
+        say_json({"fails": found is not None, "finding": found})
     elif outcome.finding is None:
-        click.echo(f"{len(failure.actions)} actions, and no property is broken: it no longer fails")
+        say(f"{len(failure.actions)} actions, and no property is broken: it no longer fails")
     else:
-        click.echo(told(failure))
+        say(*told(failure).split("\n"))
     if outcome.finding is not None:
         raise SystemExit(1)

@@ -15,15 +15,15 @@ import click
 import msgspec
 
 import kvsm
+from kvsm.cli.output import Command, say, say_json, say_text
 from kvsm.errors import ConfigError
-from kvsm.properties import json_with_titles
 
 FAILED = 1
 UNCHANGED = "the unchanged code"
 ROOT = Path(kvsm.__file__).resolve().parents[1]
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List the exhibits; search for none.")
 @click.option("--show", metavar="ID", help="Tell the story of one exhibit and show its change.")
@@ -70,7 +70,7 @@ def museum(
         if id not in exhibits:
             raise click.UsageError(f"there is no exhibit {id}; see kvsm museum --list.")
     if show:
-        click.echo(_story(exhibits[show]))
+        say_text(_story(exhibits[show]))
     elif only_list:
         _list([exhibits[id] for id in ids] or list(exhibits.values()), as_json)
     else:
@@ -102,10 +102,10 @@ def _list(exhibits: Sequence[Any], as_json: bool) -> None:
             {"id": one.id, "source": one.source, "property_id": one.breaks, "title": one.title}
             for one in exhibits
         ]
-        click.echo(msgspec.json.format(json_with_titles(shown)).decode())
+        say_json(shown)
         return
     for one in exhibits:
-        click.echo(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.source})")
+        say(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.source})")
 
 
 def _story(exhibit: Any) -> str:
@@ -130,13 +130,14 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
     for result in found:
         results.append(result)
         if not as_json:
-            click.echo("\n     ".join(_result_lines(search, result)))
+            first, *more = _result_lines(search, result)
+            say(first, *[f"     {line}" for line in more])
             if with_steps and result.finding is not None:
                 _print_steps(result)
-                click.echo(f"      {result.finding}")
+                say(f"      {result.finding}")
     if as_json:
         shown = [{**msgspec.to_builtins(one), "steps": len(one.trace)} for one in results]
-        click.echo(msgspec.json.format(json_with_titles(shown)).decode())
+        say_json(shown)
     else:
         _print_sum(search, results)
     return all(one.is_as_expected for one in results)
@@ -160,17 +161,15 @@ def _result_lines(search: Any, result: Any) -> Iterator[str]:
 
 def _print_steps(result: Any) -> None:
     for number, action in enumerate(result.trace, start=1):
-        click.echo(f"      {number:3}. {' '.join(map(str, action))}")
+        say(f"      {number:3}. {' '.join(map(str, action))}")
 
 
 def _print_sum(search: Any, results: Sequence[Any]) -> None:
     bugs = [one for one in results if one.id != search.CLEAN]
     found = [one for one in bugs if one.finding is not None]
     by_search = sum(one.checker != search.SCENARIO for one in found)
-    click.echo(
-        f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers that know nothing of the bug"
-    )
+    say(f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers that know nothing of the bug")
     for one in results:
         if one.id == search.CLEAN and one.finding is not None:
-            click.echo(f"in the unchanged code, {one.checker} found {one.finding}")
+            say(f"in the unchanged code, {one.checker} found {one.finding}")
             _print_steps(one)

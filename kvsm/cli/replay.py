@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvsm.cli.output import Command, complain, say, say_json, say_table
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, LogError
 from kvsm.invariants import PROPERTIES
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
-from kvsm.properties import json_with_titles
 from kvsm.replay import (
     MAX_SLOTS,
     BlockLife,
@@ -102,7 +102,7 @@ def _tally(names: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(names).items()))
 
 
-@click.command()
+@click.command(cls=Command)
 @_log
 @click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The state after this event.")
 @click.option(
@@ -120,7 +120,7 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: 
     try:
         rebuilt = rebuild(log, seq=at, step=step, **trust)
     except (IllegalTransition, InvalidEvent) as error:
-        click.echo(f"kvsm: {log}: {error}; `kvsm verify` shows what led there", err=True)
+        complain(f"{log}: {error}; `kvsm verify` shows what led there")
         raise SystemExit(1) from None
     state = state_of(rebuilt.ledger)
     if as_json:
@@ -130,7 +130,7 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: 
             "entries": rebuilt.entries,
             "seconds": round(rebuilt.seconds, 6),
         }
-        _print_json({**facts, "state": state, "condition": _facts(rebuilt.condition)})
+        say_json({**facts, "state": state, "condition": _facts(rebuilt.condition)})
     else:
         _print_state(log, rebuilt, state)
     _leave(rebuilt.condition)
@@ -161,7 +161,7 @@ def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"
 
 
-@click.command()
+@click.command(cls=Command)
 @_log
 @_allow
 @_max_slots
@@ -175,7 +175,7 @@ def verify(log: Path, as_json: bool, **trust: Any) -> None:
     verification = _verify_with_progress(log, trust)
     if as_json:
         facts = msgspec.structs.asdict(verification)
-        _print_json({"good": verification.good, **facts, "condition": _facts(verification.condition)})
+        say_json({"good": verification.good, **facts, "condition": _facts(verification.condition)})
     else:
         _print_verification(verification)
     _leave(verification.condition, good=verification.good)
@@ -207,17 +207,15 @@ def _print_verification(found: Verification) -> None:
     )
     if found.breakage is not None:
         breakage = found.breakage
-        click.echo(f"\nfirst broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
+        say("", f"first broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
         for violation in breakage.violations:
-            click.echo(f"  {violation.property}: {violation.message}\n      {violation.property.sentence}")
-        click.echo("\nwhat led there:")
-        for line in breakage.led_there:
-            click.echo(f"  {line}")
+            say(f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}")
+        say("", "what led there:", *[f"  {line}" for line in breakage.led_there])
     if found.damage is not None:
-        click.echo(f"kvsm: {found.damage}", err=True)
+        complain(found.damage)
 
 
-@click.command()
+@click.command(cls=Command)
 @_log
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
 @click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
@@ -245,7 +243,10 @@ def show(
     lines = 0
     for line in tell(reader, target, **trust):
         lines += 1
-        click.echo(msgspec.json.encode(line).decode() if as_json else _told(line))
+        if as_json:
+            say_json(line)
+        else:
+            say(_told(line))
     if not lines:
         raise LogError(f"{log}: nothing in this log concerns {target}")
     _leave(condition_of(reader))
@@ -282,7 +283,7 @@ def _print_rows(*rows: tuple[str, str]) -> None:
     table.add_column(overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    say_table(table)
 
 
 def _facts(condition: LogCondition) -> dict[str, object]:
@@ -291,13 +292,9 @@ def _facts(condition: LogCondition) -> dict[str, object]:
     return {**msgspec.structs.asdict(condition), "torn": torn}
 
 
-def _print_json(facts: dict[str, object]) -> None:
-    click.echo(json_with_titles(facts).decode())
-
-
 def _leave(condition: LogCondition, good: bool = True) -> None:
     """Say on stderr what is wrong with the log. Exit with 1 if a property is broken or events are lost."""
     for note in condition.notes():
-        click.echo(f"kvsm: {note}", err=True)
+        complain(note)
     if not good or not condition.complete:
         raise SystemExit(1)

@@ -13,9 +13,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvsm.cli.output import Command, complain, say, say_json, say_table
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
-from kvsm.properties import json_with_titles
 from kvsm.serving.ranks import COPIES
 from kvsm.serving.run_options import LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
@@ -30,7 +30,7 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
     return click.option(flag, field, type=of, default=getattr(_DEFAULTS, field), show_default=True, help=text)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--trace", metavar="FILE", help="Mooncake-format JSONL trace. Default: a generated workload.")
 @click.option(
     "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
@@ -89,10 +89,10 @@ def run(as_json: bool, **options: object) -> None:
     try:
         result = _run_with_progress(chosen) if sys.stderr.isatty() else run_workload(chosen)
     except PropertyBroken as broken:
-        click.echo(f"kvsm: {broken}", err=True)
+        complain(str(broken))
         raise SystemExit(1) from broken
     if as_json:
-        click.echo(json_with_titles(result))
+        say_json(result)
     else:
         _print(result)
     if not result.good:
@@ -133,10 +133,8 @@ def _print(result: RunResult) -> None:
             table.add_row(*row)
         table.add_section()
         table.add_row()
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(table)
-    for line in _verdict(result):
-        console.print(line, markup=False)
+    say_table(table)
+    say(*_verdict(result))
 
 
 _Row = tuple[str, str, str]

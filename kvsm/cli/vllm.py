@@ -12,6 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from kvsm.cli.output import Command, complain, say, say_json, say_table, say_text
 from kvsm.vllm.bench import Bench, compare, page
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
@@ -24,13 +25,13 @@ def _progress() -> Iterator[Callable[[str], None]]:
     """Writes the progress to standard error: in place on a terminal, else one line for each message."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield lambda text: click.echo(f"kvsm: {text}", err=True)
+        yield complain
         return
     with console.status("") as status:
         yield lambda text: status.update(text)
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--tensor-parallel-size",
     "ranks",
@@ -64,7 +65,7 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
         report = check_installation(int(ranks), logs, tell)
     if as_json:
         facts = {"good": not report.wrong, **msgspec.to_builtins(report)}
-        click.echo(msgspec.json.encode(facts))
+        say_json(facts)
     else:
         _print_report(report)
     if report.wrong:
@@ -72,24 +73,21 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
 
 
 def _print_report(report: InstallationCheck) -> None:
-    console = Console(highlight=False, soft_wrap=True)
     tested = "tested" if report.tested else f"not tested; tested: {', '.join(TESTED)}"
     ranks = "" if report.ranks == 1 else f", {report.ranks} ranks"
-    console.print(f"vLLM {report.version} on {report.platform}{ranks} ({tested})\n")
+    say(f"vLLM {report.version} on {report.platform}{ranks} ({tested})", "")
     table = Table(box=None, pad_edge=False)
     for column in ("", *(one.name for one in report.engines)):
         table.add_column(column, justify="left" if not column else "right")
     for name, cell in _ROWS:
         table.add_row(name, *(cell(one) for one in report.engines))
-    console.print(table)
-    console.print()
-    for line in report.wrong:
-        console.print(f"WRONG: {line}", markup=False)
+    say_table(table)
+    say("", *[f"WRONG: {line}" for line in report.wrong])
     for one in report.engines:
         if one.log is not None:
-            console.print(f"log of {one.name}: {one.log}", markup=False)
+            say(f"log of {one.name}: {one.log}")
     verdict = "does not work" if report.wrong else "works"
-    console.print(f"kvsm {verdict} with this vLLM")
+    say(f"kvsm {verdict} with this vLLM")
 
 
 _ROWS: tuple[tuple[str, Callable[[EngineCheck], str]], ...] = (
@@ -127,7 +125,7 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@bench.command("vllm")
+@bench.command("vllm", cls=Command)
 @_bench_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
@@ -150,4 +148,7 @@ def bench_vllm(as_json: bool, output: Path | None, **options: int) -> None:
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text)
-    click.echo(msgspec.json.encode(found) if as_json else text)
+    if as_json:
+        say_json(found)
+    else:
+        say_text(text)
