@@ -113,4 +113,6 @@ class PropertyBroken(KvsmError):
 
 def described(error: BaseException) -> str:
     """An error as one line for people. The text of kvsm's own errors says all; others need their kind."""
-    return str(error) if isinstance(error, KvsmError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, KvsmError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

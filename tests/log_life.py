@@ -19,9 +19,11 @@ import pytest
 from kvsm.errors import LogError
 from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent, RequestArrived, StepEnded
 from kvsm.log import LogReader, LogWriter, Torn
-from kvsm.log.frames import END, HEADER, PREAMBLE_BYTES, Frame, read_frame
+from kvsm.log.frames import END, HEADER, PREAMBLE_BYTES, Frame, FrameReader, run_mark
 
 CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
+RUN = bytes(range(16))
+"""The id of the run of each `Life`."""
 
 
 class Life:
@@ -34,7 +36,7 @@ class Life:
             config=CONFIG,
             snapshot=self.snapshot,
             clock=lambda: 7,
-            **{"durability": "none", **options},
+            **{"durability": "none", "run": RUN, **options},
         )
 
     def snapshot(self) -> bytes:
@@ -49,6 +51,10 @@ class Life:
             self.writer.flush()
         return events
 
+    def kill(self) -> None:
+        """End as a killed process does: what was flushed is in the files, and the log is not closed."""
+        self.writer._segment.close()
+
 
 def event(seq: int) -> OffloadingEvent:
     """An arbitrary event with this number, of three kinds; every third ends in zero bytes."""
@@ -58,10 +64,18 @@ def event(seq: int) -> OffloadingEvent:
 
 
 def write(directory: Path, frames: list[int], **options: Any) -> list[OffloadingEvent]:
-    """A log whose frames have these numbers of events."""
+    """A log whose frames have these numbers of events. It is closed."""
     life = Life(directory, **options)
     with life.writer:
         return [one for count in frames for one in life.append(count)]
+
+
+def write_open(directory: Path, frames: list[int], **options: Any) -> list[OffloadingEvent]:
+    """The same, and its writer was killed."""
+    life = Life(directory, **options)
+    written = [one for count in frames for one in life.append(count)]
+    life.kill()
+    return written
 
 
 def read(directory: Path) -> tuple[list[OffloadingEvent], LogError | None, Torn | None]:
@@ -81,20 +95,21 @@ def names(directory: Path) -> list[int]:
 
 
 def frame_ends(path: Path) -> list[int]:
-    """Offset after the head, then after each frame of events."""
+    """Offset after the head, then after each frame of events, and after the tail."""
     ends, seq = [PREAMBLE_BYTES], int(path.stem)
     with path.open("rb") as file:
         file.seek(PREAMBLE_BYTES)
-        while isinstance(frame := read_frame(file, str(path), ends[-1], seq), Frame):
+        frames = FrameReader(file, str(path), None, complete=False)
+        while isinstance(frame := frames.read(ends[-1], seq), Frame):
             ends.append(frame.end)
             seq += frame.event_count
     return ends[1:]
 
 
-def raw_frame(value: object, count: int, first: int, flags: int = 0) -> bytes:
+def raw_frame(value: object, count: int, first: int, flags: int = 0, run: bytes = RUN) -> bytes:
     """A frame of any content with right checksums."""
     payload = msgspec.msgpack.encode(value) + END
-    covered = HEADER.pack(len(payload), flags, count, first, crc32(payload), 0)[:-4]
+    covered = HEADER.pack(run_mark(run), len(payload), flags, count, first, 0, crc32(payload), 0)[:-4]
     return covered + crc32(covered).to_bytes(4, "little") + payload
 
 

@@ -182,7 +182,7 @@ def test_unusable_input_is_one_clear_line(
 
 
 def test_a_torn_tail_is_told_and_exits_0(tmp_path: Path) -> None:
-    random_life(1, 300, tmp_path / "log").close()
+    random_life(1, 300, tmp_path / "log").kill()
     (path,) = (tmp_path / "log").glob("*.kvsm")
     path.write_bytes(path.read_bytes()[:-3])
     for command in ("replay", "verify"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_life import Life, directory, disk, event, read, run_child, write
+from log_life import Life, directory, disk, event, read, run_child, write_open
 
 from kvsm.errors import LogWriteFailed
 from kvsm.events import RequestArrived
@@ -179,7 +179,7 @@ while True:
 
 def test_a_segment_cut_while_it_opens_is_a_torn_tail(tmp_path: Path) -> None:
     """A crash between two segments: the old one is complete, and the new one has no head yet."""
-    written = write(tmp_path / "log", [2], segment_bytes=1 << 20)
+    written = write_open(tmp_path / "log", [2], segment_bytes=1)
     segment_path(tmp_path / "log", 3).write_bytes(encode_preamble())
     events, error, torn = read(tmp_path / "log")
     assert (events, error) == (written, None)

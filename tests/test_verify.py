@@ -386,7 +386,7 @@ def test_what_led_there_are_the_last_ten_events_of_the_same_things(tmp_path: Pat
 def test_a_torn_tail_is_cut_and_told(tmp_path: Path) -> None:
     """After a crash in the middle of a write the log is good up to the last whole record."""
     life = random_life(6, 300, tmp_path / "log")
-    life.close()
+    life.kill()
     (path,) = (tmp_path / "log").glob("*.kvsm")
     path.write_bytes(path.read_bytes()[:-3])
     found = verify_log(tmp_path / "log")

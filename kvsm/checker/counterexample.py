@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ import msgspec
 from kvsm.checker.model import Model, Refutation
 from kvsm.errors import LogError
 from kvsm.events import LogOpened, OffloadingEvent
-from kvsm.log import LogWriter
+from kvsm.log import RUN_BYTES, LogWriter
 from kvsm.replay.render import printable
 from kvsm.worlds.world import Finding
 
@@ -129,8 +130,8 @@ def save_log(events: Sequence[OffloadingEvent], directory: Path) -> None:
     """Write the events of one core as a log. Raises `LogError` if that is impossible."""
     if not events or not isinstance(events[0], LogOpened):
         raise LogError(f"{directory}: no log: these are not the events of a core from its start")
-    # One segment, because a second one would need a snapshot of a state that may be broken. The clock is the
-    # time of the last event, so that the same finding gives the same log, byte for byte.
+    # One segment, because a second one would need a snapshot of a state that may be broken. The events decide
+    # the clock and the run id, so that the same finding gives the same log, byte for byte.
     with LogWriter(
         directory,
         config=events[0].config,
@@ -138,6 +139,7 @@ def save_log(events: Sequence[OffloadingEvent], directory: Path) -> None:
         durability="none",
         segment_bytes=1 << 40,
         clock=lambda: events[-1].wall_ns,
+        run=blake2b(msgspec.msgpack.encode(list(events)), digest_size=RUN_BYTES).digest(),
     ) as log:
         for event in events:
             log.append(event)

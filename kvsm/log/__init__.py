@@ -9,13 +9,15 @@
 `frames.py` says what the bytes are, and how to judge bytes that are missing or wrong.
 """
 
-from kvsm.log.frames import SegmentHead, Torn
+from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
 from kvsm.log.memory import MemoryLog
-from kvsm.log.reader import LogGap, LogReader, Segment
+from kvsm.log.reader import LogEnd, LogGap, LogReader, Segment
 from kvsm.log.writer import Durability, LogWriter, OnFailure
 
 __all__ = [
+    "RUN_BYTES",
     "Durability",
+    "LogEnd",
     "LogGap",
     "LogReader",
     "LogWriter",
@@ -23,5 +25,6 @@ __all__ = [
     "OnFailure",
     "Segment",
     "SegmentHead",
+    "SegmentTail",
     "Torn",
 ]

@@ -1,44 +1,59 @@
 """The bytes of a log: what a segment is made of, and how to judge bytes that are missing or wrong.
 
-A segment is a preamble, a head frame, and frames of events. All integers are little endian.
+A segment is a preamble, a head frame, frames of events and, when it is complete, a tail frame. All integers
+are little endian.
 
 =============  =======================================================================================
-preamble       magic (8 bytes), schema version (4), CRC of both (4), broken mark (12)
-broken mark    zeros; or the first lost event (8) and its CRC (4), written in place when a write failed
+preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
+mark           zeros; or a number (8) and its CRC (4), written in place: the first lost event when a
+               write failed, or `CLOSED` when the log was closed
 frame          header, then `length` bytes of payload
-frame header   length (4), flags (2), events (2), first event (8), payload CRC (4), CRC of these 20 (4)
+frame header   run mark (4), length (4), flags (2), events (2), first event (8), synced (8),
+               payload CRC (4), CRC of these 32 (4)
 payload        one msgpack value, perhaps compressed, and the byte `END`
 =============  =======================================================================================
 
 A frame holds the events of one flush: to encode a list costs a third of encoding its events one by one. The
 header has its own CRC, so a damaged length is never followed. This CRC covers the payload's CRC, so header
-and payload belong together. `END` is not zero, so an intact frame never ends in zeros. Zeros up to the end
-of the file always mean bytes that were never written: a file system may extend a file before it writes the
-data.
+and payload belong together. `END` is not zero, so an intact frame never ends in zeros.
+
+The run mark is the CRC of the run id in the segment's head. So a frame of another run is refused, and a
+search for frames behind damage knows what to look for. `synced` says up to which byte the segment had been
+synced when the frame was written; 0 if nothing had been.
+
+The tail frame says whether another segment follows, and with which error the log ended. It has the number of
+the next event.
+
+A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, and
+it ends in a tail (which a segment with lost events may lack). The last segment of a log that was not closed
+may end anywhere. Its bytes are whole up to the last sync, and a power loss may leave anything behind that.
 
 The first row that fits says what is at the place where a frame begins:
 
-===================================  ==================================================  ========
-bytes                                and                                                 verdict
-===================================  ==================================================  ========
-none                                                                                     end
-fewer than a header                                                                      torn
-a header, its CRC wrong              zeros from inside the header to the file's end      torn
-a header, its CRC wrong              anything else                                       damaged
-a header, fewer than its length                                                          torn
-a header and payload, CRC wrong      zeros from inside the payload to the file's end     torn
-a header and payload, CRC wrong      anything else                                       damaged
-a header and payload                                                                     frame
-===================================  ==================================================  ========
+==================================================  ==================================================
+bytes                                               verdict
+==================================================  ==================================================
+none                                                end; damaged if the segment is complete and its
+                                                    tail is missing
+a header and payload, both with the right CRC       frame
+anything else, in a complete segment                damaged
+anything else, in the head of a segment             torn if the file ends in it, or only zeros follow;
+                                                    otherwise damaged: it was synced before it had a name
+anything else, and a later frame was written when   damaged
+this place had been synced
+anything else                                       torn: nobody promised these bytes
+==================================================  ==================================================
 
-A crash leaves a torn end. It is legal only in the last segment, and is cut there. In any other segment it is
-damage, because a segment is complete before the next one is made.
+A torn end is cut. With durability `none` no frame proves anything, so damage in a log that was not closed
+counts as torn.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
@@ -56,14 +71,20 @@ MAGIC = b"kvsmlog\n"
 END = b"\xc1"
 """Last byte of each payload: msgpack never uses it."""
 
-HEAD, COMPRESSED = 1, 2
+HEAD, COMPRESSED, TAIL = 1, 2, 4
 """Flags of a frame."""
+
+CLOSED = (1 << 64) - 1
+"""The mark of the last segment of a log that was closed."""
+
+RUN_BYTES = 16
+"""Length of the id of a run."""
 
 PREAMBLE = Struct("<8sII")
 MARK = Struct("<QI")
 MARK_OFFSET = PREAMBLE.size
 PREAMBLE_BYTES = MARK_OFFSET + MARK.size
-HEADER = Struct("<IHHQII")
+HEADER = Struct("<IIHHQQII")
 _HEADER_COVERED = HEADER.size - 4
 _CHUNK_BYTES = 1 << 20
 
@@ -79,6 +100,8 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     seq: the last event before this segment; 0 if there is none.
     created_ns: Unix time (ns).
     snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
+    run: id of the run that wrote the log (16 bytes): the same in all its segments.
+    oldest: the first event that the log kept when this segment opened. Retention drops what is older.
     """
 
     schema: int
@@ -87,15 +110,30 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     seq: int
     created_ns: int
     snapshot: bytes
+    run: bytes = bytes(RUN_BYTES)
+    oldest: int = 1
+
+
+class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
+    """Last record of a complete segment.
+
+    follows: another segment follows. Otherwise the log ends here.
+    error: the error that ended the run; None if it was closed without one.
+    """
+
+    follows: bool
+    error: str | None = None
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
 _HEAD = msgspec.msgpack.Decoder(SegmentHead)
+_TAIL = msgspec.msgpack.Decoder(SegmentTail)
 
 
 class Frame(NamedTuple):
     """A frame that was read. `end` is the offset of the byte after it."""
 
+    run_mark: int
     flags: int
     event_count: int
     first: int
@@ -131,7 +169,7 @@ def segment_paths(directory: Path) -> list[Path]:
     except OSError as error:
         raise LogError(f"{directory}: cannot be listed: {error}") from error
     for path in paths:
-        if not re.fullmatch(r"\d{20}", path.stem):
+        if not re.fullmatch("[0-9]{20}", path.stem):
             raise LogError(f"{path}: not the name of a segment, which is 20 digits and .kvsm; move it away")
     return paths
 
@@ -147,33 +185,51 @@ def encode_preamble() -> bytes:
     return covered + crc32(covered).to_bytes(4, "little") + bytes(MARK.size)
 
 
-def encode_mark(seq: int) -> bytes:
-    """The broken mark of a log whose first lost event is `seq`."""
-    return MARK.pack(seq, crc32(seq.to_bytes(8, "little")))
+def encode_mark(number: int) -> bytes:
+    """The mark of a segment: its first lost event, or `CLOSED`."""
+    return MARK.pack(number, crc32(number.to_bytes(8, "little")))
+
+
+def run_mark(run: bytes) -> int:
+    """What the header of each frame of a run begins with."""
+    return crc32(run)
 
 
 class FrameEncoder:
-    """Turns events and heads into frames. compress: with zstd."""
+    """Turns events, heads and tails into frames.
 
-    def __init__(self, compress: bool) -> None:
+    run: id of the run (16 bytes).
+    compress: with zstd.
+
+    Each method takes `synced`: up to which byte the segment has been synced.
+    """
+
+    def __init__(self, run: bytes, compress: bool) -> None:
+        self._run_mark = run_mark(run)
         self._compressor = zstandard.ZstdCompressor(level=1) if compress else None
 
-    def events(self, events: Sequence[OffloadingEvent]) -> bytes:
+    def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
         """One frame of consecutive events."""
-        return self._frame(events, 0, len(events), events[0].seq)
+        return self._frame(events, 0, len(events), events[0].seq, synced)
 
     def head(self, head: SegmentHead) -> bytes:
         """The first frame of a segment."""
-        return self._frame(head, HEAD, 0, head.seq + 1)
+        return self._frame(head, HEAD, 0, head.seq + 1, 0)
 
-    def _frame(self, value: object, flags: int, count: int, first: int) -> bytes:
+    def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
+        """The last frame of a segment. following: the number of the next event."""
+        return self._frame(tail, TAIL, 0, following, synced)
+
+    def _frame(self, value: object, flags: int, count: int, first: int, synced: int) -> bytes:
         payload = _ENCODER.encode(value)
         if self._compressor is not None:
             payload, flags = self._compressor.compress(payload), flags | COMPRESSED
         length = len(payload) + len(END)
         if length >= 1 << 32:
             raise LogError(f"events from {first} on take {length} bytes; one flush holds at most 4 GiB")
-        covered = HEADER.pack(length, flags, count, first, crc32(END, crc32(payload)), 0)[:_HEADER_COVERED]
+        payload_crc = crc32(END, crc32(payload))
+        header = HEADER.pack(self._run_mark, length, flags, count, first, synced, payload_crc, 0)
+        covered = header[:_HEADER_COVERED]
         return b"".join((covered, crc32(covered).to_bytes(4, "little"), payload, END))
 
 
@@ -181,7 +237,7 @@ def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
     """Check a segment's first bytes. Raises `LogDamaged`, or `LogError` if the schema is unknown."""
     fixed = file.read(MARK_OFFSET)
     if len(fixed) < MARK_OFFSET or (crc32(fixed[:-4]) != int.from_bytes(fixed[-4:], "little")):
-        return _torn_or_damaged(
+        return _never_written(
             file, path, 0, seq, fixed, MARK_OFFSET, "these are not the first bytes of a segment"
         )
     magic, schema, _ = PREAMBLE.unpack(fixed)
@@ -195,45 +251,96 @@ def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
     return None if len(file.read(MARK.size)) == MARK.size else _torn(file, path, 0, seq)
 
 
+def has_mark(file: BinaryIO) -> bool:
+    """Whether a segment has a mark, so that each of its bytes must be there. Moves the file's position."""
+    file.seek(MARK_OFFSET)
+    return any(file.read(MARK.size))
+
+
 def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
-    """The first event lost after this segment; None if it is not marked as broken. Raises `LogDamaged`."""
+    """The first event lost after this segment, or `CLOSED`; None if it has no mark. Raises `LogDamaged`."""
     file.seek(MARK_OFFSET)
     data = file.read(MARK.size)
-    if data.count(0) == len(data):
+    if not any(data):
         return None
-    lost, crc = MARK.unpack(data) if len(data) == MARK.size else (0, 0)
+    number, crc = MARK.unpack(data) if len(data) == MARK.size else (0, 0)
     if crc32(data[:8]) != crc:
-        raise LogDamaged(path, MARK_OFFSET, seq, "the broken mark does not match its checksum")
-    return int(lost)
+        raise LogDamaged(path, MARK_OFFSET, seq, "the mark of the segment does not match its checksum")
+    return int(number)
 
 
-def read_frame(file: BinaryIO, path: str, offset: int, seq: int) -> Frame | Torn | None:
-    """Read the frame at `offset`, the file's position; None at its end. Raises `LogDamaged`.
+class FrameReader:
+    """Reads the frames of a segment, and judges what is no frame by the table at the top of the file.
 
-    This is the decision table at the top of the file.
-
-    seq: the first event that this frame must have.
+    run_mark: what each frame's header must begin with; None for the head frame, which tells the run.
+    complete: whether each byte of the segment must be there.
     """
-    header = file.read(HEADER.size)
-    if not header:
-        return None
-    if len(header) < HEADER.size:
-        return _torn(file, path, offset, seq)
-    length, flags, count, first, payload_crc, header_crc = HEADER.unpack(header)
-    if crc32(header[:_HEADER_COVERED]) != header_crc:
-        return _torn_or_damaged(
-            file, path, offset, seq, header, HEADER.size, "a frame header does not match its checksum"
-        )
-    payload = file.read(length)
-    if len(payload) < length:
-        return _torn(file, path, offset, seq)
-    if crc32(payload) != payload_crc:
-        return _torn_or_damaged(
-            file, path, offset, seq, payload, length, "a frame does not match its checksum"
-        )
-    if first != seq:
-        raise LogDamaged(path, offset, seq, f"a frame starts with event {first} in its place")
-    return Frame(flags, count, first, payload, offset + HEADER.size + length)
+
+    def __init__(self, file: BinaryIO, path: str, run_mark: int | None, complete: bool) -> None:
+        self._file, self._path, self._run_mark, self._complete = file, path, run_mark, complete
+
+    def read(self, offset: int, seq: int) -> Frame | Torn | None:
+        """Read the frame at `offset`, the file's position; None at its end, but the head must be there.
+
+        seq: the first event that this frame must have.
+
+        Raises `LogDamaged`.
+        """
+        file = self._file
+        header = file.read(HEADER.size)
+        if not header and self._run_mark is not None:
+            return None
+        if len(header) < HEADER.size:
+            return self._unreadable(
+                offset, seq, header, HEADER.size, "the segment ends inside a frame header"
+            )
+        mark, length, flags, count, first, _, payload_crc, header_crc = HEADER.unpack(header)
+        if crc32(header[:_HEADER_COVERED]) != header_crc:
+            reason = "a frame header does not match its checksum"
+            return self._unreadable(offset, seq, header, HEADER.size, reason)
+        # The file may grow while it is read; a length that it does not hold is never allocated.
+        if length > _size(file) - offset - HEADER.size:
+            return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
+        payload = file.read(length)
+        if len(payload) < length or crc32(payload) != payload_crc:
+            return self._unreadable(offset, seq, payload, length, "a frame does not match its checksum")
+        if self._run_mark is not None and mark != self._run_mark:
+            raise LogDamaged(self._path, offset, seq, "a frame of another run stands here")
+        if first != seq:
+            raise LogDamaged(self._path, offset, seq, f"a frame starts with event {first} in its place")
+        return Frame(mark, flags, count, first, payload, offset + HEADER.size + length)
+
+    def end(self, offset: int, seq: int) -> Torn | None:
+        """None if the file ends at `offset`, its position, as it must behind a tail. Raises `LogDamaged`."""
+        more = self._file.read(1)
+        return self._unreadable(offset, seq, more, 1, "more bytes follow the last record") if more else None
+
+    def _unreadable(self, offset: int, seq: int, part: bytes, size: int, reason: str) -> Torn:
+        """Judge the place `offset`, where a `part` of `size` bytes is no part of a frame."""
+        if self._complete:
+            raise LogDamaged(self._path, offset, seq, reason)
+        if self._run_mark is None:
+            return _never_written(self._file, self._path, offset, seq, part, size, reason)
+        if self._was_synced(offset, seq, self._run_mark):
+            raise LogDamaged(self._path, offset, seq, reason)
+        return _torn(self._file, self._path, offset, seq)
+
+    def _was_synced(self, offset: int, seq: int, mark: int) -> bool:
+        """Whether a later frame of this segment was written when the byte at `offset` had been synced.
+
+        A header with the right CRC tells it, whatever became of its payload.
+        """
+        pattern = mark.to_bytes(4, "little")
+        for start, data in _written(self._file, offset):
+            at = data.find(pattern)
+            while 0 <= at <= len(data) - HEADER.size:
+                header = data[at : at + HEADER.size]
+                _, _, _, _, first, synced, _, crc = HEADER.unpack(header)
+                # The disk may show a block of an older segment here. Its events are older too.
+                if first >= seq and offset < synced <= start + at and crc32(header[:_HEADER_COVERED]) == crc:
+                    return True
+                at = data.find(pattern, at + 1)
+        return False
 
 
 def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
@@ -243,7 +350,14 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
     head = _decode(_HEAD, frame, path, offset)
     if head.seq + 1 != frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head stands after event {head.seq}")
+    if len(head.run) != RUN_BYTES or run_mark(head.run) != frame.run_mark:
+        raise LogDamaged(path, offset, frame.first, "the head names another run than its frame")
     return head
+
+
+def decode_tail(frame: Frame, path: str, offset: int) -> SegmentTail:
+    """The tail in a segment's last frame. Raises `LogDamaged`."""
+    return _decode(_TAIL, frame, path, offset)
 
 
 def decode_events(frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
@@ -273,20 +387,49 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offse
 
 
 def _torn(file: BinaryIO, path: str, offset: int, seq: int) -> Torn:
-    return Torn(path, offset, seq, file.seek(0, 2) - offset)
+    return Torn(path, offset, seq, _size(file) - offset)
 
 
-def _torn_or_damaged(
+def _never_written(
     file: BinaryIO, path: str, offset: int, seq: int, part: bytes, size: int, reason: str
 ) -> Torn:
-    """Judge a `part` of `size` bytes that fails its check. The file's position is the byte after it."""
+    """Judge a `part` of `size` bytes of a segment's opening. The file's position is the byte after it.
+
+    Raises `LogDamaged` unless the file ends in it, or only zeros follow from inside it on: then these bytes
+    were never written.
+    """
     if len(part) < size or (part[-1] == 0 and _only_zeros_left(file)):
         return _torn(file, path, offset, seq)
     raise LogDamaged(path, offset, seq, reason)
 
 
 def _only_zeros_left(file: BinaryIO) -> bool:
-    while chunk := file.read(_CHUNK_BYTES):
-        if chunk.count(0) != len(chunk):
-            return False
-    return True
+    return not any(data.count(0) != len(data) for _, data in _written(file, file.tell()))
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _written(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes from `offset` on, each with its place. What the file system never wrote (holes) is left out.
+
+    Two pieces overlap by the size of a header, so each header is whole in one of them.
+    """
+    descriptor = file.fileno()
+    while True:
+        try:
+            offset = os.lseek(descriptor, offset, os.SEEK_DATA)
+            end = os.lseek(descriptor, offset, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # No data from here on.
+                return
+            end = _size(file)  # This file system does not know its holes.
+        if offset >= end:
+            return
+        while offset < end:
+            data = os.pread(descriptor, _CHUNK_BYTES + HEADER.size, offset)
+            if not data:
+                return
+            yield offset, data
+            offset += _CHUNK_BYTES

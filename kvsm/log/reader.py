@@ -4,7 +4,9 @@ A reader changes nothing on disk and holds one frame in memory. It yields what w
 without holes. Where it cannot, it says so:
 
 - Bytes are not the bytes that were written: `LogDamaged`, with file, offset and event number.
-- The end is torn, by a crash in the middle of a write: it is cut, and `LogReader.torn` says where.
+- The end is torn, by a crash before a write was synced: it is cut, and `LogReader.torn` says where.
+- The log was not closed, or its first or last segments are missing: `LogReader.end` and
+  `LogReader.missing`.
 - A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. Behind a gap, only the next
   segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches`, `events`
   and `follow` raise `LogGap` there.
@@ -13,27 +15,58 @@ without holes. Where it cannot, it says so:
 from __future__ import annotations
 
 import os
+import stat
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import BinaryIO
 
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.log.frames import (
+    CLOSED,
     PREAMBLE_BYTES,
+    TAIL,
     Frame,
+    FrameReader,
     SegmentHead,
+    SegmentTail,
     Torn,
     decode_events,
     decode_head,
+    decode_tail,
     first_event,
-    read_frame,
+    has_mark,
     read_mark,
     read_preamble,
+    run_mark,
     segment_paths,
 )
+
+
+class LogEnd(str, Enum):
+    """How a log ends, as far as it was read."""
+
+    NOT_REACHED = "not reached"
+    """The reader has not come to the end."""
+
+    OPEN = "open"
+    """Not closed: the engine was killed or still runs, or the end of the log is missing."""
+
+    CUT = "cut"
+    """Another segment was to follow: the engine was killed at that moment, or later segments are missing."""
+
+    BROKEN = "broken"
+    """A write failed, and the log did not go on."""
+
+    CLOSED = "closed"
+    """The engine closed it."""
+
+    STOPPED = "stopped"
+    """The engine closed it with an error."""
 
 
 class LogGap(LogError):
@@ -54,23 +87,38 @@ class Segment:
     head: its first record.
     gap: the (first, last) events lost before it, or None.
     torn: its unfinished end, or None; known when `batches` has ended.
+    tail: its last record, or None; known when `batches` has ended.
+    ended: whether `batches` has ended.
+    followed: whether another segment follows. Then all of this one must be there.
     """
 
-    def __init__(self, path: Path, head: SegmentHead, offset: int, gap: tuple[int, int] | None) -> None:
-        self.path, self.head, self.gap = path, head, gap
+    def __init__(
+        self, path: Path, head: SegmentHead, offset: int, gap: tuple[int, int] | None, followed: bool
+    ) -> None:
+        self.path, self.head, self.gap, self.followed = path, head, gap, followed
         self.torn: Torn | None = None
-        self._offset, self._next, self._ended = offset, head.seq + 1, False
+        self.tail: SegmentTail | None = None
+        self.ended = False
+        self._run_mark, self._offset, self._next = run_mark(head.run), offset, head.seq + 1
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
         """The events, one list a frame. A second call continues where the first ended."""
         path = str(self.path)
         with _opened(self.path) as file:
+            frames = FrameReader(file, path, self._run_mark, self.followed or has_mark(file))
             file.seek(self._offset)
-            while isinstance(frame := read_frame(file, path, self._offset, self._next), Frame):
+            while isinstance(frame := frames.read(self._offset, self._next), Frame):
+                if frame.flags & TAIL:
+                    # The cursor stays before the tail: a writer that fails to open the next segment cuts it.
+                    self.tail = decode_tail(frame, path, self._offset)
+                    frame = frames.end(frame.end, self._next)
+                    break
                 events = decode_events(frame, path, self._offset)
                 self._offset, self._next = frame.end, self._next + frame.event_count
                 yield events
-            self.torn, self._ended = frame, True
+            else:
+                self.tail = None
+            self.torn, self.ended = frame, True
 
     def events(self) -> Iterator[OffloadingEvent]:
         """The events one by one."""
@@ -82,17 +130,25 @@ class Segment:
 
         successor: the first event of the next segment; None if there is none.
 
-        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event.
+        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event or without a
+        tail.
         """
         with _opened(self.path) as file:
             mark = read_mark(file, str(self.path), self._next)
-        if self._ended and self.torn is not None and successor is not None:
-            raise _ends_early(self.torn)
-        end = successor if mark is None else mark
-        if self._ended and end is not None and self._next != end:
+        lost = None if mark == CLOSED else mark
+        if not self.ended:
+            return lost
+        end = successor if lost is None else lost
+        if end is not None and self._next != end:
             reason = f"its last event is {self._next - 1}, and it should be {end - 1}"
             raise LogDamaged(str(self.path), self._offset, min(self._next, end), reason)
-        return mark
+        if self.tail is None and lost is None and (self.followed or mark == CLOSED):
+            reason = "the segment is complete, but its last record is missing"
+            raise LogDamaged(str(self.path), self._offset, self._next, reason)
+        if self.tail is not None and not self.tail.follows and successor is not None:
+            reason = "the log was closed here, and another segment follows"
+            raise LogDamaged(str(self.path), self._offset, self._next, reason)
+        return lost
 
 
 class LogReader:
@@ -103,6 +159,9 @@ class LogReader:
     torn: the unfinished end that was cut, or None.
     broken_from: the first event that a failed write lost, or None.
     gaps: the (first, last) events lost, for each time that the log went on.
+    end: how the log ends.
+    error: the error with which the log was closed, or None.
+    missing: the (first, last) events of the oldest segments, if they were deleted but not by retention.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -110,12 +169,16 @@ class LogReader:
         self.torn: Torn | None = None
         self.broken_from: int | None = None
         self.gaps: list[tuple[int, int]] = []
+        self.end = LogEnd.NOT_REACHED
+        self.error: str | None = None
+        self.missing: tuple[int, int] | None = None
+        self._run: bytes | None = None
         self._paths()
 
     @property
     def head(self) -> SegmentHead:
         """Head of the oldest segment. Raises `LogError` if its first record is torn."""
-        opened = _open_segment(self._paths()[0], None)
+        opened = _open_segment(self._paths()[0], None, followed=False)
         if isinstance(opened, Torn):
             raise LogError(f"{opened.path}: cut in its first record; there is nothing to read in this log")
         return opened.head
@@ -128,18 +191,19 @@ class LogReader:
         Restore `segment.head.snapshot` of the first segment, and of each with a `gap`. Then apply
         `segment.batches()`.
         """
-        self._reset()
-        paths = self._paths(holding)
+        left = deque(self._begin(holding))
         gap = None
-        for path, successor in zip(paths, [*paths[1:], None], strict=True):
-            opened = _open_segment(path, gap)
+        while left:
+            path = left.popleft()
+            opened = self._open(path, gap, bool(left))
             if isinstance(opened, Torn):
-                if successor is not None:
-                    raise _ends_early(opened)
-                self.torn = opened
+                self._note_end(opened)
                 return
             yield opened
-            gap = self._leave(opened, successor)
+            if not left and opened.tail is not None and opened.tail.follows:
+                # A live writer may have opened the next segment since the directory was listed.
+                left.extend(later for later in self._paths() if later > path)
+            gap = self._leave(opened, left[0] if left else None)
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
         """All events, one list a frame: the fast path. Raises `LogGap` at a gap."""
@@ -164,8 +228,7 @@ class LogReader:
 
         Raises `LogGap` at a gap; continue with `holding=gap.last + 1`.
         """
-        self._reset()
-        path = self._paths(holding)[0]
+        path = self._begin(holding)[0]
         opened: Segment | Torn | None = None
         while True:
             # Ask before reading the segment: then everything written by now is read, and a segment that has a
@@ -173,18 +236,17 @@ class LogReader:
             stopping = stop()
             successor = next((later for later in self._paths() if later > path), None)
             if not isinstance(opened, Segment):
-                opened = _open_segment(path, None)
+                opened = self._open(path, None, successor is not None)
             if isinstance(opened, Segment):
+                opened.followed = successor is not None
                 yield from opened.events()
-            if successor is not None:
-                if isinstance(opened, Torn):
-                    raise _ends_early(opened)
+            if isinstance(opened, Segment) and successor is not None:
                 gap = self._leave(opened, successor)
                 if gap is not None:
                     raise LogGap(self.directory, *gap)
                 path, opened = successor, None
             elif stopping:
-                self.torn = opened if isinstance(opened, Torn) else opened.torn
+                self._note_end(opened)
                 return
             else:
                 time.sleep(poll_seconds)
@@ -201,36 +263,79 @@ class LogReader:
             raise LogError(f"{self.directory}: event {holding} is not kept; the oldest one is {oldest}")
         return paths[start:]
 
-    def _reset(self) -> None:
+    def _begin(self, holding: int | None) -> list[Path]:
+        """Forget what an earlier pass found. Returns the segments from `holding` on."""
         self.torn, self.broken_from, self.gaps = None, None, []
+        self.end, self.error, self.missing = LogEnd.NOT_REACHED, None, None
+        self._run = None
+        self._first = first_event(self._paths()[0])
+        return self._paths(holding)
+
+    def _open(self, path: Path, gap: tuple[int, int] | None, followed: bool) -> Segment | Torn:
+        """Open the next segment, which must be of the same run as the ones before it."""
+        opened = _open_segment(path, gap, followed)
+        if isinstance(opened, Segment):
+            run = opened.head.run
+            if self._run not in (None, run):
+                reason = "this segment is of another run than the one before it"
+                raise LogDamaged(str(path), PREAMBLE_BYTES, first_event(path), reason)
+            self._run = run
+        return opened
 
     def _leave(self, segment: Segment, successor: Path | None) -> tuple[int, int] | None:
         """Note how a segment ended. Returns the gap between it and the next one, or None."""
         following = None if successor is None else first_event(successor)
         lost = segment.lost_after(following)
-        self.torn = segment.torn
+        if successor is None:
+            self._note_end(segment)
         if lost is None:
             return None
         self.broken_from = lost if self.broken_from is None else self.broken_from
         if following is None:
+            self.end = LogEnd.BROKEN
             return None
         self.gaps.append((lost, following - 1))
         return self.gaps[-1]
 
+    def _note_end(self, last: Segment | Torn) -> None:
+        """Note how the log ends, if its last segment was read to the end."""
+        self.torn = last if isinstance(last, Torn) else last.torn
+        if isinstance(last, Torn):
+            self.end = LogEnd.OPEN
+        elif last.ended:
+            self.end, self.error = _end_in(last.tail)
+            # Each head knows the oldest segment of its time, and what retention drops with it.
+            if last.head.oldest < self._first:
+                self.missing = last.head.oldest, self._first - 1
 
-def _open_segment(path: Path, gap: tuple[int, int] | None) -> Segment | Torn:
-    """Open a segment and read its head; `Torn` if the file ends before the head does."""
+
+def _end_in(tail: SegmentTail | None) -> tuple[LogEnd, str | None]:
+    """What the last record of the last segment says."""
+    if tail is None:
+        return LogEnd.OPEN, None
+    if tail.follows:
+        return LogEnd.CUT, None
+    return (LogEnd.CLOSED if tail.error is None else LogEnd.STOPPED), tail.error
+
+
+def _open_segment(path: Path, gap: tuple[int, int] | None, followed: bool) -> Segment | Torn:
+    """Open a segment and read its head; `Torn` if the file ends before the head does.
+
+    followed: whether another segment follows. Then this one must be complete.
+    """
     name, first = str(path), first_event(path)
     with _opened(path) as file:
-        torn = read_preamble(file, name, first)
-        if torn is not None:
-            return torn
-        frame = read_frame(file, name, PREAMBLE_BYTES, first)
-        if frame is None:
-            return Torn(name, PREAMBLE_BYTES, first, 0)
-        if isinstance(frame, Torn):
-            return frame
-        return Segment(path, decode_head(frame, name, PREAMBLE_BYTES), frame.end, gap)
+        opening: Frame | Torn | None = read_preamble(file, name, first)
+        if opening is None:
+            frames = FrameReader(file, name, None, followed or has_mark(file))
+            file.seek(PREAMBLE_BYTES)
+            opening = frames.read(PREAMBLE_BYTES, first)
+        if isinstance(opening, Frame):
+            return Segment(path, decode_head(opening, name, PREAMBLE_BYTES), opening.end, gap, followed)
+        assert opening is not None  # The head is no end.
+        if followed:
+            raise _ends_early(opening)
+        return opening
 
 
 def _ends_early(torn: Torn) -> LogDamaged:
@@ -241,7 +346,13 @@ def _ends_early(torn: Torn) -> LogDamaged:
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
-        with path.open("rb") as file:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise LogError(f"{path}: not a regular file; move it away")
+        # Not blocking: somebody may have put a pipe here since.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise LogError(f"{path}: not a regular file; move it away")
             yield file
     except FileNotFoundError:
         raise LogError(

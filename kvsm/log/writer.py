@@ -8,6 +8,9 @@ system call. The embedder chooses what happens if that call fails:
   dropped until a new segment can be opened. It begins with a snapshot: readers continue there, and report
   the lost events as a gap.
 
+`close(error)` writes a last record, which says how the run ended, and marks the log as closed. A log without
+it was not closed: readers say so.
+
 The mark overwrites bytes that the segment reserved, because a full disk has no room for new ones. A file
 system that copies on write may refuse even that: then the writer stops.
 
@@ -26,9 +29,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn
 
-from kvsm.errors import ConfigError, LogError, LogWriteFailed
+from msgspec.structs import replace
+
+from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
 from kvsm.events import SCHEMA_VERSION, OffloadConfig, OffloadingEvent
-from kvsm.log.frames import MARK_OFFSET, FrameEncoder, SegmentHead, encode_mark, encode_preamble, segment_path
+from kvsm.log.frames import (
+    CLOSED,
+    MARK_OFFSET,
+    RUN_BYTES,
+    FrameEncoder,
+    SegmentHead,
+    SegmentTail,
+    encode_mark,
+    encode_preamble,
+    first_event,
+    segment_path,
+)
 from kvsm.states import machines_digest
 
 Durability = Literal["none", "interval", "every"]
@@ -39,6 +55,10 @@ FRAME_EVENTS = 512
 
 FRAME_BYTES = 1 << 20
 """About the largest frame. The size of the last frame tells how many events that is."""
+
+
+ERROR_TEXT = 2000
+"""Most characters of the text of the error with which a log is closed."""
 
 
 class LogWriter:
@@ -56,6 +76,7 @@ class LogWriter:
     compress: with zstd.
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
+    run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
@@ -77,8 +98,9 @@ class LogWriter:
         compress: bool = False,
         on_failure: OnFailure = "stop",
         clock: Callable[[], int] = time.time_ns,
+        run: bytes | None = None,
     ) -> None:
-        _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure)
+        _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run)
         self.directory = Path(directory)
         self.events = self.dropped = self.bytes_written = 0
         self.broken_from: int | None = None
@@ -87,7 +109,8 @@ class LogWriter:
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
         self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
-        self._encoder = FrameEncoder(compress)
+        self._run = os.urandom(RUN_BYTES) if run is None else run
+        self._encoder = FrameEncoder(self._run, compress)
         self._pending: list[OffloadingEvent] = []
         self._next, self._flush_at, self._frame_events = 1, FRAME_EVENTS, FRAME_EVENTS
         self._lost, self._resume_at = False, 0
@@ -95,7 +118,7 @@ class LogWriter:
         self._closed: deque[tuple[Path, int]] = deque()
         _claim(self.directory)
         try:
-            self._segment = self._open_segment(lambda: b"")
+            self._use(self._publish(self._make_segment(lambda: b"", 0)))
         except FileExistsError as error:
             raise LogError(f"{self.directory}: another writer has just started a log here") from error
         except OSError as error:
@@ -135,14 +158,24 @@ class LogWriter:
         elif self._segment.size >= self._rotate_at and self._sync():
             self._start_next_segment()
 
-    def close(self) -> None:
-        """Flush, sync and close. Idempotent. Raises `LogWriteFailed` as `flush` does."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Flush, sync, write how the run ended, and close. Idempotent.
+
+        error: what ended the run; None if it ended well.
+
+        Raises `LogWriteFailed` as `flush` does.
+        """
         if self._segment.closed:
             return
         try:
             self.flush()
-            if not self._lost:
-                self._sync()
+            if not self._lost and self._sync():
+                self._end(None if error is None else described(error))
+        except LogWriteFailed as failure:
+            with suppress(OSError, LogWriteFailed):  # If this fails, readers say that the log was not closed.
+                self._segment.cut(self._segment.size)
+                self._end(str(failure))
+            raise
         finally:
             self._segment.close()
             self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
@@ -153,17 +186,58 @@ class LogWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
+
+    def _end(self, error: str | None) -> None:
+        """Write the record of the log's end: a tail, and then the mark."""
+        text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
+        size = self._segment.size
+        try:
+            self._complete(self._tail(SegmentTail(follows=False, error=text)))
+        except OSError as failure:
+            self._take_back_tail(size)
+            if not self._continues:
+                self._stop("all events are written, but not how the run ended", failure)
+            return
+        # After the sync: behind this mark each byte was written, so a wrong byte is damage and no tear.
+        with suppress(OSError):  # The tail says the same.
+            self._segment.mark(CLOSED)
+            if self._syncs:
+                self._segment.sync()
+
+    def _tail(self, tail: SegmentTail) -> bytes:
+        return self._encoder.tail(tail, self._following, self._synced())
+
+    def _complete(self, tail: bytes) -> None:
+        """Write and sync the last record of a segment."""
+        self._segment.write(tail)
+        self.bytes_written += len(tail)
+        if self._syncs:
+            self._segment.sync()
+
+    def _take_back_tail(self, size: int) -> None:
+        """The segment goes on behind its first `size` bytes, or the log ends there."""
+        written = self._segment.size
+        try:
+            self._segment.cut(size)
+        except OSError as error:
+            self._stop("no event can follow a record of the end that could not be removed", error)
+        self.bytes_written -= written - size
+
+    def _synced(self) -> int:
+        """Up to which byte the segment has been synced."""
+        return self._synced_size if self._syncs else 0
 
     def _write(self, events: list[OffloadingEvent]) -> None:
         try:
-            frame = self._encoder.events(events)
+            frame = self._encoder.events(events, self._synced())
             self._segment.write(frame)
         except OSError as error:
             self._lose(events[0].seq, self._segment.size, error)
             return
         except Exception as error:  # Not the disk's fault: the next events would be lost too.
             self._stop(f"events from {events[0].seq} on cannot be encoded", error)
+        self._following = events[-1].seq + 1
         self.events += len(events)
         self.bytes_written += len(frame)
         self._frame_events = max(1, min(FRAME_EVENTS, FRAME_BYTES * len(events) // len(frame)))
@@ -200,10 +274,11 @@ class LogWriter:
         if not self._continues:
             with suppress(OSError):  # If this fails, a torn end is left, and readers cut it.
                 self._segment.cut(size)
+                self._following = first
             self._stop(failure, cause)
         try:
             self._segment.cut(size)
-            self._segment.mark_broken(first)
+            self._segment.mark(first)
             if self._syncs:
                 self._segment.sync()
         except OSError as error:
@@ -220,53 +295,102 @@ class LogWriter:
         If that fails and `on_failure` is `continue`, no event is lost by it: a good segment grows, and a
         broken one waits for the next attempt.
         """
+        old, size = self._segment, self._segment.size
+        new: SegmentFile | None = None
         try:
-            segment = self._open_segment(self._snapshot)
-            complete, self._segment, self._lost = self._segment, segment, False
-            self.failure = None
-            self._closed.append((complete.path, complete.size))
-            complete.close()
-            self._drop_oldest()
-        except OSError as error:
+            tail = b"" if self._lost else self._tail(SegmentTail(follows=True))
+            new = self._make_segment(self._snapshot, size + len(tail))
+            if tail:
+                self._complete(tail)
+            self._publish(new)
+        except BaseException as error:
+            if new is not None:
+                new.discard()
+                if not self._lost:
+                    self._take_back_tail(size)
+            if not isinstance(error, OSError):
+                raise
             failure = f"no segment can follow event {self._next - 1}"
             if not self._continues:
                 self._stop(f"{failure}, the last one written", error)
             self.failure = self.failure or f"{self._segment.path}: {failure}: {error}"
             self._rotate_at = self._segment.size + self._segment_bytes
             self._resume_at = self.dropped + FRAME_EVENTS
+            return
+        self._closed.append((old.path, old.size))
+        old.close()
+        self._use(new)
+        try:
+            self._drop_oldest()
+        except OSError as error:
+            if not self._continues:
+                self._stop(f"{self._closed[0][0].name} is too old to keep, and cannot be deleted", error)
 
-    def _open_segment(self, snapshot: Callable[[], bytes]) -> SegmentFile:
-        """A new segment with its head. If that fails, no file is left."""
+    def _make_segment(self, snapshot: Callable[[], bytes], last_size: int) -> SegmentFile:
+        """A new segment with its head, not yet under its name. If that fails, no file is left.
+
+        last_size: of the segment before it (bytes).
+        """
         segment = SegmentFile(segment_path(self.directory, self._next))
         try:
             # Before the snapshot is taken: so an attempt costs little while the disk is full.
             segment.write(encode_preamble())
             head = SegmentHead(
-                SCHEMA_VERSION, machines_digest(), self._config, self._next - 1, self._clock(), snapshot()
+                SCHEMA_VERSION,
+                machines_digest(),
+                self._config,
+                self._next - 1,
+                self._clock(),
+                snapshot(),
+                self._run,
+                self._next,
             )
-            segment.write(self._encoder.head(head))
+            size = segment.size + len(self._encoder.head(head))
+            self._oldest = self._oldest_beside(size, last_size)
+            segment.write(self._encoder.head(replace(head, oldest=self._oldest)))
             if self._syncs:
                 segment.sync()
+        except BaseException:
+            segment.discard()
+            raise
+        return segment
+
+    def _publish(self, segment: SegmentFile) -> SegmentFile:
+        """Give a segment the name by which readers find it. If that fails, no file is left."""
+        try:
             segment.publish()
             if self._syncs:
                 _sync_directory(self.directory)
         except BaseException:
             segment.discard()
             raise
+        return segment
+
+    def _use(self, segment: SegmentFile) -> None:
+        """Write to this segment from now on."""
+        self._segment, self._lost, self._following = segment, False, self._next
+        self.failure = None
         self.bytes_written += segment.size
         self._rotate_at = segment.size + self._segment_bytes
         self._note_synced(segment)
-        return segment
+
+    def _oldest_beside(self, new_size: int, last_size: int) -> int:
+        """The first event that the log keeps when a segment opens that has `new_size` bytes so far."""
+        if self._max_bytes is None:
+            return 1
+        kept = [*self._closed, (self._segment.path, last_size)] if last_size else []
+        total = new_size + self._segment_bytes + sum(size for _, size in kept)
+        for path, size in kept:
+            if total <= self._max_bytes:
+                return first_event(path)
+            total -= size
+        return self._next
 
     def _drop_oldest(self) -> None:
-        if self._max_bytes is None:
-            return
-        total = self._rotate_at + sum(size for _, size in self._closed)
-        while self._closed and total > self._max_bytes:
-            path, size = self._closed[0]
-            path.unlink(missing_ok=True)
+        """Delete what retention drops now. The head of the open segment says it already."""
+        while self._closed and first_event(self._closed[0][0]) < self._oldest:
+            self._closed[0][0].unlink(missing_ok=True)
             self._closed.popleft()
-            total -= size
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
         error = LogWriteFailed(f"{self._segment.path}: {failure}: {cause}")
@@ -318,9 +442,9 @@ class SegmentFile:
         os.ftruncate(self._descriptor, size)
         self.size = size
 
-    def mark_broken(self, seq: int) -> None:
-        """Mark the segment: events from `seq` on were lost."""
-        os.pwrite(self._descriptor, encode_mark(seq), MARK_OFFSET)
+    def mark(self, number: int) -> None:
+        """Mark the segment: events from `number` on were lost, or the log is `CLOSED`."""
+        os.pwrite(self._descriptor, encode_mark(number), MARK_OFFSET)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -330,8 +454,15 @@ class SegmentFile:
 
 
 def _check_options(
-    durability: str, sync_interval_ms: int, segment_bytes: int, max_bytes: int | None, on_failure: str
+    durability: str,
+    sync_interval_ms: int,
+    segment_bytes: int,
+    max_bytes: int | None,
+    on_failure: str,
+    run: bytes | None,
 ) -> None:
+    if run is not None and len(run) != RUN_BYTES:
+        raise ConfigError(f"run has {len(run)} bytes; it must have {RUN_BYTES}")
     if durability not in ("none", "interval", "every"):
         raise ConfigError(f"durability is {durability!r}; it must be none, interval or every")
     if on_failure not in ("stop", "continue"):

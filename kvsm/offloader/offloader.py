@@ -47,6 +47,7 @@ class Offloader(EventEmitter):
         max_bytes: int | None = None,
         compress: bool = False,
         on_failure: OnFailure = "stop",
+        run: bytes | None = None,
     ) -> _Core:
         """An offload core that writes a log of its own. `close` ends both.
 
@@ -68,17 +69,20 @@ class Offloader(EventEmitter):
             compress=compress,
             on_failure=on_failure,
             clock=clock_ns,
+            run=run,
         )
         try:
             core = cls(config, writer, publisher=publisher, clock_ns=clock_ns)
-        except BaseException:
-            writer.close()
+        except BaseException as error:
+            writer.close(error)
             raise
         core.writer = writer
         return core
 
-    def close(self) -> None:
+    def close(self, error: BaseException | None = None) -> None:
         """Write what is left, and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
+
+        error: what ended the run, for the log; None if it ended well.
 
         Raises `LogWriteFailed` if the log cannot be completed.
         """
@@ -86,7 +90,7 @@ class Offloader(EventEmitter):
             self.check_thread()
             self._stop("it was closed")
         if self.writer is not None:
-            self.writer.close()
+            self.writer.close(error)
 
     def __enter__(self: _Core) -> _Core:
         return self
@@ -94,7 +98,7 @@ class Offloader(EventEmitter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
     # What the host serves.
     lookup = matching.lookup

@@ -19,7 +19,7 @@ from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ids import SMALL, Ids, MalformedIds, count, unpack
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
-from kvsm.log import LogGap, LogReader, Segment, Torn
+from kvsm.log import LogEnd, LogGap, LogReader, Segment, Torn
 from kvsm.replay.trust import MAX_SLOTS, Trust
 from kvsm.snapshot import restore_foreign, saved_step, snapshot
 from kvsm.states import machines_digest
@@ -43,17 +43,23 @@ class LogCondition(msgspec.Struct, frozen=True):
     broken_from: the first event that a failed write lost.
     gaps: (first, last) of the events that are missing before the log goes on.
     other_machines: other machine tables wrote it, so a fold may give another state than there was.
+    end: how it ends.
+    error: the error with which it was closed, or None.
+    missing: (first, last) of the events in the oldest segments, if these were deleted but not by retention.
     """
 
     torn: Torn | None
     broken_from: int | None
     gaps: tuple[tuple[int, int], ...]
     other_machines: bool
+    end: LogEnd = LogEnd.NOT_REACHED
+    error: str | None = None
+    missing: tuple[int, int] | None = None
 
     @property
     def complete(self) -> bool:
         """Whether no event was lost before the end."""
-        return self.broken_from is None and not self.gaps
+        return self.broken_from is None and not self.gaps and self.missing is None
 
     def notes(self) -> list[str]:
         """What a person must know, a line each."""
@@ -65,19 +71,45 @@ class LogCondition(msgspec.Struct, frozen=True):
                 f"the last whole event is {torn.seq - 1}"
             )
         notes += [f"events {first} to {last} are not in the log: a write failed" for first, last in self.gaps]
-        if self.broken_from is not None and not self.gaps:
-            notes.append(f"the log is broken from event {self.broken_from} on: a write failed")
+        if self.missing is not None:
+            first, last = self.missing
+            notes.append(f"events {first} to {last} are not in the log: the first segments are missing")
+        notes += self._end_notes()
         if self.other_machines:
             notes.append(
                 "written by a kvsm with other machine tables: the replayed state may differ from the live one"
             )
         return notes
 
+    def _end_notes(self) -> list[str]:
+        """What the end of the log tells, unless a torn end or a broken mark has told it."""
+        if self.end is LogEnd.STOPPED:
+            return [f"the log was closed after an error: {self.error}"]
+        if self.end is LogEnd.CUT:
+            return [
+                "the log ends where another segment was to follow: the engine was killed at that moment, "
+                "or the last segments are missing"
+            ]
+        if self.end is LogEnd.BROKEN and self.gaps:
+            return ["the last events are not in the log either: a write failed"]
+        if self.end is LogEnd.BROKEN:
+            return [f"the log is broken from event {self.broken_from} on: a write failed"]
+        if self.end is LogEnd.OPEN and self.torn is None:
+            why = "the engine was killed or still runs, or the end of the log is missing"
+            return [f"the log was not closed: {why}"]
+        return []
+
 
 def condition_of(reader: LogReader) -> LogCondition:
     """The condition of the part of a log that was read."""
     return LogCondition(
-        reader.torn, reader.broken_from, tuple(reader.gaps), reader.head.machines != machines_digest()
+        reader.torn,
+        reader.broken_from,
+        tuple(reader.gaps),
+        reader.head.machines != machines_digest(),
+        reader.end,
+        reader.error,
+        reader.missing,
     )
 
 

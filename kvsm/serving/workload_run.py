@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +22,7 @@ from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.invariants import PROPERTIES, Violation
+from kvsm.log import RUN_BYTES, Durability
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
@@ -171,6 +173,12 @@ def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | 
         return run.prove(progress)
 
 
+def _run_id(options: RunOptions) -> bytes:
+    """An id that runs with equal options share, wherever they keep their logs."""
+    decisive = msgspec.structs.replace(options, log=None)
+    return blake2b(msgspec.msgpack.encode(decisive), digest_size=RUN_BYTES).digest()
+
+
 class WorkloadRun:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
@@ -182,9 +190,17 @@ class WorkloadRun:
         self._options, self._requests, self.directory = options, requests, directory
         config, clock = options.offload_config(), VirtualClock()
         self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
-        # A simulated run has no wall time, so equal runs have equal logs.
-        clock_ns = clock.now_ns if COPIES[options.copies].has_virtual_time else time.time_ns
-        self.offloader = Offloader.open(config, directory, clock_ns=clock_ns)
+        # A simulated run has no wall time: it does not sync, and its options decide its run id. So equal runs
+        # have equal logs.
+        simulated = COPIES[options.copies].has_virtual_time
+        durability: Durability = "none" if simulated else "interval"
+        self.offloader = Offloader.open(
+            config,
+            directory,
+            clock_ns=clock.now_ns if simulated else time.time_ns,
+            durability=durability,
+            run=_run_id(options) if simulated else None,
+        )
         assert self.offloader.writer is not None
         self._writer = self.offloader.writer
         self.offloader.log = notes = SkipNotes(self._writer)
