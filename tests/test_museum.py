@@ -312,4 +312,8 @@ def test_without_the_source_the_command_says_how_to_get_it(
     result = museum("B19")
     assert result.exit_code == 2
     assert result.stderr.startswith("kvsm: the museum is not in the package")
-    assert "clone the repository" in result.stderr
+    assert "clone the repository or unpack the source distribution" in result.stderr
+
+
+def test_the_help_says_that_the_command_needs_the_source() -> None:
+    assert "an installed wheel has none" in " ".join(museum("--help").stdout.split())

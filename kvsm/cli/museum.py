@@ -1,6 +1,6 @@
 """`kvsm museum`: real bugs of other systems, put back one by one, and which checker finds each.
 
-The museum is not in the package but in `specs/museum/` of the source, because it changes the source.
+The museum is not in the wheel but in `specs/museum/` of the source, because it changes the source.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def museum(
     nothing. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger does
     not let the bug happen.
 
+    The exhibits change kvsm's source, so an installed wheel has none. Call this in a clone of the repository
+    or in the unpacked source distribution, after `pip install -e '.[test]'` there.
+
     \b
     Exit codes: 0 all found; 1 one escaped, a search was cut short, or the unchanged code was not clean;
     2 unusable input, or a process was killed.
@@ -84,8 +87,8 @@ def _import_museum(name: str) -> Any:
     """Import a module of the museum. Its scenarios use helpers of the tests."""
     if not (ROOT / "specs" / "museum" / "__init__.py").is_file():
         raise ConfigError(
-            "the museum is not in the package: it changes kvsm's source; clone the repository, "
-            "`pip install -e '.[test]'` there, and call `kvsm museum` again"
+            "the museum is not in the package: it changes kvsm's source; clone the repository or unpack the "
+            "source distribution, `pip install -e '.[test]'` there, and call `kvsm museum` again"
         )
     for folder in ("specs", "tests"):
         if str(ROOT / folder) not in sys.path:
