@@ -309,7 +309,8 @@ class Ticked(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=22):
 
 class BlocksOffered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=23):
     """How far these requests' blocks have been dealt with, by KV cache group. Every block before `settled` is
-    stored, being stored, or will not be stored. Every block before `offered` was looked at once."""
+    stored, being stored, or will not be stored. Every block before `offered` was looked at once. `settled`
+    goes back to a block whose store failed."""
 
     offers: tuple[Offer, ...]
 

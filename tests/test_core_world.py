@@ -63,7 +63,7 @@ def test_a_walk_meets_every_event_and_nearly_every_edge() -> None:
     forget()
     kinds = set()
     for run in range(400):
-        world, _ = walked(draw_options(random_of(3, run)), run, 600)
+        world, _ = walked(draw_options(random_of(4, run)), run, 600)
         kinds |= {type(event) for event in world.events}
     assert kinds == set(KINDS)
     missing = {str(edge).split(" (")[0] for edge in never_taken(taken())}

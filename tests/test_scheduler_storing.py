@@ -591,6 +591,16 @@ def test_lazy_store_that_always_fails_rests() -> None:
     assert len(queue.store()) == 2
 
 
+def test_lazy_store_that_failed_is_made_again_when_its_blocks_near_eviction() -> None:
+    """No doubled or lost store (S13): the copy's end puts its blocks at the tail of the queue."""
+    queue = Queue(16, 4)
+    assert queue.store() == [*range(8)]
+    queue.end(good=False)
+    assert queue.store() == [*range(8, 16)]
+    queue.end()
+    assert sorted(queue.store()) == [*range(8)]
+
+
 def test_lazy_store_needs_a_pool_and_single_blocks() -> None:
     with pytest.raises(ConfigError, match="bind_gpu_block_pool"):
         Hand(**LAZY).step()

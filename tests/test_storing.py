@@ -472,6 +472,20 @@ class TestOffers:
             assert list(core.ledger.offers.times.items()) == [(named(n), c) for n, c in counts.items()]
         assert digest(fold(log, core.config)) == digest(core.ledger)
 
+    def test_store_that_fails_leaves_the_counts_of_its_keys(self) -> None:
+        """No doubled or lost store (S13): it is made again, and needs no further offers."""
+        core, log = new_core(store_threshold=2)
+        for _ in range(2):
+            core.count_offers(keys(1))
+        for good in (False, True):
+            assert core.offered_enough(keys(1)[0])
+            job = core.prepare_store("r", keys(1), [0]).job
+            assert job is not None
+            core.submit([job.transfer])
+            core.report(job.transfer, 0, good)
+        assert core.ledger.offers.times == {}
+        assert digest(fold(log, core.config)) == digest(core.ledger)
+
 
 class TestOlderEpoch:
     """No stale data (S14).

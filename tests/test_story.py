@@ -99,6 +99,20 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
     ]
 
 
+def test_a_request_offers_again_what_a_store_failed_to_keep(tmp_path: Path) -> None:
+    life = Life(tmp_path / "log", workers=1)
+    life.core.arrive("r1")
+    job = life.core.prepare_store("r1", [key(0), key(1)], [0, 1]).job
+    assert job is not None
+    life.core.advance([("r1", (2,), (2,))])
+    life.core.submit([job.transfer])
+    life.core.report(job.transfer, 0, False)
+    life.core.advance([("r1", (0,), (2,))])
+    life.close()
+    *_, last = tell(tmp_path / "log", RequestLife("r1"))
+    assert last.text == "request r1: the store of block 0 failed; it is to be offered again"
+
+
 def test_the_life_of_a_transfer(tmp_path: Path) -> None:
     """From what made room for it to the report that ended it."""
     story_life(tmp_path / "log")

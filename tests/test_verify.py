@@ -87,7 +87,7 @@ def test_no_life_of_the_core_breaks_a_property_in_ten_thousand(
 def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     """Digest, counts and range of a good log that has every kind of event."""
     life = random_life(
-        7, 4000, tmp_path / "log", policy="arc", store_threshold=2, writer={"segment_bytes": 20_000}
+        6, 4000, tmp_path / "log", policy="arc", store_threshold=2, writer={"segment_bytes": 20_000}
     )
     life.drain().close()
     assert {type(event) for event in life.events} >= set(KINDS) - {ev.RequestArrived}
@@ -194,6 +194,24 @@ def offered_back(life: Life) -> list[OffloadingEvent]:
     return [forth, ev.BlocksOffered(seq + 1, step, wall, (("r1", (1,), (2,)),))]
 
 
+def failed_between(life: Life) -> list[OffloadingEvent]:
+    seq, step, wall = head(life)
+    forth, back = cursors_back(life)
+    failed = ev.WorkerReported(seq + 1, step, wall, seq - 2, 0, False)
+    return [forth, failed, msgspec.structs.replace(back, seq=seq + 2)]
+
+
+def cursors_back_twice(life: Life) -> list[OffloadingEvent]:
+    seq, step, wall = head(life)
+    return [*failed_between(life), ev.BlocksOffered(seq + 3, step, wall, (("r1", (1, 1), (3, 2)),))]
+
+
+def offered_back_after_a_failure(life: Life) -> list[OffloadingEvent]:
+    seq, step, wall = head(life)
+    forth, failed, _ = failed_between(life)
+    return [forth, failed, ev.BlocksOffered(seq + 2, step, wall, (("r1", (1, 1), (2, 2)),))]
+
+
 def a_group_less(life: Life) -> list[OffloadingEvent]:
     seq, step, wall = head(life)
     forth = ev.BlocksOffered(seq, step, wall, (("r1", (1, 1), (3, 1)),))
@@ -243,6 +261,8 @@ def stored_where_a_lost_store_writes(life: Life) -> list[OffloadingEvent]:
     [
         (Property.STORED_ONCE, cursors_back),
         (Property.STORED_ONCE, offered_back),
+        (Property.STORED_ONCE, cursors_back_twice),
+        (Property.STORED_ONCE, offered_back_after_a_failure),
         (Property.STORED_ONCE, a_group_less),
         (Property.NO_STALE_DATA, stored_of_an_older_epoch),
         (Property.NO_REUSE_IN_FLIGHT, stored_from_where_a_lost_load_writes),
@@ -309,6 +329,7 @@ def stored_from_where_a_lost_store_reads(life: Life) -> list[OffloadingEvent]:
         preempted_between,
         reset_between,
         finished_between,
+        failed_between,
         rewritten_before,
         stored_under_another_key,
         stored_from_where_a_lost_store_reads,
@@ -317,8 +338,8 @@ def stored_from_where_a_lost_store_reads(life: Life) -> list[OffloadingEvent]:
 def test_what_is_allowed_is_not_called_wrong(
     tmp_path: Path, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """Cursors restart with a preemption, a reset and a new life. A device block that was computed again, or
-    that a lost store read, may be stored."""
+    """Cursors restart with a preemption, a reset and a new life, and go back after a failed store. A device
+    block that was computed again, or that a lost store read, may be stored."""
     life = scene(host_blocks=5)
     found = verify_log(written(tmp_path / "log", life, [*life.events, *story(life)]))
     assert found.violations == ()

@@ -42,6 +42,13 @@ def _skipped(world: ServingWorld, reason: str) -> bool:
     return any(isinstance(event, ev.StoreSkipped) and event.reason == reason for event in world.news)
 
 
+def _stores_again(world: ServingWorld) -> bool:
+    retried = {key for one in world.engine.scheduler.state.tracked.values() for key in one.retried}
+    return any(
+        isinstance(event, ev.StorePlanned) and not retried.isdisjoint(event.keys) for event in world.news
+    )
+
+
 def _ends_under_its_load(world: ServingWorld) -> bool:
     return any(
         one.load and one.state.name == "FINISHED" for one in world.engine.core.ledger.requests.values()
@@ -54,6 +61,7 @@ _NOTED = (ev.StepEnded, ev.ReportRejected, ev.StoreSkipped)
 SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
     "a hit is loaded": ("a load ends well", lambda world: _load_ended(world, True)),
     "a load fails": ("a load ends badly", lambda world: _load_ended(world, False)),
+    "a store is made again": ("a store that failed is made again while its request runs", _stores_again),
     "an eviction": ("a block makes room for another", _news(ev.BlocksEvicted)),
     "a key waits": (
         "a block waits for another copy of its key",
@@ -218,7 +226,14 @@ def _small_scopes() -> Iterator[ServingScope]:
         (
             "small",
             _with(_EAGER, failures=1, resets=1),
-            ("a load fails", "a key waits", "deferred", "a reset under a store", "a reset under a load"),
+            (
+                "a load fails",
+                "a store is made again",
+                "a key waits",
+                "deferred",
+                "a reset under a store",
+                "a reset under a load",
+            ),
         ),
         (
             "aborts",

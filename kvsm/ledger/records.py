@@ -129,7 +129,7 @@ class OfferHistory:
             times.popitem(last=False)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """These keys are being stored."""
+        """These keys are stored."""
         if self.times:
             for key in keys:
                 self.times.pop(key, None)

@@ -74,5 +74,4 @@ def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
     else:
         ledger.generation_view[slots] = seq
     ledger.provenance.rewritten(device_blocks)
-    ledger.offers.forget(keys)
     transfers.plan(ledger, seq, STORE, event.owners, slots, device_blocks, keys)

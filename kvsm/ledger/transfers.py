@@ -138,6 +138,8 @@ def end_copies(ledger: LedgerState, transfer: TransferRecord, good: bool, seq: i
             return
     elif good:
         ledger.policy.admitted(slots, transfer.keys)
+        # Not before: a store that fails is made again, and needs no further offers.
+        ledger.offers.forget(transfer.keys)
         if ledger.listener is not None:
             ledger.listener.stored(transfer.id, transfer.keys)
         return

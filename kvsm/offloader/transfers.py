@@ -25,6 +25,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     request: which request it loaded for; "" for a store.
     good: whether its bytes are right.
     lost: a worker never reported. Device blocks that a lost load may still write are retired: never use them.
+    keys: the keys of a store. Empty for a load.
     """
 
     transfer: int
@@ -33,6 +34,7 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
     good: bool
     device_blocks: IdArray
     lost: bool = False
+    keys: tuple[bytes, ...] = ()
 
 
 class ReportResult(msgspec.Struct, frozen=True, gc=False):
@@ -197,7 +199,7 @@ def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
     state = transfer.word & STATE_MASK
     request = transfer.owners[0][0] if transfer.direction is LOAD else ""
     good, lost = state == COMPLETED, state == LOST
-    return Ended(transfer.id, transfer.direction, request, good, transfer.device_blocks, lost)
+    return Ended(transfer.id, transfer.direction, request, good, transfer.device_blocks, lost, transfer.keys)
 
 
 def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[int, ...]:

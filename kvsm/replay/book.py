@@ -123,6 +123,8 @@ class Book:
         self._older: set[int] = set()
         """The device blocks in `_brought` whose load was planned before the last reset."""
         self._cursors: dict[str, Cursors] = {}
+        self._may_go_back: set[str] = set()
+        """Requests whose cursors have not moved since a store failed."""
         self._offers: OrderedDict[bytes, int] = OrderedDict()
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
         self._remembered = config.offer_history
@@ -181,6 +183,7 @@ class Book:
 
     def _left(self, event: ev.RequestFinished | ev.RequestPreempted) -> None:
         self._cursors.pop(event.request, None)
+        self._may_go_back.discard(event.request)
         self._now_requests = (event.request,)
         self._unmatched(event)
 
@@ -203,19 +206,23 @@ class Book:
     # Stores.
 
     def _offered(self, event: ev.BlocksOffered) -> None:
-        """A cursor that goes back, or leaves a group out, would forget blocks or store them again."""
+        """A cursor that goes back, or leaves a group out, would forget blocks or store them again.
+
+        After a store has failed, what is settled may go back once.
+        """
         for name, settled, offered in event.offers:
             had_settled, had_offered = self._cursors.get(name, (settled, offered))
             if len(settled) != len(offered) or any(map(gt, settled, offered)):
                 self._request_breaks(name, f"has settled {settled} blocks by group and offered {offered}")
             elif (
                 len(had_settled) != len(settled)
-                or any(map(gt, had_settled, settled))
+                or (any(map(gt, had_settled, settled)) and name not in self._may_go_back)
                 or any(map(gt, had_offered, offered))
             ):
                 now = f"settled {settled} of {offered} offered"
                 self._request_breaks(name, f"goes back from {had_settled} of {had_offered} blocks: {now}")
             self._cursors[name] = (settled, offered)
+            self._may_go_back.discard(name)
         self._now_requests = [name for name, _, _ in event.offers]
 
     def _offers_counted(self, event: ev.OffersCounted) -> None:
@@ -281,9 +288,6 @@ class Book:
                 self._spoiled.pop(slot, None)
         if self._older and not self._older.isdisjoint(blocks):
             self._must_be_of_this_epoch(event.keys, slots, blocks)
-        if self._offers:
-            for key in event.keys:
-                self._offers.pop(key, None)
         self._free -= len(slots)
         self._transfers[event.seq] = BookedTransfer(True, slots, blocks)
 
@@ -395,10 +399,14 @@ class Book:
             for slot in slots:
                 self._slots[slot] = _GONE
             self._free += len(slots)
+            self._may_go_back.update(self._cursors)
         else:
             for slot in slots:
                 self._slots[slot] = IDLE
             self._idle += len(slots)
+            if self._offers:
+                for slot in slots:
+                    self._offers.pop(self._keys[slot], None)
 
     def _end_readers(self, slots: Sequence[int]) -> None:
         """One load less. The last one leaves a stored block, or a free slot if the block was voided."""
@@ -485,6 +493,7 @@ class Book:
         self._now_brought = list(self._brought)
         self._now_requests = list(self._cursors)
         self._cursors.clear()
+        self._may_go_back.clear()
         self._now_slots, self._now_blocks = every_slot, range(len(self._leases))
 
     def _ticked(self, event: ev.Ticked) -> None:

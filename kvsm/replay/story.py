@@ -322,6 +322,9 @@ def _offered(telling: _Telling, event: ev.BlocksOffered) -> str:
         starts = (request and request.settled) or (0,) * len(settled)
         for group, (start, end, last) in enumerate(zip(starts, settled, offered)):
             of_group = f" of group {group}" if len(settled) > 1 else ""
+            if end < start:
+                news.append(f"the store of block {end}{of_group} failed; it is to be offered again")
+                continue
             news += [f"{_blocks(start, end)}{of_group} settled"] if end > start else []
             news += [f"{_blocks(end, last)}{of_group} offered, and not settled yet"] if last > end else []
         told.append(f"request {name}: {'; '.join(news) or 'no block is offered'}")

@@ -92,6 +92,9 @@ class Witness(Book):
                 one._matches[name] = request.pinned_at, to_list(ledger.live_pins(request))
             if request.offered:
                 one._cursors[name] = request.settled, request.offered
+        if ledger.forgotten_at:
+            # The store that took a key away last may have failed.
+            one._may_go_back = set(one._cursors)
         one._tick, one._offers = ledger.tick, ledger.offers.times.copy()
         one._last_end, one._last_loss = ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}

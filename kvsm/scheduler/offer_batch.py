@@ -4,6 +4,14 @@ The ledger keeps two cursors for each group of a request. Every chunk before `se
 chunk before `offered` has been offered once. A chunk that cannot be stored yet holds `settled` where it is:
 its key or its device block is in flight, or there is no room. It is offered again from there, so no hole is
 left (no doubled or lost store, S13).
+
+If a store fails, `settled` goes back to its first chunk, so that the next step offers it again. Each chunk
+moves the cursor back once while its request has the same device blocks. After a second failure it is offered
+again when the request ends, and not before: a rank that always fails would else be given the same copies in
+every step. Not offered again before that end:
+
+- a chunk whose store was lost: its worker is most likely dead, and each lost store retires its slots;
+- a mamba state: the engine hands it over once.
 """
 
 from __future__ import annotations

@@ -13,13 +13,13 @@ vLLM calls `update_connector_output` last in a step: the same circle, entered at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
 
 from kvsm.errors import ConfigError, LimitReached
-from kvsm.events import Direction, SkipReason
+from kvsm.events import Direction, Offer, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader
@@ -408,14 +408,37 @@ class OffloadScheduler:
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
         core = self.offloader
+        failed: set[bytes] = set()
         for report in reports:
             ended = core.report(report.transfer, report.worker, report.good).ended
             if ended is not None:
                 self._note_transfer_end(ended)
+                if not ended.good:
+                    failed.update(ended.keys)
+        if failed:
+            self._offer_again(failed)
         loads, self.state.ended_loads = tuple(self.state.ended_loads), []
         sent = self.device_blocks.take_sent()
         core.flush_log(LogFlush.REPORTS_TAKEN)
         return StepResults(loads, sent, not core.ledger.draining())
+
+    def _offer_again(self, failed: Set[bytes]) -> None:
+        """The stores of these keys have failed. Requests that still have the blocks offer them again.
+
+        A request that was preempted has no cursors. After a reset no request has any until the last copy of
+        the older epoch has ended.
+        """
+        state, requests = self.state, self.offloader.ledger.requests
+        moved: list[Offer] = []
+        for name, tracked in state.tracked.items():
+            entry = requests.get(name)
+            if entry is None or not entry.settled:
+                continue
+            settled = tracked.settled_before(entry.settled, failed)
+            if settled != entry.settled:
+                moved.append((name, settled, entry.offered))
+                state.awaiting_reoffer[name] = tracked
+        self.offloader.advance(moved)
 
     def _note_transfer_end(self, ended: Ended) -> None:
         self.device_blocks.release(ended)
@@ -438,7 +461,7 @@ class OffloadScheduler:
         done = self.offloader.reset()
         self.state.awaiting_reoffer.clear()
         for tracked in self.state.tracked.values():
-            tracked.next_offer = 0
+            tracked.offer_again()
         if self.walk is not None:
             self.walk.restart()
         return done

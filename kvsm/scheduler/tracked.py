@@ -7,7 +7,7 @@ with the engine that said it, and nobody misses it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from sys import maxsize
 from typing import Annotated, Any
 
@@ -36,6 +36,7 @@ class TrackedRequest:
         "next_offer",
         "remote_decode",
         "request",
+        "retried",
         "tables",
         "trusted",
     )
@@ -59,6 +60,8 @@ class TrackedRequest:
     failed. None: all."""
     next_offer: Annotated[int, KEPT]
     """How many tokens must be confirmed before it has something to offer."""
+    retried: Annotated[set[bytes], Seen(lambda one, _: sorted(one.retried))]
+    """Keys whose store has failed since it got its blocks. It offers each of them again once."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     max_load_tokens: Annotated[int, Dropped(_PARAMETER)]
     max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
@@ -75,7 +78,7 @@ class TrackedRequest:
             group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
         ]
         self.local = self.admitted_at = self.next_offer = 0
-        self.trusted = None
+        self.trusted, self.retried = None, set()
         self._take_parameters(request.kv_transfer_params or {}, config)
 
     def _take_parameters(self, parameters: Mapping[str, Any], config: SchedulerConfig) -> None:
@@ -123,10 +126,29 @@ class TrackedRequest:
         return hashes[number - 1] + self._suffixes[group]
 
     def forget_blocks(self) -> None:
-        """Its blocks were taken: it will offer everything again."""
+        """Its blocks were taken."""
         for table in self.tables:
             table.clear()
-        self.trusted, self.next_offer = None, 0
+        self.trusted = None
+        self.offer_again()
+
+    def offer_again(self) -> None:
+        """Its cursors restart: it will offer everything again."""
+        self.next_offer = 0
+        self.retried.clear()
+
+    def settled_before(self, settled: Sequence[int], failed: Set[bytes]) -> tuple[int, ...]:
+        """Where its cursors go back to, because the stores of these keys have failed. A key counts once.
+
+        settled: where its cursors are, by group.
+        """
+        first, failed = list(settled), failed - self.retried
+        for group, (end, keys) in enumerate(zip(settled, self.keys)):
+            if not failed.isdisjoint(keys):
+                again = [chunk for chunk, key in enumerate(keys[:end]) if key in failed]
+                first[group] = min(again, default=end)
+                self.retried.update([keys[chunk] for chunk in again])
+        return tuple(first)
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.

@@ -405,6 +405,7 @@ class ReferenceBooks:
             elif copy.store:
                 if good:
                     block.stored = True
+                    self.offers.pop(block.key, None)
                 else:
                     self._void(block)
             self._leave(block)

@@ -234,8 +234,6 @@ class OfferActions(CoreActions):
         contents = [(key, part) for key in keys for part in range(self.options.blocks_per_chunk)]
         copy = BookedCopy(job.transfer, None, pairs, contents, books.epoch)
         copy.sources = dict(stored)
-        for key in keys:
-            books.offers.pop(key, None)
         books.plan_store(copy, keys)
         self.bench.check_leases([block for block, _ in pairs])
 

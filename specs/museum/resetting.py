@@ -101,7 +101,7 @@ RESETTING = (
                 _RESET,
                 """
                 for tracked in self.state.tracked.values():
-                    tracked.next_offer = 0
+                    tracked.offer_again()
                 """,
                 "self.state.tracked.clear()",
             ),
