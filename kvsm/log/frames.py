@@ -46,6 +46,10 @@ anything else                                       torn: nobody promised these 
 
 A torn end is cut. With durability `none` no frame proves anything, so damage in a log that was not closed
 counts as torn.
+
+What a file claims is believed only as far as the file can hold it. A payload fits into the file. What it
+decompresses to has at most 1 MiB and 32 times its bytes (`content_limit`). The writer stores as it is what
+would shrink more. A reader holds one frame, and its Python objects take at most 30 times that size.
 """
 
 from __future__ import annotations
@@ -87,6 +91,8 @@ PREAMBLE_BYTES = MARK_OFFSET + MARK.size
 HEADER = Struct("<IIHHQQII")
 _HEADER_COVERED = HEADER.size - 4
 _CHUNK_BYTES = 1 << 20
+_HOLES_BYTES = 256 << 20
+"""So much may a payload have that the file system stores as holes: pages of zeros."""
 
 _T = TypeVar("_T")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -195,6 +201,11 @@ def run_mark(run: bytes) -> int:
     return crc32(run)
 
 
+def content_limit(length: int) -> int:
+    """The most bytes that a compressed payload of `length` bytes may stand for."""
+    return (1 << 20) + 32 * length
+
+
 class FrameEncoder:
     """Turns events, heads and tails into frames.
 
@@ -223,7 +234,9 @@ class FrameEncoder:
     def _frame(self, value: object, flags: int, count: int, first: int, synced: int) -> bytes:
         payload = _ENCODER.encode(value)
         if self._compressor is not None:
-            payload, flags = self._compressor.compress(payload), flags | COMPRESSED
+            compressed = self._compressor.compress(payload)
+            if len(payload) <= content_limit(len(compressed)):
+                payload, flags = compressed, flags | COMPRESSED
         length = len(payload) + len(END)
         if length >= 1 << 32:
             raise LogError(f"events from {first} on take {length} bytes; one flush holds at most 4 GiB")
@@ -298,9 +311,11 @@ class FrameReader:
         if crc32(header[:_HEADER_COVERED]) != header_crc:
             reason = "a frame header does not match its checksum"
             return self._unreadable(offset, seq, header, HEADER.size, reason)
-        # The file may grow while it is read; a length that it does not hold is never allocated.
-        if length > _size(file) - offset - HEADER.size:
+        status = os.fstat(file.fileno())
+        if length > status.st_size - offset - HEADER.size:
             return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
+        if length > _HOLES_BYTES + content_limit(512 * status.st_blocks):
+            raise LogDamaged(self._path, offset, seq, f"most of a frame of {length} bytes is a hole")
         payload = file.read(length)
         if len(payload) < length or crc32(payload) != payload_crc:
             return self._unreadable(offset, seq, payload, length, "a frame does not match its checksum")
@@ -352,6 +367,8 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
         raise LogDamaged(path, offset, frame.first, f"the head stands after event {head.seq}")
     if len(head.run) != RUN_BYTES or run_mark(head.run) != frame.run_mark:
         raise LogDamaged(path, offset, frame.first, "the head names another run than its frame")
+    if not 1 <= head.oldest <= frame.first:
+        raise LogDamaged(path, offset, frame.first, f"the head names {head.oldest} as the oldest event")
     return head
 
 
@@ -373,17 +390,27 @@ def decode_events(frame: Frame, path: str, offset: int) -> list[OffloadingEvent]
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int) -> _T:
-    payload: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
+    content: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
     if frame.flags & COMPRESSED:
-        try:
-            payload = zstandard.ZstdDecompressor().decompress(payload)
-        except zstandard.ZstdError as error:
-            raise LogDamaged(path, offset, frame.first, f"a frame cannot be decompressed: {error}") from error
+        content = _decompressed(content, frame, path, offset)
     try:
-        return decoder.decode(payload)
-    except msgspec.MsgspecError as error:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
         reason = f"whole, but no record that this kvsm knows ({error}); a newer kvsm may have written it"
         raise LogDamaged(path, offset, frame.first, reason) from error
+
+
+def _decompressed(payload: bytes | memoryview, frame: Frame, path: str, offset: int) -> bytes:
+    """What a compressed payload stands for. Allocates no more than `content_limit`."""
+    try:
+        size = zstandard.frame_content_size(payload)
+        if 0 <= size <= content_limit(len(payload)):
+            return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+        claim = f"{size} bytes" if size >= 0 else "an unknown size"
+        reason = f"it claims {claim}, and {len(payload)} bytes may stand for {content_limit(len(payload))}"
+    except zstandard.ZstdError as error:
+        reason = str(error)
+    raise LogDamaged(path, offset, frame.first, f"a frame cannot be decompressed: {reason}")
 
 
 def _torn(file: BinaryIO, path: str, offset: int, seq: int) -> Torn:

@@ -278,6 +278,8 @@ class LogWriter:
             self._stop(failure, cause)
         try:
             self._segment.cut(size)
+            if self._syncs:  # A marked segment is complete, so the mark must not reach the disk first.
+                self._segment.sync()
             self._segment.mark(first)
             if self._syncs:
                 self._segment.sync()
