@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LogWriteFailed,
         Poisoned,
         TransferFailed,
+        WrongArgument,
         WrongThread,
     )
     from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason
@@ -65,6 +66,7 @@ __all__ = [
     "LogWriteFailed",
     "Poisoned",
     "TransferFailed",
+    "WrongArgument",
     "WrongThread",
 ]
 

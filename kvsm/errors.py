@@ -46,6 +46,17 @@ class InvalidEvent(KvsmError):
         super().__init__(f"event {seq}: {reason}")
 
 
+class WrongArgument(KvsmError, TypeError, ValueError):
+    """A call cannot use an argument: its type, or its value, is wrong. Nothing has changed.
+
+    call, argument: their names.
+    """
+
+    def __init__(self, call: str, argument: str, problem: str) -> None:
+        self.call, self.argument = call, argument
+        super().__init__(f"{call}(): {argument} {problem}")
+
+
 class ConfigError(KvsmError, ValueError):
     """A configuration that cannot work; the message names the field, the value and the bound."""
 

@@ -121,12 +121,12 @@ class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     seq: event number.
     step: engine step.
-    wall_ns: Unix time (ns).
+    wall_ns: Unix time (ns), below 0 before 1970.
     """
 
     seq: Id
     step: Id
-    wall_ns: Id
+    wall_ns: int
 
     @property
     def kind(self) -> str:

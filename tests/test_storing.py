@@ -9,7 +9,7 @@ from core_life import begin_store, fold, keys, kinds, load, new_core, store
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsm.errors import InvalidEvent, LimitReached
+from kvsm.errors import InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import SkipReason, StorePlanned, StoreSkipped
 from kvsm.ids import SMALL, to_list
 from kvsm.log import MemoryLog
@@ -396,7 +396,7 @@ class TestChunks:
 
     def test_half_a_chunk_cannot_be_stored(self) -> None:
         core, _ = new_core(blocks_per_chunk=2)
-        with pytest.raises(ValueError, match="2 keys for 3 device blocks"):
+        with pytest.raises(WrongArgument, match="device_blocks has 3 blocks; 2 keys have 4"):
             core.prepare_store("r", keys(2), [0, 1, 2])
 
     def test_chunk_that_shares_a_device_block_with_a_copy_is_deferred(self) -> None:

@@ -11,11 +11,12 @@ from typing import Protocol
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongThread, described
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
 from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.ids import SMALL, IdArray
+from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, TransferRecord
+from kvsm.offloader.arguments import a, ids_of
 from kvsm.states import machines_digest
 
 
@@ -70,12 +71,18 @@ class EventEmitter:
         publisher: collects what leaves for schedulers and routers. It grows until that is taken from it.
         clock_ns: wall time; recorded, never decided by.
         """
+        if not isinstance(config, OffloadConfig):
+            raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
+        opened_ns = clock_ns()
+        if type(opened_ns) is not int:
+            problem = f"gives {a(opened_ns)}; it must give ints, as time.time_ns does"
+            raise WrongArgument(type(self).__name__, "clock_ns", problem)
         self.config = config
         self.publisher = publisher
         self.ledger = Ledger(config, publisher)
         self.log = log
         self.step = 0
-        self._clock_ns = clock_ns
+        self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_at = -1
         """The step in which the log was last flushed."""
@@ -85,6 +92,7 @@ class EventEmitter:
         """The identity of the thread that may change the ledger now. Nobody may while an event is applied and
         logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees."""
         self.emit(ev.LogOpened, config, machines_digest())
+        self._clock_ns = clock_ns
         self._thread, self._may_change = None, _FIRST_TO_ASK
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
@@ -152,7 +160,9 @@ class EventEmitter:
         Copies in flight bring another step. So reports can wait while there are any; so can the end of a
         step whose jobs were flushed when they left.
         """
-        self.check_thread()
+        thread = get_ident()
+        if thread != self._may_change:
+            self._admit()
         if self.ledger.transfers and (
             reason is LogFlush.REPORTS_TAKEN
             or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
@@ -167,22 +177,35 @@ class EventEmitter:
         except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
             self._stop(described(error))
             raise
-        self._may_change = get_ident()
+        self._may_change = thread
 
 
-def checked_device_blocks(core: EventEmitter, device_blocks: Sequence[int]) -> IdArray:
+def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence[int]) -> IdArray:
     """The engine's list in the ledger's form. Raises `InvalidEvent` if a block does not exist."""
-    limit = core.config.device_blocks
-    ids: IdArray
-    if len(device_blocks) <= SMALL:
+    kind, limit = type(device_blocks), core.config.device_blocks
+    if (kind is list or kind is tuple or kind is range) and len(device_blocks) <= SMALL:
         ids = tuple(device_blocks)
-        wrong = [one for one in ids if not 0 <= one < limit]
-    else:
-        ids = np.asarray(device_blocks, dtype=np.int64)
-        wrong = ids[(ids < 0) | (ids >= limit)].tolist()
-    if wrong:
-        raise InvalidEvent(core.ledger.seq + 1, f"device block {wrong[0]} is not one of the {limit}")
-    return ids
+        for one in ids:
+            if type(one) is not int or not 0 <= one < limit:
+                break
+        else:
+            return ids
+    problem = "device block {} is not one of the {}"
+    return checked_ids(core, call, "device_blocks", device_blocks, limit, problem)
+
+
+def checked_ids(
+    core: EventEmitter, call: str, argument: str, ids: Sequence[int], limit: int, problem: str
+) -> IdArray:
+    """A batch of ids in the ledger's form. Raises `InvalidEvent` unless each is from 0 to `limit` - 1."""
+    batch = ids_of(call, argument, ids)
+    # As an unsigned number, a negative id is huge.
+    if isinstance(batch, np.ndarray) and batch.view(np.uint64).max() < limit:
+        return batch
+    for one in listed(batch):
+        if not 0 <= one < limit:
+            raise InvalidEvent(core.ledger.seq + 1, problem.format(one, limit))
+    return batch
 
 
 def has_room_for_transfer(core: EventEmitter) -> bool:

@@ -8,12 +8,13 @@ from enum import Enum
 import msgspec
 
 from kvsm import events as ev
-from kvsm.errors import IllegalTransition, LimitReached
+from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached
 from kvsm.events import LOAD
-from kvsm.ids import listed, pack, to_list
+from kvsm.ids import IdArray, listed, pack, to_list, unpack
 from kvsm.ledger import RequestRecord
-from kvsm.offloader.emitter import EventEmitter
-from kvsm.states.block import STORED
+from kvsm.offloader.arguments import KEY_BYTES_MAX, integer, items, keys_of, one_key, request_name
+from kvsm.offloader.emitter import EventEmitter, checked_ids
+from kvsm.states.block import PIN, STORED
 from kvsm.states.request import DEFERRED, FINISHED, LOADING, MATCHED, RUNNING
 from kvsm.states.words import STATE_MASK
 
@@ -43,6 +44,8 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 def lookup(core: EventEmitter, key: bytes) -> LookupResult:
     """Whether this key can be read now. Emits nothing and pins nothing; `match` does."""
+    if type(key) is not bytes:
+        key = one_key("lookup", "key", key)
     slot = core.ledger.index.get(key)
     if slot is None:
         return LookupResult.MISS
@@ -57,13 +60,25 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     A second match replaces the first; an equal one emits nothing. A request that is loading or finished has
     no match.
     """
+    if type(request) is not str or not request.isascii():
+        request = request_name("match", request)
+    if type(keys) is not list and type(keys) is not tuple:
+        keys = items("match", "keys", keys)
     entry = core.ledger.requests.get(request)
     if entry is not None and (entry.load or entry.word & STATE_MASK in _MATCHLESS):
         return Match(0, waits_for(core, request))
-    slots, pending = _readable_prefix(core, keys)
+    try:
+        slots, pending = _readable_prefix(core, keys)
+    except TypeError:  # A key that is no key may have no hash.
+        slots, pending = _readable_prefix(core, keys_of("match", keys))
     if pending is not None and defer(core, request, pending):
         return Match(0, pending)
-    pin(core, request, slots, keys[len(slots)] if len(slots) < len(keys) else None)
+    missed = None
+    if len(slots) < len(keys):
+        missed = keys[len(slots)]
+        if type(missed) is not bytes or len(missed) > KEY_BYTES_MAX:
+            missed = one_key("match", f"keys[{len(slots)}]", missed)
+    _pin(core, request, slots, missed)
     return Match(len(slots))
 
 
@@ -73,6 +88,8 @@ def waits_for(core: EventEmitter, request: str) -> int | None:
     A preempted request whose load still runs begins to wait for it here, if it may: two loads of one request
     could not be told apart.
     """
+    if type(request) is not str or not request.isascii():
+        request = request_name("waits_for", request)
     entry = core.ledger.requests.get(request)
     if entry is None:
         return None
@@ -85,6 +102,8 @@ def waits_for(core: EventEmitter, request: str) -> int | None:
 
 def may_match(core: EventEmitter, request: str) -> bool:
     """Whether a match could be loaded: the request is not over, and has no load in flight."""
+    if type(request) is not str or not request.isascii():
+        request = request_name("may_match", request)
     entry = core.ledger.requests.get(request)
     return entry is None or not (entry.load or entry.word & STATE_MASK in _UNMATCHABLE)
 
@@ -94,18 +113,37 @@ def pin(core: EventEmitter, request: str, slots: Sequence[int], missed: bytes | 
 
     missed: the first key that was not served.
 
-    Raises `LimitReached` if a block has as many pins as can be counted.
+    Raises `LimitReached` if a block has as many pins as can be counted, or cannot be read.
     """
+    if type(request) is not str or not request.isascii():
+        request = request_name("pin", request)
+    if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
+        missed = one_key("pin", "missed", missed)
+    _pin(core, request, _checked_slots(core, "pin", slots), missed)
+
+
+def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int]) -> IdArray:
+    problem = "slot {} is not one of the {}"
+    return checked_ids(core, call, "slots", slots, core.config.host_blocks, problem)
+
+
+def _pin(core: EventEmitter, request: str, slots: Sequence[int] | IdArray, missed: bytes | None) -> None:
     entry = core.ledger.requests.get(request) or RequestRecord(request)
     state = entry.word & STATE_MASK
-    if state == MATCHED:
-        pins = entry.pins
-        if to_list(pins) == list(slots) and len(core.ledger.live_pins(entry)) == len(slots):
-            return
-        core.emit(ev.HitReleased, request)
-    elif state == RUNNING and not slots:
-        return
     try:
+        if state == MATCHED:
+            live = core.ledger.live_pins(entry)
+            if to_list(entry.pins) == list(slots) and len(live) == len(slots):
+                return
+            # The old pins are released first. Nothing may be released if the new ones will be refused.
+            if len(set(slots)) != len(slots):
+                raise InvalidEvent(core.ledger.seq + 1, "a slot is named twice")
+            held = set(listed(live))
+            fresh = unpack(pack([slot for slot in slots if slot not in held]))
+            core.ledger.blocks.check(fresh, PIN, core.ledger.seq + 1)
+            core.emit(ev.HitReleased, request)
+        elif state == RUNNING and not len(slots):
+            return
         core.emit(ev.HitMatched, request, pack(slots), missed)
     except IllegalTransition as refusal:
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
@@ -113,6 +151,12 @@ def pin(core: EventEmitter, request: str, slots: Sequence[int], missed: bytes | 
 
 def defer(core: EventEmitter, request: str, transfer: int) -> bool:
     """Let the request wait for this transfer, holding nothing. False if it has waited long enough."""
+    if type(request) is not str or not request.isascii():
+        request = request_name("defer", request)
+    if type(transfer) is not int:
+        transfer = integer("defer", "transfer", transfer)
+    if transfer not in core.ledger.transfers:
+        raise InvalidEvent(core.ledger.seq + 1, f"transfer {transfer} is not live")
     entry = core.ledger.requests.get(request) or RequestRecord(request)
     tick, ticks = core.ledger.tick, core.config.defer_ticks
     if not ticks or 0 <= entry.patience <= tick:
@@ -126,6 +170,8 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
 
 def release(core: EventEmitter, request: str) -> None:
     """Give back the request's match without loading it."""
+    if type(request) is not str or not request.isascii():
+        request = request_name("release", request)
     entry = core.ledger.requests.get(request)
     if entry is not None and entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)
@@ -139,7 +185,11 @@ def in_flight(core: EventEmitter, slots: Sequence[int]) -> int | None:
     """
     ledger = core.ledger
     words = ledger.blocks.words
-    busy = [slot for slot in slots if words[slot] & STATE_MASK != STORED]
+    try:
+        busy = [slot for slot in slots if words[slot] & STATE_MASK != STORED]
+    except (TypeError, IndexError):
+        slots = listed(_checked_slots(core, "in_flight", slots))
+        busy = [slot for slot in slots if words[slot] & STATE_MASK != STORED]
     for slot in busy:
         if not ledger.readable(slot):
             return ledger.generation[slot]

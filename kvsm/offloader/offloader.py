@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.log import Durability, LogWriter, OnFailure
 from kvsm.offloader import matching, storing, transfers
+from kvsm.offloader.arguments import flag, keys_of, request_name
 from kvsm.offloader.emitter import EventEmitter, LogFlush
 from kvsm.snapshot import snapshot
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
@@ -135,11 +137,15 @@ class Offloader(EventEmitter):
 
     def arrive(self, request: str) -> None:
         """Make the request known. A match does so too; the cursors of a store need it."""
+        if type(request) is not str or not request.isascii():
+            request = request_name("arrive", request)
         if request not in self.ledger.requests:
             self.emit(ev.RequestArrived, request)
 
     def preempt(self, request: str) -> None:
         """The engine took the request's device blocks. Copies in flight keep what they touch."""
+        if type(request) is not str or not request.isascii():
+            request = request_name("preempt", request)
         entry = self.ledger.requests.get(request)
         if entry is None or entry.word & STATE_MASK == FINISHED:
             return
@@ -148,6 +154,10 @@ class Offloader(EventEmitter):
 
     def finish(self, request: str, *, aborted: bool = False) -> bool:
         """The request is over; legal at any time. Returns whether it has no load left in flight."""
+        if type(request) is not str or not request.isascii():
+            request = request_name("finish", request)
+        if type(aborted) is not bool:
+            aborted = flag("finish", "aborted", aborted)
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.word & STATE_MASK != FINISHED:
             self.emit(ev.RequestFinished, request, aborted)
@@ -156,7 +166,8 @@ class Offloader(EventEmitter):
     def touch(self, keys: Sequence[bytes]) -> None:
         """These keys were used without a load: the device had them too. Unknown keys are ignored."""
         ledger = self.ledger
-        slots = [slot for slot in map(ledger.index.get, keys) if slot is not None and ledger.readable(slot)]
+        found = map(ledger.index.get, keys_of("touch", keys))
+        slots = [slot for slot in found if slot is not None and ledger.readable(slot)]
         if slots:
             self.emit(ev.BlocksTouched, pack(list(dict.fromkeys(slots))))
 
@@ -167,7 +178,8 @@ class Offloader(EventEmitter):
 
     def end_step(self) -> None:
         """The engine's step is over. Flushes the log if nothing else will."""
-        self.check_thread()
+        if get_ident() != self._may_change:
+            self.check_thread()
         if self.ledger.step == self.step:
             self.emit(ev.StepEnded)
             self.flush_log(LogFlush.STEP_ENDED)

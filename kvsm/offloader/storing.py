@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from enum import Enum
 from itertools import accumulate, chain
+from typing import cast
 
 import msgspec
 import numpy as np
 
 from kvsm import events as ev
+from kvsm.errors import WrongArgument
 from kvsm.events import STORE, Offer, Owners, SkipReason
-from kvsm.ids import IdArray, listed, pack
+from kvsm.ids import IdArray, listed, pack, unpack
+from kvsm.offloader.arguments import ids_of, integers, keys_of, offers_of, one_key, owners_of, request_name
 from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
 from kvsm.offloader.transfers import host_blocks
 from kvsm.plan import TransferJob
@@ -54,7 +57,10 @@ def prepare_store(
     flight from another block, or on a device block with another copy in flight, is deferred (S13). What is
     not stored is recorded (`StoreSkipped`).
     """
-    return store(core, ((request, len(keys)),), keys, device_blocks)
+    if type(request) is not str or not request.isascii():
+        request = request_name("prepare_store", request)
+    keys = keys_of("prepare_store", keys)
+    return _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, ())
 
 
 def store(
@@ -69,9 +75,26 @@ def store(
     owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
     again: places in the offer that were offered before. That they still wait is not recorded once more.
     """
-    if len(keys) * core.config.blocks_per_chunk != len(device_blocks):
-        raise ValueError(f"{len(keys)} keys for {len(device_blocks)} device blocks")
-    sources = checked_device_blocks(core, device_blocks)
+    keys = keys_of("store", keys)
+    if type(again) not in (tuple, set, frozenset):
+        again = integers("store", "again", cast(Sequence[int], again))
+    return _store(core, "store", owners_of("store", owners, len(keys)), keys, device_blocks, again)
+
+
+def _store(
+    core: EventEmitter,
+    call: str,
+    owners: Owners,
+    keys: tuple[bytes, ...],
+    device_blocks: Sequence[int],
+    again: Collection[int],
+) -> PreparedStore:
+    sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
+    if len(sources) != len(keys) * chunk:
+        problem = f"has {len(sources)} blocks; {len(keys)} keys have {len(keys) * chunk}"
+        raise WrongArgument(call, "device_blocks", problem)
+    if chunk > 1:
+        _check_chunks(call, sources, chunk)
     found = list(map(core.ledger.index.get, keys))
     new: Sequence[int] = range(len(keys))
     deferred: Sequence[int] = ()
@@ -82,7 +105,7 @@ def store(
             core.emit(ev.BlocksTouched, pack(resident))
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
-    wanted = tuple(keys) if len(new) == len(keys) else tuple([keys[place] for place in new])
+    wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
     room, evicted = _make_room(core, wanted, resident)
     if room < len(new):
         reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
@@ -93,6 +116,15 @@ def store(
         owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
     job = _plan_store(core, owners, wanted, sources) if room else None
     return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new)
+
+
+def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
+    """A chunk names each of its device blocks once."""
+    blocks = listed(sources)
+    for first in range(0, len(blocks), chunk):
+        if len(set(blocks[first : first + chunk])) != chunk:
+            argument = f"device_blocks[{first}:{first + chunk}]"
+            raise WrongArgument(call, argument, "names a block twice in one chunk")
 
 
 def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sources: IdArray) -> TransferJob:
@@ -107,7 +139,10 @@ def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sou
 
 def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:
     """Record that these keys are not stored, and why."""
-    core.emit(ev.StoreSkipped, owners, tuple(keys), reason)
+    if type(reason) is not SkipReason:
+        raise WrongArgument("skip", "reason", f"is {reason!r}; it must be a SkipReason")
+    keys = keys_of("skip", keys)
+    core.emit(ev.StoreSkipped, owners_of("skip", owners, len(keys)), keys, reason)
 
 
 def _skip_places(
@@ -120,17 +155,20 @@ def _skip_places(
 ) -> None:
     fresh = [place for place in places if place not in again] if again else places
     if fresh:
-        skip(core, _owners_of(owners, fresh), [keys[place] for place in fresh], reason)
+        named = tuple([keys[place] for place in fresh])
+        core.emit(ev.StoreSkipped, _owners_of(owners, fresh), named, reason)
 
 
 def advance(core: EventEmitter, offers: Sequence[Offer]) -> None:
     """Record how far these requests have offered their blocks: (request, settled, offered)."""
-    if offers:
-        core.emit(ev.BlocksOffered, tuple(offers))
+    checked = offers_of("advance", offers)
+    if checked:
+        core.emit(ev.BlocksOffered, checked)
 
 
 def count_offers(core: EventEmitter, keys: Sequence[bytes]) -> None:
     """Record that a request offered these keys for the first time. Resident keys need no count."""
+    keys = keys_of("count_offers", keys)
     fresh = tuple([key for key in keys if key not in core.ledger.index])
     if fresh:
         core.emit(ev.OffersCounted, fresh)
@@ -138,6 +176,8 @@ def count_offers(core: EventEmitter, keys: Sequence[bytes]) -> None:
 
 def offered_enough(core: EventEmitter, key: bytes) -> bool:
     """Whether `store_threshold` lets this key be stored."""
+    if type(key) is not bytes:
+        key = one_key("offered_enough", "key", key)
     return core.ledger.offers.times.get(key, 0) >= core.config.store_threshold or key in core.ledger.index
 
 
@@ -149,10 +189,11 @@ def rewrite(core: EventEmitter, device_blocks: Sequence[int]) -> None:
     the content of each of them.
     """
     stale, brought = core.ledger.provenance.stale, core.ledger.provenance.brought
-    if core.config.blocks_per_chunk > 1:
-        rewritten = [block for block in device_blocks if block in stale or block in brought]
-    else:
-        rewritten = [block for block in device_blocks if block in stale] if stale else []
+    partly = core.config.blocks_per_chunk > 1 and bool(brought)
+    if not stale and not partly:
+        return
+    blocks = listed(ids_of("rewrite", "device_blocks", device_blocks))
+    rewritten = [block for block in blocks if block in stale or (partly and block in brought)]
     if rewritten:
         core.emit(ev.BlocksRewritten, pack(rewritten))
 
@@ -248,16 +289,18 @@ def _make_room(
         keys = keys[: free + evictable]
     recalled = policy.recall(keys) if keys else ()
     if recalled:
-        core.emit(ev.KeysRecalled, recalled)
+        core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
     lacking = len(keys) - free
     if lacking <= 0:
         return len(keys), ()
     choice = policy.choose(lacking, frozenset(protected))
     if choice is None:
         return free, ()
-    evicted = ledger.keys_of(choice.victims)
+    victims = ids_of("policy.choose", "victims", choice.victims)
+    moved = ids_of("policy.choose", "moved", choice.moved)
+    evicted = ledger.keys_of(victims)
     # The plan is the event after the eviction, and its number names the transfer.
-    core.emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), ledger.seq + 2)
+    core.emit(ev.BlocksEvicted, pack(victims), pack(moved), ledger.seq + 2)
     return len(keys), evicted
 
 
@@ -265,7 +308,7 @@ def _sources_of(core: EventEmitter, sources: IdArray, places: Sequence[int]) -> 
     """The device blocks of some places of an offer."""
     numbers, chunk = listed(sources), core.config.blocks_per_chunk
     blocks = [numbers[n] for place in places for n in range(place * chunk, (place + 1) * chunk)]
-    return checked_device_blocks(core, blocks)
+    return unpack(pack(blocks))
 
 
 def _owners_of(owners: Owners, places: Sequence[int]) -> Owners:

@@ -12,7 +12,14 @@ from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import LOAD, STORE, Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
 from kvsm.ledger import TransferRecord
-from kvsm.offloader.emitter import EventEmitter, LogFlush, checked_device_blocks, has_room_for_transfer
+from kvsm.offloader.arguments import flag, integer, integers, request_name
+from kvsm.offloader.emitter import (
+    EventEmitter,
+    LogFlush,
+    checked_device_blocks,
+    checked_ids,
+    has_room_for_transfer,
+)
 from kvsm.plan import TransferJob
 from kvsm.states.request import MATCHED
 from kvsm.states.transfer import COMPLETED, LOST, PLANNED
@@ -64,13 +71,16 @@ def prepare_load(
     None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, nothing
     was accepted, or the promise was voided since, by a reset or by bytes found bad.
     """
+    if type(request) is not str or not request.isascii():
+        request = request_name("prepare_load", request)
+    targets = checked_device_blocks(core, "prepare_load", device_blocks)
     entry = core.ledger.requests.get(request)
     if entry is None or entry.word & STATE_MASK != MATCHED:
         return None
-    targets = checked_device_blocks(core, device_blocks)
     chunk = core.config.blocks_per_chunk
-    if len(parts) and parts[0] < 0:
-        raise InvalidEvent(core.ledger.seq + 1, f"part {parts[0]} is no place of a match")
+    if type(parts) is not tuple or parts:
+        limit, problem = len(entry.pins) * chunk, "part {} is no place of a match, which has {}"
+        parts = listed(checked_ids(core, "prepare_load", "parts", parts, limit, problem))
     wanted = parts[-1] // chunk + 1 if len(parts) else -(-len(targets) // chunk)
     if wanted == 0:
         core.emit(ev.HitReleased, request)
@@ -100,8 +110,9 @@ def host_blocks(core: EventEmitter, slots: IdArray, parts: Sequence[int] = ()) -
 
 def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
     """These jobs leave for the workers; call it just before they do. Flushes the log first."""
+    transfers = integers("submit", "transfers", transfers)
     if transfers:
-        core.emit(ev.TransfersSubmitted, tuple(transfers))
+        core.emit(ev.TransfersSubmitted, transfers)
         core.flush_log(LogFlush.JOBS_LEAVE)
 
 
@@ -110,34 +121,39 @@ def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> Report
 
     A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
     """
-    return _report(core, transfer, worker, good, None)
+    return _report(core, "report", transfer, worker, good, None)
 
 
 def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` has loaded its shard: `report`, of a load."""
-    return _report(core, transfer, worker, True, LOAD)
+    return _report(core, "complete_load", transfer, worker, True, LOAD)
 
 
 def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
-    return _report(core, transfer, worker, False, LOAD)
+    return _report(core, "fail_load", transfer, worker, False, LOAD)
 
 
 def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` has stored its shard: `report`, of a store."""
-    return _report(core, transfer, worker, True, STORE)
+    return _report(core, "complete_store", transfer, worker, True, STORE)
 
 
 def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
     """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
-    return _report(core, transfer, worker, False, STORE)
+    return _report(core, "fail_store", transfer, worker, False, STORE)
 
 
 def _report(
-    core: EventEmitter, transfer: int, worker: int, good: bool, direction: Direction | None
+    core: EventEmitter, call: str, transfer: int, worker: int, good: bool, direction: Direction | None
 ) -> ReportResult:
+    if type(transfer) is not int or type(worker) is not int or type(good) is not bool:
+        transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
+        good = flag(call, "good", good)
     reason = _why_reject(core, transfer, worker, direction)
     if reason is not None:
+        # A transfer or a worker that does not exist may have any number, even one that no log can hold.
+        transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
         return _REJECTED[reason]
     ended = core.emit(ev.WorkerReported, transfer, worker, good)
@@ -163,6 +179,8 @@ def _why_reject(
 
 def cancel(core: EventEmitter, transfer: int) -> Ended | None:
     """Take back a plan that was not submitted; None if there is nothing to take back."""
+    if type(transfer) is not int:
+        transfer = integer("cancel", "transfer", transfer)
     entry = core.ledger.transfers.get(transfer)
     if entry is None or entry.state is not PLANNED:
         return None
@@ -172,6 +190,8 @@ def cancel(core: EventEmitter, transfer: int) -> Ended | None:
 
 def lose(core: EventEmitter, transfer: int) -> Ended | None:
     """A worker will never report: the transfer is over, and the memory that it may write is retired."""
+    if type(transfer) is not int:
+        transfer = integer("lose", "transfer", transfer)
     entry = core.ledger.transfers.get(transfer)
     if entry is None or entry.state is PLANNED:
         return None
@@ -208,8 +228,8 @@ def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[i
     transfers: all submitted ones if None.
     """
     live = core.ledger.transfers
-    wanted = live if transfers is None else [one for one in transfers if one in live]
-    named = tuple([one for one in wanted if live[one].state is not PLANNED])
+    wanted = live if transfers is None else integers("flush", "transfers", transfers)
+    named = tuple([one for one in wanted if one in live and live[one].state is not PLANNED])
     fresh = tuple([one for one in named if not live[one].flush])
     if fresh:
         core.emit(ev.FlushRequested, fresh)
@@ -218,5 +238,5 @@ def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[i
 
 def leased(core: EventEmitter, device_blocks: Sequence[int]) -> bool:
     """Whether a copy in flight touches one of these; an engine without references must not reuse it."""
-    words = core.ledger.leases.view[np.asarray(device_blocks, dtype=np.int64)]
-    return bool(np.any(words))
+    blocks = np.asarray(checked_device_blocks(core, "leased", device_blocks), dtype=np.int64)
+    return bool(np.any(core.ledger.leases.view[blocks]))

@@ -1,0 +1,209 @@
+"""The arguments of the core's calls: right, converted, or refused by the name of the call and the argument.
+
+An event is written as it is, and read back as its kind declares it. So an argument of another type would make
+a log that nobody can read, or an event that cannot be written. Each call checks what it takes before it
+changes anything: a refused call leaves no trace.
+
+An integer may be anything that Python takes as an index, such as an integer of numpy. A flag may be a boolean
+of numpy. Both are converted. A call tests for the usual type itself, which takes 15 ns, and comes here with
+anything else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Annotated, Any, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.errors import WrongArgument
+from kvsm.events import Offer, Owners
+from kvsm.ids import SMALL, IdArray
+
+KEY_BYTES_MAX = 1 << 12
+"""The longest key. vLLM's keys have 36 bytes."""
+
+_INT64 = np.dtype(np.int64)
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+"""What fits in 64 bits."""
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+
+
+class _Offers(msgspec.Struct, array_like=True, gc=False):
+    """For msgspec, which checks offers faster than Python can."""
+
+    offers: tuple[tuple[str, tuple[_Count, ...], tuple[_Count, ...]], ...]
+
+
+def integer(call: str, argument: str, value: object) -> int:
+    """An integer of 64 bits."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise WrongArgument(call, argument, f"is {a(value)}; it must be an int") from None
+    if not _LEAST <= number <= _MOST:
+        raise WrongArgument(call, argument, "does not fit in 64 bits")
+    return number
+
+
+def flag(call: str, argument: str, value: object) -> bool:
+    """A boolean. An int is refused: it may be the number of a worker, in the wrong place."""
+    if not isinstance(value, bool | np.bool_):
+        raise WrongArgument(call, argument, f"is {a(value)}; it must be True or False")
+    return bool(value)
+
+
+def request_name(call: str, value: object, argument: str = "request") -> str:
+    """The name of a request, as a log can hold it."""
+    if not isinstance(value, str):
+        raise WrongArgument(call, argument, f"is {a(value)}; the name of a request is a str")
+    name = str.__str__(value)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise WrongArgument(call, argument, f"cannot be written: {error}") from None
+    return name
+
+
+def one_key(call: str, argument: str, value: object) -> bytes:
+    """A key. A bytearray is refused: its owner may change it later."""
+    if not isinstance(value, bytes):
+        raise WrongArgument(call, argument, f"is {a(value)}; a key is bytes")
+    if len(value) > KEY_BYTES_MAX:
+        raise WrongArgument(call, argument, f"has {len(value)} bytes; a key has at most {KEY_BYTES_MAX}")
+    return bytes(value)
+
+
+def keys_of(call: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
+    """A sequence of keys. Each takes 20 ns."""
+    if type(keys) is list or type(keys) is tuple:
+        for key in keys:
+            if type(key) is not bytes or len(key) > KEY_BYTES_MAX:
+                break
+        else:
+            return tuple(keys)
+    return tuple([one_key(call, f"keys[{n}]", key) for n, key in enumerate(items(call, "keys", keys))])
+
+
+def integers(call: str, argument: str, values: Sequence[int]) -> tuple[int, ...]:
+    """A short sequence of integers."""
+    if type(values) is list or type(values) is tuple:
+        for one in values:
+            if type(one) is not int:
+                break
+        else:
+            return tuple(values)
+    return _each_integer(call, argument, values)
+
+
+def _each_integer(call: str, argument: str, values: object) -> tuple[int, ...]:
+    found = items(call, argument, values)
+    return tuple([integer(call, f"{argument}[{n}]", one) for n, one in enumerate(found)])
+
+
+def ids_of(call: str, argument: str, values: Any) -> IdArray:
+    """A batch of integers in the ledger's form: a tuple, or an array if there are more than `SMALL`."""
+    kind = type(values)
+    if kind is range:
+        many = len(values) > SMALL
+        return np.arange(values.start, values.stop, values.step) if many else tuple(values)
+    if (kind is list or kind is tuple) and len(values) <= SMALL:
+        return integers(call, argument, values)
+    array = _plain_array(values)
+    if array is None:
+        numbers = _each_integer(call, argument, values)
+        return np.array(numbers, dtype=np.int64) if len(numbers) > SMALL else numbers
+    return array if len(array) > SMALL else tuple(array.tolist())
+
+
+def _plain_array(values: object) -> NDArray[np.int64] | None:
+    """A list or an array of plain integers as an array; None if it is something else."""
+    if not isinstance(values, list | tuple | np.ndarray):
+        return None
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        return None
+    return array if array.dtype == _INT64 and array.ndim == 1 else None
+
+
+def owners_of(call: str, owners: Owners, keys: int) -> Owners:
+    """The requests of a batch and their numbers of keys, as many as the batch has; or nobody."""
+    if type(owners) is tuple and not owners:
+        return owners
+    if not _are_plain(owners):
+        pairs = items(call, "owners", owners)
+        owners = tuple([_owner(call, f"owners[{n}]", pair) for n, pair in enumerate(pairs)])
+    total = sum([count for _, count in owners])
+    if owners and total != keys:
+        raise WrongArgument(call, "owners", f"have {total} keys, and the batch has {keys}")
+    return owners
+
+
+def _are_plain(owners: Owners) -> bool:
+    if type(owners) is not tuple:
+        return False
+    for owner in owners:
+        if type(owner) is not tuple or len(owner) != 2:
+            return False
+        name, count = owner
+        if type(name) is not str or type(count) is not int or not name.isascii() or count < 0:
+            return False
+    return True
+
+
+def _owner(call: str, argument: str, pair: Any) -> tuple[str, int]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise WrongArgument(call, argument, f"is {a(pair)}; it must be (request, number of keys)")
+    name, count = pair
+    count = integer(call, f"{argument}[1]", count)
+    if count < 0:
+        raise WrongArgument(call, f"{argument}[1]", f"is {count}; it must be 0 or more")
+    return request_name(call, name, f"{argument}[0]"), count
+
+
+def offers_of(call: str, offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """Cursors of requests: (request, settled, offered)."""
+    if type(offers) is list or type(offers) is tuple:
+        try:
+            checked = msgspec.convert((offers,), _Offers).offers
+            for name, _, _ in checked:
+                if type(name) is not str or not name.isascii():
+                    break
+            else:
+                return checked
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            pass
+    return tuple([_offer(call, f"offers[{n}]", one) for n, one in enumerate(items(call, "offers", offers))])
+
+
+def _offer(call: str, argument: str, one: Any) -> Offer:
+    if not isinstance(one, tuple | list) or len(one) != 3:
+        raise WrongArgument(call, argument, f"is {a(one)}; it must be (request, settled, offered)")
+    name, *cursors = one
+    settled = _each_integer(call, f"{argument}[1]", cursors[0])
+    offered = _each_integer(call, f"{argument}[2]", cursors[1])
+    if min((*settled, *offered), default=0) < 0:
+        raise WrongArgument(call, argument, "counts blocks below 0")
+    return request_name(call, name, f"{argument}[0]"), settled, offered
+
+
+def items(call: str, argument: str, values: object) -> list[Any]:
+    """The items of a sequence. Text and bytes are none here, and sets, maps and generators have no places."""
+    kind = type(values)
+    if not hasattr(kind, "__getitem__") or isinstance(values, str | bytes | bytearray | Mapping | Set):
+        raise WrongArgument(call, argument, f"is {a(values)}; it must be a sequence, such as a list")
+    try:
+        return list(cast(Iterable[Any], values))
+    except TypeError as error:  # An array without a dimension is no sequence.
+        raise WrongArgument(call, argument, f"is no sequence: {error}") from None
+
+
+def a(value: object) -> str:
+    """The type of a value, for people."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -1,0 +1,156 @@
+"""Arguments of every type: a call works, or is refused by name and leaves no trace. The log can be read."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from core_life import keys, new_core, store
+from wild_calls import WildCaller
+
+from kvsm.errors import InvalidEvent, LimitReached, WrongArgument
+from kvsm.events import OffloadConfig
+from kvsm.ids import SMALL
+from kvsm.offloader import Offloader
+from kvsm.replay import rebuild
+from kvsm.snapshot import digest
+
+
+def run_wild(seed: int, directory: Path, calls: int) -> WildCaller:
+    """A sequence of calls. Afterwards the log on disk replays to the state of the core."""
+    caller = WildCaller(seed, directory)
+    caller.run(calls)
+    caller.core.close()
+    assert digest(rebuild(directory).ledger) == digest(caller.core.ledger), f"seed {seed}"
+    return caller
+
+
+def test_random_types_leave_a_log_that_replays(tmp_path: Path) -> None:
+    refused = worked = 0
+    for seed in range(150):
+        caller = run_wild(seed, tmp_path / str(seed), 40)
+        refused, worked = refused + caller.refused, worked + caller.worked
+    assert min(refused, worked) > 1000
+
+
+@pytest.mark.slow
+def test_ten_thousand_sequences_of_random_types(tmp_path: Path) -> None:
+    for seed in range(10_000):
+        run_wild(seed, tmp_path / str(seed), 20)
+
+
+@pytest.mark.parametrize(
+    ("call", "arguments", "told"),
+    [
+        (
+            "prepare_store",
+            ("r", [b"k", b"l", 3], [0, 1, 2]),
+            "prepare_store(): keys[2] is an int; a key is bytes",
+        ),
+        ("match", ("r", "key"), "match(): keys is a str; it must be a sequence, such as a list"),
+        ("match", ("r", ["key"]), "match(): keys[0] is a str; a key is bytes"),
+        ("match", ("r", [b"k" * 5000]), "match(): keys[0] has 5000 bytes; a key has at most 4096"),
+        ("lookup", (bytearray(b"k"),), "lookup(): key is a bytearray; a key is bytes"),
+        ("report", (2, 0, 1), "report(): good is an int; it must be True or False"),
+        ("report", (2**70, 0, True), "report(): transfer does not fit in 64 bits"),
+        ("arrive", (5,), "arrive(): request is an int; the name of a request is a str"),
+        ("arrive", ("\ud800",), "arrive(): request cannot be written: 'utf-8' codec can't encode"),
+        ("submit", ([5.0],), "submit(): transfers[0] is a float; it must be an int"),
+        ("submit", (iter([2]),), "submit(): transfers is a list_iterator; it must be a sequence"),
+        (
+            "prepare_store",
+            ("r", [b"k"], b"\0"),
+            "prepare_store(): device_blocks is a bytes; it must",
+        ),
+        ("store", ((("r", 2),), [b"k"], [0]), "store(): owners have 2 keys, and the batch has 1"),
+        ("store", ((("r", -1), ("q", 2)), [b"k"], [0]), "store(): owners[0][1] is -1; it must be 0 or more"),
+        ("advance", ([("r", (0,), (2**70,))],), "advance(): offers[0][2][0] does not fit in 64 bits"),
+        ("skip", ((), [b"k"], "pool full"), "skip(): reason is 'pool full'; it must be a SkipReason"),
+    ],
+)
+def test_refusal_names_the_call_and_the_argument(call: str, arguments: tuple[Any, ...], told: str) -> None:
+    core, log = new_core()
+    with pytest.raises(WrongArgument) as refusal:
+        getattr(core, call)(*arguments)
+    assert str(refusal.value).startswith(told)
+    assert refusal.value.call == call
+    assert len(log) == 1
+
+
+def test_a_flag_that_is_a_number_is_refused() -> None:
+    core, _ = new_core()
+    core.arrive("r")
+    with pytest.raises(WrongArgument, match="aborted is an int"):
+        core.finish("r", aborted=1)  # type: ignore[arg-type]
+
+
+def test_integers_and_booleans_of_numpy_are_converted(tmp_path: Path) -> None:
+    """An engine may keep its block tables in arrays."""
+    with Offloader.open(OffloadConfig(host_blocks=8, device_blocks=8), tmp_path / "log") as core:
+        job = core.prepare_store("r", keys(2), np.array([0, 1], dtype=np.int32)).job  # type: ignore[arg-type]
+        assert job is not None
+        core.submit(np.array([job.transfer]))  # type: ignore[arg-type]
+        core.report(np.int64(job.transfer), np.uint8(0), np.bool_(True))  # type: ignore[arg-type]
+        assert core.match(np.str_("q"), keys(2)).hits == 2
+    assert digest(rebuild(tmp_path / "log").ledger) == digest(core.ledger)
+
+
+@pytest.mark.parametrize("count", [SMALL, SMALL + 1])
+@pytest.mark.parametrize("wrong", [1.0, "1", None, 2**70, [1], np.float64(1)], ids=repr)
+def test_a_wrong_block_id_is_refused_in_short_and_long_batches(count: int, wrong: object) -> None:
+    """Long batches are arrays: numpy would round a float and read a text."""
+    core, log = new_core(32, 32)
+    blocks: list[Any] = list(range(count))
+    blocks[3] = wrong
+    with pytest.raises((WrongArgument, InvalidEvent)):
+        core.prepare_store("r", keys(count), blocks)
+    assert len(log) == 1
+
+
+def test_store_that_would_be_refused_evicts_nothing() -> None:
+    """A chunk that names a block twice was refused only after room had been made for it."""
+    core, log = new_core(1, 8, blocks_per_chunk=2)
+    store(core, "r", keys(1))
+    events = len(log)
+    with pytest.raises(WrongArgument, match="names a block twice"):
+        core.prepare_store("q", keys(1, "q"), [4, 4])
+    assert len(log) == events
+
+
+def test_pins_that_are_refused_release_nothing() -> None:
+    core, log = new_core()
+    store(core, "r", keys(2))
+    core.match("q", keys(1))
+    events = len(log)
+    with pytest.raises(LimitReached):
+        core.pin("q", [0, 5], None)
+    with pytest.raises(InvalidEvent, match="named twice"):
+        core.pin("q", [0, 0], None)
+    assert len(log) == events
+    assert core.ledger.requests["q"].pins == (0,)
+
+
+def test_policy_may_choose_by_numpy(tmp_path: Path) -> None:
+    """Its victims are written as plain integers, in a short batch too."""
+    config = OffloadConfig(host_blocks=2, device_blocks=8, policy="policies_for_tests:ChoosesByNumpy")
+    with Offloader.open(config, tmp_path / "log") as core:
+        store(core, "r", keys(2))
+        store(core, "q", keys(2, "q"), 4)
+    found = rebuild(tmp_path / "log", allow_policies=(config.policy,))
+    assert digest(found.ledger) == digest(core.ledger)
+
+
+def test_clock_that_gives_seconds_is_refused() -> None:
+    """`time.time` in place of `time.time_ns`."""
+    with pytest.raises(WrongArgument, match="clock_ns gives a float"):
+        Offloader(OffloadConfig(host_blocks=1, device_blocks=1), clock_ns=time.time)  # type: ignore[arg-type]
+
+
+def test_clock_before_1970_is_written_and_read(tmp_path: Path) -> None:
+    config = OffloadConfig(host_blocks=1, device_blocks=1)
+    with Offloader.open(config, tmp_path / "log", clock_ns=lambda: -5) as core:
+        core.arrive("r")
+    assert digest(rebuild(tmp_path / "log").ledger) == digest(core.ledger)
