@@ -440,6 +440,16 @@ class OffloadScheduler:
                 state.awaiting_reoffer[name] = tracked
         self.offloader.advance(moved)
 
+    def lose(self, transfer: int) -> Ended | None:
+        """Give up a transfer that some worker will never report. None if it is not in flight.
+
+        What it may still write is retired. The next `update_connector_output` tells of a lost load.
+        """
+        ended = self.offloader.lose(transfer)
+        if ended is not None:
+            self._note_transfer_end(ended)
+        return ended
+
     def _note_transfer_end(self, ended: Ended) -> None:
         self.device_blocks.release(ended)
         if ended.direction is Direction.LOAD:

@@ -37,6 +37,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
         other bytes fails. The spec refuses this option, because it cannot report a failed load.
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
     log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
+    transfer_timeout_s: how long a copy may stay unreported while no earlier copy of its direction ends
+        (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
     """
 
     cpu_bytes_to_use: Annotated[int, msgspec.Meta(ge=1)]
@@ -45,6 +47,7 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     verify_copies: bool = False
     event_log: str | None = None
     log_on_failure: OnFailure = "continue"
+    transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
 
 
 class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from kvsm.scheduler import (
     StoreMode,
 )
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
+from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
@@ -48,7 +49,10 @@ NULL_BLOCK = 0
 
 
 class SchedulerSide:
-    """The scheduler's side of one engine."""
+    """The scheduler's side of one engine.
+
+    deadlines: which copies have waited too long for their reports.
+    """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         config = _core_config(options, vllm_config, kv_cache_config)
@@ -62,6 +66,7 @@ class SchedulerSide:
             self._core.offloader, _scheduler_config(options, vllm_config, kv_cache_config)
         )
         self._stats = StatsSource(self._core.metrics)
+        self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
         self._waiting: set[str] = set()
@@ -109,6 +114,7 @@ class SchedulerSide:
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """What the workers do in this step."""
         output = scheduler_output
+        self._give_up_overdue()
         self._waiting.difference_update(output.num_scheduled_tokens)
         pool, groups = self._pool, self._scheduler.config.groups
         if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
@@ -117,6 +123,7 @@ class SchedulerSide:
         computed, self._states = self._states, self._hold_states(output)
         plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
         self._free_states(computed)
+        self.deadlines.submitted((*plan.loads, *plan.stores))
         self._admitted.clear()
         if pool is not None:
             pool.computing = ()
@@ -155,10 +162,38 @@ class SchedulerSide:
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
         """Take reports, and note the failed loads. Returns the requests whose load ended well."""
         ended = self._scheduler.update_connector_output(reports).loads
+        in_flight = self._core.offloader.ledger.transfers
+        for report in reports:
+            if report.transfer not in in_flight:
+                self.deadlines.ended(report.transfer)
         failed = {load.request for load in ended if not load.good}
         self._failed_loads |= failed
         self._misplaced |= failed
         return {load.request for load in ended if load.good}
+
+    def _give_up_overdue(self) -> None:
+        """Lose the copies that some rank has not reported in time. A lost load has failed."""
+        ledger = self._core.offloader.ledger
+        for transfer in self.deadlines.overdue():
+            lost = ledger.transfers[transfer]
+            ended = self._scheduler.lose(transfer)
+            assert ended is not None, "what is in flight can be lost"
+            retired = f"{len(lost.slots)} host slots"
+            if ended.direction is Direction.LOAD:
+                blocks = listed(ended.device_blocks)
+                retired += f" and {len(blocks)} device blocks"
+                if self._pool is not None:
+                    self._pool.retire(blocks)
+            log.warning(
+                "kvsm: transfer %d (a %s) is given up: ranks %s have not reported it for %g s. %s are "
+                "retired: they are not used again until the engine restarts%s",
+                transfer,
+                ended.direction.name.lower(),
+                silent_ranks(lost, self._core.offloader.config.workers),
+                self.deadlines.timeout_s,
+                retired,
+                f". The load of request {ended.request} has failed" if ended.request else "",
+            )
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
@@ -217,8 +252,7 @@ def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: A
         policy=options.policy,
         store_threshold=options.store_threshold,
         # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
-        # waits long for a block in flight. A transfer has no limit: if a rank never reports, it has died, and
-        # the engine with it.
+        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer.
         defer_ticks=256,
         transfer_ticks=0,
     )

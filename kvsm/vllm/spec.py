@@ -17,7 +17,7 @@ from kvsm.kv_events import Publisher
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
 from kvsm.vllm.kv_cache_config import host_slots
-from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
+from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import must_have, warn_if_untested
@@ -67,7 +67,10 @@ class KvsmSpec(OffloadingSpec):
         if self._manager is None:
             publisher = Publisher() if self.kv_events_config.enable_kv_cache_events else None
             config, engine = self._core_config(), self.config.parallel.data_parallel_index
-            self._manager = KvsmManager(open_engine_offloader(config, self._options, engine, publisher))
+            core = open_engine_offloader(config, self._options, engine, publisher)
+            # Each pipeline stage has a step, and asynchronous scheduling has one more.
+            most_steps = self.config.parallel.pp_size + 1
+            self._manager = KvsmManager(core, self._options.transfer_timeout_s, most_steps)
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
@@ -75,7 +78,8 @@ class KvsmSpec(OffloadingSpec):
         if self._worker is None:
             rank = self.config.parallel.rank
             slots, chunk = self._num_slots, self.blocks_per_chunk
-            self._worker = KvsmOffloadingWorker(rank, kv_caches.tensors, slots, chunk)
+            patience_s = GIVEN_UP_AFTER * self._options.transfer_timeout_s
+            self._worker = KvsmOffloadingWorker(rank, kv_caches.tensors, slots, chunk, patience_s)
         return self._worker
 
     def _core_config(self) -> OffloadConfig:
@@ -88,7 +92,7 @@ class KvsmSpec(OffloadingSpec):
             workers=1,
             blocks_per_chunk=chunk,
             policy=self._options.policy,
-            # vLLM's connector decides who waits, and what to do if a worker never reports.
+            # vLLM's connector decides who waits, and `TransferDeadlines` bounds a transfer.
             defer_ticks=0,
             transfer_ticks=0,
             store_threshold=self._options.store_threshold,

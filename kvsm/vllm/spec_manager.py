@@ -11,9 +11,12 @@ interface does not say:
 - **That a load must wait.** A hit that cannot be promised is HIT_PENDING: vLLM asks again.
 - **That part of an offer is not stored.** All of an offer is stored, or the answer is None and vLLM offers it
   again. Like vLLM, a key in flight for another request counts as stored.
-- **That jobs from before a reset have ended.** They count as ended at the second `on_schedule_end` after it.
-  With the first one vLLM sends the workers the order to wait for these jobs, and before they have waited, the
-  workers may start a store that was planned after it. A vLLM with `on_reset_flushed` says so itself.
+- **That jobs from before a reset have ended.** In the first step after it vLLM orders the workers to wait
+  for these jobs. They count as ended at the first `on_schedule_end` after this step's output: the second one
+  after the reset if only one step is in flight at a time. A vLLM with `on_reset_flushed` says so itself.
+- **That a job never ends.** `TransferDeadlines` finds it. vLLM itself remembers such a job forever. So a rank
+  gives a store up when its age is `GIVEN_UP_AFTER` timeouts, and reports it as done (`spec_worker`). Here a
+  store of that age counts as lost, whatever is reported.
 - **Which device blocks are copied.** Leases and events name `PlaceholderBlocks`. vLLM itself ensures that a
   device block is not reused in flight and that no stale data stays after a reset: it waits for its jobs.
 - **That a copy failed on one rank.** vLLM counts the ranks and reports what all of them have done, so the
@@ -25,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
@@ -44,6 +48,7 @@ from kvsm.ids import listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.states.transfer import TransferState
 from kvsm.vllm.connector_stats import StatsSource
+from kvsm.vllm.deadlines import TransferDeadlines
 from kvsm.vllm.engine_offloader import EngineOffloader
 from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 from kvsm.vllm.spec_stats import to_offloading_stats
@@ -51,11 +56,15 @@ from kvsm.vllm.spec_stats import to_offloading_stats
 PLACEHOLDERS_PER_HOST_BLOCK = 2
 """All stores together need at most one for each host block. So does the load of one request."""
 
-_STEPS_TO_FLUSH = 2
+GIVEN_UP_AFTER = 2
+"""A rank gives a store up when its age is this many timeouts. The manager hears of a job before any rank
+does, so for the manager a store is older. If it is reported at a lower age, it has ended on all ranks."""
 
 _TELLS_FLUSHED = hasattr(OffloadingManager, "on_reset_flushed")
 
 _UNKNOWN_TRANSFER = 0
+
+log = init_logger("vllm.kvsm")
 
 _HIT, _MISS = offloader.LookupResult.HIT, offloader.LookupResult.MISS
 
@@ -69,10 +78,16 @@ class HostSlots(CPULoadStoreSpec):
 
 
 class KvsmManager(OffloadingManager):
-    """The manager of one engine. Its core has one worker, and `PLACEHOLDERS_PER_HOST_BLOCK`."""
+    """The manager of one engine. Its core has one worker, and `PLACEHOLDERS_PER_HOST_BLOCK`.
 
-    def __init__(self, core: EngineOffloader) -> None:
+    deadlines: which transfers have waited too long for their end.
+    """
+
+    def __init__(self, core: EngineOffloader, transfer_timeout_s: float = 0.0, most_steps: int = 1) -> None:
+        """transfer_timeout_s: see `CommonOptions`. most_steps: how many steps may be in flight at once."""
         self._engine_core, self._core = core, core.offloader
+        self.deadlines = TransferDeadlines(transfer_timeout_s, most_steps)
+        self._most_steps = most_steps
         config = core.offloader.config
         self._chunk, self._num_slots = config.blocks_per_chunk, config.host_blocks
         self._max_transfers = config.max_live_transfers
@@ -156,7 +171,7 @@ class KvsmManager(OffloadingManager):
         seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
         left_out = set(seldom)
         wanted = [key for key in offered if key not in left_out]
-        blocks = self._placeholders_for(wanted)
+        blocks = self._placeholders_for(request, wanted)
         if blocks is None:
             self._refuse(request, wanted)
             return None
@@ -186,9 +201,13 @@ class KvsmManager(OffloadingManager):
         times = ledger.offers.times
         return [key for key in keys if key not in ledger.index and times.get(key, 0) + 1 < threshold]
 
-    def _placeholders_for(self, keys: Sequence[bytes]) -> list[int] | None:
+    def _placeholders_for(self, request: str, keys: Sequence[bytes]) -> list[int] | None:
         """Placeholders for these keys, if all new ones among them can be stored now."""
         ledger = self._core.ledger
+        absent = frozenset([key for key in keys if key not in ledger.index])
+        if (request, Direction.STORE, absent) in self._jobs:
+            # The same store was lost, and vLLM will report its end: that would be taken for the new store's.
+            return None
         slots = list(map(ledger.index.get, keys))
         new = slots.count(None)
         # A key of the offer that is on the host already is not evicted for the others.
@@ -216,18 +235,45 @@ class KvsmManager(OffloadingManager):
         # vLLM says nothing more before this job goes to the workers, so the log is flushed now.
         self._jobs[request, direction, frozenset(keys)] = transfer
         self._core.submit([transfer])
+        self.deadlines.began(transfer, direction)
 
     def _complete(self, request: str, direction: Direction, keys: Iterable[bytes], *, good: bool) -> None:
         """A job has ended. One that names no live transfer changes nothing, and is recorded (S5)."""
         named = frozenset(keys)
         if named:
-            self._end(self._jobs.pop((request, direction, named), _UNKNOWN_TRANSFER), good=good)
+            transfer = self._jobs.pop((request, direction, named), _UNKNOWN_TRANSFER)
+            # A rank never reports a load that it gave up: vLLM would hand its blocks to the model.
+            self._end(transfer, good=good, may_be_given_up=direction is Direction.STORE)
         self._core.flush_log(offloader.LogFlush.REPORTS_TAKEN)
 
-    def _end(self, transfer: int, *, good: bool) -> None:
+    def _end(self, transfer: int, *, good: bool, may_be_given_up: bool) -> None:
+        """vLLM counts this transfer as ended on all ranks."""
+        patience_s = GIVEN_UP_AFTER * self.deadlines.timeout_s
+        if may_be_given_up and patience_s and self.deadlines.age_s(transfer) >= patience_s:
+            self._lose(transfer)
         ended = self._core.report(transfer, 0, good).ended
+        self.deadlines.ended(transfer)
         if ended is not None:
             self._placeholders.give_back(listed(ended.device_blocks))
+
+    def _lose(self, transfer: int) -> None:
+        """Give this transfer up: a rank may never end it."""
+        ended = self._core.lose(transfer)
+        if ended is None:
+            return
+        is_load = ended.direction is Direction.LOAD
+        if not is_load:
+            # The placeholders of a load are retired, as the device blocks would be.
+            self._placeholders.give_back(listed(ended.device_blocks))
+        log.warning(
+            "kvsm: transfer %d (a %s) is given up: some rank has not ended it for %g s. %d host slots are "
+            "retired: they are not used again until the engine restarts%s",
+            transfer,
+            ended.direction.name.lower(),
+            self.deadlines.timeout_s,
+            len(ended.device_blocks) // self._chunk,
+            _waits_on(ended.request) if is_load else "",
+        )
 
     # Requests and steps.
 
@@ -246,8 +292,10 @@ class KvsmManager(OffloadingManager):
         self._core.finish(request)
 
     def on_schedule_end(self, context: Any) -> None:
-        """A step is scheduled: promises that were not loaded are void."""
+        """A step is scheduled: promises that were not loaded are void, and overdue transfers are given up."""
         core = self._core
+        for transfer in self.deadlines.overdue():
+            self._lose(transfer)
         for request, key in self._missed.items():
             if request not in self._promises.by_request and core.may_match(request):
                 core.pin(request, (), key)
@@ -278,7 +326,7 @@ class KvsmManager(OffloadingManager):
         self._refused.clear()
         self._jobs.clear()
         if not self._core.reset():
-            self._steps_to_flush = _STEPS_TO_FLUSH
+            self._steps_to_flush = 1 + self._most_steps
 
     def on_reset_flushed(self) -> None:
         """Every job from before the last reset has ended on all ranks."""
@@ -288,7 +336,7 @@ class KvsmManager(OffloadingManager):
     def _drain(self) -> None:
         for transfer in list(self._core.ledger.transfers.values()):
             if transfer.state is TransferState.ABANDONED:
-                self._end(transfer.id, good=True)
+                self._end(transfer.id, good=True, may_be_given_up=True)
 
     def has_pending_work(self) -> bool:
         """Whether a reset still waits for copies."""
@@ -307,6 +355,13 @@ class KvsmManager(OffloadingManager):
     def shutdown(self) -> None:
         """Close the event log."""
         self._engine_core.close()
+
+
+def _waits_on(request: str) -> str:
+    return (
+        f". Request {request} and its device blocks wait until the copy ends, because vLLM's "
+        "OffloadingConnector cannot be told that a load failed; KvsmConnector recomputes such a request"
+    )
 
 
 class _Promises:

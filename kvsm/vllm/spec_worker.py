@@ -8,16 +8,23 @@ used from place i % blocks_per_chunk on, and the last one may be used in part.
 
 vLLM cannot be told that a copy failed: it would treat a failed load as loaded and a failed store as stored.
 So a failed copy stops the engine, with the reason.
+
+A copy that never ends is given up when it is `patience_s` old. vLLM remembers a job until every rank has
+reported it, and a step may wait for a job. So a store that is given up is reported as done; `spec_manager`
+counts it as lost by then. A load is never reported before it has ended, because its request would read the
+blocks. But no step waits for it any longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
+from kvsm.copy_engines import CopyResult
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
@@ -27,13 +34,36 @@ from kvsm.vllm.rank_copies import RankCopies, make_copies
 
 log = init_logger("vllm.kvsm")
 
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
+"""Between two looks at the copies that a step waits for. The pause doubles each time."""
+
 
 class KvsmOffloadingWorker(OffloadingWorker):
-    """The worker of one rank. Raises `ConfigError`."""
+    """The worker of one rank. Raises `ConfigError`.
 
-    def __init__(self, rank: int, caches: Sequence[Any], num_slots: int, blocks_per_chunk: int) -> None:
-        """caches: vLLM's `CanonicalKVCacheTensor`s."""
-        self._rank, self._chunk = rank, blocks_per_chunk
+    clock: monotonic time (s), and pause: sleeps so long (s); public, so that a test can choose them.
+    """
+
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    pause: Callable[[float], None] = staticmethod(time.sleep)
+
+    def __init__(
+        self,
+        rank: int,
+        caches: Sequence[Any],
+        num_slots: int,
+        blocks_per_chunk: int,
+        patience_s: float = 0.0,
+    ) -> None:
+        """caches: vLLM's `CanonicalKVCacheTensor`s. patience_s: how old a copy becomes before it is given up
+        (s); 0: it never is."""
+        self._rank, self._chunk, self._patience_s = rank, blocks_per_chunk, patience_s
+        self._began: dict[Direction, dict[int, float]] = {direction: {} for direction in Direction}
+        """Direction -> job -> when it was submitted, the oldest first. Jobs that have not ended."""
+        self._given_up: set[int] = set()
+        """Stores that were reported as done, and whose copy has not ended."""
+        self._ended: list[CopyResult] = []
+        """Copies that have ended, and vLLM has not been told."""
         self._rows = [block_rows(cache) for cache in caches]
         self._num_slots = num_slots
         self._copies = self._make_copies()
@@ -59,10 +89,13 @@ class KvsmOffloadingWorker(OffloadingWorker):
         hosts = host_blocks(device, host.block_ids.tolist(), self._chunk)
         blocks = device.block_ids.tolist()
         self._copies.engine.submit(TransferJob(job_id, direction, pack(blocks), pack(hosts)))
+        self._began[direction][job_id] = self.clock()
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that have ended since the last call. Raises `TransferFailed` if one failed."""
-        results = self._copies.engine.poll()
+        """The jobs that are over since the last call: ended, or given up. Raises `TransferFailed` if one
+        failed."""
+        self._poll()
+        results, self._ended = self._ended, []
         for result in results:
             if not result.good:
                 text = (
@@ -72,11 +105,59 @@ class KvsmOffloadingWorker(OffloadingWorker):
                 )
                 log.error("kvsm: %s", text)
                 raise TransferFailed(text)
-        return [TransferResult(one.transfer, True, one.bytes, one.seconds) for one in results]
+        over = [TransferResult(one.transfer, True, one.bytes, one.seconds) for one in results]
+        return over + [TransferResult(job, True) for job in self._give_up_stores()]
+
+    def _poll(self) -> None:
+        """Note which copies have ended."""
+        for result in self._copies.engine.poll():
+            job = result.transfer
+            if job in self._given_up:
+                self._given_up.remove(job)
+                log.info("kvsm: store %d ended on rank %d after it was given up", job, self._rank)
+            else:
+                del self._began[result.direction][job]
+                self._ended.append(result)
+
+    def _give_up_stores(self) -> list[int]:
+        """The stores that are too old, each once."""
+        stores = self._began[Direction.STORE]
+        given_up: list[int] = []
+        while self._patience_s and stores and self._is_too_old(next(iter(stores.items()))[1]):
+            job = next(iter(stores))
+            del stores[job]
+            given_up.append(job)
+        if given_up:
+            self._given_up.update(given_up)
+            log.error(
+                "kvsm: stores %s have not ended on rank %d for %g s and are given up",
+                given_up,
+                self._rank,
+                self._patience_s,
+            )
+        return given_up
+
+    def _is_too_old(self, began: float) -> bool:
+        return self.clock() - began >= self._patience_s
 
     def wait(self, job_ids: set[int]) -> None:
-        """Return when these jobs have ended. Unknown ones have."""
-        self._copies.engine.wait(sorted(job_ids))
+        """Return when these jobs have ended, or are too old to wait for. Unknown ones have ended."""
+        if not self._patience_s:
+            self._copies.engine.wait(sorted(job_ids))
+            return
+        pause_s = SHORTEST_PAUSE_S
+        while True:
+            self._poll()
+            awaited = {
+                job: began
+                for jobs in self._began.values()
+                for job, began in jobs.items()
+                if job in job_ids and not self._is_too_old(began)
+            }
+            if not awaited:
+                return
+            self.pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def shutdown(self) -> None:
         """Wait for all copies, and free the host memory."""

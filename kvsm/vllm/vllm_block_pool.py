@@ -7,6 +7,15 @@ from typing import Any
 
 from kvsm.vllm.versions import must_have
 
+_USED = (
+    "touch",
+    "free_blocks",
+    "blocks",
+    "num_gpu_blocks",
+    "cached_block_hash_to_block",
+    "free_block_queue",
+)
+
 
 class VllmBlockPool:
     """References are counted on vLLM's own blocks. Raises `ConfigError` for another kind of pool.
@@ -16,7 +25,7 @@ class VllmBlockPool:
     """
 
     def __init__(self, pool: Any) -> None:
-        must_have(pool, ("touch", "free_blocks", "blocks", "cached_block_hash_to_block", "free_block_queue"))
+        must_have(pool, _USED)
         self._pool, self._blocks = pool, pool.blocks
         self.computing: Collection[int] = ()
 
@@ -27,6 +36,14 @@ class VllmBlockPool:
     def free_blocks(self, blocks: Sequence[int]) -> None:
         """Release these blocks."""
         self._pool.free_blocks([self._blocks[block] for block in blocks])
+
+    def retire(self, blocks: Sequence[int]) -> None:
+        """A lost copy may still write these blocks, and keeps its references to them.
+
+        So vLLM never takes them again. The pool counts as smaller by them: else no reset of the prefix cache
+        would ever succeed, because one needs every block to be free.
+        """
+        self._pool.num_gpu_blocks -= len(blocks)
 
     def key_of(self, block: int) -> bytes | None:
         """The key of a cached block."""

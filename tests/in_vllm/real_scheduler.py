@@ -27,6 +27,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from hanging_copies import Clock, HangingCopyEngine
 from known_content import ModelRunner, Step, Truth, Words
 from scheduler_shapes import (
     BLOCK_TOKENS,
@@ -44,6 +45,7 @@ from scheduler_shapes import (
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -52,14 +54,20 @@ from kvsm.copy_engines.failing import FailingCopyEngine
 from kvsm.errors import PropertyBroken
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
-from kvsm.plan import TransferPlan
+from kvsm.metrics import gauges
+from kvsm.plan import TransferPlan, WorkerReport
 from kvsm.properties import Property
 from kvsm.replay import verify_log
 from kvsm.snapshot import digest
+from kvsm.states.lease import LeaseState
+from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.rank_copies import RankCopies
+
+MOST_BLOCKS = 26
+"""As many device blocks as the largest request needs, and the null block."""
 
 DRAIN_STEPS = 2000
 """More steps than any of these engines needs to finish all its work."""
@@ -68,7 +76,9 @@ DRAIN_STEPS = 2000
 class Rank:
     """A worker: the worker's side of vLLM's connector, and a device on which compute is queued."""
 
-    def __init__(self, config: Any, kv_cache: Any, shape: Shape, number: int, seed: int) -> None:
+    def __init__(
+        self, config: Any, kv_cache: Any, shape: Shape, number: int, seed: int, clock: Clock
+    ) -> None:
         config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
         self._number = number
         self._memory = torch.zeros(shape.device_blocks, BLOCK_TOKENS * WORD_BYTES, dtype=torch.int8)
@@ -76,19 +86,34 @@ class Rank:
         self._wrong: list[str] = []
         self._ends: list[Any] = []
         self.silent: set[int] = set()
-        """Transfers whose end this rank never reports."""
+        """Transfers whose end this rank does not report."""
+        self.belated: list[WorkerReport] = []
+        """Reports that were kept back, and come with the next step."""
+        self._kept_back: list[WorkerReport] = []
 
         def copies(tensors: Sequence[Any], host_blocks: int, _verify: bool) -> RankCopies:
             pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES)
             engine = SimulatedCopyEngine(list(tensors), pool.blocks, seed + number)
             self.device = engine.simulated
-            return RankCopies(FailingCopyEngine(engine, seed + number, shape.failing), pool)
+            self.copies = HangingCopyEngine(
+                FailingCopyEngine(engine, seed + number, shape.failing),
+                (tensors, [pool.blocks]),
+                clock,
+                Random(f"hangs {seed} {number}"),
+                shape.hanging,
+                waits_for_loads=isinstance(self.connector, OffloadingConnector),
+                spare_blocks=(shape.device_blocks - MOST_BLOCKS) // shape.ranks,
+            )
+            return RankCopies(self.copies, pool)
 
         self.connector = KvsmConnector(config, KVConnectorRole.WORKER, kv_cache)
         with patch("kvsm.vllm.worker_side.make_copies", copies):
             self.connector.register_kv_caches(
                 {f"layer.{group}": self._memory for group in range(shape.groups)}
             )
+        if isinstance(self.connector, OffloadingConnector):
+            worker = self.connector.connector_worker.worker
+            worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
 
     def execute(self, step: Step) -> ModelRunnerOutput:
         """Queue the step's compute, as a worker does, without waiting for anything."""
@@ -119,10 +144,17 @@ class Rank:
         )
 
     def _heard(self, reports: StepReports | None) -> StepReports | None:
-        if reports is None or not self.silent:
+        if not self.silent:
             return reports
-        told = tuple(report for report in reports.reports if report.transfer not in self.silent)
-        return StepReports(told) if told else None
+        ended = reports.reports if reports is not None else ()
+        self._kept_back += [report for report in ended if report.transfer in self.silent]
+        told = [*self.belated, *[report for report in ended if report.transfer not in self.silent]]
+        self.belated = []
+        return StepReports(tuple(told)) if told else None
+
+    def speak(self) -> None:
+        """Report what was kept back."""
+        self.belated, self._kept_back = self._kept_back, []
 
     def await_compute(self) -> None:
         """Wait until the oldest step that was not waited for has computed."""
@@ -174,7 +206,9 @@ class Engine:
         self._side = self.scheduler.connector._side
         self._core = self._side._core
         self.ledger: Ledger = self._core.offloader.ledger
-        self.ranks = [Rank(config, kv_cache, shape, rank, seed) for rank in range(shape.ranks)]
+        self.clock = Clock()
+        self._side.deadlines.clock = self.clock.read
+        self.ranks = [Rank(config, kv_cache, shape, rank, seed, self.clock) for rank in range(shape.ranks)]
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         self._runner = ModelRunner(shape, self._random)
         self._truths: dict[str, Truth] = {}
@@ -230,6 +264,7 @@ class Engine:
         if not self._executed and not self.execute():
             return False
         step, outputs = self._executed.pop(0)
+        self.clock.advance(1)
         for rank in self.ranks:
             rank.await_compute()
         output = outputs[-1]
@@ -307,12 +342,7 @@ class Engine:
             raise PropertyBroken(Property.PROGRESS, f"after {DRAIN_STEPS} steps this is left: {self._left()}")
         self.check()
         assert_at_rest(self.ledger)
-        pool = self.scheduler.kv_cache_manager.block_pool
-        if pool.get_num_free_blocks() != self.shape.device_blocks - 1:
-            held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
-            raise PropertyBroken(
-                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, but no request is left"
-            )
+        self._check_free_blocks()
         for name in self._asked:
             self._check_answer(name)
 
@@ -349,6 +379,27 @@ class Engine:
                 raise PropertyBroken(
                     Property.PROGRESS, f"request {request.request_id} has no blocks, and is in the way"
                 )
+
+    def _check_free_blocks(self) -> None:
+        """At rest the free device blocks are those that no lost copy may write. Losses need a reason."""
+        pool, now = self.scheduler.kv_cache_manager.block_pool, gauges(self.ledger)
+        self.counts["retired slots"] = now["retired_blocks"]
+        self.counts["retired device blocks"] = self.shape.device_blocks - pool.num_gpu_blocks
+        held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
+        retired = [block for block in self._retired_device_blocks() if block]
+        if held != retired or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"device blocks {held} are held, but no request is left, and {retired} are retired",
+            )
+        if now["retired_blocks"] and not self.shape.hanging and not any(rank.silent for rank in self.ranks):
+            raise PropertyBroken(Property.PROGRESS, "a transfer was given up, but every copy is reported")
+
+    def _retired_device_blocks(self) -> list[int]:
+        """What a lost copy may still write."""
+        return [
+            int(one) for one in np.flatnonzero(self.ledger.leases.view & STATE_MASK == LeaseState.RETIRED)
+        ]
 
     def _check_answer(self, name: str) -> None:
         request, told, truth = self._asked[name], self.told[name], self._truths[name]

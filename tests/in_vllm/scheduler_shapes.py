@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
+from hanging_copies import TIMEOUT_S
 from vllm import config as vllm
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -46,6 +47,7 @@ class Shape(NamedTuple):
     shards: tensor-parallel ranks of each stage.
     drafts: speculative tokens of each step.
     failing: share of the copies that fail on each rank.
+    hanging: share of the copies that hang on each rank (`hanging_copies`).
     extra: options of the connector.
     """
 
@@ -60,6 +62,7 @@ class Shape(NamedTuple):
     step_tokens: int = 16
     most_running: int = 4
     failing: float = 0.0
+    hanging: float = 0.0
     on_failed_load: str = "recompute"
     extra: Mapping[str, Any] = {}
 
@@ -85,6 +88,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "step_tokens": (8, 16, 64),
     "most_running": (2, 4),
     "failing": (0.0, 0.0, 0.2),
+    "hanging": (0.0, 0.0, 0.0, 0.1),
     "on_failed_load": ("recompute", "recompute", "fail"),
     "extra": (
         {},
@@ -166,6 +170,7 @@ def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
         "cpu_bytes_to_use": shape.host_blocks * block_bytes * shape.ranks,
         "event_log": f"{directory}/events",
         "log_durability": "none",
+        "transfer_timeout_s": TIMEOUT_S,
         **shape.extra,
     }
     config = changed(

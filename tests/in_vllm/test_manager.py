@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from hanging_copies import Clock
 from vllm.v1.kv_offload.base import (
     LookupResult,
     Medium,
@@ -62,7 +63,9 @@ def keys(*numbers: int) -> list[Any]:
 class Rig:
     """A manager with its log, and short names for vLLM's calls."""
 
-    def __init__(self, slots: int = 4, **options: Any) -> None:
+    def __init__(
+        self, slots: int = 4, *, timeout_s: float = 0.0, most_steps: int = 1, **options: Any
+    ) -> None:
         chunk = options.get("blocks_per_chunk", 1)
         config = OffloadConfig(
             host_blocks=slots,
@@ -73,7 +76,10 @@ class Rig:
         )
         self.log = FlushedLog()
         self.core = Offloader(config, self.log, publisher=Publisher(), clock_ns=lambda: 0)
-        self.manager = KvsmManager(EngineOffloader(self.core, Metrics.attached_to(self.core), None))
+        core = EngineOffloader(self.core, Metrics.attached_to(self.core), None)
+        self.manager = KvsmManager(core, timeout_s, most_steps)
+        self.clock = Clock()
+        self.manager.deadlines.clock = self.clock.read
         self.told: set[bytes] = set()
 
     def context(self, request: str, **parameters: Any) -> ReqContext:
@@ -519,6 +525,103 @@ def test_what_a_load_brought_before_a_reset_does_not_stop_a_store_after_it() -> 
     rig.manager.complete_store(set(keys(1)), loading)
     rig.check()
     rig.check_log()
+
+
+# Copies that never end.
+
+
+def test_an_overdue_store_is_retired() -> None:
+    """Progress (S9): its slot is lost and its key is not found. What vLLM reports of it later is rejected."""
+    rig = Rig(2, timeout_s=10)
+    context, (slot,) = rig.begin_store(keys(1))
+    rig.clock.advance(9.9)
+    for _ in range(3):
+        rig.end_step()
+    assert states(rig)[slot] is BlockState.STORING
+    rig.clock.advance(0.1)
+    rig.end_step()
+    assert states(rig)[slot] is BlockState.STORING, "a step in flight may still report it"
+    rig.end_step()
+    assert states(rig)[slot] is BlockState.RETIRED
+    rig.manager.complete_store(set(keys(1)), context)
+    assert rig.log[-1].kind == "ReportRejected"
+    assert rig.manager.lookup(key(1), context) is MISS
+    assert rig.store(keys(2)) != [slot]
+    rig.check()
+    rig.check_log()
+
+
+def test_an_overdue_load_is_retired_and_may_still_end() -> None:
+    """Its slots stay as they are, so the request may use what it brings late."""
+    rig = Rig(2, timeout_s=10)
+    (slot,) = rig.store(keys(1))
+    loading = rig.context("loading")
+    rig.manager.prepare_load(keys(1), loading)
+    rig.clock.advance(10)
+    rig.end_step()
+    rig.end_step()
+    assert states(rig)[slot] is BlockState.RETIRED
+    assert rig.manager.lookup(key(1), loading) is MISS
+    rig.manager.complete_load(set(keys(1)), loading)
+    rig.manager.on_request_finished(loading)
+    rig.check()
+    assert_at_rest(rig.core.ledger)
+    rig.check_log()
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(19.9, BlockState.STORED), (20, BlockState.RETIRED)])
+def test_a_store_that_a_rank_may_have_given_up_is_not_believed(age_s: float, state: BlockState) -> None:
+    """Failure is not success (S6): from this age on, a rank reports a store that it has given up."""
+    rig = Rig(2, timeout_s=10)
+    context, (slot,) = rig.begin_store(keys(1))
+    rig.clock.advance(age_s)
+    rig.manager.complete_store(set(keys(1)), context)
+    assert states(rig)[slot] is state
+    rig.check()
+    rig.check_log()
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(9, BlockState.EVICTED), (20, BlockState.RETIRED)])
+def test_after_a_reset_a_copy_that_a_rank_may_have_given_up_is_lost(age_s: float, state: BlockState) -> None:
+    """No reuse in flight (S3): the workers wait for the jobs from before the reset, but not forever."""
+    rig = Rig(2, timeout_s=10)
+    rig.store(keys(1))
+    rig.manager.prepare_load(keys(1), rig.context("loading"))
+    rig.begin_store(keys(2))
+    rig.manager.reset_cache()
+    rig.end_step()
+    rig.clock.advance(age_s)
+    rig.end_step()
+    assert states(rig) == [state] * 2
+    assert not rig.manager.has_pending_work()
+    rig.check()
+    rig.check_log()
+
+
+def test_a_reset_is_over_when_its_first_step_is() -> None:
+    """With several steps in flight the workers may still wait when the next steps are scheduled."""
+    rig = Rig(1, most_steps=3)
+    rig.begin_store(keys(1))
+    rig.manager.reset_cache()
+    for _ in range(3):
+        rig.end_step()
+        assert states(rig) == [BlockState.QUARANTINED]
+    rig.end_step()
+    assert states(rig) == [BlockState.EVICTED]
+
+
+def test_a_store_is_not_begun_again_before_its_lost_twin_is_reported() -> None:
+    """Generation (S5): the end of the lost one would be taken for the end of the new one."""
+    rig = Rig(2, timeout_s=10)
+    context, _ = rig.begin_store(keys(1))
+    rig.clock.advance(10)
+    rig.end_step()
+    rig.end_step()
+    assert rig.manager.prepare_store(keys(1), context) is None
+    rig.manager.complete_store(set(keys(1)), context)
+    output = rig.manager.prepare_store(keys(1), context)
+    assert output is not None
+    assert output.keys_to_store == keys(1)
 
 
 # Requests, and what is published.

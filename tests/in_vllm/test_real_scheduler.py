@@ -9,21 +9,21 @@ the same state and verifies.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from hanging_copies import TIMEOUT_S
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from real_scheduler import Engine, walk
 from scheduler_shapes import BLOCK_TOKENS, CHOICES, Shape, valid
 
-from kvsm.events import OffloadConfig
 from kvsm.testing.base import PropertyMachine
+from kvsm.vllm import scheduler_side
 
 STEPS = 6000
 
@@ -226,24 +226,142 @@ def test_request_whose_load_failed_blocks_no_other() -> None:
     end(engine)
 
 
+# Copies that one rank never reports.
+
+
+def rejected(engine: Engine) -> int:
+    """How many reports changed nothing."""
+    return sum(engine._core.metrics.values()["reports_rejected"].values())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_lost_store_does_not_stop_the_cache(is_async: bool) -> None:
+    """Progress (S9): one rank of two never reports one store.
+
+    Its blocks are held and no reset succeeds, but only until its time is up. Then the engine is idle, a reset
+    succeeds, and later requests are stored and loaded.
+    """
+    engine = Engine(Shape(is_async=is_async, shards=2, host_blocks=160), seed=0)
+    engine.arrive(0, 16, 0, 1)
+    engine.schedule()
+    while not engine.plan.stores:
+        engine.deliver()
+        engine.schedule()
+    (store,) = engine.plan.stores
+    engine.ranks[1].silent.add(store.transfer)
+    for _ in range(5):
+        engine.step()
+    assert engine.scheduler.has_requests()
+    assert not engine.scheduler.reset_prefix_cache(reset_connector=True)
+    engine.drain()
+    assert engine.clock.now < 2 * TIMEOUT_S
+    assert (engine.counts["retired slots"], engine.counts["retired device blocks"]) == (4, 0)
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    for number in range(40):
+        engine.arrive(2 * (number % 8), 16, 0, 1)
+        engine.drain()
+        engine.scheduler.reset_prefix_cache()
+    assert engine.counts["loads"] == 32
+    end(engine)
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_lost_load_is_computed(shards: int) -> None:
-    """Progress (S9): a rank never reports its copy. When the core gives the load up, the request hears of it.
+    """Progress (S9): a rank never reports its copy. When its time is up, the request hears of it once.
 
-    No worker reports anything any more then. The blocks of the load are not reused.
+    The blocks of the load are not reused, and the prefix cache can be reset although they are held.
     """
-
-    def patience(**given: Any) -> OffloadConfig:
-        return OffloadConfig(**{**given, "transfer_ticks": 20})
-
-    with patch("kvsm.vllm.scheduler_side.OffloadConfig", patience):
-        engine = served(Shape(is_async=True, shards=shards))
+    engine = served(Shape(is_async=True, shards=shards))
     (load,) = ask_again(engine)
     engine.ranks[-1].silent.add(load)
-    for _ in range(100):
-        engine.step()
+    engine.drain()
+    assert (engine.counts["failed loads"], engine.counts["loads"]) == (1, 1)
     assert len(engine.told["r1"]) == 3
-    assert not engine.scheduler.has_requests()
-    held = [block for block in engine.scheduler.kv_cache_manager.block_pool.blocks[1:] if block.ref_cnt]
-    assert len(held) == 16 // BLOCK_TOKENS
-    engine.close()
+    assert engine.counts["retired device blocks"] == engine.counts["retired slots"] == 16 // BLOCK_TOKENS
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    end(engine)
+
+
+@pytest.mark.parametrize("aborts", [False, True])
+def test_a_lost_load_may_end_its_request_or_find_it_aborted(aborts: bool) -> None:
+    """With `fail` the client gets an error. An aborted request is held no longer than its load."""
+    engine = served(Shape(is_async=True, on_failed_load="fail"))
+    (load,) = ask_again(engine)
+    engine.ranks[0].silent.add(load)
+    if aborts:
+        engine.abort(0)
+    end(engine)
+    assert (engine.counts["errors"], engine.told["r1"]) == (not aborts, [])
+
+
+def test_a_report_that_comes_too_late_is_rejected() -> None:
+    """Stale reports change nothing (S5): the load has failed by then, and fails only once."""
+    engine = served(Shape(is_async=True, shards=2))
+    (load,) = ask_again(engine)
+    engine.ranks[1].silent.add(load)
+    engine.drain()
+    before = rejected(engine)
+    engine.ranks[1].speak()
+    engine.arrive(2, 16, 1, 3)
+    end(engine)
+    assert rejected(engine) == before + 1
+    assert (engine.counts["failed loads"], len(engine.told["r1"])) == (1, 3)
+
+
+def test_a_step_longer_than_the_bound_loses_nothing() -> None:
+    """The copies end during the step, and their reports come with its output."""
+    engine = served(Shape(is_async=True, shards=2))
+    ask_again(engine)
+    engine.execute()
+    for rank in engine.ranks:
+        rank.copies.drain()
+    engine.clock.advance(100 * TIMEOUT_S)
+    end(engine)
+    assert engine.counts["failed loads"] == engine.counts["retired slots"] == 0
+
+
+def test_zero_never_gives_a_copy_up() -> None:
+    engine = served(Shape(is_async=True, extra={"transfer_timeout_s": 0}))
+    (load,) = ask_again(engine)
+    engine.ranks[0].silent.add(load)
+    engine.clock.advance(1e9)
+    for _ in range(20):
+        engine.step()
+    assert engine.counts["failed loads"] == 0
+    engine.ranks[0].speak()
+    end(engine)
+    assert len(engine.told["r1"]) == 3
+
+
+def test_a_loss_names_what_is_lost() -> None:
+    """The warning has the transfer, its direction, the silent ranks, the request and what is retired."""
+    engine = served(Shape(is_async=True, shards=2))
+    (load,) = ask_again(engine)
+    engine.ranks[1].silent.add(load)
+    with patch.object(scheduler_side.log, "warning") as warned:
+        end(engine)
+    (((text, *values), _),) = warned.call_args_list
+    assert text % tuple(values) == (
+        f"kvsm: transfer {load} (a load) is given up: ranks [1] have not reported it for 20 s. 4 host slots "
+        "and 4 device blocks are retired: they are not used again until the engine restarts. The load of "
+        "request r1 has failed"
+    )
+
+
+def test_whatever_hangs_the_words_are_right() -> None:
+    """No reuse in flight (S3): copies hang on any rank, and write wrong bytes after they were given up."""
+    counts = Counter[str]()
+    for seed, shape in HANGING.items():
+        counts += walk(seed, acts=300, shape=shape)
+    for what in ("failed loads", "retired slots", "retired device blocks", "whole resets"):
+        assert counts[what], what
+
+
+HANGING = {
+    0: Shape(is_async=True, shards=2, device_blocks=48, host_blocks=160, hanging=0.15),
+    1: Shape(stages=2, groups=2, device_blocks=48, host_blocks=40, hanging=0.15, on_failed_load="fail"),
+    2: Shape(is_async=True, runner=2, device_blocks=48, host_blocks=160, failing=0.2, hanging=0.15),
+    3: Shape(shards=2, host_blocks=40, hanging=0.3, extra={"store": "lazy", "lazy_target_blocks": 6}),
+    4: Shape(is_async=True, drafts=2, device_blocks=48, hanging=0.15, extra={"blocks_per_chunk": 2}),
+}
+"""Seed of the walk -> its engine."""

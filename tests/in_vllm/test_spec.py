@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 import torch
 import workloads
+from hanging_copies import TIMEOUT_S, Clock, HangingCopyEngine
 from vllm.v1.kv_offload.base import CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -27,9 +29,10 @@ from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from workloads import make_rounds, make_trial, reusable_tokens
 
 from kvsm.errors import ConfigError, TransferFailed
+from kvsm.events import Direction
 from kvsm.replay.verify import verify_log
 from kvsm.vllm import KvsmSpec
-from kvsm.vllm.spec_manager import HostSlots
+from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, HostSlots
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, block_rows, host_blocks
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA
 from kvsm.vllm.trial import Trial, run_trial, spec_config
@@ -239,6 +242,60 @@ def test_waiting_for_what_is_over_returns() -> None:
     worker.submit_store(0, device_spec([Group(0, 1)], [0]), HostSlots([0], 2))
     finish(worker, 0)
     worker.wait({0, 17})
+    worker.shutdown()
+
+
+def hanging_worker(direction: Direction, clock: Clock) -> tuple[KvsmOffloadingWorker, HangingCopyEngine]:
+    """A worker whose jobs in this direction hang, and that gives them up after twice the timeout."""
+    caches = [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)]
+    worker = KvsmOffloadingWorker(0, caches, 2, 1, GIVEN_UP_AFTER * TIMEOUT_S)
+    worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
+    rows, engine = [caches[0].tensor], worker._copies.engine
+    hanging = HangingCopyEngine(engine, (rows, []), clock, Random(0), 1.0, True, 9, never=True)
+    worker._copies = worker._copies._replace(engine=hanging)
+    submit = worker.submit_store if direction is Direction.STORE else worker.submit_load
+    device, host = device_spec([Group(0, 1)], [0]), HostSlots([0], 2)
+    submit(7, *((device, host) if direction is Direction.STORE else (host, device)))
+    return worker, hanging
+
+
+def test_a_store_that_hangs_is_given_up_and_reported_once() -> None:
+    """Progress (S9): vLLM remembers a job until each rank has reported it. A late end is not told."""
+    clock = Clock()
+    worker, hanging = hanging_worker(Direction.STORE, clock)
+    clock.advance(2 * TIMEOUT_S - 1)
+    assert worker.get_finished() == []
+    clock.advance(1)
+    assert [(one.job_id, one.success, one.transfer_size) for one in worker.get_finished()] == [
+        (7, True, None)
+    ]
+    hanging.let_go()
+    worker._copies.engine.wait([7])
+    assert worker.get_finished() == []
+    worker.shutdown()
+
+
+def test_a_load_that_hangs_is_never_reported_before_its_end() -> None:
+    """Failure is not success (S6): its request would read the blocks."""
+    clock = Clock()
+    worker, hanging = hanging_worker(Direction.LOAD, clock)
+    clock.advance(100 * TIMEOUT_S)
+    worker.wait({7})
+    assert worker.get_finished() == []
+    hanging.let_go()
+    worker._copies.engine.wait([7])
+    assert [one.job_id for one in worker.get_finished()] == [7]
+    worker.shutdown()
+
+
+@pytest.mark.parametrize("direction", Direction)
+def test_no_step_waits_for_a_hanging_copy_without_end(direction: Direction) -> None:
+    """vLLM makes a step wait for a job when its device blocks change hands, and after a reset."""
+    clock = Clock()
+    worker, _ = hanging_worker(direction, clock)
+    worker.wait({7})
+    assert clock.now == 2 * TIMEOUT_S
+    assert len(worker.get_finished()) == (direction is Direction.STORE)
     worker.shutdown()
 
 

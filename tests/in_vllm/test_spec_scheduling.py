@@ -34,7 +34,8 @@ class SpecConnector(OffloadingConnector):
 
     @property
     def _side(self) -> Any:
-        return SimpleNamespace(_core=self.scheduler.manager._engine_core)
+        manager: Any = self.scheduler.manager
+        return SimpleNamespace(_core=manager._engine_core, deadlines=manager.deadlines)
 
 
 @contextmanager
@@ -100,6 +101,10 @@ class SpecEngine(Engine):
         super().reset(running, connector)
         if running and self.counts["whole resets"] == wholes:
             super().reset_host()
+
+    def _retired_device_blocks(self) -> list[int]:
+        """None: a load is never given up towards vLLM."""
+        return []
 
     def reset_host(self) -> None:
         if self._has_stepped and self.shape.groups == 1:

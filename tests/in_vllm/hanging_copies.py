@@ -1,0 +1,132 @@
+"""A copy engine some of whose copies hang until long after they were given up, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Any
+
+from kvsm.copy_engines import CopyEngine, CopyResult
+from kvsm.events import Direction
+from kvsm.plan import TransferJob
+
+TIMEOUT_S = 20.0
+"""The `transfer_timeout_s` of engines whose copies hang. A step takes one second."""
+
+LONGEST_COPY_S = 4.0
+"""A copy that does not hang takes no longer."""
+
+NEVER = float("inf")
+
+SPOILED = 0x55
+"""What a copy writes that comes too late. No word has such bytes."""
+
+
+class Clock:
+    """Time that a test moves on (s)."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class HangingCopyEngine:
+    """A `CopyEngine` that lets a share of its transfers hang.
+
+    A hanging transfer ends three to six timeouts later, or never. Then it writes wrong bytes to all its
+    targets, and reports that it was good: whoever uses this memory again has wrong words. A spec's load is
+    different, because it is never given up: it ends at last, and as it should.
+
+    pools: the tensors of the device, and those of the host; a row of each is a block.
+    waits_for_loads: whether loads are a spec's.
+    never: whether a transfer that hangs ends only with `let_go`.
+    spare_blocks: how many device blocks the engine can lose and still serve its largest request.
+    """
+
+    def __init__(
+        self,
+        engine: CopyEngine,
+        pools: tuple[Sequence[Any], Sequence[Any]],
+        clock: Clock,
+        random: Random,
+        share: float,
+        waits_for_loads: bool,
+        spare_blocks: int,
+        never: bool = False,
+    ) -> None:
+        self._engine, self._clock, self._random = engine, clock, random
+        self._devices, self._hosts = pools
+        self._share, self._never = share, never
+        self._waits_for_loads, self._spare_blocks = waits_for_loads, spare_blocks
+        self.hanging: dict[int, tuple[float, TransferJob, Any]] = {}
+        """Transfer -> (when it ends, its job, its mark)."""
+        self._polled_at = clock.now
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._engine.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._engine.num_host_blocks
+
+    def mark(self) -> Any:
+        return self._engine.mark()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        is_load = job.direction is Direction.LOAD
+        is_awaited = is_load and self._waits_for_loads
+        lost_blocks = len(job.pairs()[0]) if is_load and not is_awaited else 0
+        if self._random.random() >= self._share or lost_blocks > self._spare_blocks:
+            self._engine.submit(job, after)
+            return
+        self._spare_blocks -= lost_blocks
+        ends = self._clock.now + TIMEOUT_S * (3 + 3 * self._random.random())
+        if self._never or (not is_awaited and self._random.random() < 0.3):
+            ends = NEVER
+        self.hanging[job.transfer] = (ends, job, after)
+
+    def poll(self) -> list[CopyResult]:
+        if self._clock.now - self._polled_at > LONGEST_COPY_S:
+            # Another rank has waited for a hanging copy meanwhile.
+            self._engine.drain()
+        self._polled_at = self._clock.now
+        late = [job for ends, job, _ in self.hanging.values() if ends <= self._clock.now]
+        results = []
+        for job in late:
+            _, _, after = self.hanging.pop(job.transfer)
+            if self._waits_for_loads and job.direction is Direction.LOAD:
+                self._engine.submit(job, after)
+            else:
+                self._spoil(job)
+                results.append(CopyResult(job.transfer, job.direction, True))
+        return results + self._engine.poll()
+
+    def let_go(self) -> None:
+        """Carry out what hangs, as it should be."""
+        for _, job, after in self.hanging.values():
+            self._engine.submit(job, after)
+        self.hanging.clear()
+
+    def _spoil(self, job: TransferJob) -> None:
+        is_load = job.direction is Direction.LOAD
+        devices, hosts = job.pairs()
+        for blocks in self._devices if is_load else self._hosts:
+            blocks[list(devices if is_load else hosts)] = SPOILED
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self._engine.hold_compute(transfers)
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        self._engine.wait([transfer for transfer in transfers if transfer not in self.hanging])
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def close(self) -> None:
+        self._engine.close()
