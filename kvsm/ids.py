@@ -27,7 +27,7 @@ SMALL = 16
 """The longest batch that is a tuple."""
 
 Id = Annotated[int, msgspec.Meta(ge=0)]
-Ids = tuple[Id, ...] | bytes
+Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=SMALL)] | bytes
 IdArray = tuple[int, ...] | NDArray[np.int64]
 
 NO_IDS: tuple[int, ...] = ()
@@ -62,8 +62,6 @@ class MalformedIds(ValueError):
 def unpack(ids: Ids) -> IdArray:
     """Inverse of `pack`. Raises `MalformedIds` for what `pack` does not make."""
     if isinstance(ids, tuple):
-        if len(ids) > SMALL:
-            raise MalformedIds(f"{len(ids)} ids are a tuple; more than {SMALL} are packed")
         return ids
     array = _unpack_bytes(ids)
     if len(array) <= SMALL:

@@ -31,7 +31,7 @@ from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
 from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
-from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.replay.trust import Trust
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import ABANDONED, CANCELLED, COMPLETED, DRAINED, FAILED, LOST
@@ -272,7 +272,7 @@ class Metrics:
 
     @classmethod
     def of(
-        cls, log: LogReader, *, allow_policies: Collection[str] = (), max_slots: int = MAX_SLOTS
+        cls, log: LogReader, *, allow_policies: Collection[str] = (), max_slots: int | None = None
     ) -> Metrics:
         """Count all events of a log. Raises as `kvsm.replay.rebuild` does.
 

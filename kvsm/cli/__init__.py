@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvsm.cli.output import complain, writing
+from kvsm.cli.output import CommandGroup, complain
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
 BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
@@ -32,7 +32,7 @@ COMMANDS = {
 """Each command, and the file that it is in; imported only if it is called, so that none waits for another."""
 
 
-class _Commands(click.Group):
+class _Commands(CommandGroup):
     """Turns an error of kvsm into one clear line and an exit code; a bug keeps its traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
@@ -44,10 +44,6 @@ class _Commands(click.Group):
         room = import_module(f"kvsm.cli.{COMMANDS[cmd_name]}")
         command: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return command
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        with writing():
-            return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -78,12 +78,16 @@ def writing() -> Iterator[TextIO]:
 
 
 class Command(click.Command):
-    """A command whose help, too, knows when it cannot be written."""
+    """A command of kvsm. Its help, too, knows when it cannot be written."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the command line. Prints the help if that is asked for."""
         with writing():
             return super().make_context(*args, **extra)
+
+
+class CommandGroup(Command, click.Group):
+    """The same for a group of commands."""
 
 
 class _PlainConsole(Console):

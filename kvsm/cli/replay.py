@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 import msgspec
+import numpy as np
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -19,7 +20,6 @@ from kvsm.invariants import PROPERTIES
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
 from kvsm.replay import (
-    MAX_SLOTS,
     BlockLife,
     KeyLife,
     LogCondition,
@@ -27,6 +27,7 @@ from kvsm.replay import (
     RequestLife,
     StoryLine,
     TransferLife,
+    Trust,
     Verification,
     rebuild,
     tell,
@@ -49,10 +50,8 @@ _allow = click.option(
 _max_slots = click.option(
     "--max-slots",
     type=click.IntRange(min=1),
-    default=MAX_SLOTS,
-    show_default=True,
     metavar="N",
-    help="Refuse a LOG that claims more host slots or device blocks.",
+    help="Refuse a LOG that claims more host slots or device blocks.  [default: 1048576, or its bytes]",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -80,7 +79,7 @@ class LedgerSummary(msgspec.Struct, frozen=True):
 
 def state_of(ledger: Ledger) -> LedgerSummary:
     """What `kvsm replay` prints of a ledger."""
-    states = Counter((ledger.blocks.view & STATE_MASK).tolist())
+    states = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
     free, idle = len(ledger.free), len(ledger.policy)
     return LedgerSummary(
         ledger.seq,
@@ -118,11 +117,12 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: 
     before that point.
     """
     try:
-        rebuilt = rebuild(log, seq=at, step=step, **trust)
+        with Trust(**trust).guarded(log):
+            rebuilt = rebuild(log, seq=at, step=step, **trust)
+            state = state_of(rebuilt.ledger)
     except (IllegalTransition, InvalidEvent) as error:
         complain(f"{log}: {error}; `kvsm verify` shows what led there")
         raise SystemExit(1) from None
-    state = state_of(rebuilt.ledger)
     if as_json:
         facts = {
             "first": rebuilt.first,

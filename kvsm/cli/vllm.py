@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvsm.cli.output import Command, complain, say, say_json, say_table, say_text
+from kvsm.cli.output import Command, CommandGroup, complain, say, say_json, say_table, say_text
 from kvsm.vllm.bench import Bench, compare, page
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
@@ -106,7 +106,7 @@ def _of_kvsm(one: EngineCheck, text: str) -> str:
     return "" if one.name == "without kvsm" else text
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def bench() -> None:
     """Measure what kvsm costs and gains."""
 

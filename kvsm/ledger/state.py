@@ -49,7 +49,7 @@ class LedgerState:
         slots = config.host_blocks
         self.blocks = StateWords(BLOCK_WORDS, slots)
         self.leases = StateWords(LEASE_WORDS, config.device_blocks)
-        self.generation = array("q", bytes(8 * slots))
+        self.generation = array("q", (0,)) * slots
         self.generation_view: NDArray[np.int64] = np.frombuffer(self.generation, dtype=np.int64)
         self.key_of: list[bytes] = [b""] * slots
         """Key of the last life of each slot; current while the index names the slot."""

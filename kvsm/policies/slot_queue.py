@@ -2,7 +2,8 @@
 
 The queue is a log of entries, and `place[slot]` is the position of the one entry that counts. To move a slot
 to the tail is to write a new entry; to remove it is to forget its place. Dead entries are skipped at the head
-and swept out when the log is full, so each costs a constant share.
+and swept out when the log is full, so each costs a constant share. The log grows with the slots that are in
+the queue: the capacity may be what the head of a foreign log says.
 
 A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
 few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from kvsm.ids import NO_IDS, SMALL, IdArray
 
 _ABSENT = -1
+_LEAST_ENTRIES = 64
 
 
 def join(first: IdArray, second: IdArray) -> IdArray:
@@ -45,9 +47,9 @@ class SlotQueue:
     __slots__ = ("_head", "_place", "_place_view", "_ring", "_ring_view", "_size", "_tail")
 
     def __init__(self, capacity: int) -> None:
-        self._ring = array("q", bytes(8 * (4 * capacity + 64)))
+        self._ring = array("q", (0,)) * _LEAST_ENTRIES
         self._ring_view: NDArray[np.int64] = np.frombuffer(self._ring, dtype=np.int64)
-        self._place = array("q", b"\xff" * (8 * capacity))
+        self._place = array("q", (_ABSENT,)) * capacity
         self._place_view: NDArray[np.int64] = np.frombuffer(self._place, dtype=np.int64)
         self._head = self._tail = self._size = 0
 
@@ -77,7 +79,7 @@ class SlotQueue:
         """Put distinct slots at the tail, in the order given. A slot that is in the queue moves there."""
         tail = self._tail
         if tail + len(slots) > len(self._ring):
-            self._sweep()
+            self._make_room(len(slots))
             tail = self._tail
         if type(slots) is tuple:
             ring, place = self._ring, self._place
@@ -186,8 +188,12 @@ class SlotQueue:
             head += 1
         self._head = head
 
-    def _sweep(self) -> None:
+    def _make_room(self, count: int) -> None:
+        """Sweep out dead entries. If that frees less than half of the log, make one four times the size."""
         live = self.order()
+        if 2 * (len(live) + count) > len(self._ring):
+            self._ring = array("q", (0,)) * (4 * (len(live) + count) + _LEAST_ENTRIES)
+            self._ring_view = np.frombuffer(self._ring, dtype=np.int64)
         self._head, self._tail = 0, len(live)
         self._ring_view[: self._tail] = live
         self._place_view[live] = np.arange(self._tail)

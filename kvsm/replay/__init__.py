@@ -8,12 +8,11 @@ for line in tell("log", RequestLife("r7")): ... # what happened to request r7, a
 from kvsm.replay.fold import LogCondition, Rebuilt, entries, rebuild
 from kvsm.replay.render import render
 from kvsm.replay.story import BlockLife, KeyLife, RequestLife, StoryLine, TransferLife, tell
-from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.replay.trust import Trust
 from kvsm.replay.verify import Auditor, Breakage, Verification, verify_log
 from kvsm.replay.witness import Witness
 
 __all__ = [
-    "MAX_SLOTS",
     "Auditor",
     "BlockLife",
     "Breakage",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple, get_type_hints
 
@@ -16,11 +17,11 @@ import msgspec
 
 from kvsm.errors import ConfigError, InvalidEvent, LogDamaged, LogError
 from kvsm.events import KINDS, OffloadingEvent
-from kvsm.ids import SMALL, Ids, MalformedIds, count, unpack
+from kvsm.ids import Ids, MalformedIds, count, unpack
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
 from kvsm.log import LogEnd, LogGap, LogReader, Segment, Torn
-from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.replay.trust import Trust
 from kvsm.snapshot import restore_foreign, saved_step, snapshot
 from kvsm.states import machines_digest
 
@@ -135,7 +136,7 @@ def opening(segment: Segment, trust: Trust) -> Ledger:
     claims more than `trust` allows. The state may still break a property: `whole` refuses that.
     """
     head = segment.head
-    trust.check(head.config, segment.path)
+    trust.check(head.config, segment.path.parent)
     if not head.snapshot and not head.seq:
         return Ledger(head.config)
     try:
@@ -175,7 +176,7 @@ def rebuild(
     seq: int | None = None,
     step: int | None = None,
     allow_policies: Collection[str] = (),
-    max_slots: int = MAX_SLOTS,
+    max_slots: int | None = None,
 ) -> Rebuilt:
     """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
 
@@ -272,20 +273,30 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
     """
     ledger: Ledger | None = None
     current: Segment | None = None
-    stream = ((segment, event) for segment in reader.segments() for event in segment.events())
-    for (segment, event), following in _with_next(stream):
-        if segment is not current:
-            ledger, current = go_on(ledger, segment, trust), segment
+    opened: deque[Segment] = deque()
+
+    def stream() -> Iterator[tuple[Segment, OffloadingEvent]]:
+        for segment in reader.segments():
+            opened.append(segment)
+            for event in segment.events():
+                yield segment, event
+
+    for (segment, event), following in _with_next(stream()):
+        while current is not segment:  # A segment may be without events.
+            current = opened.popleft()
+            ledger = go_on(ledger, current, trust)
         assert ledger is not None
         refuse_malformed(event)
         yield Moment(ledger, event, None if following is None else following[1])
+    for current in opened:
+        ledger = go_on(ledger, current, trust)
 
 
 def refuse_malformed(event: OffloadingEvent) -> None:
     """Raises `InvalidEvent` if a batch of ids in the event is not what `kvsm.ids.pack` makes."""
     for field in _ID_FIELDS[type(event)]:
         ids = getattr(event, field)
-        if type(ids) is not tuple or len(ids) > SMALL:
+        if type(ids) is not tuple:
             try:
                 unpack(ids)
             except MalformedIds as error:

@@ -30,7 +30,7 @@ from kvsm.replay.concern import Concern, concern, names_of
 from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for, makers_of
 from kvsm.replay.fold import Moment, walk
 from kvsm.replay.render import render, render_ids, render_key, render_keys, render_owners
-from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.replay.trust import Trust
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -168,7 +168,7 @@ def tell(
     life: Life,
     *,
     allow_policies: Collection[str] = (),
-    max_slots: int = MAX_SLOTS,
+    max_slots: int | None = None,
 ) -> Iterator[StoryLine]:
     """The lines of a thing's life, oldest first. None if the log knows nothing of it.
 

@@ -9,39 +9,45 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 from kvsm.errors import ConfigError, KvsmError, LogError
 from kvsm.events import OffloadConfig
+from kvsm.log.frames import segment_paths
 from kvsm.policies import refuse_foreign
 
-MAX_SLOTS = 1 << 22
-"""Host slots, and device blocks, that a log may claim unless its reader allows more."""
+SMALL_POOL = 1 << 20
+"""Host slots, and device blocks, that any log may claim: about 300 bytes of memory each to verify it."""
 
 
 class Trust(NamedTuple):
     """What a reader allows a log to claim.
 
     allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
-    max_slots: the largest pool, in host slots or device blocks.
+    max_slots: the largest pool, in host slots or device blocks. None: `SMALL_POOL`, or as many as the log has
+        bytes on disk. So a reader takes no more memory than a large log has earned.
     """
 
     allow_policies: Collection[str] = ()
-    max_slots: int = MAX_SLOTS
+    max_slots: int | None = None
 
-    def check(self, config: OffloadConfig, log: str | os.PathLike[str]) -> None:
-        """Raises `LogError` if the log claims more. Call it before anything is made from `config`."""
+    def check(self, config: OffloadConfig, log: Path) -> None:
+        """Raises `LogError` if a log claims more. Call it before anything is made from `config`.
+
+        log: the directory.
+        """
         try:
             refuse_foreign(config.policy, self.allow_policies)
         except ConfigError as error:
-            raise LogError(f"{os.fspath(log)}: {error}") from error
-        for name in ("host_blocks", "device_blocks"):
-            claimed = getattr(config, name)
-            if claimed > self.max_slots:
-                raise LogError(
-                    f"{os.fspath(log)}: its head says {name}={claimed}, and each takes memory; the limit is "
-                    f"{self.max_slots}. If you trust the log, read it with --max-slots {claimed}"
-                )
+            raise LogError(f"{log}: {error}") from error
+        claimed = max(config.host_blocks, config.device_blocks)
+        limit = SMALL_POOL if self.max_slots is None else self.max_slots
+        if claimed > limit and (self.max_slots is not None or claimed > _bytes_on_disk(log)):
+            raise LogError(
+                f"{log}: it claims {config.host_blocks} host slots and {config.device_blocks} device blocks, "
+                f"and each takes memory; if you trust it, read it with --max-slots {claimed}"
+            )
 
     @contextmanager
     def guarded(self, log: str | os.PathLike[str]) -> Iterator[None]:
@@ -60,3 +66,9 @@ class Trust(NamedTuple):
                 f"{os.fspath(log)}: cannot be read with the policy that was allowed: "
                 f"{type(error).__name__}: {error}"
             ) from error
+
+
+def _bytes_on_disk(log: Path) -> int:
+    """Bytes of a log's segments. Holes in them do not count."""
+    found = [path.stat() for path in segment_paths(log)]
+    return sum(min(one.st_size, 512 * one.st_blocks) for one in found)

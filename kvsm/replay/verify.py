@@ -32,7 +32,7 @@ from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import render
-from kvsm.replay.trust import MAX_SLOTS, Trust
+from kvsm.replay.trust import Trust
 from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
 
@@ -161,7 +161,7 @@ def verify_log(
     every: int = EVERY,
     progress: Progress | None = None,
     allow_policies: Collection[str] = (),
-    max_slots: int = MAX_SLOTS,
+    max_slots: int | None = None,
 ) -> Verification:
     """Check every property that a log can show, at every event, up to the first that breaks one.
 

@@ -74,7 +74,7 @@ class Witness(Book):
         """A witness that takes a ledger's state on trust, for a log that begins with a snapshot."""
         one = cls(ledger.config)
         one._slots, one._leases = _SLOTS.of(ledger.blocks.words), _LEASES.of(ledger.leases.words)
-        one._free = sum(entry in UNUSED for entry in one._slots)
+        one._free = sum(map(one._slots.count, UNUSED))
         one._idle = one._slots.count(IDLE)
         one._held = dict(ledger.index)
         for key, slot in one._held.items():

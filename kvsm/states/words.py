@@ -106,7 +106,7 @@ class StateWords:
 
     def __init__(self, codec: Codec, size: int) -> None:
         self.codec, self.size = codec, size
-        self.words = array("i", bytes(4 * size))
+        self.words = array("i", (0,)) * size
         self.view: NDArray[np.int32] = np.frombuffer(self.words, dtype=np.int32)
         self._mark = np.zeros(size, dtype=np.int64)
 
