@@ -493,6 +493,21 @@ def test_the_last_rank_removes_the_file_of_a_maker_that_was_killed(start: object
     assert not path.exists()
 
 
+def test_a_rank_that_leaves_waits_for_one_that_is_just_looking(start: object, path: Path) -> None:
+    """Two that leave at once get the lock one after the other. The second one removes the file."""
+    process = start(path, 6, 2, 0, "killed")  # type: ignore[operator]
+    process.stdout.readline()
+    second = HostPool(6, 8, path=path, ranks=2, rank=1)
+    process.communicate("go\n")
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        release = threading.Timer(0.05, fcntl.flock, (file, fcntl.LOCK_UN))
+        release.start()
+        second.close()
+        release.join()
+    assert not path.exists()
+
+
 def test_the_pool_of_a_killed_run_is_named_when_the_next_run_has_another_path(
     start: object, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

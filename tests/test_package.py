@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from kvsm.testing import profiles
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -54,3 +57,47 @@ def test_the_source_distribution_has_every_file_of_the_repository() -> None:
         if not name.startswith(("kvsm/", *grafted)) and name not in included | by_itself
     }
     assert left_out == {".gitignore"}
+
+
+def test_every_python_that_the_package_names_is_tried_in_ci() -> None:
+    """The lowest one with the lowest versions of everything else."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    named = re.findall(r"Python :: (3\.\d+)", project)
+    lowest = re.search(r'requires-python = ">=(.+)"', project)
+    assert lowest is not None
+    assert [lowest[1]] == re.findall(r"lowest=\$\(find_python (\S+)", script) == named[:1]
+    others = re.search(r"for version in (.+); do", script)
+    assert others is not None
+    # The second is the machine's own, with which CI begins.
+    assert others[1].split() == named[2:]
+
+
+def test_ci_names_a_profile_that_exists_and_the_seed_of_the_day() -> None:
+    """New examples every day: without both, Hypothesis repeats the same ones there."""
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    seed = "seed=${KVSM_SEED:-$(date -u +%Y%m%d)}"
+    assert seed in script
+    assert set(re.findall(r"--hypothesis-profile=(\S+)", script)) <= set(profiles.PROFILES)
+    plain = [line for line in script.splitlines() if "-m pytest" in line and "${" not in line]
+    assert [line for line in plain if "test_second_opinions" not in line] == []
+    assert re.search(r'kvsm" fuzz .*--seconds 120 --seed "\$seed"', script)
+
+
+def test_in_ci_the_profiles_are_known_and_examples_are_new() -> None:
+    """CI's own profile of Hypothesis would repeat the same hundred examples in every run."""
+    for chosen, count in (("", 100), ("kvsm-ci", 300)):
+        script = (
+            "import conftest\n"
+            "from hypothesis import settings\n"
+            f"if {chosen!r}: settings.load_profile({chosen!r})\n"
+            "print(settings().max_examples, settings().derandomize, settings().deadline)\n"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", script],
+            env={"CI": "true", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert run.stdout == f"{count} False None\n"

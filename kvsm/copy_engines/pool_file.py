@@ -52,6 +52,9 @@ _RANK_BYTES = len(_MARK) + 24
 _TRIES = 100
 """How often a file may be replaced while a rank waits for its lock. Each time another run has ended."""
 
+_LEAVE_S = 1.0
+"""How long a rank that leaves waits for the lock, to see whether it is the last one (s)."""
+
 _LOCKS = Path("/proc/locks")
 """Where the system tells who holds a lock."""
 
@@ -140,8 +143,9 @@ class SharedPoolFile:
     def close(self) -> None:
         """Leave the file. Remove it if this rank made it, or is the last one."""
         _lock(self._descriptor, fcntl.F_UNLCK)
-        with suppress(BlockingIOError):  # a rank is just coming, so this one is not the last
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(ConfigError):
+            # Another rank may leave at the same time. Without the wait neither would be the last one.
+            _wait_for_lock(self._descriptor, self._path, time.monotonic() + _LEAVE_S)
             self._made = self._made or _lock(self._descriptor, fcntl.F_WRLCK)
         if self._made:
             remove_own(self._path, self._descriptor)

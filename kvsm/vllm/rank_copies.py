@@ -1,4 +1,7 @@
-"""Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads."""
+"""Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
+
+The host memory has no file: other processes cannot read it, and a crash leaves nothing behind.
+"""
 
 from __future__ import annotations
 
