@@ -13,6 +13,8 @@ default, so that every older record of the same `SCHEMA_VERSION` can be read.
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from operator import index
+from typing import SupportsIndex
 
 import msgspec
 
@@ -132,6 +134,19 @@ class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def kind(self) -> str:
         """The name of its class."""
         return type(self).__name__
+
+
+def recorded_ns(now: SupportsIndex) -> int:
+    """What a clock says, as a log can hold it: whole nanoseconds from 1970 on, and below 2**63.
+
+    A clock before 1970 counts as 1970: no decision reads it. Raises `ConfigError` if it is no whole number.
+    """
+    try:
+        nanoseconds = int(index(now))
+    except TypeError:
+        message = f"the clock says {now!r}; it must give Unix time in whole nanoseconds (int)"
+        raise ConfigError(message) from None
+    return min(max(nanoseconds, 0), (1 << 63) - 1)
 
 
 class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):

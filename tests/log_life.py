@@ -53,7 +53,7 @@ class Life:
 
     def kill(self) -> None:
         """End as a killed process does: what was flushed is in the files, and the log is not closed."""
-        self.writer._segment.close()
+        self.writer._place.segment.close()
 
 
 def event(seq: int) -> OffloadingEvent:

@@ -72,7 +72,7 @@ class Life:
         """End as a killed process does: what was recorded is in the files, and the log is not closed."""
         assert self.writer is not None
         self.writer.flush()
-        self.writer._segment.close()
+        self.writer._place.segment.close()
 
     # What an engine does. Every operation takes any two numbers.
 

@@ -172,35 +172,6 @@ def test_an_older_record_reads(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ segments and retention
 
 
-def kept_segments(complete: Path, segment_bytes: int, max_bytes: int) -> list[int]:
-    """The segments of a complete log that retention must leave: the newest that fit."""
-    kept: list[int] = []
-    for first in names(complete):
-        room = frame_ends(segment_path(complete, first))[0] + segment_bytes
-        # The writer counts the head as if it named this segment as the oldest.
-        room += len(msgspec.msgpack.encode(first)) - len(msgspec.msgpack.encode(1))
-        while kept and sum(segment_path(complete, one).stat().st_size for one in kept) + room > max_bytes:
-            kept.pop(0)
-        kept.append(first)
-    return kept
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 5), max_size=30), st.integers(1, 400), st.integers(0, 1200))
-def test_what_retention_leaves_stands_alone(frames: list[int], segment_bytes: int, more_bytes: int) -> None:
-    """The newest segments that fit are left. They can be read, and begin with a snapshot."""
-    with directory() as complete, directory() as path:
-        max_bytes = 2 * segment_bytes + more_bytes
-        written = write(complete, frames, segment_bytes=segment_bytes)
-        assert write(path, frames, segment_bytes=segment_bytes, max_bytes=max_bytes) == written
-        assert names(path) == kept_segments(complete, segment_bytes, max_bytes)
-        reader = LogReader(path)
-        assert list(reader.events()) == written[reader.head.seq :]
-        for segment in reader.segments():
-            assert segment.head.snapshot == (str(segment.head.seq).encode() if segment.head.seq else b"")
-            assert [one.seq for one in segment.events()][:1] in ([segment.head.seq + 1], [])
-
-
 def test_a_head_says_what_a_segment_needs(tmp_path: Path) -> None:
     write(tmp_path / "log", [2, 1], segment_bytes=1)
     heads = [segment.head for segment in LogReader(tmp_path / "log").segments()]
@@ -393,7 +364,7 @@ def test_two_writers_that_start_at_once_do_not_share_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both saw the directory empty. The second one to make a segment is refused."""
-    monkeypatch.setattr("kvsm.log.writer._claim", lambda path: path.mkdir(exist_ok=True))
+    monkeypatch.setattr("kvsm.log.writer.claim", lambda path, _: path.mkdir(exist_ok=True))
     life = Life(tmp_path / "log")
     with pytest.raises(LogError, match="another writer has just started a log here"):
         Life(tmp_path / "log")
@@ -430,6 +401,10 @@ def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
         ({"sync_interval_ms": -1}, "sync_interval_ms is -1"),
         ({"segment_bytes": 0}, "segment_bytes is 0"),
         ({"segment_bytes": 10, "max_bytes": 19}, "max_bytes is 19; it must hold two segments of 10 bytes"),
+        (
+            {"segment_bytes": 10, "max_bytes": 900},
+            "max_bytes is 900; it must be .* or more, because a segment",
+        ),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:

@@ -315,7 +315,7 @@ def test_a_transfer_from_before_the_counting_is_not_counted() -> None:
 
 def test_log_that_lacks_events_counts_what_it_has(tmp_path: Path) -> None:
     """Its first segments were dropped, or a write failed: no more transfers end than were planned."""
-    options = {"segment_bytes": 2000, "max_bytes": 8000}
+    options = {"segment_bytes": 2000, "max_bytes": 16_000}
     random_life(4, 800, tmp_path / "kept", writer=options).close()
     gapped(tmp_path / "gapped")
     for name in ("kept", "gapped"):

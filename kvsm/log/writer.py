@@ -14,7 +14,14 @@ it was not closed: readers say so.
 The mark overwrites bytes that the segment reserved, because a full disk has no room for new ones. A file
 system that copies on write may refuse even that: then the writer stops.
 
-One thread owns a writer. A log is one life of the core: a writer never opens an existing log.
+A call may be interrupted at any line, by Ctrl-C for example. Three rules keep the log whole:
+
+- What a call changes, it changes by one assignment: `WritePlace` is replaced, never edited.
+- Bytes go to a place that `WritePlace` names. So a write that was interrupted is done again.
+- What takes several steps is noted before the first step. `_settle` finishes it in the next call.
+
+One thread at a time may call a writer, and only in the process that made it. A log is one life of the core: a
+writer never opens an existing log.
 """
 
 from __future__ import annotations
@@ -22,30 +29,26 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, NoReturn
 
-from msgspec.structs import replace
+import msgspec
 
 from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
-from kvsm.events import SCHEMA_VERSION, OffloadConfig, OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log.frames import (
     CLOSED,
-    MARK_OFFSET,
     RUN_BYTES,
     FrameEncoder,
-    SegmentHead,
     SegmentTail,
-    encode_mark,
-    encode_preamble,
-    first_event,
-    segment_path,
 )
-from kvsm.states import machines_digest
+from kvsm.log.log_directory import claim, make_private
+from kvsm.log.retention import FRAME_BYTES, Retention
+from kvsm.log.segment_file import Loss, SegmentFile, Synced
+from kvsm.log.segment_maker import SegmentMaker
 
 Durability = Literal["none", "interval", "every"]
 OnFailure = Literal["stop", "continue"]
@@ -53,26 +56,57 @@ OnFailure = Literal["stop", "continue"]
 FRAME_EVENTS = 512
 """Most events of one frame. With more, an event does not get cheaper."""
 
-FRAME_BYTES = 1 << 20
-"""About the largest frame. The size of the last frame tells how many events that is."""
-
-
 ERROR_TEXT = 2000
 """Most characters of the text of the error with which a log is closed."""
+
+LOOK_INTERVAL_NS = 1_000_000_000
+"""How often a flush looks whether somebody has deleted the file."""
+
+_forks = 0
+"""How often this process and its parents have forked, up to where it came to be."""
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+_REFUSED = -(1 << 62)
+"""What a closed or failed writer expects as its next event. No event has such a number."""
+
+
+class WritePlace(msgspec.Struct, frozen=True):
+    """The end of the log: what is written, and what comes next.
+
+    segment: the file.
+    offset: bytes of the file that hold whole frames; the next frame goes here.
+    first: the first event that is not written.
+    events: the events from `first` on.
+    written, dropped: counts of the events before `first`.
+    """
+
+    segment: SegmentFile
+    offset: int
+    first: int
+    events: list[OffloadingEvent]
+    written: int
+    dropped: int
 
 
 class LogWriter:
     """Appends events to a new log.
 
-    directory: made if absent; must be empty.
+    directory: made if absent, for its owner alone; must be empty.
     config: recorded in each segment.
     snapshot: returns the ledger's state after the last appended event; called when a segment opens.
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
         `sync_interval_ms`, and at the end. `every` syncs at each flush.
     sync_interval_ms: for `interval` (ms).
-    segment_bytes: a new segment opens after this many bytes of events.
-    max_bytes: limit of all segments together; None keeps all. When a segment opens, the oldest ones are
-        deleted until it has room to become full.
+    segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
+    max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
+        If snapshots are too large for it, that is a failed write.
     compress: with zstd.
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
@@ -102,83 +136,98 @@ class LogWriter:
     ) -> None:
         _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run)
         self.directory = Path(directory)
-        self.events = self.dropped = self.bytes_written = 0
         self.broken_from: int | None = None
         self.failure: str | None = None
-        self._config, self._snapshot, self._clock = config, snapshot, clock
+        self._snapshot = snapshot
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
-        self._segment_bytes, self._max_bytes = segment_bytes, max_bytes
-        self._run = os.urandom(RUN_BYTES) if run is None else run
-        self._encoder = FrameEncoder(self._run, compress)
-        self._pending: list[OffloadingEvent] = []
-        self._next, self._flush_at, self._frame_events = 1, FRAME_EVENTS, FRAME_EVENTS
-        self._lost, self._resume_at = False, 0
+        self._segment_bytes = segment_bytes
+        run = os.urandom(RUN_BYTES) if run is None else run
+        self._encoder = FrameEncoder(run, compress)
+        self._last_of_frame = FRAME_EVENTS - 1
+        self._frame: tuple[int, int, bytes] = (0, 0, b"")
+        """A frame that may be written in part: its first event, how many it has, and its bytes."""
+        self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
+        self._maker = SegmentMaker(config, clock, run, self._encoder, self._retention, self._syncs)
+        self._resume_at, self._look_at_ns, self._settled = 0, 0, True
         self._refusal: LogError | None = None
-        self._closed: deque[tuple[Path, int]] = deque()
-        _claim(self.directory)
-        try:
-            self._use(self._publish(self._make_segment(lambda: b"", 0)))
-        except FileExistsError as error:
-            raise LogError(f"{self.directory}: another writer has just started a log here") from error
-        except OSError as error:
-            raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
+        self._closed, self._forks = False, _forks
+        self._calls: list[object] = []
+        self._opening: SegmentFile | None = None
+        claim(self.directory, self._syncs)
+        self._place = self._start()
+
+    @property
+    def events(self) -> int:
+        """Events that were written."""
+        return self._place.written
+
+    @property
+    def dropped(self) -> int:
+        """Events that were lost."""
+        return self._place.dropped
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of all segments, deleted ones included."""
+        return self._retention.deleted_bytes + sum(segment.size for segment in self._retention.segments)
 
     def append(self, event: OffloadingEvent) -> None:
         """Add the next event; the next flush writes it. Takes about 0.1 us.
 
         Raises `LogError` if its number is not the next one, and `LogWriteFailed` as `flush` does.
         """
-        seq = event.seq
-        if seq != self._next:
+        place = self._place
+        events = place.events
+        count = len(events)
+        if event.seq != place.first + count:
             raise self._refusal or LogError(
-                f"{self.directory}: event {seq} was appended where {self._next} is next"
+                f"{self.directory}: event {event.seq} was appended where {place.first + count} is next"
             )
-        self._next = seq + 1
-        self._pending.append(event)
-        if seq >= self._flush_at:
+        events.append(event)
+        if count >= self._last_of_frame:
             self.flush()
 
     def flush(self) -> None:
         """Write what was appended as one frame. Sync, and open a new segment, if due.
 
-        Raises `LogWriteFailed` if that fails and `on_failure` is `stop`.
+        Raises `LogWriteFailed` if that fails and `on_failure` is `stop`, and `LogError` in a process that was
+        forked, or while another call has not returned.
         """
-        if self._refusal is not None:
-            raise self._refusal
-        if self._lost:
-            self.dropped += len(self._pending)
-        elif self._pending:
-            self._write(self._pending)
-        self._pending = []
-        self._flush_at = self._next - 1 + self._frame_events
-        if self._lost:
-            if self.dropped >= self._resume_at:
-                self._start_next_segment()
-        elif self._segment.size >= self._rotate_at and self._sync():
-            self._start_next_segment()
+        call, calls = object(), self._calls
+        try:
+            calls.append(call)
+            if calls[0] is not call or self._forks != _forks:
+                self._refuse_call()
+            if self._refusal is not None:
+                raise self._refusal
+            self._flush()
+        finally:
+            if call in calls:
+                calls.remove(call)
 
     def close(self, error: BaseException | None = None) -> None:
         """Flush, sync, write how the run ended, and close. Idempotent.
 
         error: what ended the run; None if it ended well.
 
-        Raises `LogWriteFailed` as `flush` does.
+        Raises `LogWriteFailed` as `flush` does. In a process that was forked it leaves the log to the process
+        that writes it.
         """
-        if self._segment.closed:
+        if self._closed:
             return
+        if self._forks != _forks:
+            self._shut()
+            return
+        call, calls = object(), self._calls
         try:
-            self.flush()
-            if not self._lost and self._sync():
-                self._end(None if error is None else described(error))
-        except LogWriteFailed as failure:
-            with suppress(OSError, LogWriteFailed):  # If this fails, readers say that the log was not closed.
-                self._segment.cut(self._segment.size)
-                self._end(str(failure))
-            raise
+            calls.append(call)
+            if calls[0] is not call:
+                self._refuse_call()
+            self._close(None if error is None else described(error))
         finally:
-            self._segment.close()
-            self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+            if call in calls:
+                calls.remove(call)
 
     def __enter__(self) -> LogWriter:
         return self
@@ -188,61 +237,168 @@ class LogWriter:
     ) -> None:
         self.close(error)
 
-    def _end(self, error: str | None) -> None:
-        """Write the record of the log's end: a tail, and then the mark."""
-        text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
-        size = self._segment.size
+    # ---------------------------------------------------------------------------------------- calls
+
+    def _refuse_call(self) -> NoReturn:
+        if self._forks != _forks:
+            raise LogError(
+                f"{self.directory}: this is process {os.getpid()}, forked from the one that made this log; "
+                f"only that one may write it, so make another log here"
+            )
+        raise LogError(
+            f"{self.directory}: another call of this writer has not returned; let one thread use it, and no "
+            f"signal handler"
+        )
+
+    def _flush(self) -> None:
+        if not self._settled:
+            self._settle()
+        self._settled = False
+        now = time.monotonic_ns()
+        if now >= self._look_at_ns:
+            self._look(now)
+        segment = self._place.segment
+        if segment.loss is None:
+            if self._place.events:
+                self._write_events()
+            if self._syncs and now - segment.synced.at_ns >= self._sync_interval_ns and segment.loss is None:
+                self._sync()
+            if self._place.offset >= segment.full_at and segment.loss is None and self._sync():
+                self._start_next_segment()
+        if segment.loss is not None:
+            self._drop_events()
+            if self._place.dropped >= self._resume_at:
+                self._start_next_segment()
+        self._settled = True
+
+    def _settle(self) -> None:
+        """Finish what an interrupted call has begun."""
+        self._abandon_opening()
+        segment = self._place.segment
+        if segment.sync_failure is not None and segment.loss is None:
+            self._lose_unsynced(segment.sync_failure)
+        elif segment.loss is not None and not segment.marked:
+            self._handle_loss()
+        self._leave_complete_segments()
+
+    def _close(self, error: str | None) -> None:
         try:
-            self._complete(self._tail(SegmentTail(follows=False, error=text)))
+            if self._refusal is not None:
+                raise self._refusal
+            self._look(time.monotonic_ns())
+            self._flush()
+            if self._place.segment.loss is None and self._sync():
+                self._end_well(error)
+        except LogWriteFailed as failure:
+            if self._opening is None:
+                with suppress(OSError):  # If this fails too, readers say that the log was not closed.
+                    self._write_tail(SegmentTail(follows=False, error=_text(str(failure))))
+                    self._mark_closed()
+            self._shut()
+            raise
+        except Exception:
+            self._shut()
+            raise
+        # An interrupt leaves the log open: a second call can still end it well.
+        self._shut()
+
+    def _end_well(self, error: str | None) -> None:
+        """Write the record of the log's end, and then the mark: whoever sees it knows that all is there."""
+        try:
+            self._write_tail(SegmentTail(follows=False, error=_text(error)))
         except OSError as failure:
-            self._take_back_tail(size)
             if not self._continues:
                 self._stop("all events are written, but not how the run ended", failure)
+            self.failure = f"{self._place.segment.path}: the record of its end is missing: {failure}"
             return
-        # After the sync: behind this mark each byte was written, so a wrong byte is damage and no tear.
-        with suppress(OSError):  # The tail says the same.
-            self._segment.mark(CLOSED)
-            if self._syncs:
-                self._segment.sync()
+        try:
+            self._mark_closed()
+        except OSError as failure:
+            self._stop("all events are written, but the mark of a closed log perhaps in part", failure)
 
-    def _tail(self, tail: SegmentTail) -> bytes:
-        return self._encoder.tail(tail, self._following, self._synced())
-
-    def _complete(self, tail: bytes) -> None:
-        """Write and sync the last record of a segment."""
-        self._segment.write(tail)
-        self.bytes_written += len(tail)
+    def _mark_closed(self) -> None:
+        self._place.segment.mark(CLOSED)
         if self._syncs:
-            self._segment.sync()
+            self._place.segment.sync()
 
-    def _take_back_tail(self, size: int) -> None:
-        """The segment goes on behind its first `size` bytes, or the log ends there."""
-        written = self._segment.size
+    def _shut(self) -> None:
+        """Close the files, and take no more events."""
+        self._closed = True
+        failed = self._refusal is not None
+        self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         try:
-            self._segment.cut(size)
+            for segment in self._retention.segments:
+                segment.close()
         except OSError as error:
-            self._stop("no event can follow a record of the end that could not be removed", error)
-        self.bytes_written -= written - size
+            # What was synced is on the disk, whatever this says.
+            if not self._syncs and not failed and self._forks == _forks:
+                self._stop("its last events may be missing, because it could not be closed", error)
 
-    def _synced(self) -> int:
-        """Up to which byte the segment has been synced."""
-        return self._synced_size if self._syncs else 0
+    # --------------------------------------------------------------------------------------- events
 
-    def _write(self, events: list[OffloadingEvent]) -> None:
+    def _write_events(self) -> None:
+        """Write the events as frames: as one, unless an interrupted write has left a frame to finish."""
+        while (place := self._place).events:
+            if self._frame[0] != place.first:
+                self._prepare_frame(place)
+            first, count, data = self._frame
+            try:
+                if self._limited:
+                    self._retention.make_room(len(data))
+                place.segment.write(data, place.offset)
+            except OSError as error:
+                self._lose(first, place.offset, error)
+                return
+            self._place = WritePlace(
+                place.segment,
+                place.offset + len(data),
+                first + count,
+                place.events[count:],
+                place.written + count,
+                place.dropped,
+            )
+
+    def _prepare_frame(self, place: WritePlace) -> None:
+        """Encode the next events. If the write is interrupted, these bytes are written again.
+
+        A reader may have seen some of them, so another frame must not take their place.
+        """
+        events = place.events[:FRAME_EVENTS]
+        count = len(events)
         try:
-            frame = self._encoder.events(events, self._synced())
-            self._segment.write(frame)
-        except OSError as error:
-            self._lose(events[0].seq, self._segment.size, error)
-            return
+            data = self._encoder.events(events, place.segment.synced.offset)
         except Exception as error:  # Not the disk's fault: the next events would be lost too.
-            self._stop(f"events from {events[0].seq} on cannot be encoded", error)
-        self._following = events[-1].seq + 1
-        self.events += len(events)
-        self.bytes_written += len(frame)
-        self._frame_events = max(1, min(FRAME_EVENTS, FRAME_BYTES * len(events) // len(frame)))
-        if self._syncs and time.monotonic_ns() - self._synced_ns >= self._sync_interval_ns:
-            self._sync()
+            self._stop(f"events from {place.first} on cannot be encoded", error)
+        fit = FRAME_BYTES * count // len(data)
+        self._last_of_frame = FRAME_EVENTS - 1 if fit >= FRAME_EVENTS else max(fit, 1) - 1
+        self._frame = place.first, count, data
+
+    def _drop_events(self) -> None:
+        """Count as lost what came after the loss."""
+        place = self._place
+        loss = place.segment.loss
+        assert loss is not None
+        following = place.first + len(place.events)
+        dropped = loss.dropped + following - loss.first if self._continues else loss.dropped
+        self._place = WritePlace(place.segment, loss.offset, following, [], loss.written, dropped)
+
+    def _write_tail(self, tail: SegmentTail) -> None:
+        """Write and sync the last record of the segment. If that fails, try to take it back."""
+        place = self._place
+        following = place.written + place.dropped + 1
+        frame = self._encoder.tail(tail, following, place.segment.synced.offset)
+        try:
+            self._retention.make_room(len(frame))
+            place.segment.write(frame, place.offset)
+            if self._syncs:
+                place.segment.sync()
+        except OSError:
+            with suppress(OSError):
+                place.segment.cut(place.offset)
+            place.segment.sync_failure = None  # All but the tail had been synced.
+            raise
+
+    # ------------------------------------------------------------------------------- syncs and losses
 
     def _sync(self) -> bool:
         """Make the segment durable, if `durability` asks for it. False if events were lost.
@@ -250,46 +406,89 @@ class LogWriter:
         After a failed sync nobody knows which pages reached the disk. So all events since the last good sync
         count as lost.
         """
-        if not self._syncs or self._segment.size == self._synced_size:
+        place = self._place
+        if not self._syncs or place.segment.synced.offset == place.offset:
             return True
         try:
-            self._segment.sync()
+            place.segment.sync()
         except OSError as error:
-            self.events -= self._next - 1 - self._synced_seq
-            self.bytes_written -= self._segment.size - self._synced_size
-            self._lose(self._synced_seq + 1, self._synced_size, error)
+            self._lose_unsynced(error)
             return False
-        self._note_synced(self._segment)
+        place.segment.synced = Synced(place.offset, place.first - 1, time.monotonic_ns())
         return True
 
-    def _note_synced(self, segment: SegmentFile) -> None:
-        self._synced_seq, self._synced_size = self._next - 1, segment.size
-        self._synced_ns = time.monotonic_ns()
+    def _lose_unsynced(self, cause: OSError) -> None:
+        synced = self._place.segment.synced
+        self._lose(synced.seq + 1, synced.offset, cause)
 
-    def _lose(self, first: int, size: int, cause: OSError) -> None:
-        """Events from `first` on are lost: cut the segment to `size`, then mark it or stop."""
-        last = self._next - 1
-        which = f"event {first}" if first == last else f"events {first} to {last}"
+    def _look(self, now: int) -> None:
+        """Notice that somebody has deleted the segment: then all of its events are lost."""
+        self._look_at_ns = now + LOOK_INTERVAL_NS
+        segment = self._place.segment
+        if segment.loss is not None:
+            return
+        try:
+            if not segment.is_deleted():
+                return
+            cause = OSError(errno.ENOENT, "somebody has deleted this file of a running log")
+        except OSError as error:
+            cause = error
+        self._retention.note_deleted()
+        self._lose(segment.first, 0, cause)
+
+    def _lose(self, first: int, offset: int, cause: OSError) -> None:
+        """Events from `first` on are lost, and the bytes of the segment from `offset` on are of no use."""
+        place = self._place
+        written = place.written - (place.first - first)
+        place.segment.loss = Loss(first, offset, cause, written, place.dropped)
+        self._resume_at = 0
+        self._handle_loss()
+
+    def _handle_loss(self) -> None:
+        """Cut the segment, then mark it or stop."""
+        segment = self._place.segment
+        loss = segment.loss
+        assert loss is not None
+        last = self._place.first + len(self._place.events) - 1
+        which = f"event {last}" if loss.first >= last else f"events {loss.first} to {last}"
         failure = f"{which} could not be written"
+        self._drop_events()
         if not self._continues:
             with suppress(OSError):  # If this fails, a torn end is left, and readers cut it.
-                self._segment.cut(size)
-                self._following = first
-            self._stop(failure, cause)
+                segment.cut(loss.offset)
+            self._stop(failure, loss.cause)
         try:
-            self._segment.cut(size)
-            if self._syncs:  # A marked segment is complete, so the mark must not reach the disk first.
-                self._segment.sync()
-            self._segment.mark(first)
+            segment.cut(loss.offset)
             if self._syncs:
-                self._segment.sync()
+                segment.sync()  # The mark says that each byte is there, so they reach the disk before it.
+            segment.mark(loss.first)
+            if self._syncs:
+                segment.sync()
         except OSError as error:
-            self._stop(f"{failure} ({cause}), nor can the log be marked as broken", error)
-        self.dropped += last - first + 1
+            self._stop(f"{failure} ({loss.cause}), nor can the log be marked as broken", error)
         if self.broken_from is None:
-            self.broken_from = first
-        self.failure = f"{self._segment.path}: {failure}: {cause}"
-        self._lost, self._resume_at = True, 0
+            self.broken_from = loss.first
+        self.failure = f"{segment.path}: {failure}: {loss.cause}"
+        segment.marked = True
+
+    # ------------------------------------------------------------------------------------- segments
+
+    def _start(self) -> WritePlace:
+        """Open the first segment."""
+        segment = SegmentFile(self.directory, 1)
+        try:
+            self._maker.make(segment, bytes)
+            self._maker.publish(segment, self.directory)
+        except BaseException as error:
+            with suppress(OSError):
+                segment.discard()
+            if isinstance(error, FileExistsError):
+                raise LogError(f"{self.directory}: another writer has just started a log here") from error
+            if isinstance(error, OSError):
+                raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
+            raise
+        self._retention.add(segment)
+        return WritePlace(segment, segment.size, 1, [], 0, 0)
 
     def _start_next_segment(self) -> None:
         """Open the next segment, and delete the oldest ones beyond `max_bytes`.
@@ -297,162 +496,80 @@ class LogWriter:
         If that fails and `on_failure` is `continue`, no event is lost by it: a good segment grows, and a
         broken one waits for the next attempt.
         """
-        old, size = self._segment, self._segment.size
-        new: SegmentFile | None = None
+        place = self._place
+        segment = self._opening = SegmentFile(self.directory, place.first)
         try:
-            tail = b"" if self._lost else self._tail(SegmentTail(follows=True))
-            new = self._make_segment(self._snapshot, size + len(tail))
-            if tail:
-                self._complete(tail)
-            self._publish(new)
-        except BaseException as error:
-            if new is not None:
-                new.discard()
-                if not self._lost:
-                    self._take_back_tail(size)
-            if not isinstance(error, OSError):
-                raise
-            failure = f"no segment can follow event {self._next - 1}"
+            if self._continues:
+                make_private(self.directory)  # Somebody may have deleted it.
+            segment.remove_leftover()
+            self._maker.make(segment, self._snapshot)
+            if place.segment.loss is None:
+                self._write_tail(SegmentTail(follows=True))
+            self._maker.publish(segment, self.directory)
+        except OSError as error:
+            self._abandon_opening()
+            failure = f"no segment can follow event {place.first - 1}"
             if not self._continues:
                 self._stop(f"{failure}, the last one written", error)
-            self.failure = self.failure or f"{self._segment.path}: {failure}: {error}"
-            self._rotate_at = self._segment.size + self._segment_bytes
-            self._resume_at = self.dropped + FRAME_EVENTS
+            self.failure = self.failure or f"{place.segment.path}: {failure}: {error}"
+            place.segment.full_at = place.offset + self._segment_bytes
+            self._resume_at = place.dropped + FRAME_EVENTS
             return
-        self._closed.append((old.path, old.size))
-        old.close()
-        self._use(new)
-        try:
-            self._drop_oldest()
-        except OSError as error:
-            if not self._continues:
-                self._stop(f"{self._closed[0][0].name} is too old to keep, and cannot be deleted", error)
-
-    def _make_segment(self, snapshot: Callable[[], bytes], last_size: int) -> SegmentFile:
-        """A new segment with its head, not yet under its name. If that fails, no file is left.
-
-        last_size: of the segment before it (bytes).
-        """
-        segment = SegmentFile(segment_path(self.directory, self._next))
-        try:
-            # Before the snapshot is taken: so an attempt costs little while the disk is full.
-            segment.write(encode_preamble())
-            head = SegmentHead(
-                SCHEMA_VERSION,
-                machines_digest(),
-                self._config,
-                self._next - 1,
-                self._clock(),
-                snapshot(),
-                self._run,
-                self._next,
-            )
-            size = segment.size + len(self._encoder.head(head))
-            self._oldest = self._oldest_beside(size, last_size)
-            segment.write(self._encoder.head(replace(head, oldest=self._oldest)))
-            if self._syncs:
-                segment.sync()
-        except BaseException:
-            segment.discard()
-            raise
-        return segment
-
-    def _publish(self, segment: SegmentFile) -> SegmentFile:
-        """Give a segment the name by which readers find it. If that fails, no file is left."""
-        try:
-            segment.publish()
-            if self._syncs:
-                _sync_directory(self.directory)
-        except BaseException:
-            segment.discard()
-            raise
-        return segment
-
-    def _use(self, segment: SegmentFile) -> None:
-        """Write to this segment from now on."""
-        self._segment, self._lost, self._following = segment, False, self._next
+        self._place = WritePlace(
+            segment, segment.size, place.first, self._place.events, place.written, place.dropped
+        )
         self.failure = None
-        self.bytes_written += segment.size
-        self._rotate_at = segment.size + self._segment_bytes
-        self._note_synced(segment)
+        self._leave_complete_segments()
 
-    def _oldest_beside(self, new_size: int, last_size: int) -> int:
-        """The first event that the log keeps when a segment opens that has `new_size` bytes so far."""
-        if self._max_bytes is None:
-            return 1
-        kept = [*self._closed, (self._segment.path, last_size)] if last_size else []
-        total = new_size + self._segment_bytes + sum(size for _, size in kept)
-        for path, size in kept:
-            if total <= self._max_bytes:
-                return first_event(path)
-            total -= size
-        return self._next
+    def _abandon_opening(self) -> None:
+        """Remove a segment that was not opened to the end, and the tail that announced it."""
+        place, opening = self._place, self._opening
+        if opening is not None and opening is not place.segment:
+            try:
+                opening.discard()
+            except OSError as error:
+                self._stop(f"no event can follow while {opening.path.name} cannot be deleted", error)
+            if place.segment.loss is None and place.segment.size > place.offset:
+                with suppress(OSError):  # The next write tries it again.
+                    place.segment.cut(place.offset)
+        self._opening = None
 
-    def _drop_oldest(self) -> None:
-        """Delete what retention drops now. The head of the open segment says it already."""
-        while self._closed and first_event(self._closed[0][0]) < self._oldest:
-            self._closed[0][0].unlink(missing_ok=True)
-            self._closed.popleft()
+    def _leave_complete_segments(self) -> None:
+        """Close the segment before the newest one, and delete what retention drops now."""
+        newest, segments = self._place.segment, self._retention.segments
+        self._retention.add(newest)
+        self._opening = None
+        if len(segments) > 1:
+            try:
+                segments[-2].close()
+            except OSError as error:
+                if not self._syncs:
+                    name = segments[-2].path.name
+                    self._stop(f"the last events of {name} may be missing: it could not be closed", error)
+        try:
+            self._retention.delete_before(newest.oldest)
+        except OSError as error:
+            failure = "the oldest segments cannot be deleted"
+            if not self._continues:
+                self._stop(failure, error)
+            self.failure = f"{newest.path}: {failure}: {error}"
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
-        error = LogWriteFailed(f"{self._segment.path}: {failure}: {cause}")
+        error = LogWriteFailed(f"{self._place.segment.path}: {failure}: {cause}")
         self.failure = str(error)
         self._refuse(error)
         raise error from cause
 
     def _refuse(self, refusal: LogError) -> None:
-        """Answer every later call with `refusal`. `append` finds out, because no event has number -1."""
-        self._refusal, self._next = refusal, -1
+        """Answer every later call with `refusal`. `append` finds out by the number that it expects."""
+        self._refusal = refusal
+        place = self._place
+        self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)
 
 
-class SegmentFile:
-    """A segment that is being written. A failed write leaves `size` as it was; `cut` removes the rest.
-
-    It is made under another name, which also keeps a second writer out. `publish` gives it its own name: so
-    readers never see a segment without a head.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.size, self.closed = path, 0, False
-        self._name = path.with_suffix(".new")
-        self._descriptor = os.open(self._name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-
-    def publish(self) -> None:
-        """Give the file the name by which readers find it."""
-        if self.path.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
-        self._name = self._name.rename(self.path)
-
-    def discard(self) -> None:
-        """Delete the file."""
-        self.close()
-        self._name.unlink(missing_ok=True)
-
-    def write(self, data: bytes) -> None:
-        """Append all of `data`."""
-        done = os.pwrite(self._descriptor, data, self.size)
-        while done < len(data):
-            done += os.pwrite(self._descriptor, data[done:], self.size + done)
-        self.size += len(data)
-
-    def sync(self) -> None:
-        """Wait until the bytes are on the disk."""
-        os.fdatasync(self._descriptor)
-
-    def cut(self, size: int) -> None:
-        """Keep the first `size` bytes."""
-        os.ftruncate(self._descriptor, size)
-        self.size = size
-
-    def mark(self, number: int) -> None:
-        """Mark the segment: events from `number` on were lost, or the log is `CLOSED`."""
-        os.pwrite(self._descriptor, encode_mark(number), MARK_OFFSET)
-
-    def close(self) -> None:
-        """Close the file. Idempotent."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._descriptor)
+def _text(error: str | None) -> str | None:
+    """An error as the log can hold it."""
+    return None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
 
 
 def _check_options(
@@ -475,26 +592,3 @@ def _check_options(
         raise ConfigError(f"segment_bytes is {segment_bytes}; it must be 1 or more")
     if max_bytes is not None and max_bytes < 2 * segment_bytes:
         raise ConfigError(f"max_bytes is {max_bytes}; it must hold two segments of {segment_bytes} bytes")
-
-
-def _claim(directory: Path) -> None:
-    """Make the directory, which must be empty: two lives of the core never share one."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        found = next(iter(sorted(directory.iterdir())), None)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise LogError(f"{directory}: a log is a directory, and a file stands here: {error}") from error
-    except OSError as error:
-        raise LogError(f"{directory}: no log can be started: {error}") from error
-    if found is not None:
-        what = "holds a log already" if found.suffix == ".kvsm" else f"is not empty (it holds {found.name})"
-        raise LogError(f"{directory}: {what}; each run writes to a new directory of its own")
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make the names in it durable: without its name a synced file is lost."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,12 +12,15 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent, recorded_ns
 from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.offloader.arguments import a, ids_of
 from kvsm.states import machines_digest
+
+_CLOCK_END = 1 << 63
+"""No event can hold a wall time from here on."""
 
 
 class EventSink(Protocol):
@@ -105,7 +108,10 @@ class EventEmitter:
         if thread != self._may_change:
             self._admit()
         ledger = self.ledger
-        event = kind(ledger.seq + 1, self.step, self._clock_ns(), *fields)
+        now = self._clock_ns()
+        if type(now) is not int or not 0 <= now < _CLOCK_END:
+            now = recorded_ns(now)
+        event = kind(ledger.seq + 1, self.step, now, *fields)
         self._may_change = _NOBODY
         try:
             ended = ledger.apply(event)

@@ -1,0 +1,140 @@
+"""One segment that is being written: its file, and what is known of its bytes.
+
+Each method may be interrupted at any line, by Ctrl-C for example. A second call then does the whole again:
+all writes go to places that the caller names, so doing them twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from kvsm.log.frames import MARK_OFFSET, encode_mark, segment_path
+
+_open_private = partial(os.open, mode=0o600)
+
+
+class Synced(NamedTuple):
+    """What a sync has made durable: the first `offset` bytes, up to event `seq`, at `at_ns` (monotonic)."""
+
+    offset: int
+    seq: int
+    at_ns: int
+
+
+class Loss(NamedTuple):
+    """Why a segment takes no more events: those from `first` on are lost, from byte `offset` on.
+
+    written, dropped: the writer's counts of the events before `first`.
+    """
+
+    first: int
+    offset: int
+    cause: OSError
+    written: int
+    dropped: int
+
+
+class SegmentFile:
+    """The file of the segment whose first event is `first`. The constructor makes no file yet: `create` does.
+
+    It is made under another name, which also keeps a second writer out. `publish` gives it its own name: so
+    readers never see a segment without a head.
+
+    size: bytes of the file; more if a write has failed or was interrupted.
+    full_at: size at which the next segment is opened (bytes).
+    oldest: the first event of the oldest segment that is kept beside this one.
+    synced: what the last good sync made durable.
+    sync_failure: the error of a failed sync, after which nobody knows what is durable.
+    loss: why nothing more is written here, or None.
+    marked: the loss can be seen in the file.
+    deleted: somebody has deleted the file.
+    """
+
+    def __init__(self, directory: Path, first: int) -> None:
+        self.path, self.first = segment_path(directory, first), first
+        self.size = self.full_at = 0
+        self.oldest = first
+        self.synced = Synced(0, first - 1, 0)
+        self.sync_failure: OSError | None = None
+        self.loss: Loss | None = None
+        self.marked = self.deleted = False
+        self._new = self.path.with_suffix(".new")
+        self._named = False
+        self._file: FileIO | None = None
+        self._descriptor = -1
+
+    def create(self) -> None:
+        """Make the file, which only its owner can read. Raises `FileExistsError` if another writer has."""
+        # A file object closes its descriptor even if an interrupt keeps it from being stored here.
+        self._file = FileIO(self._new, "x", opener=_open_private)
+        self._descriptor = self._file.fileno()
+
+    def remove_leftover(self) -> None:
+        """Delete what an interrupted attempt to make the same segment has left."""
+        self._new.unlink(missing_ok=True)
+
+    def publish(self) -> None:
+        """Give the file the name by which readers find it."""
+        if os.path.lexists(self.path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
+        self._named = True  # Before it is true: `discard` must find the file under either name.
+        os.rename(self._new, self.path)
+
+    def discard(self) -> None:
+        """Delete the file, whatever its name is by now."""
+        with suppress(OSError):
+            self.close()
+        if self._file is not None:
+            self._new.unlink(missing_ok=True)
+        if self._named:
+            self.path.unlink(missing_ok=True)
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Write all of `data` at `offset`, where the file ends then."""
+        if self.size > offset:
+            self.cut(offset)
+        self.size = offset + len(data)
+        done = os.pwrite(self._descriptor, data, offset)
+        if done < len(data):
+            self._write_rest(data, offset, done)
+
+    def mark(self, number: int) -> None:
+        """Mark the segment: events from `number` on were lost, or the log is closed."""
+        self._write_rest(encode_mark(number), MARK_OFFSET, 0)
+
+    def cut(self, size: int) -> None:
+        """Keep the first `size` bytes."""
+        os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def sync(self) -> None:
+        """Wait until the bytes are on the disk."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            # First of all, because a second sync may succeed and prove nothing.
+            self.sync_failure = error
+            raise
+
+    def is_deleted(self) -> bool:
+        """Whether the file has lost its name: what is written to it is lost."""
+        return os.fstat(self._descriptor).st_nlink == 0
+
+    def close(self) -> None:
+        """Close the file. Idempotent: the descriptor is free even if this raises."""
+        self._descriptor = -1
+        if self._file is not None:
+            self._file.close()
+
+    def _write_rest(self, data: bytes, offset: int, done: int) -> None:
+        while done < len(data):
+            wrote = os.pwrite(self._descriptor, data[done:], offset + done)
+            if wrote <= 0:
+                raise OSError(errno.EIO, "the system wrote nothing, and named no error", str(self.path))
+            done += wrote

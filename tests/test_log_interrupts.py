@@ -1,0 +1,117 @@
+"""Ctrl-C at any moment leaves a log that reads whole, and a writer that goes on or refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from log_interrupts import PACKAGE, StubbornLife, check_interrupted, read_all
+
+FRAMES = [2, 1]
+SMALL = {"segment_bytes": 1, "max_bytes": 1200, "sync_interval_ms": 0}
+"""Each flush opens a segment, and the second one deletes the first."""
+
+
+@pytest.fixture(autouse=True)
+def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that syncs at once: here only the order of calls matters."""
+    for name in ("fdatasync", "fsync"):
+        monkeypatch.setattr(os, name, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({"durability": "every", "on_failure": "continue"}, id="every"),
+        pytest.param({"durability": "interval", "compress": True}, id="interval", marks=pytest.mark.slow),
+        pytest.param({"durability": "none"}, id="none", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupt_at_every_line_damages_no_log(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Ctrl-C in the constructor, `append`, `flush`, `close`, or what they call.
+
+    Then the same call is made again, and all events are read, once and in order.
+    """
+    options = SMALL | options
+    moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False)
+    for moment in range(1, moments + 1):
+        check_interrupted(tmp_path / str(moment), FRAMES, options, {moment}, opcodes=False)
+    assert moments > 300
+
+
+def test_two_interrupts_damage_no_log(tmp_path: Path) -> None:
+    """The second Ctrl-C comes while the next call finishes what the first has interrupted."""
+    chosen, options = random.Random(1), SMALL | {"durability": "interval"}
+    moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False)
+    for number in range(1, 100):
+        first = chosen.randint(1, moments)
+        at = {first, first + chosen.randint(1, 60)}
+        check_interrupted(tmp_path / str(number), FRAMES, options, at, opcodes=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durability", ["none", "interval", "every"])
+@pytest.mark.parametrize("on_failure", ["stop", "continue"])
+@pytest.mark.parametrize("compress", [False, True])
+def test_an_interrupt_at_an_opcode_damages_no_log(
+    tmp_path: Path, durability: str, on_failure: str, compress: bool
+) -> None:
+    """As above, between any two opcodes of a line: as many of them as five seconds allow."""
+    options = SMALL | {"durability": durability, "on_failure": on_failure, "compress": compress}
+    moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=True)
+    chosen, started = random.Random(moments), time.monotonic()
+    for number in count(1):
+        at = {chosen.randint(1, moments)}
+        if number % 3 == 0:
+            at |= {min(at) + chosen.randint(1, 300)}
+        check_interrupted(tmp_path / str(number), FRAMES, options, at, opcodes=True)
+        if time.monotonic() - started > 5:
+            break
+    assert number > 50
+
+
+def interrupt_in_a_while(seconds: float) -> None:
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+@pytest.mark.parametrize(
+    ("durability", "runs"),
+    [
+        pytest.param("every", 40, id="few"),
+        pytest.param("every", 1500, id="every", marks=pytest.mark.slow),
+        pytest.param("interval", 1500, id="interval", marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_at_any_time_damages_no_log(tmp_path: Path, durability: str, runs: int) -> None:
+    """Real signals, as Ctrl-C sends them: all events are there, once and in order, and the log is closed."""
+    chosen = random.Random(runs)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename.startswith(PACKAGE):
+                raise KeyboardInterrupt
+            frame = frame.f_back
+        interrupt_in_a_while(0.00005)  # It came between two calls of the writer.
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for number in range(runs):
+            life = StubbornLife(tmp_path / str(number), [1, 2] * 40, SMALL | {"durability": durability})
+            life.open()
+            interrupt_in_a_while(chosen.uniform(0.0001, 0.006))
+            life.run()
+            interrupt_in_a_while(0)
+            assert life.flushed == 120
+            seen, reader = read_all(life.directory)
+            assert reader is not None
+            assert (reader.end.value, reader.head.seq + len(seen)) == ("closed", 120)
+    finally:
+        interrupt_in_a_while(0)
+        signal.signal(signal.SIGALRM, before)

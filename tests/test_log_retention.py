@@ -1,0 +1,152 @@
+"""`max_bytes`: at each instant all files of a log together have at most so many bytes, and can be read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from log_life import CONFIG, Life, directory, event, names, write
+
+from kvsm.errors import LogWriteFailed
+from kvsm.log import LogReader, LogWriter
+
+
+@contextmanager
+def watched(path: Path, max_bytes: int) -> Iterator[list[int]]:
+    """After each write and each renaming, no more than `max_bytes` are on disk. Yields the totals."""
+    totals: list[int] = []
+
+    def watching(call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched_call(*args: Any) -> Any:
+            answer = call(*args)
+            totals.append(sum(file.stat().st_size for file in path.iterdir()))
+            assert totals[-1] <= max_bytes
+            return answer
+
+        return watched_call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("pwrite", "rename"):
+            patch.setattr(os, name, watching(getattr(os, name)))
+        yield totals
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 600)), max_size=30),
+    st.integers(1, 900),
+    st.integers(2000, 6000),
+    st.booleans(),
+)
+def test_all_files_together_keep_the_limit_at_each_instant(
+    frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
+) -> None:
+    """Snapshots count, and the segment that is being made counts. Snapshots of any size come and go.
+
+    What is left reads whole up to the end, or the writer says that the limit is too small.
+    """
+    snapshot_bytes = 0
+    with directory() as path, watched(path, max_bytes):
+        writer = LogWriter(
+            path,
+            config=CONFIG,
+            snapshot=lambda: os.urandom(snapshot_bytes),
+            durability="none",
+            segment_bytes=segment_bytes,
+            max_bytes=max_bytes,
+            compress=compress,
+        )
+        seq = flushed = 0
+        told = ""
+        try:
+            for count, size in frames:
+                snapshot_bytes = size
+                for _ in range(count):
+                    seq += 1
+                    writer.append(event(seq))
+                writer.flush()
+                flushed = seq
+            writer.close()
+        except LogWriteFailed as error:
+            told = str(error)
+        assert told == "" or "max_bytes is" in told
+        reader = LogReader(path)
+        seen = list(reader.events())
+        assert seen == [event(reader.head.seq + number) for number in range(1, len(seen) + 1)]
+        assert reader.head.seq + len(seen) in (flushed, seq)
+        assert reader.torn is None
+
+
+def test_a_limit_keeps_at_least_two_segments(tmp_path: Path) -> None:
+    """The state is not all that is left: there is always a complete segment, with what led to it."""
+    counts = []
+    life = Life(tmp_path / "log", segment_bytes=2000, max_bytes=6000)
+    for _ in range(300):
+        life.append(5)
+        counts.append(len(names(tmp_path / "log")))
+    life.writer.close()
+    after_the_first = counts[counts.index(2) :]
+    assert min(after_the_first) >= 2
+    reader = LogReader(tmp_path / "log")
+    list(reader.events())
+    assert (reader.missing, reader.head.seq > 0) == (None, True)
+
+
+def test_a_log_that_keeps_its_limit_uses_most_of_it(tmp_path: Path) -> None:
+    with watched(tmp_path / "log", 40_000) as totals:
+        write(tmp_path / "log", [5] * 1000, segment_bytes=4000, max_bytes=40_000)
+    assert max(totals) > 30_000
+
+
+@pytest.mark.parametrize("choice", ["stop", "continue"])
+def test_a_snapshot_that_the_limit_cannot_hold_is_told(tmp_path: Path, choice: Any) -> None:
+    """It is a failed write: with `stop` an error says how large the limit must be, and so does `failure`."""
+    writer = LogWriter(
+        tmp_path / "log",
+        config=CONFIG,
+        snapshot=lambda: bytes(5000),
+        durability="none",
+        segment_bytes=200,
+        max_bytes=4000,
+        on_failure=choice,
+    )
+    told = r"no segment can follow event \d+.*max_bytes is 4000; it must be 2\d{4} or more"
+    with watched(tmp_path / "log", 4000):
+        if choice == "stop":
+            with pytest.raises(LogWriteFailed, match=told):
+                append_all(writer, 2000)
+        else:
+            append_all(writer, 20)
+            assert re.search(told, str(writer.failure))
+            assert writer.dropped == 0
+            append_all(writer, 2000)
+            assert writer.dropped > 0
+
+
+def append_all(writer: LogWriter, count: int) -> None:
+    first = writer.events + writer.dropped + 1
+    for seq in range(first, first + count):
+        writer.append(event(seq))
+        writer.flush()
+
+
+def test_an_old_segment_that_cannot_be_deleted_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit holds even then: the log says that it fails, rather than growing beyond."""
+
+    def unlink(path: Path, **_: bool) -> None:
+        if path.exists():
+            raise PermissionError(1, "Operation not permitted")
+
+    life = Life(tmp_path / "log", segment_bytes=1000, max_bytes=4000)
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with watched(tmp_path / "log", 4000), pytest.raises(LogWriteFailed, match="not permitted"):
+        append_all(life.writer, 5000)
