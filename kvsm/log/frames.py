@@ -90,7 +90,10 @@ MARK_OFFSET = PREAMBLE.size
 PREAMBLE_BYTES = MARK_OFFSET + MARK.size
 HEADER = Struct("<IIHHQQII")
 _HEADER_COVERED = HEADER.size - 4
-_CHUNK_BYTES = 1 << 20
+_CLAIMS, _CLAIMS_OFFSET = Struct("<QQ"), 12
+"""The first event and the synced place in a frame header."""
+
+_CHUNK_BYTES = 1 << 18
 _HOLES_BYTES = 256 << 20
 """So much may a payload have that the file system stores as holes: pages of zeros."""
 
@@ -349,11 +352,12 @@ class FrameReader:
         for start, data in _written(self._file, offset):
             at = data.find(pattern)
             while 0 <= at <= len(data) - HEADER.size:
-                header = data[at : at + HEADER.size]
-                _, _, _, _, first, synced, _, crc = HEADER.unpack(header)
+                first, synced = _CLAIMS.unpack_from(data, at + _CLAIMS_OFFSET)
                 # The disk may show a block of an older segment here. Its events are older too.
-                if first >= seq and offset < synced <= start + at and crc32(header[:_HEADER_COVERED]) == crc:
-                    return True
+                if first >= seq and offset < synced <= start + at:
+                    header = data[at : at + HEADER.size]
+                    if crc32(header[:_HEADER_COVERED]) == int.from_bytes(header[_HEADER_COVERED:], "little"):
+                        return True
                 at = data.find(pattern, at + 1)
         return False
 
