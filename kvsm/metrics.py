@@ -28,7 +28,7 @@ from kvsm import events as ev
 from kvsm.events import KINDS, Direction, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import count
 from kvsm.ledger import Ledger, TransferRecord
-from kvsm.log import LogReader
+from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
 from kvsm.replay.trust import Trust
@@ -123,6 +123,7 @@ METRICS = (
         "Events after the first one of the log, by kind.",
         {"kind": tuple([kind.__name__ for kind in _COUNTED_KINDS])},
     ),
+    Metric("log_events_dropped", "counter", "Events that could not be written, and are missing in the log."),
     Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _DIRECTIONS, _BLOCKS),
     Metric(
         "transfer_bytes",
@@ -166,6 +167,7 @@ METRICS = (
     Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
     Metric("known_requests", "gauge", "Requests that are not over."),
     Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
+    Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
 )
 """Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
 these as its unit."""
@@ -250,6 +252,8 @@ class Metrics:
         """log: gets each event first. An event that the log refuses is not counted."""
         self.ledger, self._log = ledger, log
         self._pass_on = log.append if log is not None else None
+        self._events_in_gaps = 0
+        """Of a log that is read: events that it lacks."""
         self._events = dict.fromkeys(KINDS, 0)
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[str, int] = {}
@@ -290,6 +294,7 @@ class Metrics:
             if metrics is None:
                 trust.check(log.head.config, log.directory)
                 metrics = cls(Ledger(log.head.config))
+        metrics._events_in_gaps = sum([last - first + 1 for first, last in log.gaps])
         return metrics
 
     def _go_on_from(self, ledger: Ledger) -> None:
@@ -342,9 +347,20 @@ class Metrics:
             "reports_rejected": dict(self._rejected_reports),
             "resets": seen[ev.CacheReset],
             "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
+            "log_events_dropped": self.log_health()[0],
             "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
             **{name: {"store": of_stores[name], "load": of_loads[name]} for name in of_stores},
         }
+
+    def gauges(self) -> dict[str, Any]:
+        """Name -> what is there now: `gauges` of the ledger, and the state of the log."""
+        return gauges(self.ledger) | {"log_broken": self.log_health()[1]}
+
+    def log_health(self) -> tuple[int, int]:
+        """(events that the log lacks, 1 if it cannot be written now, else 0)."""
+        if isinstance(self._log, LogWriter):
+            return self._log.dropped, int(self._log.failure is not None)
+        return self._events_in_gaps, 0
 
     # Requests.
 
@@ -489,7 +505,7 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
-    """Name -> what is there now, as in `Metrics.values`."""
+    """Name -> what is there now, as in `Metrics.values`. `Metrics.gauges` has these and the log's."""
     words = ledger.blocks.view
     states = np.bincount(words & STATE_MASK, minlength=len(BlockState)).tolist()
     # Copied at once, so that no other thread changes it meanwhile.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics, gauges
+from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -29,7 +29,7 @@ _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histog
 
 
 class PrometheusCollector(Collector):
-    """Gives a registry the counters and histograms of `metrics`, and the gauges of its ledger."""
+    """Gives a registry the counters and histograms of `metrics`, and the gauges of its ledger and log."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -40,7 +40,7 @@ class PrometheusCollector(Collector):
 
     def collect(self) -> Iterator[Family]:
         """All metrics with their values."""
-        values = self._metrics.values() | gauges(self._metrics.ledger)
+        values = self._metrics.values() | self._metrics.gauges()
         for metric in METRICS:
             family = _family(metric)
             for series in metric.series():

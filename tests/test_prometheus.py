@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from core_life import begin_store, keys, new_core, store
+from log_life import disk
 from prometheus_client import CollectorRegistry, generate_latest, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvsm import prometheus
+from kvsm.events import OffloadConfig
 from kvsm.metrics import METRICS, Metrics
 from kvsm.offloader import Offloader
 from kvsm.prometheus import PrometheusCollector
@@ -101,3 +104,21 @@ def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: p
     monkeypatch.delitem(sys.modules, prometheus.__name__)
     with pytest.raises(ImportError, match=r"pip install 'kvsm\[prometheus\]'"):
         importlib.import_module(prometheus.__name__)
+
+
+def test_a_broken_log_is_exported(tmp_path: Path) -> None:
+    """Nothing is dropped in silence: an alert can look at the log of an engine that goes on without it."""
+    config = OffloadConfig(host_blocks=4, device_blocks=16)
+    with disk(1 << 20) as limited:
+        core = Offloader.open(config, tmp_path / "log", durability="none", on_failure="continue")
+        registry = CollectorRegistry()
+        registry.register(PrometheusCollector(Metrics.attached_to(core)))
+        assert core.log is not None
+        for free, broken, dropped in ((1 << 20, 0, 0), (0, 1, 1)):
+            limited.free = free
+            core.arrive(f"r{free}")
+            core.log.flush()
+            found = samples(generate_latest(registry).decode())
+            assert at(found, "kvsm_log_broken") == broken
+            assert at(found, "kvsm_log_events_dropped_total") == dropped
+        core.close()

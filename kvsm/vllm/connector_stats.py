@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvsm.metrics import METRICS, Metric, Metrics, gauges
+from kvsm.metrics import METRICS, Metric, Metrics
 
 _DIRECTIONS = {"direction": ("store", "load")}
 
@@ -77,15 +77,16 @@ class StatsSource:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
-        self._sent_at = -1
+        self._sent_at = -1, (0, 0)
 
     def take(self) -> KvsmStats | None:
-        """What has changed since the last call; None if no event has happened."""
-        if self._ledger.seq == self._sent_at:
+        """What has changed since the last call; None if no event has happened, and nothing to the log."""
+        now = self._ledger.seq, self._metrics.log_health()
+        if now == self._sent_at:
             return None
-        self._sent_at = self._ledger.seq
+        self._sent_at = now
         stats = KvsmStats()
-        values = self._metrics.values() | gauges(self._ledger)
+        values = self._metrics.values() | self._metrics.gauges()
         for name, labels, value in _numbers(values):
             if name in _COUNTERS:
                 series = (name, *labels)

@@ -22,6 +22,7 @@ from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 from kvsm.vllm.extra_config import CommonOptions, LogOptions
+from kvsm.vllm.log_watch import LogWatch
 
 log = init_logger("vllm.kvsm")
 
@@ -31,10 +32,10 @@ class EngineOffloader(NamedTuple):
 
     offloader: Offloader
     metrics: Metrics
-    event_log: LogWriter | None
+    event_log: LogWatch | None
 
     def close(self) -> None:
-        """Close the event log; all that was decided is on disk then."""
+        """Close the event log. All that was decided is on disk then, if the log is not broken."""
         if self.event_log is not None:
             self.event_log.close()
 
@@ -54,7 +55,11 @@ def open_engine_offloader(
             on_failure=options.log_on_failure,
         )
     offloader = Offloader(config, event_log, publisher=publisher)
-    return EngineOffloader(offloader, Metrics.attached_to(offloader), event_log)
+    metrics = Metrics.attached_to(offloader)
+    if event_log is None:
+        return EngineOffloader(offloader, metrics, None)
+    offloader.log = watch = LogWatch(metrics, event_log, offloader.ledger)
+    return EngineOffloader(offloader, metrics, watch)
 
 
 def open_event_log(

@@ -1,6 +1,7 @@
 """`RecordingManager`: forwards every call to a manager of vLLM, and tells a `ManagerRecorder` about it.
 
-Answers go back unchanged. If the recorder fails, vLLM's log says so once, and vLLM goes on without it.
+Answers go back unchanged; only the statistics get two metrics of the event log. If the recorder fails, vLLM's
+log says so once, and vLLM goes on without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from vllm.v1.kv_offload.base import OffloadingManager
 from kvsm.errors import described
 from kvsm.offloader import LogFlush
 from kvsm.vllm.manager_recorder import ManagerRecorder
+from kvsm.vllm.spec_stats import LogStats
 
 log = init_logger("vllm.kvsm")
 
@@ -24,8 +26,10 @@ class RecordingManager:
     It does not inherit from `OffloadingManager`, so that every other method is the recorded manager's own.
     """
 
-    def __init__(self, manager: Any, recorder: ManagerRecorder) -> None:
+    def __init__(self, manager: Any, recorder: ManagerRecorder, log_stats: LogStats | None = None) -> None:
+        """log_stats: what the statistics of the manager are told of the log; None: nothing."""
         self._manager, self.recorder = manager, recorder
+        self._log_stats = log_stats
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._manager, name)
@@ -105,6 +109,8 @@ def _recorded(name: str, tell: Callable[..., object]) -> Callable[..., Any]:
         if isinstance(answer, Iterator):
             answer = list(answer)
         self._note(tell, answer, *arguments, **named)
+        if name == "get_stats" and self._log_stats is not None:
+            return self._log_stats.added_to(answer)
         return answer
 
     return call

@@ -14,11 +14,14 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from kvsm.events import OffloadConfig
+from kvsm.log import LogWriter
 from kvsm.snapshot import snapshot
 from kvsm.vllm.engine_offloader import open_event_log
 from kvsm.vllm.extra_config import RecordingOptions, parse
+from kvsm.vllm.log_watch import LogWatch
 from kvsm.vllm.manager_recorder import LOADED_AT_ONCE, STORES_PER_SLOT, ManagerRecorder
 from kvsm.vllm.recording_manager import RecordingManager
+from kvsm.vllm.spec_stats import LOG_METRICS, LogStats, metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import warn_if_untested
 
@@ -29,6 +32,11 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
     On a CPU platform vLLM has no worker for this spec; there kvsm copies what vLLM's manager decides.
     Raises `ConfigError` or `LogError` at start-up if no log can be created.
     """
+
+    @classmethod
+    def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
+        """vLLM's metrics, and those of the event log."""
+        return {**super().build_metric_definitions(extra_config), **metric_definitions(LOG_METRICS)}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -41,7 +49,8 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
     def get_manager(self) -> Any:
         """vLLM's manager, recorded."""
         if self._recording is None:
-            self._recording = RecordingManager(super().get_manager(), self._open_recorder())
+            event_log, recorder = self._open_recorder()
+            self._recording = RecordingManager(super().get_manager(), recorder, LogStats(event_log))
         return self._recording
 
     def get_worker(self, kv_caches: Any) -> Any:
@@ -53,7 +62,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             self._cpu_worker = KvsmOffloadingWorker(rank, kv_caches.tensors, self.num_chunks, chunk)
         return self._cpu_worker
 
-    def _open_recorder(self) -> ManagerRecorder:
+    def _open_recorder(self) -> tuple[LogWriter, ManagerRecorder]:
         config = OffloadConfig(
             host_blocks=self.num_chunks,
             device_blocks=STORES_PER_SLOT * self.num_chunks + LOADED_AT_ONCE,
@@ -66,4 +75,5 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             options.event_log, engine, options, config, lambda: snapshot(recorder.ledger)
         )
         recorder = ManagerRecorder(config, event_log, announces=self.kv_events_config.enable_kv_cache_events)
-        return recorder
+        recorder.log = LogWatch(event_log, event_log, recorder.ledger)
+        return event_log, recorder

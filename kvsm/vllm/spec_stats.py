@@ -3,6 +3,8 @@ itself."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
@@ -10,18 +12,23 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+from kvsm.log import LogWriter
 from kvsm.metrics import METRICS
 from kvsm.vllm.connector_stats import KvsmStats
 
 _EXPORTED = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
 
 
-def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
-    """Every metric that `to_offloading_stats` may give, by its name in vLLM."""
+LOG_METRICS = ("log_events_dropped", "log_broken")
+"""The metrics of a log, which a recorder has too."""
+
+
+def metric_definitions(names: Iterable[str] = tuple(_EXPORTED)) -> dict[str, OffloadingMetricMetadata]:
+    """These metrics by their names in vLLM. All are what `to_offloading_stats` may give."""
     kinds = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
     return {
-        _title(name): kinds[metric.kind](metric.help, tuple(metric.labels))
-        for name, metric in _EXPORTED.items()
+        _title(name): kinds[_EXPORTED[name].kind](_EXPORTED[name].help, tuple(_EXPORTED[name].labels))
+        for name in names
     }
 
 
@@ -35,6 +42,26 @@ def to_offloading_stats(taken: KvsmStats | None) -> OffloadingConnectorStats | N
         for labels, value in series.items():
             notes[_EXPORTED[name].kind](_title(name), value, tuple(labels.split(",")) if labels else ())
     return stats
+
+
+class LogStats:
+    """Adds the metrics of a log to the statistics of a manager that knows nothing of the log."""
+
+    def __init__(self, writer: LogWriter) -> None:
+        self._writer = writer
+        self._dropped = 0
+        self._broken = False
+
+    def added_to(self, stats: OffloadingConnectorStats | None) -> OffloadingConnectorStats | None:
+        """These statistics, with what has changed of the log since the last call."""
+        dropped, broken = self._writer.dropped, self._writer.failure is not None
+        if (dropped, broken) == (self._dropped, self._broken):
+            return stats
+        stats = OffloadingConnectorStats() if stats is None else stats
+        stats.increase_counter(_title("log_events_dropped"), dropped - self._dropped)
+        stats.set_gauge(_title("log_broken"), int(broken))
+        self._dropped, self._broken = dropped, broken
+        return stats
 
 
 def _title(name: str) -> str:

@@ -1,0 +1,200 @@
+"""An event log that cannot be written, and goes on: vLLM's log says it, and so do the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from hanging_copies import Clock
+from log_life import Disk, disk
+from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
+
+from kvsm.events import OffloadConfig
+from kvsm.log import LogReader, LogWriter
+from kvsm.log.writer import FRAME_EVENTS
+from kvsm.metrics import Metrics
+from kvsm.snapshot import snapshot
+from kvsm.vllm import log_watch
+from kvsm.vllm.connector_stats import StatsSource
+from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
+from kvsm.vllm.extra_config import SpecOptions
+from kvsm.vllm.log_watch import AGAIN_S, LogWatch
+from kvsm.vllm.manager_recorder import ManagerRecorder
+from kvsm.vllm.recording_manager import RecordingManager
+from kvsm.vllm.spec_stats import LOG_METRICS, LogStats, metric_definitions
+
+CONFIG = OffloadConfig(host_blocks=4, device_blocks=8)
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What vLLM's log says."""
+    lines: list[str] = []
+
+    def note(text: str, *values: object) -> None:
+        lines.append(text % values)
+
+    with patch.object(log_watch.log, "warning", note), patch.object(log_watch.log, "error", note):
+        yield lines
+
+
+class Rig:
+    """An engine's core with a log on a small disk. A step adds two events."""
+
+    def __init__(self, directory: Path, limited: Disk) -> None:
+        options = SpecOptions(cpu_bytes_to_use=1, event_log=str(directory), log_durability="none")
+        self.core: EngineOffloader = open_engine_offloader(CONFIG, options, 0, None)
+        assert self.core.event_log is not None
+        self.watch: LogWatch = self.core.event_log
+        self.clock, self.disk = Clock(), limited
+        self.watch.clock = self.clock.read
+        (self.log,) = directory.iterdir()
+
+    def step(self, times: int = 1) -> int:
+        """Returns the number of the last event."""
+        for _ in range(times):
+            self.core.offloader.arrive(f"r{self.core.offloader.step}")
+            self.core.offloader.end_step()
+        return self.core.offloader.ledger.seq
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    with disk(1 << 20) as limited:
+        yield Rig(tmp_path, limited)
+
+
+def test_a_full_disk_is_said_at_once_and_then_once_a_minute(rig: Rig) -> None:
+    """Nothing is dropped in silence. The line names the file, the reason and the missing events."""
+    with heard() as lines:
+        last = rig.step(3)
+        assert lines == []
+        rig.disk.free = 0
+        rig.step()
+        (line,) = lines
+        assert line.startswith(f"kvsm: the event log cannot be written: {rig.log}/")
+        assert "No space left on device" in line
+        assert line.endswith(f"Events {last + 1} to {last + 2} are missing in it")
+        rig.clock.advance(AGAIN_S - 1)
+        rig.step(9)
+        assert len(lines) == 1
+        rig.clock.advance(1)
+        now = rig.step()
+        assert len(lines) == 2
+        assert lines[1].endswith(f"Events {last + 1} to {now} are missing in it")
+
+
+def test_a_log_that_goes_on_says_where_its_gap_is(rig: Rig) -> None:
+    """The events that the line names are those of `LogReader.gaps`. A second failure is told as the first."""
+    with heard() as lines:
+        last = rig.step(3)
+        for _ in range(2):
+            lines.clear()
+            rig.disk.free = 0
+            rig.step()
+            rig.disk.free = 1 << 20
+            while len(lines) < 2:
+                last = rig.step()
+            rig.step()
+        rig.watch.close()
+    reader = LogReader(rig.log)
+    for _ in (segment.events() for segment in reader.segments()):
+        pass
+    first, end = reader.gaps[-1]
+    assert len(reader.gaps) == 2
+    assert end - first + 1 >= FRAME_EVENTS
+    assert lines[0].endswith(f"Events {first} to {first + 1} are missing in it")
+    assert lines[1:] == [f"kvsm: the event log goes on. Events {first} to {end} are missing in it"]
+    assert end == last
+
+
+def test_a_log_that_ends_broken_says_so(rig: Rig) -> None:
+    last = rig.step()
+    with heard() as lines:
+        rig.disk.free = 0
+        rig.step()
+        rig.core.close()
+    assert len(lines) == 2
+    assert lines[1].startswith("kvsm: the event log ends broken. Events ")
+    assert f" {last + 1} to " in lines[1]
+
+
+def test_a_log_that_cannot_be_closed_raises_nothing_into_vllm(rig: Rig) -> None:
+    """vLLM is shutting down its workers, and must go on with that."""
+    with heard() as lines, patch.object(LogWriter, "close", side_effect=log_watch.LogError("no end")):
+        rig.core.close()
+    assert lines == ["kvsm: the event log could not be completed: no end"]
+
+
+def test_statistics_tell_that_the_log_is_broken(rig: Rig) -> None:
+    """Also if no event has happened since the last statistics were taken."""
+    source = StatsSource(rig.core.metrics)
+    rig.step()
+    taken = source.take()
+    assert taken is not None
+    assert taken.data["log_broken"] == {"": 0}
+    rig.disk.free = 0
+    rig.core.offloader.arrive("unwritten")
+    source.take()
+    with heard():
+        rig.watch.flush()
+        taken = source.take()
+        assert taken is not None
+        assert (taken.data["log_broken"], taken.data["log_events_dropped"]) == ({"": 1}, {"": 1})
+        assert source.take() is None
+        rig.disk.free = 1 << 20
+        rig.step(FRAME_EVENTS)
+        taken = source.take()
+    assert taken is not None
+    assert taken.data["log_broken"] == {"": 0}
+    assert rig.core.metrics.values()["log_events_dropped"] == taken.data["log_events_dropped"][""] + 1
+
+
+def test_the_metrics_of_a_log_count_its_gaps(rig: Rig) -> None:
+    """The process that wrote the log counted the same."""
+    with heard():
+        rig.disk.free = 0
+        rig.step()
+        rig.disk.free = 1 << 20
+        rig.step(FRAME_EVENTS)
+        rig.core.close()
+    lost = rig.core.metrics.values()["log_events_dropped"]
+    assert lost >= FRAME_EVENTS
+    assert Metrics.of(LogReader(rig.log)).values()["log_events_dropped"] == lost
+
+
+def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
+    """vLLM's manager knows nothing of a log: its statistics get two metrics more."""
+    with disk(1 << 20) as limited, heard() as lines:
+        writer = LogWriter(
+            tmp_path / "log",
+            config=CONFIG,
+            snapshot=lambda: snapshot(recorder.ledger),
+            durability="none",
+            on_failure="continue",
+        )
+        recorder = ManagerRecorder(CONFIG, writer)
+        recorder.log = LogWatch(writer, writer, recorder.ledger)
+        manager = RecordingManager(CPUOffloadingManager(4, "lru"), recorder, LogStats(writer))
+        whole = manager.get_stats()
+        limited.free = 0
+        recorder.arrive("r")
+        recorder.end_step()
+        broken = manager.get_stats()
+        again = manager.get_stats()
+    assert len(lines) == 1
+    titles = set(metric_definitions(LOG_METRICS))
+    assert titles == {"vllm:kvsm_log_broken", "vllm:kvsm_log_events_dropped"}
+    assert titles.isdisjoint(whole.reduce())
+    told = broken.reduce()
+    assert {title: told[title] for title in titles} == {
+        "vllm:kvsm_log_broken": 1,
+        "vllm:kvsm_log_events_dropped": 3,
+    }
+    assert titles.isdisjoint(again.reduce())
