@@ -20,6 +20,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.ids import Id, Ids
+from kvsm.options import check_types
 from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrigger
 from kvsm.states.block import BLOCK
 from kvsm.states.transfer import TRANSFER
@@ -67,6 +68,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     offer_history: int = 65_536
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least, most in (
             ("host_blocks", 1, 1 << 31),
             ("device_blocks", 1, 1 << 31),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ import pytest
 from core_life import keys, new_core, store
 from wild_calls import WildCaller
 
-from kvsm.errors import InvalidEvent, LimitReached, WrongArgument
+from kvsm.errors import ConfigError, InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import OffloadConfig
 from kvsm.ids import SMALL
 from kvsm.offloader import Offloader
 from kvsm.replay import rebuild
+from kvsm.scheduler import KVCacheGroup, SchedulerConfig
 from kvsm.snapshot import digest
 
 
@@ -154,3 +156,46 @@ def test_clock_before_1970_is_written_and_read(tmp_path: Path) -> None:
     with Offloader.open(config, tmp_path / "log", clock_ns=lambda: -5) as core:
         core.arrive("r")
     assert digest(rebuild(tmp_path / "log").ledger) == digest(core.ledger)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"host_blocks": 8.0}, "host_blocks is 8.0; it must be an int"),
+        ({"host_blocks": "8"}, "host_blocks is '8'; it must be an int"),
+        ({"policy": 5}, "policy is 5; it must be a str"),
+        ({"workers": None}, "workers is None; it must be an int"),
+    ],
+)
+def test_configuration_of_a_wrong_type_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        OffloadConfig(**{"host_blocks": 8, "device_blocks": 8} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"store": "lazy"}, "store is 'lazy'; it must be a StoreMode"),
+        ({"groups": KVCacheGroup(16)}, "it must be a tuple"),
+        ({"groups": (16,)}, "groups[0] is 16; it must be a KVCacheGroup"),
+        ({"prompt_only": 1}, "prompt_only is 1; it must be a bool"),
+        ({"null_block": 0.0}, "null_block is 0.0; it must be an int"),
+    ],
+)
+def test_configuration_of_the_scheduler_is_checked_likewise(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        SchedulerConfig(**{"groups": (KVCacheGroup(16),)} | fields)
+
+
+def test_integers_of_numpy_in_a_configuration_are_converted(tmp_path: Path) -> None:
+    config = OffloadConfig(host_blocks=np.int64(8), device_blocks=np.uint16(8))  # type: ignore[arg-type]
+    Offloader.open(config, tmp_path / "log").close()
+    assert rebuild(tmp_path / "log").ledger.config == OffloadConfig(host_blocks=8, device_blocks=8)
+
+
+def test_core_that_is_refused_makes_no_directory(tmp_path: Path) -> None:
+    """Another attempt, with the mistake mended, must not find a log there."""
+    config = OffloadConfig(host_blocks=1, device_blocks=1, policy="no such policy")
+    with pytest.raises(ConfigError):
+        Offloader.open(config, tmp_path / "log")
+    assert not (tmp_path / "log").exists()

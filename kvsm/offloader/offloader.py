@@ -13,7 +13,7 @@ from kvsm import events as ev
 from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
-from kvsm.log import Durability, LogWriter, OnFailure
+from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name
 from kvsm.offloader.emitter import EventEmitter, LogFlush
@@ -58,9 +58,13 @@ class Offloader(EventEmitter):
 
         The other options are those of `LogWriter`. Raises what `LogWriter` raises.
         """
+        opened = MemoryLog()
+        # What a core refuses is refused before a directory is made.
+        core = cls(config, opened, publisher=publisher, clock_ns=clock_ns)
+        core.log = None
         if directory is None:
-            return cls(config, publisher=publisher, clock_ns=clock_ns)
-        writer = LogWriter(
+            return core
+        core.log = core.writer = LogWriter(
             directory,
             config=config,
             snapshot=lambda: snapshot(core.ledger),
@@ -73,12 +77,8 @@ class Offloader(EventEmitter):
             clock=clock_ns,
             run=run,
         )
-        try:
-            core = cls(config, writer, publisher=publisher, clock_ns=clock_ns)
-        except BaseException as error:
-            writer.close(error)
-            raise
-        core.writer = writer
+        for event in opened:
+            core.log.append(event)
         return core
 
     def close(self, error: BaseException | None = None) -> None:

@@ -16,6 +16,7 @@ import msgspec
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.options import check_types
 
 
 class GroupKind(Enum):
@@ -40,6 +41,9 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     """How many tokens a sliding window looks back."""
     drafter: bool = False
     """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def first_needed_token(self, end: int) -> int:
         """The first token whose KV is needed to compute the token at `end`."""
@@ -85,6 +89,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     null_block: int = -1
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.groups:
             raise ConfigError("groups is empty; an engine has at least one KV cache group")
         if self.lazy_target_blocks < 1:
