@@ -23,7 +23,9 @@ from kvsm.events import Direction, Offer, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader
+from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
 from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
@@ -72,15 +74,17 @@ class OffloadScheduler:
 
     def add_request(self, request: EngineRequest) -> None:
         """A request has arrived. Until it is finished, the engine has steps to come."""
-        self._track(request)
+        self._track("add_request", request)
 
-    def _track(self, request: EngineRequest) -> TrackedRequest:
+    def _track(self, call: str, request: EngineRequest) -> TrackedRequest:
         name = request.request_id
+        if type(name) is not str:
+            name = engine_name(call, request)
         tracked = self.state.tracked.get(name)
         if tracked is None:
             tracked = TrackedRequest(request, self.config, self._blocks_per_chunk)
-            self.state.tracked[name] = tracked
             self.offloader.arrive(name)
+            self.state.tracked[name] = tracked
         return tracked
 
     # Matching and loading.
@@ -93,7 +97,10 @@ class OffloadScheduler:
         None: what the request needs is in flight; ask again in a later step. One token is left to compute
         (S18). The hits are pinned. A new answer replaces the last one.
         """
-        tracked, core = self._track(request), self.offloader
+        call = "get_num_new_matched_tokens"
+        if type(num_computed_tokens) is not int or num_computed_tokens < 0:
+            num_computed_tokens = token_count(call, "num_computed_tokens", num_computed_tokens)
+        tracked, core = self._track(call, request), self.offloader
         name = tracked.name
         if any(tracked.tables):
             # It was preempted, for it asks again. The step's output may say so later.
@@ -165,7 +172,11 @@ class OffloadScheduler:
 
         A load that cannot be planned is reported as a failed load (failure is not success, S6).
         """
-        tracked, core = self._track(request), self.offloader
+        call = "update_state_after_alloc"
+        if type(num_external_tokens) is not int or num_external_tokens < 0:
+            num_external_tokens = token_count(call, "num_external_tokens", num_external_tokens)
+        block_ids = block_tables(call, "block_ids", block_ids, len(self.config.groups))
+        tracked, core = self._track(call, request), self.offloader
         end = tracked.local + num_external_tokens
         self._take_over_blocks(tracked, block_ids, end)
         if not num_external_tokens:
@@ -294,13 +305,13 @@ class OffloadScheduler:
 
     def _note_block_changes(self, output: StepOutput) -> None:
         """Note which blocks requests lost and got."""
-        state = self.state
+        state, given = self.state, new_blocks(output, len(self.config.groups))
         for name in output.preempted:
             tracked = state.tracked.get(name)
             if tracked is not None and name not in state.preempted:
                 self._preempt(tracked)
         state.preempted.clear()
-        for name, tables in output.new_block_ids.items():
+        for name, tables in given.items():
             tracked = state.tracked.get(name)
             for group, blocks in enumerate(tables):
                 self.device_blocks.rewrite(blocks)
@@ -382,7 +393,9 @@ class OffloadScheduler:
         Returns whether the engine must keep the blocks until `finished_sending` names the request; and None,
         for there is nothing to tell the client.
         """
-        name = request.request_id
+        call, groups = "request_finished", len(self.config.groups)
+        block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
+        name, aborted = engine_name(call, request), flag(call, "aborted", aborted)
         tracked = self.state.tracked.pop(name, None)
         if tracked is None:
             return False, None
@@ -409,6 +422,7 @@ class OffloadScheduler:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
         core = self.offloader
         failed: set[bytes] = set()
+        reports = worker_reports(reports)
         for report in reports:
             ended = core.report(report.transfer, report.worker, report.good).ended
             if ended is not None:

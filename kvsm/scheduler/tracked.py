@@ -12,6 +12,8 @@ from sys import maxsize
 from typing import Annotated, Any
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
+from kvsm.errors import WrongArgument
+from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig, group_suffix
 from kvsm.scheduler.protocols import EngineRequest
 
@@ -116,7 +118,17 @@ class TrackedRequest:
             while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
                 keys.pop()
                 last -= stride
-            keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
+            ends = range((len(keys) + 1) * stride - 1, len(hashes), stride)
+            for n in ends:
+                if type(hashes[n]) is not bytes:
+                    self._check_hash(n, hashes[n])
+            keys += [hashes[n] + suffix for n in ends]
+
+    def _check_hash(self, place: int, value: object) -> None:
+        """An engine's hashes may be of a type below bytes; the sum of such a hash and a suffix is bytes."""
+        if not isinstance(value, bytes):
+            problem = f"is {a(value)}; a block hash is bytes"
+            raise WrongArgument("EngineRequest.block_hashes", f"[{place}] of request {self.name}", problem)
 
     def key_at(self, group: int, tokens: int, tokens_per_hash: int) -> bytes | None:
         """Key of the prefix of this length, or None if the engine has no hash of it."""

@@ -1,0 +1,80 @@
+"""What an engine hands to the scheduler side: of the right type, converted, or refused by name.
+
+As in `kvsm.offloader.arguments`, a call checks what it takes before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvsm.errors import WrongArgument
+from kvsm.offloader.arguments import a, integer, integers, items, request_name
+from kvsm.plan import WorkerReport
+from kvsm.scheduler.protocols import StepOutput
+
+BlockTables = Sequence[Sequence[int]]
+"""The device blocks of a request, by group."""
+
+
+def token_count(call: str, argument: str, value: object) -> int:
+    """A number of tokens."""
+    number = integer(call, argument, value)
+    if number < 0:
+        raise WrongArgument(call, argument, f"is {number}; it must be 0 or more")
+    return number
+
+
+def block_tables(
+    call: str, argument: str, tables: Any, groups: int, *, may_be_none: bool = False
+) -> BlockTables:
+    """A table for each group; or no tables, if that may be."""
+    if type(tables) is not list and type(tables) is not tuple:
+        tables = items(call, argument, tables)
+    if not tables and may_be_none:
+        return ()
+    if len(tables) != groups:
+        raise WrongArgument(call, argument, f"has {len(tables)} tables; there are {groups} KV cache groups")
+    for table in tables:
+        if (type(table) is not list and type(table) is not tuple) or type(_sum(table)) is not int:
+            return [integers(call, f"{argument}[{n}]", table) for n, table in enumerate(tables)]
+    return tables  # type: ignore[no-any-return]
+
+
+def _sum(table: Sequence[Any]) -> object:
+    """An int if all values are ints, which the core looks at again. It takes 6 ns a block."""
+    try:
+        return sum(table)
+    except TypeError:
+        return None
+
+
+def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
+    """All reports, before the first of them is taken."""
+    call = "update_connector_output"
+    if not isinstance(reports, Iterable):
+        raise WrongArgument(call, "reports", f"is {a(reports)}; it must be an iterable of WorkerReports")
+    taken = list(reports)
+    for place, report in enumerate(taken):
+        if type(report) is not WorkerReport:
+            raise WrongArgument(call, f"reports[{place}]", f"is {a(report)}; it must be a WorkerReport")
+    return taken
+
+
+def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
+    """The blocks that a step adds to tables."""
+    call = "build_connector_meta"
+    given = output.new_block_ids
+    if not given:
+        return {}
+    if not isinstance(given, Mapping):
+        raise WrongArgument(call, "output.new_block_ids", f"is {a(given)}; it must be a mapping")
+    return {
+        name: block_tables(call, f"output.new_block_ids[{name!r}]", tables, groups)
+        for name, tables in given.items()
+    }
+
+
+def engine_name(call: str, request: Any) -> str:
+    """The name of an engine's request."""
+    return request_name(call, request.request_id, "request.request_id")

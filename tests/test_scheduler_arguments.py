@@ -1,0 +1,119 @@
+"""What an engine hands to the scheduler side: right, converted, or refused by name without a trace."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import reduce
+from operator import or_
+from random import Random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive
+
+from kvsm.errors import KvsmError, WrongArgument
+from kvsm.events import KINDS
+from kvsm.plan import WorkerReport
+from kvsm.snapshot import digest
+from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_request import SmallRequest
+
+
+class _Meddler:
+    """Stands between an engine and its scheduler side. It first passes a wrong argument, and when that was
+    refused, the right ones in types of numpy."""
+
+    CALLS = ("get_num_new_matched_tokens", "update_state_after_alloc", "request_finished")
+
+    def __init__(self, engine: SmallEngine, random: Random) -> None:
+        self._engine, self._scheduler, self._random = engine, engine.scheduler, random
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._scheduler, name)
+        if name not in self.CALLS:
+            return real
+
+        def call(request: SmallRequest, *arguments: Any, **named: Any) -> Any:
+            self._try_wrong(real, request, arguments, named)
+            request.num_computed_tokens = np.int64(request.num_computed_tokens)  # type: ignore[assignment]
+            return real(request, *map(_in_numpy, arguments), **named)
+
+        return call
+
+    def _try_wrong(
+        self, real: Callable[..., Any], request: SmallRequest, arguments: tuple[Any, ...], named: Any
+    ) -> None:
+        wrong = list(arguments)
+        place = self._random.randrange(len(wrong))
+        wrong[place] = self._random.choice([None, "16", 1.5, -1, [["0"]], [[0.5]], [], ([0],) * 9, {0: [1]}])
+        if wrong[place] == [] and "finish" in real.__name__:
+            return  # It has no blocks.
+        ledger = self._engine.core.ledger
+        before = digest(ledger), dict(self._scheduler.state.tracked)
+        with pytest.raises(KvsmError, match=re.escape(f"{real.__name__}(): ")):
+            real(request, *wrong, **named)
+        assert (digest(ledger), dict(self._scheduler.state.tracked)) == before
+
+
+def _in_numpy(value: Any) -> Any:
+    if isinstance(value, int):
+        return np.int64(value)
+    return [np.array(table, dtype=np.int32) for table in value]
+
+
+@settings(max_examples=20)
+@given(ACTS)
+def test_engine_that_counts_in_numpy_has_a_log_that_can_be_read(acts: list[int]) -> None:
+    engine = SmallEngine((FULL, SLIDING), asynchronous=bool(len(acts) % 2))
+    engine.scheduler = _Meddler(engine, Random(len(acts)))  # type: ignore[assignment]
+    drive(engine, acts)
+    written = msgspec.msgpack.encode(list(engine.log))
+    assert msgspec.msgpack.decode(written, type=list[reduce(or_, KINDS)]) == list(engine.log)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        (None, "reports is None; it must be an iterable of WorkerReports"),
+        ([(2, 0, True)], "reports[0] is a tuple; it must be a WorkerReport"),
+        ([WorkerReport(2, 0, True), 5], "reports[1] is an int; it must be a WorkerReport"),
+    ],
+)
+def test_no_report_is_taken_if_one_is_no_report(reports: Any, told: str) -> None:
+    hand = Hand()
+    events = len(hand.log)
+    with pytest.raises(WrongArgument, match=re.escape(f"update_connector_output(): {told}")):
+        hand.scheduler.update_connector_output(reports)
+    assert len(hand.log) == events
+
+
+@pytest.mark.parametrize("value", ["hash", 5, None, bytearray(b"hash"), memoryview(b"hash")], ids=repr)
+def test_block_hash_that_is_not_bytes_is_refused_by_its_place(value: Any) -> None:
+    hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
+    request.block_hashes = [*request.block_hashes[:2], value, *request.block_hashes[3:]]  # type: ignore[misc]
+    with pytest.raises(WrongArgument, match=r"\[2\] of request r is .*; a block hash is bytes"):
+        hand.scheduler.get_num_new_matched_tokens(request, 0)
+
+
+def test_step_with_a_wrong_table_changes_nothing() -> None:
+    hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
+    hand.admit(request, [0, 1])
+    events = len(hand.log)
+    for tables in ([["2"]], [[2.0]], [[2], [3]], {"r": 1}, 5):
+        with pytest.raises(WrongArgument, match=r"output.new_block_ids\['r'\]"):
+            hand.step(request, new_block_ids={"r": tables})
+    assert len(hand.log) == events
+    assert hand.scheduler.state.tracked["r"].tables == [[0, 1]]
+
+
+def test_request_without_a_name_is_not_remembered() -> None:
+    """It was tracked before the core had refused it."""
+    hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
+    request.request_id = "\ud800"
+    with pytest.raises(WrongArgument):
+        hand.scheduler.add_request(request)
+    assert hand.scheduler.state.tracked == {}
