@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import hypothesis
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -132,6 +133,9 @@ def test_documented_example_runs(number: int, monkeypatch: pytest.MonkeyPatch) -
             one()
 
 
+@pytest.mark.skipif(
+    hypothesis.__version_info__ < (6, 170), reason="older versions find the same bug, by a longer program"
+)
 def test_documented_failure_is_the_one_that_is_shown() -> None:
     for line in steps(failure_of(EXAMPLES / "broken" / "test_policy.py")):
         assert line in DOCUMENT
