@@ -1,0 +1,581 @@
+"""Mechanical mutation, fast: how many small changes of the code that decides do the tests notice?
+
+    pip install -e '.[test]' mutmut==3.8.1
+    python specs/mutate.py                  # from the root of a checkout; results in mutants/
+    python specs/mutate.py --only 'kvsm/policies/*' --jobs 2
+    python specs/mutate.py --again --examples 300 --seconds 30      # only what survived the last run
+    python specs/mutate.py --show           # survivors, and a table by file
+
+`mutmut` makes the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program runs
+them faster than `mutmut run`: pytest collects the tests once, and each mutant runs in a forked copy of that
+process until its first failing test.
+
+1. *Generate.* mutmut writes each file with each of its mutants as a function. mypy reads these files
+   once. A mutant with a type error is refused, as in CI, and does not run.
+2. *Survey.* Every test runs once under a tracer. A test that never calls a function cannot notice its
+   mutants, and does not run on them.
+3. *Run.* The child puts the mutant's code into the real function object, so code that imported the function
+   earlier runs the mutant too. First come the tests that killed mutants of the same function, then those that
+   call the fewest functions. A function that runs while kvsm is imported is different, since it makes the
+   tables: its mutants each get a process that imports kvsm with the mutant in the source.
+
+A mutant is killed by a failing test, or by a test that takes far more time than it does without the mutant. A
+property runs few examples (`--examples`), always the same ones. So the score is a floor: the suite runs
+more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import difflib
+import fnmatch
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import pickle
+import re
+import resource
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy  # noqa: F401  (imported once, and not in every child)
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from mutmut.configuration import config
+from mutmut.mutation.data import LineSpan
+from mutmut.mutation.file_mutation import mutate_file_contents
+from mutmut.type_checking import run_type_checker
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "mutants"
+RESULTS = WORK / "results.json"
+
+IMPORT_TESTS = (
+    "tests/test_states.py",
+    "tests/test_diagram.py",
+    "tests/test_ledger.py",
+    "tests/test_offloader.py",
+)
+"""What runs on a mutant of code that runs at import, file by file."""
+
+MEMORY_LIMIT = 6 << 30
+"""Bytes of address space for a child: a mutant that fills memory without end is stopped."""
+
+QUICK: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": True,
+    "database": None,
+    "phases": [Phase.explicit, Phase.generate],
+    "report_multiple_bugs": False,
+    "suppress_health_check": list(HealthCheck),
+}
+"""Hypothesis: always the same examples, and no time spent on making a failure small."""
+
+HOUR = 3600.0
+WALL = 600.0
+"""Seconds that a child may take, even if it uses no CPU time."""
+
+Function = tuple[str, str]
+"""A file under the root, and the function's qualified name in it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one function.
+
+    function: what is changed.
+    number: as in mutmut's names, from 1, in the order of the source.
+    definition: the changed function, under its own name.
+    refused: whether mypy refuses it.
+    """
+
+    function: Function
+    number: int
+    definition: ast.FunctionDef
+    refused: bool
+
+    @property
+    def name(self) -> str:
+        """For people, and for the file of results."""
+        return f"{self.function[0]}:{self.function[1]}:{self.number}"
+
+
+class Verdict(NamedTuple):
+    """What became of a mutant.
+
+    outcome: `refused`, `killed`, `timeout` or `survived`.
+    by: the test that killed it, or how many tests did not.
+    """
+
+    outcome: str
+    by: str
+
+
+# --- Generate ---
+
+
+def generate(only: list[str]) -> list[Mutant]:
+    """Every mutant of the files that pyproject.toml and `only` name, with mypy's verdict."""
+    shutil.rmtree(WORK / "kvsm", ignore_errors=True)
+    shutil.copytree(ROOT / "kvsm", WORK / "kvsm", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "specs", WORK / "specs", dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", WORK)
+    files = {}
+    for path in sorted((ROOT / "kvsm").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if config().should_mutate(name) and any(fnmatch.fnmatch(name, one) for one in only):
+            files[name] = mutate_file_contents(name, path.read_text())
+            # Without mutmut's own lines, which choose a mutant and hide types.
+            (WORK / name).write_text(
+                re.sub(r"(?m)^.*(_mutmut_mutated|MutantDict|# mutmut generated).*$", "", files[name].code)
+            )
+    refused = _refused_by_mypy({name: file.line_span_by_function_name for name, file in files.items()})
+    return [
+        mutant
+        for name, file in files.items()
+        for mutant in _mutants(name, ast.parse(file.code), refused.get(name, set()))
+    ]
+
+
+def _mutants(file: str, tree: ast.Module, refused: set[str]) -> Iterator[Mutant]:
+    places = [("", tree.body)]
+    places += [(node.name + ".", node.body) for node in tree.body if isinstance(node, ast.ClassDef)]
+    for prefix, body in places:
+        for node in body:
+            mangled, _, number = getattr(node, "name", "").partition("__mutmut_")
+            if isinstance(node, ast.FunctionDef) and number.isdigit():
+                changed_name = node.name
+                node.name = mangled[2:] if not prefix else mangled.rpartition("ǁ")[2]
+                yield Mutant((file, prefix + node.name), int(number), node, changed_name in refused)
+
+
+def _refused_by_mypy(spans: dict[str, Mapping[str, LineSpan]]) -> dict[str, set[str]]:
+    """For each file the names of the mutants with a type error."""
+    here = Path.cwd()
+    os.chdir(WORK)
+    errors = run_type_checker([sys.executable, "-m", *config().type_check_command])
+    os.chdir(here)
+    refused: dict[str, set[str]] = defaultdict(set)
+    for error in errors:
+        file = error.file_path.relative_to(WORK).as_posix()
+        names = [n for n, span in spans[file].items() if span.start <= error.line_number <= span.end]
+        if not names:
+            raise SystemExit(f"{file}:{error.line_number} is no mutant, but {error.error_description}")
+        refused[file].update(names)
+    return refused
+
+
+# --- Put a mutant in ---
+
+
+def patch(mutant: Mutant) -> None:
+    """Give the imported function the mutant's code and defaults."""
+    file, qualname = mutant.function
+    module = importlib.import_module(_module_name(file))
+    owner, _, name = qualname.rpartition(".")
+    node: ast.stmt = _undecorated(mutant.definition)
+    if owner:  # names that begin with __ are mangled with the name of the class
+        node = ast.ClassDef(name=owner, bases=[], keywords=[], body=[node], decorator_list=[])
+    tree = ast.fix_missing_locations(ast.Module([node], []))
+    annotations = importlib.import_module("__future__").annotations.compiler_flag
+    scope = dict(vars(module))
+    exec(compile(tree, file, "exec", flags=annotations, dont_inherit=True), scope)
+    changed: FunctionType = vars(scope[owner])[name] if owner else scope[name]
+    real = vars(vars(module)[owner])[name] if owner else vars(module)[name]
+    real = getattr(real, "__func__", real)
+    real.__code__ = changed.__code__
+    real.__defaults__, real.__kwdefaults__ = changed.__defaults__, changed.__kwdefaults__
+
+
+def _undecorated(node: ast.FunctionDef) -> ast.FunctionDef:
+    bare = copy.copy(node)
+    bare.decorator_list = []
+    return bare
+
+
+def _module_name(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+class MutantFinder:
+    """Imports the mutant's module with the mutant in its source, and leaves all others to Python."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        file, qualname = mutant.function
+        owner, _, name = qualname.rpartition(".")
+        tree = ast.parse((ROOT / file).read_text())
+        body = tree.body
+        if owner:
+            body = next(n.body for n in body if isinstance(n, ast.ClassDef) and n.name == owner)
+        place = next(i for i, n in enumerate(body) if isinstance(n, ast.FunctionDef) and n.name == name)
+        real = body[place]
+        assert isinstance(real, ast.FunctionDef)
+        body[place] = _undecorated(mutant.definition)
+        body[place].decorator_list = real.decorator_list  # type: ignore[attr-defined]
+        self._module, self._path = _module_name(file), str(ROOT / file)
+        self._code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
+        """What `sys.meta_path` asks of a finder."""
+        if name != self._module:
+            return None
+        code = self._code
+
+        class Loader(importlib.machinery.SourceFileLoader):
+            def get_code(self, _name: str) -> CodeType:
+                return code
+
+        return importlib.util.spec_from_file_location(
+            name, self._path, loader=Loader(self._module, self._path)
+        )
+
+
+# --- Tests ---
+
+
+class Session:
+    """A pytest plugin: it collects the tests, then does `work` with them instead of running them all.
+
+    examples: the most that a property runs.
+    work: what is done; None runs the tests as pytest does.
+    """
+
+    def __init__(self, examples: int, work: Callable[[Session], None] | None) -> None:
+        self.examples, self.work = examples, work
+        self.items: list[pytest.Item] = []
+        self.failed = ""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Few examples. A test that calls a property itself keeps the number of its own."""
+        for item in items:
+            test: Any = getattr(item, "function", None)
+            if getattr(test, "is_hypothesis_test", False):
+                own: Any = getattr(test, "_hypothesis_internal_use_settings", settings.default)
+                test._hypothesis_internal_use_settings = settings(
+                    own, max_examples=min(own.max_examples, self.examples), **QUICK
+                )
+        items.sort(key=lambda item: bool(getattr(item.obj, "is_hypothesis_test", False)))  # type: ignore[attr-defined]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Remember a failure."""
+        if report.failed:
+            self.failed = report.nodeid
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """Take over from pytest, if there is work."""
+        if self.work is None:
+            return None
+        self.items = list(session.items)
+        self.work(self)
+        return True
+
+    def run(self, item: pytest.Item) -> str:
+        """Run one test: "" or its name if it failed."""
+        self.failed = ""
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self.failed
+
+
+def run_pytest(session: Session, arguments: list[str]) -> int:
+    """Call pytest in this process."""
+    quiet = ["-qq", "-pno:cacheprovider", "-pno:xdist", "--tb=no"]
+    return int(pytest.main([*quiet, *arguments], plugins=[session]))
+
+
+def silence() -> None:
+    """What pytest prints is of no interest."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+@dataclass
+class Survey:
+    """What each test costs, what it calls, and what runs at import.
+
+    seconds: CPU time by test.
+    calls: the functions that a test calls.
+    at_import: functions that run while their modules are imported.
+    """
+
+    seconds: dict[str, float]
+    calls: dict[str, set[Function]]
+    at_import: set[Function]
+
+
+def survey(tests: list[str], examples: int) -> Survey:
+    """Run every test once, in a child; or what that brought earlier, if no file has changed since."""
+    digest = hashlib.blake2b(repr((tests, examples)).encode(), digest_size=8)
+    for room in ("kvsm", "tests", "specs"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            digest.update(path.read_bytes())
+    saved = WORK / f"survey-{digest.hexdigest()}"
+    if not saved.exists():
+        answer = in_child(lambda: pickle.dumps(_survey(tests, examples)), HOUR)
+        if not answer:
+            raise SystemExit("the tests fail without a mutant, or cannot be collected")
+        saved.write_bytes(answer)
+    return pickle.loads(saved.read_bytes())  # type: ignore[no-any-return]
+
+
+def _survey(tests: list[str], examples: int) -> Survey:
+    called: set[CodeType] = set()
+
+    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+        called.add(frame.f_code)
+
+    def take() -> set[Function]:
+        found = {(code.co_filename, code.co_qualname) for code in called}
+        called.clear()
+        inside = f"{ROOT}/kvsm/"
+        return {(str(Path(file).relative_to(ROOT)), name) for file, name in found if file.startswith(inside)}
+
+    result = Survey({}, {}, set())
+
+    def work(session: Session) -> None:
+        for item in session.items:
+            began = time.process_time()
+            sys.settrace(trace)
+            failed = session.run(item)
+            sys.settrace(None)
+            result.seconds[item.nodeid] = time.process_time() - began
+            result.calls[item.nodeid] = take()
+            if failed:
+                raise SystemExit(f"{item.nodeid} fails without a mutant")
+
+    sys.settrace(trace)
+    for path in sorted((ROOT / "kvsm").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if config().should_mutate(name):
+            importlib.import_module(_module_name(name))
+    sys.settrace(None)
+    result.at_import = take()
+    silence()
+    run_pytest(Session(examples, work), tests)
+    return result
+
+
+# --- Children ---
+
+
+def in_child(work: Callable[[], bytes], wall: float) -> bytes:
+    """What `work` returns in a forked copy of this process; b"" if the copy died, or took `wall` seconds."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        try:
+            answer = work()
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(answer)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answer, until = b"", time.monotonic() + wall
+    while select.select([reading], [], [], max(until - time.monotonic(), 0.0))[0]:
+        piece = os.read(reading, 1 << 20)
+        if not piece:
+            break
+        answer += piece
+    else:
+        os.kill(child, signal.SIGKILL)
+    os.close(reading)
+    os.waitpid(child, 0)
+    return answer
+
+
+def judge(work: Callable[[], Verdict], wall: float) -> Verdict:
+    """The verdict that `work` reaches in a child; `timeout` if the child dies before."""
+
+    def verdict() -> bytes:
+        try:
+            return pickle.dumps(work())
+        except BaseException as error:
+            return pickle.dumps(Verdict("survived", f"could not be run: {error!r}"))
+
+    answer = in_child(verdict, wall)
+    return pickle.loads(answer) if answer else Verdict("timeout", "")
+
+
+def limit(seconds: float) -> None:
+    """Die without a verdict after so much more CPU time, or with too much memory."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+
+
+def run_patched(
+    mutant: Mutant, session: Session, tests: list[pytest.Item], known: Survey, budget: float
+) -> Verdict:
+    """Run tests on a mutant in this process, until one fails or `budget` seconds of CPU time are spent."""
+    patch(mutant)
+    began = time.process_time()
+    for count, item in enumerate(tests):
+        if time.process_time() - began > budget:
+            return Verdict("survived", f"{count} of {len(tests)} tests")
+        limit(3.0 + 10 * known.seconds[item.nodeid])
+        if session.run(item):
+            return Verdict("killed", item.nodeid)
+    return Verdict("survived", f"all {len(tests)} tests")
+
+
+def run_imported(mutant: Mutant, examples: int) -> Verdict:
+    """Import kvsm with the mutant in its source, and run files of tests until one fails."""
+    sys.meta_path.insert(0, MutantFinder(mutant))
+    for file in IMPORT_TESTS:
+        limit(60.0)
+        session = Session(examples, None)
+        if run_pytest(session, [file, "-x"]):
+            return Verdict("killed", session.failed or file)
+    return Verdict("survived", "all tests of the import")
+
+
+def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace, pipe: int) -> None:
+    """Write the verdicts of one process's share into `pipe`, a line each."""
+
+    def tell(mutant: Mutant, verdict: Verdict) -> None:
+        os.write(pipe, json.dumps([mutant.name, *verdict]).encode() + b"\n")
+
+    def run_collected(session: Session) -> None:
+        kills: dict[Function, Counter[str]] = defaultdict(Counter)
+        for mutant in (one for one in mutants if one.function not in known.at_import):
+            function = mutant.function
+            tests = sorted(
+                (item for item in session.items if function in known.calls[item.nodeid]),
+                key=lambda item: (
+                    -kills[function][item.nodeid],
+                    len(known.calls[item.nodeid]),
+                    known.seconds[item.nodeid],
+                ),
+            )
+            verdict = judge(partial(run_patched, mutant, session, tests, known, options.seconds), WALL)
+            kills[function][verdict.by] += verdict.outcome == "killed"
+            tell(mutant, verdict)
+
+    # pytest imports kvsm, and what follows must not have it yet.
+    in_child(lambda: b"%d" % run_pytest(Session(options.examples, run_collected), options.tests), HOUR)
+    for mutant in mutants:
+        if mutant.function in known.at_import:
+            tell(mutant, judge(partial(run_imported, mutant, options.examples), WALL))
+
+
+def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> dict[str, Verdict]:
+    """All verdicts, by name. Each process gets every n-th function."""
+    functions = sorted({mutant.function for mutant in mutants})
+    reading, writing = os.pipe()
+    for share in range(options.jobs):
+        mine = [one for one in mutants if functions.index(one.function) % options.jobs == share]
+        if os.fork() == 0:
+            try:
+                silence()
+                run_share(mine, known, options, writing)
+            finally:
+                os._exit(0)
+    os.close(writing)
+    verdicts = {}
+    with os.fdopen(reading) as pipe:
+        for line in pipe:
+            name, *verdict = json.loads(line)
+            verdicts[name] = Verdict(*verdict)
+            print(f"{len(verdicts):5} of {len(mutants)}  {verdict[0]:9}{name}", file=sys.stderr)
+    return verdicts
+
+
+# --- Results ---
+
+
+@cache
+def parsed(file: str) -> ast.Module:
+    """The file as it is."""
+    return ast.parse((ROOT / file).read_text())
+
+
+def change(mutant: Mutant) -> str:
+    """The lines that a mutant changes."""
+    file, qualname = mutant.function
+    node: Any = parsed(file)
+    for part in qualname.split("."):
+        node = next(one for one in node.body if getattr(one, "name", "") == part)
+    before, after = (ast.unparse(_undecorated(one)).splitlines() for one in (node, mutant.definition))
+    lines = [*difflib.unified_diff(before, after, n=0, lineterm="")][2:]
+    return "\n".join(line for line in lines if not line.startswith("@@"))
+
+
+def table(results: dict[str, dict[str, str]]) -> str:
+    """The results by file, as a table for a page."""
+    rows = ["| file | mutants | refused by mypy | killed | survived | tests alone | with mypy |"]
+    rows += ["| --- | --: | --: | --: | --: | --: | --: |"]
+    for file in [*sorted({name.split(":")[0] for name in results}), "all"]:
+        mine = [one["outcome"] for name, one in results.items() if file in (name.split(":")[0], "all")]
+        refused, survived = mine.count("refused"), mine.count("survived")
+        killed = len(mine) - refused - survived
+        alone = f"{100 * killed / (killed + survived):.1f} %" if killed + survived else "-"
+        rows.append(
+            f"| {file if file == 'all' else f'`{file}`'} | {len(mine)} | {refused} | {killed} | {survived}"
+            f" | {alone} | {100 * (1 - survived / len(mine)):.1f} % |"
+        )
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Generate, survey, run, and report."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=["*"], metavar="GLOB", help="files, as 'kvsm/policies/*'"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument(
+        "--examples", type=int, default=10, help="the most that a property runs (default: 10)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="CPU time for a mutant (default: 5)")
+    parser.add_argument("--tests", nargs="+", metavar="TEST", help="instead of those in pyproject.toml")
+    parser.add_argument("--again", action="store_true", help="run only what survived the last time")
+    parser.add_argument("--show", action="store_true", help="run nothing, print the survivors and the table")
+    options = parser.parse_args()
+    os.chdir(ROOT)
+    chosen = options.tests or config().pytest_add_cli_args_test_selection
+    options.tests = [*config().pytest_add_cli_args, *chosen]
+    os.environ["CI"] = "true"  # tests/conftest.py then leaves the profile to us
+    settings.register_profile("mutation", **QUICK)
+    settings.load_profile("mutation")
+    WORK.mkdir(exist_ok=True)
+    results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    if not options.show:
+        mutants = generate(options.only)
+        changes = {mutant.name: change(mutant) for mutant in mutants}
+        survivors = {name: one["change"] for name, one in results.items() if one["outcome"] == "survived"}
+        if options.again:
+            mutants = [one for one in mutants if survivors.get(one.name) == changes[one.name]]
+        else:
+            files = {mutant.function[0] for mutant in mutants}
+            results = {name: one for name, one in results.items() if name.split(":")[0] not in files}
+        refused = {one.name: Verdict("refused", "mypy") for one in mutants if one.refused}
+        running = [one for one in mutants if not one.refused]
+        verdicts = refused | run(running, survey(options.tests, options.examples), options)
+        for name, verdict in verdicts.items():
+            results[name] = {"outcome": verdict.outcome, "by": verdict.by, "change": changes[name]}
+        RESULTS.write_text(json.dumps(results, indent=1))
+    for name, one in sorted(results.items()):
+        if one["outcome"] == "survived" and any(fnmatch.fnmatch(name.split(":")[0], g) for g in options.only):
+            print(f"{name} ({one['by']})\n{one['change']}\n")
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()
