@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 import pytest
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, TRIGGERS, OffloadConfig, OffloadingEvent
-from kvsm.ids import SMALL, pack
-from kvsm.ledger import HANDLERS, Ledger
+from kvsm.ids import SMALL, pack, to_list
+from kvsm.ledger import HANDLERS, Ledger, RequestRecord
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.snapshot import digest, restore, snapshot
@@ -159,6 +159,113 @@ def test_planned_key_that_has_a_block_is_refused_whole(count: int) -> None:
         core.ledger.apply(ev.StorePlanned(core.ledger.seq + 1, 0, 0, (("r", count),), names, ids, ids))
     assert digest(core.ledger) == before
     assert core.ledger.index == fold(log, core.config).index
+
+
+def test_refused_plan_leaves_the_keys_of_planned_stores_in_the_index() -> None:
+    """No doubled or lost store (S13): a key whose store has not left yet has a block, too."""
+    core, _ = new_core()
+    core.prepare_store("r", keys(1), [0])
+    before = dict(core.ledger.index)
+    with pytest.raises(InvalidEvent, match="has a block already"):
+        core.ledger.apply(ev.StorePlanned(core.ledger.seq + 1, 0, 0, (), (b"new", *keys(1)), (1, 2), (1, 2)))
+    assert core.ledger.index == before == {keys(1)[0]: 0}
+
+
+def test_new_ledger_holds_nothing_and_nothing_has_happened() -> None:
+    """Events are state (S10): everything that is not so was made so by an event."""
+    ledger = Ledger(OffloadConfig(host_blocks=3, device_blocks=1))
+    assert (ledger.voided_at, ledger.ended_at, ledger.forgotten_at) == (0, 0, 0)
+    assert (ledger.key_of, ledger.index, list(ledger.free)) == ([b""] * 3, {}, [0, 1, 2])
+
+
+def test_preempted_request_is_as_it_was_when_it_arrived() -> None:
+    """Every call is legal (S8): neither its cursors nor the bound of its wait outlive its blocks."""
+    core, _ = new_core(defer_ticks=3)
+    begin_store(core, "r", keys(1))
+    core.match("q", keys(1))
+    core.advance([("q", (1,), (2,))])
+    core.preempt("q")
+    left, new = core.ledger.requests["q"], RequestRecord("q")
+    assert (left.patience, left.settled, left.offered) == (new.patience, new.settled, new.offered)
+
+
+@pytest.mark.parametrize(("parts", "fits"), [((0, 1), True), ((1, 0), False), ((0, 0), False)])
+def test_parts_of_one_chunk_ascend(parts: tuple[int, int], fits: bool) -> None:
+    """No stale data (S14): in another order, or twice, a part would go to a block that stands for another."""
+    core, _ = lived_in(2)
+    refusal = apply_or_refuse(
+        core.ledger, ev.LoadPlanned(core.ledger.seq + 1, 0, 0, "b", (0,), (0, 1), False, parts)
+    )
+    assert (refusal is None) == fits
+    assert fits or "parts ascend" in str(refusal)
+
+
+@pytest.mark.parametrize("count", [2, SMALL + 2])
+def test_match_that_lost_a_block_cannot_load_the_others(count: int) -> None:
+    """A match holds what it counts (S7): its promise is whole, or voided as a whole."""
+    core, _ = new_core(host_blocks=2 * count, device_blocks=4 * count)
+    store(core, "r", keys(count))
+    core.match("q", keys(count))
+    core.fail_load(load(core, "s", keys(count)[-1:], 2 * count))
+    slots, blocks = pack(range(count - 1)), pack(range(2 * count, 3 * count - 1))
+    with pytest.raises(InvalidEvent, match="does not hold"):
+        core.ledger.apply(ev.LoadPlanned(core.ledger.seq + 1, 0, 0, "q", slots, blocks))
+
+
+@pytest.mark.parametrize("count", [2, SMALL + 2])
+def test_block_that_another_request_loads_stays_pinned_when_others_are_voided(count: int) -> None:
+    """A match holds what it counts (S7): LOADING is as readable as STORED."""
+    core, _ = new_core(host_blocks=2 * count, device_blocks=4 * count)
+    store(core, "r", keys(count))
+    core.match("q", keys(count))
+    load(core, "s", keys(1), 2 * count)
+    core.match("t", keys(count))
+    core.match("u", keys(count))
+    failing = core.ledger.index[keys(count)[-1]]
+    core.pin("u", [failing], None)
+    job = core.prepare_load("u", [3 * count])
+    assert job is not None
+    core.submit([job.transfer])
+    core.fail_load(job.transfer)
+    pins = core.ledger.requests["q"].pins
+    assert list(core.ledger.live_pins(core.ledger.requests["q"])) == to_list(pins)[:-1]
+
+
+class Ears:
+    """Writes down what a listener hears."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, list[bytes]]] = []
+
+    def stored(self, _transfer: int, keys: Sequence[bytes]) -> None:
+        self.heard.append(("stored", list(keys)))
+
+    def removed(self, keys: Sequence[bytes]) -> None:
+        self.heard.append(("removed", list(keys)))
+
+    def cleared(self) -> None:
+        self.heard.append(("cleared", []))
+
+
+@pytest.mark.parametrize("count", [1, 2, SMALL + 2])
+@pytest.mark.parametrize("loses", ["a store", "a load"])
+def test_listener_hears_of_a_loss_what_was_readable_and_no_more(loses: str, count: int) -> None:
+    """Publish after commit (S2): of keys that were never readable nobody hears that they went."""
+    core, _ = new_core(host_blocks=2 * count, device_blocks=4 * count)
+    if loses == "a load":
+        store(core, "r", keys(count))
+    transfer = (load if loses == "a load" else begin_store)(core, "q", keys(count), 2 * count)
+    ears = core.ledger.listener = Ears()
+    core.lose(transfer)
+    assert ears.heard == ([("removed", keys(count))] if loses == "a load" else [])
+    assert not core.ledger.index
+
+
+def test_count_of_another_key_is_left_when_a_key_that_was_never_counted_is_stored() -> None:
+    core, _ = new_core(store_threshold=2)
+    core.count_offers(keys(1, "counted"))
+    store(core, "r", keys(1, "never counted"))
+    assert dict(core.ledger.offers.times) == {keys(1, "counted")[0]: 1}
 
 
 def test_illegal_transition_names_block_state_trigger_and_event() -> None:

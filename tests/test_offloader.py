@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 import pytest
 from core_life import begin_store, fold, keys, kinds, load, new_core, store
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvsm.errors import InvalidEvent, LogWriteFailed, Poisoned
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected, RequestFinished
@@ -14,8 +17,9 @@ from kvsm.ids import SMALL, to_list
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.offloader import LogFlush, LookupResult, Match, Offloader, ReportResult
+from kvsm.offloader.emitter import checked_device_blocks
 from kvsm.snapshot import digest
-from kvsm.states import BlockState, LeaseState, RequestState, TransferState
+from kvsm.states import BlockState, LeaseState, RequestState, TransferState, machines_digest
 
 
 class TestLookup:
@@ -172,6 +176,36 @@ class TestMatch:
         store(core, "r", keys(1, "other"), 4)
         assert list(core.ledger.deferred) == ["q"]
 
+    def test_request_that_begins_to_wait_gives_its_match_back(self) -> None:
+        """One release per hold (S4): a waiting request holds nothing, and the log says who gave back."""
+        core, log = new_core()
+        store(core, "r", keys(1))
+        core.match("q", keys(1))
+        transfer = begin_store(core, "r", keys(2)[1:], 4)
+        assert core.match("q", keys(2)) == Match(0, transfer)
+        assert [(event.kind, event.request) for event in log[-2:]] == [
+            ("HitReleased", "q"),
+            ("RequestDeferred", "q"),
+        ]
+        assert len(core.ledger.policy) == 1
+
+    def test_match_is_possible_unless_a_load_is_in_flight(self) -> None:
+        """One release per hold (S4): two loads of one request could not be told apart."""
+        core, _ = new_core()
+        store(core, "r", keys(1))
+        possible = [core.may_match("never seen"), core.may_match("r")]
+        core.match("q", keys(1))
+        possible.append(core.may_match("q"))
+        transfer = load(core, "q", keys(1), 4)
+        possible.append(core.may_match("q"))
+        core.preempt("q")
+        possible.append(core.may_match("q"))
+        core.finish("q")
+        possible.append(core.may_match("q"))
+        core.complete_load(transfer)
+        possible.append(core.may_match("q"))
+        assert possible == [True, True, True, False, False, False, True]
+
     def test_zero_defer_ticks_never_wait(self) -> None:
         core, _ = new_core(defer_ticks=0)
         core.prepare_store("r", keys(2), [0, 1])
@@ -193,6 +227,16 @@ class TestLoad:
         load(core, "q", keys(2), 4)
         assert [core.ledger.blocks.state(slot) for slot in (0, 1)] == [BlockState.LOADING] * 2
         assert core.ledger.leases.state(4) is LeaseState.WRITING
+
+    def test_load_is_recorded_with_its_blocks_and_as_one_that_holds(self) -> None:
+        """Events are state (S10)."""
+        core, log = new_core()
+        store(core, "r", keys(2))
+        core.match("q", keys(2))
+        core.prepare_load("q", [6, 7])
+        event = log[-1]
+        assert (event.kind, event.slots, event.device_blocks) == ("LoadPlanned", (0, 1), (6, 7))
+        assert event.voided is False
 
     def test_partial_acceptance_releases_the_rest(self) -> None:
         core, _ = new_core()
@@ -450,8 +494,30 @@ class TestReset:
         assert core.ledger.epoch == 1
         assert core.prepare_store("q", keys(1), [4]).job is None
 
+    def test_reset_abandons_a_load_that_left_no_other_trace(self) -> None:
+        """No stale data (S14).
+
+        Another load of the same key failed, so the index is empty; and the engine computes into the blocks.
+        """
+        core, _ = new_core(blocks_per_chunk=2)
+        store(core, "r", keys(1))
+        transfer = load(core, "q", keys(1), 4)
+        core.fail_load(load(core, "s", keys(1), 6))
+        core.rewrite([4, 5])
+        assert not core.ledger.index
+        assert not core.ledger.provenance.brought
+        assert not core.reset()
+        assert core.ledger.transfers[transfer].state is TransferState.ABANDONED
+
 
 class TestRequests:
+    def test_finish_is_no_abort_unless_that_is_said(self) -> None:
+        core, log = new_core()
+        core.arrive("r")
+        core.finish("r")
+        assert isinstance(log[-1], RequestFinished)
+        assert not log[-1].aborted
+
     def test_finish_twice_is_one_event(self) -> None:
         """Every call is legal (S8): finish is idempotent (B30)."""
         core, log = new_core()
@@ -750,6 +816,19 @@ class TestStepsAndLog:
         with pytest.raises(Poisoned, match="disk full"):
             core.match("r", keys(1))
 
+    def test_interrupt_of_a_flush_is_named_though_it_has_no_text(self) -> None:
+        """Rule 12: whoever calls next is told why there is nothing more to call."""
+
+        class Interrupted(MemoryLog):
+            def flush(self) -> None:
+                raise KeyboardInterrupt
+
+        core = Offloader(OffloadConfig(host_blocks=1, device_blocks=1), Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            core.end_step()
+        with pytest.raises(Poisoned, match="KeyboardInterrupt"):
+            core.match("r", keys(1))
+
     def test_interrupt_between_fold_and_log_poisons_the_core(self) -> None:
         """Events are state (S10): the ledger has an event that the log lacks, so the core stops."""
 
@@ -886,11 +965,41 @@ def test_transfer_states_are_visible_while_it_lives() -> None:
     assert seen == [TransferState.PLANNED, TransferState.SUBMITTED, TransferState.COMPLETED]
 
 
+@given(st.integers(0, 2 * SMALL), st.data())
+def test_device_blocks_are_taken_in_the_form_of_the_ledger(count: int, data: st.DataObject) -> None:
+    """Events are state (S10): the form depends on the number alone, and no list of an engine's is too odd."""
+    core, _ = new_core(device_blocks=8)
+    blocks = data.draw(st.lists(st.integers(0, 7), min_size=count, max_size=count))
+    given_as = data.draw(st.sampled_from([list, tuple, lambda one: np.array(one, dtype=np.int32)]))
+    taken = checked_device_blocks(core, "store", given_as(blocks))
+    assert list(taken) == blocks
+    assert isinstance(taken, tuple) == (count <= SMALL)
+    assert isinstance(taken, tuple) or taken.dtype == np.int64
+
+
 @pytest.mark.parametrize("count", [1, SMALL + 1])
 def test_device_block_that_does_not_exist_is_named(count: int) -> None:
     core, _ = new_core(device_blocks=count)
     with pytest.raises(InvalidEvent, match=f"device block {count} is not one of the {count}"):
         core.prepare_store("r", keys(count), range(1, count + 1))
+
+
+@pytest.mark.parametrize("count", [0, 1, SMALL + 1])
+def test_device_blocks_are_leased_while_a_copy_touches_one_of_them(count: int) -> None:
+    """No reuse in flight (S3). Of no blocks none is leased."""
+    core, _ = new_core(host_blocks=SMALL + 2, device_blocks=2 * SMALL + 2)
+    transfer = begin_store(core, "r", keys(SMALL + 1))
+    asked = range(SMALL + 1 - count, SMALL + 1)
+    assert core.leased(asked) == (count > 0)
+    assert not core.leased(range(SMALL + 1, SMALL + 1 + count))
+    core.complete_store(transfer)
+    assert not core.leased(asked)
+
+
+def test_log_begins_with_the_configuration_and_the_tables_that_write_it() -> None:
+    """Events are state (S10): another version must see that it would fold this log in another way."""
+    core, log = new_core()
+    assert (log[0].config, log[0].machines) == (core.config, machines_digest())
 
 
 def test_load_tells_of_every_device_block_what_it_brought() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from core_life import load, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import (
@@ -77,6 +78,21 @@ def test_match_is_the_longest_prefix_beyond_what_the_device_has(local: int) -> N
     hand = hand_with(range(12))
     request = SmallRequest("r", range(20))
     assert hand.scheduler.get_num_new_matched_tokens(request, local) == (12 - local, local < 12)
+
+
+def test_match_of_what_can_load_nothing_is_no_event() -> None:
+    """One token is left to compute, and there is no other."""
+    hand = Hand()
+    hand.scheduler.add_request(SmallRequest("r", range(1)))
+    events = len(hand.log)
+    assert match(hand, SmallRequest("r", range(1))) == 0
+    assert len(hand.log) == events
+
+
+def test_match_asks_for_no_part_of_a_chunk_that_the_device_has() -> None:
+    """The device has half of the first chunk, and the host has nothing."""
+    hand = Hand(core={"blocks_per_chunk": 2})
+    assert match(hand, SmallRequest("r", range(9)), local=HASH_TOKENS) == 0
 
 
 def test_match_ends_at_the_first_hole() -> None:
@@ -480,6 +496,29 @@ def test_load_of_a_pin_that_another_failed_load_voided_is_reported_as_failed() -
     assert hand.scheduler.update_connector_output([]).loads == (LoadEnded("second", False, 0),)
 
 
+def test_load_of_a_promise_that_was_voided_fails_though_the_key_is_back() -> None:
+    """Failure is not success (S6): what is in the new slot was not matched, and is not pinned."""
+    hand = hand_with(range(12))
+    request = SmallRequest("r", range(13))
+    assert match(hand, request) == 12
+    load(hand.core, "other", [keys_of(request)[2]], 20)
+    (transfer,) = hand.core.ledger.transfers
+    hand.core.fail_load(transfer)
+    store(hand.core, "again", [keys_of(request)[2]], 21)
+    hand.scheduler.update_state_after_alloc(request, [[30, 31, 32, 33]], 12)
+    assert hand.step().loads == ()
+    (ended,) = hand.scheduler.update_connector_output([]).loads
+    assert not ended.good
+
+
+def test_load_into_block_tables_of_other_groups_is_refused() -> None:
+    """An engine that forgets a group would read what was never loaded."""
+    hand, request = Hand(FULL, SLIDING), SmallRequest("r", range(9))
+    assert match(hand, request) == 0
+    with pytest.raises(ValueError, match="argument"):
+        hand.scheduler.update_state_after_alloc(request, [[0, 1, 2]], 0)
+
+
 def test_load_may_not_be_read_or_stored_before_it_has_landed() -> None:
     """Order of copies (S12): tokens of a load under way are not confirmed, whatever the engine counts."""
     hand = Hand(KVCacheGroup(HASH_TOKENS), core={"store_threshold": 1})
@@ -541,19 +580,26 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
     assert to_list(job.device_blocks) == [20, 21, 22, 23]
 
 
-@given(st.integers(0, 12), st.integers(0, 12), st.sampled_from([1, 2, 3]))
-def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, size: int, chunk: int) -> None:
-    """Correct bytes (S15): a resumed request replaces its last hashes with hashes of the new tokens."""
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.parametrize("kept", range(13))
+def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, chunk: int) -> None:
+    """Correct bytes (S15): a resumed request replaces its last hashes with hashes of the new tokens. Keys of
+    hashes that stay are not made again: a long request costs no more in a step than a short one."""
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
-    request = SmallRequest("r", range(12 * HASH_TOKENS))
-    tracked = TrackedRequest(request, config, chunk)
-    request.block_hashes = [b"old%d" % number for number in range(12)]
-    tracked.update_keys()
-    request.block_hashes = request.block_hashes[:kept] + [b"new%d" % number for number in range(kept, size)]
-    tracked.update_keys()
-    anew = TrackedRequest(request, config, chunk)
-    anew.update_keys()
-    assert tracked.keys == anew.keys
+    request = SmallRequest("r", range(HASH_TOKENS))
+    for size in range(13):
+        tracked = TrackedRequest(request, config, chunk)
+        request.block_hashes = [b"old%d" % number for number in range(12)]
+        tracked.update_keys()
+        before = [list(keys) for keys in tracked.keys]
+        request.block_hashes = request.block_hashes[:kept] + [b"new%d" % n for n in range(kept, size)]
+        tracked.update_keys()
+        for group, stride in enumerate((chunk, 2 * chunk)):
+            old, new = before[group], tracked.keys[group]
+            ends = request.block_hashes[stride - 1 :: stride]
+            assert new == [end + group.to_bytes(4, "big") for end in ends]
+            staying = kept // stride
+            assert [id(key) for key in new[:staying]] == [id(key) for key in old[:staying]]
 
 
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))
@@ -619,6 +665,27 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
 
     ends = [end for end in range(limit - limit % config.alignment, start, -config.alignment) if served(end)]
     assert lookup.longest_hit(limit, held.__contains__) == max([start, *ends])
+
+
+def test_hybrid_groups_are_asked_until_all_serve_the_same_end() -> None:
+    """A match holds what it counts (S7): the second group's answer may be one that the first cannot serve."""
+    config = SchedulerConfig(groups=(MAMBA, MAMBA), hash_tokens=HASH_TOKENS)
+    keys = [[b"%d-%d" % (group, place) for place in range(4)] for group in range(2)]
+    held = {keys[0][0], keys[0][2], keys[1][0], keys[1][1]}
+    assert HitSearch(config, 1, keys, 0).longest_hit(4 * HASH_TOKENS, held.__contains__) == HASH_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("held", "end"), [({2, 3}, 4), ({1, 3}, 0), ({0, 1, 3}, 2), ({0, 2, 3}, 4), ({3}, 0)]
+)
+def test_hybrid_groups_need_every_block_of_a_window(held: set[int], end: int) -> None:
+    """Correct bytes (S15): the last 5 tokens before the end lie in two blocks of four tokens."""
+    config = SchedulerConfig(groups=(SLIDING,), hash_tokens=HASH_TOKENS)
+    keys = [b"%d" % place for place in range(4)]
+    search = HitSearch(config, 1, [keys], 0)
+    assert (
+        search.longest_hit(4 * HASH_TOKENS, {keys[place] for place in held}.__contains__) == end * HASH_TOKENS
+    )
 
 
 def test_hybrid_groups_load_what_each_looks_back_at() -> None:

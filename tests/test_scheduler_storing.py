@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 from itertools import pairwise
+from sys import maxsize
 from typing import Any
 
 import pytest
+from core_life import begin_store, keys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import (
@@ -28,15 +30,17 @@ from scheduler_traffic import (
 )
 
 from kvsm import events as ev
+from kvsm.canonical import NOBODY, Names, compared
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig, SkipReason
 from kvsm.ids import to_list
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
-from kvsm.scheduler import GroupKind, KVCacheGroup, StepOutput, StoreMode
-from kvsm.scheduler.free_queue import FreeQueueWalk
+from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig, StepOutput, StoreMode
+from kvsm.scheduler.free_queue import FreeQueueWalk, WalkState
 from kvsm.scheduler.retry import RetryStamp
+from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
@@ -46,6 +50,14 @@ LAZY: dict[str, Any] = {"store": StoreMode.LAZY}
 
 def blocks_stored(plan: TransferPlan) -> list[int]:
     return [block for job in plan.stores for block in to_list(job.device_blocks)]
+
+
+def test_window_of_one_token_is_a_window() -> None:
+    """A layer may look at the token itself and at no other."""
+    group = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1)
+    assert SchedulerConfig(groups=(group,)).groups[0].first_needed_token(8) == 8
+    with pytest.raises(ConfigError, match="group 0 is a sliding window of 0 tokens"):
+        SchedulerConfig(groups=(KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=0),))
 
 
 # Row 1.
@@ -433,6 +445,30 @@ def test_lazy_store_walks_again_only_when_blocks_have_left() -> None:
     assert len(walks) == 1
 
 
+def test_lazy_store_walks_once_when_the_host_has_lost_a_key() -> None:
+    """An idle step costs no walk, even if the loss was the last event before the walk."""
+    queue = Queue(12, 2)
+    for _ in range(3):
+        queue.store()
+        queue.end()
+    queue.core.fail_store(begin_store(queue.core, "r", keys(1), 20))
+    walks = []
+    queue.pool.free_queue = lambda: walks.append(1) or iter(queue.pool.queue)  # type: ignore[method-assign, func-returns-value]
+    assert [queue.store() for _ in range(3)] == [[]] * 3
+    assert len(walks) == 1
+
+
+def test_lazy_store_is_compared_by_when_it_walks_next() -> None:
+    """Two worlds whose next walk is due at the same time are one state, whatever happened before."""
+    queue = Queue(12, 2)
+    ledger = queue.core.ledger
+    names = Names(ledger, {}, {}, {}, {})
+    state = WalkState(store_budget=5, walk_due_in=3, walked_at=ledger.forgotten_at)
+    assert compared(state, names) == [5, 3, None]
+    queue.core.fail_store(begin_store(queue.core, "r", keys(1), 20))
+    assert compared(state, names) == [5, 0, None]
+
+
 def test_lazy_store_goes_on_when_there_is_room_again() -> None:
     """Progress (S9): the host was full of blocks that are copied."""
     queue = Queue(12, 4, host_blocks=3)
@@ -748,6 +784,39 @@ def test_store_policy_switch_of_a_request() -> None:
     assert stored_keys(engine)
 
 
+@pytest.mark.parametrize(
+    ("hashes", "blocks", "full"), [(3, 3, 3), (2, 3, 2), (3, 2, 2), (0, 3, 0), (3, 0, 0)]
+)
+def test_store_policy_takes_what_has_a_hash_and_a_block(hashes: int, blocks: int, full: int) -> None:
+    """No stale data (S14): an engine may hash later than it computes, and may have freed the blocks."""
+    config = SchedulerConfig(groups=(FULL,))
+    request = SmallRequest("r", range(12))
+    tracked = TrackedRequest(request, config, 1)
+    request.num_computed_tokens = 12
+    request.block_hashes = request.block_hashes[:hashes]
+    tracked.update_keys()
+    tracked.tables = [[*range(blocks)]]
+    assert tracked.full_chunks(config, 1, finished=False) == (full,)
+
+
+@pytest.mark.parametrize(("most", "next_offer"), [(12, 12), (9, 12), (8, maxsize), (7, maxsize)])
+def test_store_policy_max_tokens_reached_means_never_asked_again(most: int, next_offer: int) -> None:
+    """A long answer of a request that may store no more costs nothing in its steps."""
+    config = SchedulerConfig(groups=(FULL,))
+    request = SmallRequest("r", range(20), parameters={"max_offload_tokens": most})
+    tracked = TrackedRequest(request, config, 1)
+    request.num_computed_tokens = 8
+    tracked.full_chunks(config, 1, finished=False)
+    assert tracked.next_offer == next_offer
+
+
+def test_store_policy_switch_means_no_token_at_all() -> None:
+    """Blocks may hold one token."""
+    config = SchedulerConfig(groups=(KVCacheGroup(1),))
+    off = SmallRequest("off", range(4), parameters={"offload": False})
+    assert TrackedRequest(off, config, 1).max_store_tokens == 0
+
+
 @pytest.mark.parametrize("value", ["many", -1, 2.5, True])
 def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
     value: object, caplog: pytest.LogCaptureFixture
@@ -755,7 +824,7 @@ def test_store_policy_that_a_client_got_wrong_is_told_and_ignored(
     engine = SmallEngine()
     with caplog.at_level(logging.WARNING, logger="kvsm"):
         request = finish_one(engine, "r", [*range(9)], parameters={"max_offload_tokens": value})
-    assert "max_offload_tokens" in caplog.text
+    assert caplog.messages == [f"request r: max_offload_tokens is {value!r}, not a number of tokens; ignored"]
     assert stored_keys(engine) == keys_of(request)[:2]
 
 
@@ -824,6 +893,40 @@ def test_retry_stamp_counts_slots_that_nothing_holds() -> None:
     assert RetryStamp.of(ledger) == (ledger.ended_at, 14)
 
 
+def test_store_policy_pool_full_is_not_offered_again_until_something_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An idle step costs no offer, however much waits."""
+    hand, request = Hand(core={"host_blocks": 1}), SmallRequest("r", range(9))
+    hand.admit(request, [0, 1, 2])
+    hand.compute(request)
+    plan = hand.step(request)
+    assert blocks_stored(plan) == [0]
+    offers = []
+    store = Offloader.store
+
+    def counted(*arguments: Any) -> Any:
+        offers.append(arguments)
+        return store(*arguments)
+
+    monkeypatch.setattr(Offloader, "store", counted)
+    hand.step()
+    hand.step()
+    assert offers == []
+    hand.end(plan)
+    assert blocks_stored(hand.step()) == [1]
+    assert len(offers) == 1
+
+
+def test_retry_stamp_is_compared_only_until_a_transfer_ends() -> None:
+    """All later stamps differ from it then, whatever it says of slots."""
+    hand = Hand()
+    ledger = hand.core.ledger
+    assert RetryStamp(ledger.ended_at, 3).seen(ledger) == 3
+    hand.store(SmallRequest("r", range(12)), [0, 1, 2])
+    assert RetryStamp(0, 3).seen(ledger) == NOBODY
+
+
 def test_store_policy_pool_full_of_pins_is_retried_when_they_are_given_back() -> None:
     """No doubled or lost store (S13): a request that the engine cannot place holds the whole host, and is
     aborted. No transfer ends."""
@@ -880,6 +983,19 @@ def test_evicted_under_a_request_is_stored_when_another_request_offers_it() -> N
     hand.admit(same, [0, 1, 20], local=8)
     hand.compute(same)
     assert blocks_stored(hand.step(same)) == [0, 1]
+
+
+def test_evicted_just_before_a_request_gets_its_blocks_is_none_of_its_keys() -> None:
+    """What the host forgot before is not what this request has stored since."""
+    hand, request = Hand(), SmallRequest("r", range(9))
+    hand.scheduler.get_num_new_matched_tokens(request, 0)
+    hand.core.fail_store(begin_store(hand.core, "other", keys(1), 20))
+    hand.admit(request, [0, 1, 2])
+    assert hand.core.ledger.forgotten_at == hand.core.ledger.seq
+    hand.compute(request)
+    hand.end(hand.step(request))
+    hand.scheduler.request_finished(request, [[0, 1, 2]])
+    assert of_kind(hand, ev.BlocksTouched) == []
 
 
 def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() -> None:

@@ -154,9 +154,9 @@ def test_join_gives_the_form_that_the_length_asks_for(size: int) -> None:
     """On both sides of the tuple limit, wherever the batch was cut. Slots stay integers when they are joined
     with an empty batch, which has no type of its own."""
     for cut in range(size + 1):
-        for form in (tuple, lambda one: np.array(one, dtype=np.int64)):
-            for last in (form(range(cut, size)), tuple(range(cut, size))):
-                whole = join(form(range(cut)), last)
+        for first in (tuple, lambda one: np.array(one, dtype=np.int64)):
+            for last in (tuple, lambda one: np.array(one, dtype=np.int64)):
+                whole = join(first(range(cut)), last(range(cut, size)))
                 assert list(whole) == list(range(size))
                 assert isinstance(whole, tuple) == (size <= SMALL)
                 assert not any(isinstance(slot, float) for slot in whole)

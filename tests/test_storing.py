@@ -54,6 +54,15 @@ class TestStore:
         core.complete_store(job.transfer)
         assert core.prepare_store("q", keys(1, "rehashed"), [3]).job is not None
 
+    @pytest.mark.parametrize("count", [1, SMALL, SMALL + 1])
+    def test_whole_batch_on_device_blocks_with_a_store_in_flight_is_deferred(self, count: int) -> None:
+        """No doubled or lost store (S13): in a batch of any size, wherever the block stands in it."""
+        core, _ = new_core(host_blocks=4 * count, device_blocks=4 * count)
+        begin_store(core, "r", keys(1), count - 1)
+        prepared = core.prepare_store("q", keys(count, "rehashed"), range(count))
+        assert prepared.deferred == (count - 1,)
+        assert prepared.keys == tuple(keys(count, "rehashed")[:-1])
+
     def test_key_in_flight_from_another_block_is_deferred_and_stored_if_that_fails(self) -> None:
         """No doubled or lost store (S13): deferred, not forgotten."""
         core, _ = new_core()
@@ -440,6 +449,10 @@ class TestOffers:
             due.append(core.offered_enough(keys(1)[0]))
         assert due == [False, False, True, True]
 
+    def test_key_that_was_never_offered_is_not_due(self) -> None:
+        core, _ = new_core(store_threshold=1)
+        assert not core.offered_enough(keys(1)[0])
+
     def test_resident_key_is_due_and_not_counted(self) -> None:
         core, log = new_core(store_threshold=2)
         store(core, "r", keys(1))
@@ -557,6 +570,17 @@ class TestOlderEpoch:
         events = len(log)
         core.rewrite([0, 6, 7])
         assert len(log) == events
+
+    @pytest.mark.parametrize("chunk", [1, 2])
+    def test_rewriting_is_an_event_only_if_a_key_does_not_tell_the_content(self, chunk: int) -> None:
+        """A load of this epoch matters in chunks of several blocks alone; blocks never loaded, nowhere."""
+        core, log = new_core(blocks_per_chunk=chunk)
+        store(core, "r", keys(1))
+        core.complete_load(load(core, "q", keys(1), 4))
+        core.rewrite(range(8, 12))
+        core.rewrite(range(4, 6))
+        rewritten = [to_list(event.device_blocks) for event in log if event.kind == "BlocksRewritten"]
+        assert rewritten == ([[4, 5]] if chunk == 2 else [])
 
     def test_load_that_the_reset_abandoned_counts_until_it_has_failed(self) -> None:
         """Its bytes are of the older epoch, whenever they arrive; and its request, told that it failed,

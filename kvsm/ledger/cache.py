@@ -34,9 +34,9 @@ def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
             transfers.cancel(ledger, transfer, seq)
         else:
             transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)
-    indexed = np.asarray(index.indexed_slots(ledger), dtype=np.int64)
-    if len(indexed):
-        index.invalidate(ledger, indexed, seq)
+    indexed = index.indexed_slots(ledger)
+    if indexed:
+        index.invalidate(ledger, np.array(indexed), seq)
     ledger.provenance.age()
     for request in ledger.requests.values():
         request.settled = request.offered = ()

@@ -11,14 +11,12 @@ from kvsm.errors import InvalidEvent
 from kvsm.ids import IdArray, listed
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
-from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, FIRST_READABLE, LAST_INDEXED, LAST_READABLE
-from kvsm.states.words import STATE_MASK
+from kvsm.states.block import EVICTED_WORD, are_indexed, are_readable
 
 
 def indexed_slots(ledger: LedgerState) -> list[int]:
     """Slots whose key the index names, ascending: ALLOCATED to LOADING."""
-    states = ledger.blocks.view & STATE_MASK
-    return np.flatnonzero((states >= FIRST_INDEXED) & (states <= LAST_INDEXED)).tolist()
+    return np.flatnonzero(are_indexed(ledger.blocks.view)).tolist()
 
 
 def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
@@ -60,10 +58,9 @@ def invalidate(ledger: LedgerState, slots: IdArray, seq: int) -> None:
 
 def withdraw(ledger: LedgerState, slots: IdArray) -> NDArray[np.int64]:
     """Remove the indexed blocks from the index, and the readable ones from the policy. Returns the former."""
-    states = np.asarray(ledger.blocks.look(slots)) & STATE_MASK
-    numbers = np.asarray(slots, dtype=np.int64)
-    indexed = numbers[(states >= FIRST_INDEXED) & (states <= LAST_INDEXED)]
-    readable = numbers[(states >= FIRST_READABLE) & (states <= LAST_READABLE)]
+    numbers: NDArray[np.int64] = np.asarray(slots)
+    words = ledger.blocks.view[numbers]
+    indexed, readable = numbers[are_indexed(words)], numbers[are_readable(words)]
     remove(ledger, indexed)
     if len(readable):
         ledger.policy.removed(readable)

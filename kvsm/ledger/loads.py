@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD
-from kvsm.ids import NO_IDS, IdArray, equal, listed, unpack
+from kvsm.ids import IdArray, equal, listed, unpack
 from kvsm.ledger import requests, transfers
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
@@ -23,22 +23,22 @@ def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
     request = requests.named(ledger, seq, event.request)
     word = REQUEST_WORDS.step(request.word, request_machine.BEGIN_LOAD, request.name, seq)
     live = ledger.live_pins(request)
+    whole = len(live) == len(request.pins)
     if event.voided:
-        if len(live) == len(request.pins) or len(slots) or len(device_blocks) or len(parts):
+        if whole or len(slots) or len(device_blocks) or len(parts):
             raise InvalidEvent(seq, "no pin of this request was voided, or the plan is not empty")
         requests.unpin(ledger, request, live, seq)
         request.word = REQUEST_WORDS.step(word, request_machine.END_LOAD, request.name, seq)
         return
     loaded = len(slots)
-    promised = equal(slots, request.pins[:loaded])
-    if not promised or not (live is request.pins or equal(slots, live[:loaded])):
+    if not whole or not equal(slots, live[:loaded]):
         raise InvalidEvent(seq, f"request {request.name} loads blocks that its match does not hold")
     transfers.check_pairs(ledger, seq, slots, device_blocks, parts)
     new = ledger.blocks.check(slots, block_machine.BEGIN_LOAD, seq)
     leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_WRITE, seq)
     ledger.blocks.commit(slots, new)
     ledger.leases.commit(device_blocks, leased)
-    requests.unpin(ledger, request, live[loaded:] if loaded < len(live) else NO_IDS, seq)
+    requests.unpin(ledger, request, live[loaded:], seq)
     request.word, request.load = word, seq
     ledger.provenance.bring(device_blocks, keys_by_device_block(ledger, slots, parts))
     transfers.plan(ledger, seq, LOAD, ((request.name, loaded),), slots, device_blocks, ())

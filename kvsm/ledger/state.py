@@ -15,7 +15,7 @@ from kvsm.ids import IdArray, listed
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.policies import make_policy
 from kvsm.policies.slot_queue import SlotQueue
-from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE
+from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE, are_readable
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
 from kvsm.states.words import STATE_MASK, StateWords
@@ -81,19 +81,9 @@ class LedgerState:
         if self.voided_at < since:
             return pins
         if type(pins) is tuple:
-            words, generation = self.blocks.words, self.generation
-            return tuple(
-                [
-                    slot
-                    for slot in pins
-                    if generation[slot] <= since
-                    and FIRST_READABLE <= words[slot] & STATE_MASK <= LAST_READABLE
-                ]
-            )
-        states = self.blocks.view[pins] & STATE_MASK
-        live = (states >= FIRST_READABLE) & (states <= LAST_READABLE)
-        live &= self.generation_view[pins] <= since
-        return pins if live.all() else cast(NDArray[np.int64], pins)[live]
+            return tuple([slot for slot in pins if self.generation[slot] <= since and self.readable(slot)])
+        live = are_readable(self.blocks.view[pins]) & (self.generation_view[pins] <= since)
+        return cast(NDArray[np.int64], pins)[live]
 
     def draining(self) -> bool:
         """Whether copies that a reset abandoned are still under way."""

@@ -182,6 +182,6 @@ def _named(ledger: LedgerState, seq: int, id: int) -> TransferRecord:
 
 
 def _distinct_transfers(ledger: LedgerState, seq: int, ids: Sequence[int]) -> list[TransferRecord]:
-    if len(ids) > 1 and len(set(ids)) != len(ids):
+    if len(set(ids)) != len(ids):
         raise InvalidEvent(seq, "a transfer is named twice")
     return [_named(ledger, seq, id) for id in ids]

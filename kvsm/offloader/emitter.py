@@ -87,8 +87,8 @@ class EventEmitter:
         self.step = 0
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
-        self._flushed_at = -1
-        """The step in which the log was last flushed."""
+        self._flushed_at: int | None = None
+        """The step in which the log was last flushed; None until it was."""
         self._thread: Thread | None = None
         """The thread that drives this emitter."""
         self._may_change = _FIRST_TO_ASK

@@ -18,9 +18,6 @@ from kvsm.states.block import PIN, STORED
 from kvsm.states.request import DEFERRED, FINISHED, LOADING, MATCHED, RUNNING
 from kvsm.states.words import STATE_MASK
 
-_UNMATCHABLE = (LOADING, FINISHED)
-_MATCHLESS = (*_UNMATCHABLE, DEFERRED)
-
 
 class LookupResult(Enum):
     """Whether one key is on the host: vLLM's `LookupResult`."""
@@ -65,7 +62,7 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     if type(keys) is not list and type(keys) is not tuple:
         keys = items("match", "keys", keys)
     entry = core.ledger.requests.get(request)
-    if entry is not None and (entry.load or entry.word & STATE_MASK in _MATCHLESS):
+    if entry is not None and (entry.load or entry.word & STATE_MASK == DEFERRED):
         return Match(0, waits_for(core, request))
     try:
         slots, pending = _readable_prefix(core, keys)
@@ -95,17 +92,18 @@ def waits_for(core: EventEmitter, request: str) -> int | None:
         return None
     if entry.word & STATE_MASK == DEFERRED:
         return entry.awaits
-    if entry.load and entry.word & STATE_MASK not in _UNMATCHABLE and defer(core, request, entry.load):
+    if entry.load and entry.word & STATE_MASK not in (LOADING, FINISHED) and defer(core, request, entry.load):
         return entry.load
     return None
 
 
 def may_match(core: EventEmitter, request: str) -> bool:
-    """Whether a match could be loaded: the request is not over, and has no load in flight."""
+    """Whether a match could be loaded: the request has no load in flight. One that is over is known no more,
+    unless its load is in flight."""
     if type(request) is not str or not request.isascii():
         request = request_name("may_match", request)
     entry = core.ledger.requests.get(request)
-    return entry is None or not (entry.load or entry.word & STATE_MASK in _UNMATCHABLE)
+    return entry is None or not entry.load
 
 
 def pin(core: EventEmitter, request: str, slots: Sequence[int], missed: bytes | None) -> None:
@@ -159,11 +157,11 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
         raise InvalidEvent(core.ledger.seq + 1, f"transfer {transfer} is not live")
     entry = core.ledger.requests.get(request) or RequestRecord(request)
     tick, ticks = core.ledger.tick, core.config.defer_ticks
-    if not ticks or 0 <= entry.patience <= tick:
+    patience = entry.patience if entry.patience >= 0 else tick + ticks
+    if not ticks or patience <= tick:
         return False
     if entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)
-    patience = entry.patience if entry.patience >= 0 else tick + ticks
     core.emit(ev.RequestDeferred, request, transfer, patience)
     return True
 
@@ -193,7 +191,9 @@ def in_flight(core: EventEmitter, slots: Sequence[int]) -> int | None:
     for slot in busy:
         if not ledger.readable(slot):
             return ledger.generation[slot]
-    for transfer in ledger.transfers.values() if busy else ():
+    if not busy:
+        return None
+    for transfer in ledger.transfers.values():
         if transfer.direction is LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
             return transfer.id
     return None

@@ -153,7 +153,7 @@ def _skip_places(
     reason: SkipReason,
     again: Collection[int],
 ) -> None:
-    fresh = [place for place in places if place not in again] if again else places
+    fresh = [place for place in places if place not in again]
     if fresh:
         named = tuple([keys[place] for place in fresh])
         core.emit(ev.StoreSkipped, _owners_of(owners, fresh), named, reason)
@@ -201,7 +201,7 @@ def rewrite(core: EventEmitter, device_blocks: Sequence[int]) -> None:
 def _all_new(core: EventEmitter, keys: Sequence[bytes], device_blocks: IdArray) -> bool:
     """Whether this is the common offer: distinct keys, on distinct device blocks that no copy touches."""
     leases = core.ledger.leases
-    if len(keys) > 1 and (len(set(keys)) != len(keys) or not leases.distinct(device_blocks)):
+    if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):
         return False
     if core.ledger.provenance.stale:
         return False
@@ -287,7 +287,7 @@ def _make_room(
     if len(keys) > free:
         evictable = len(policy) - sum([slot in policy for slot in protected])
         keys = keys[: free + evictable]
-    recalled = policy.recall(keys) if keys else ()
+    recalled = policy.recall(keys)
     if recalled:
         core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
     lacking = len(keys) - free

@@ -200,15 +200,14 @@ def lose(core: EventEmitter, transfer: int) -> Ended | None:
 
 
 def lose_overdue(core: EventEmitter) -> list[Ended]:
-    """Lose every transfer that has been in flight for `transfer_ticks`. `tick` counts the time."""
+    """Lose every transfer that has been in flight for `transfer_ticks`. `tick` counts the time.
+
+    A plan that has not left is not in flight, and `lose` leaves it alone.
+    """
     ticks, ledger = core.config.transfer_ticks, core.ledger
     if not ticks:
         return []
-    overdue = [
-        one.id
-        for one in ledger.transfers.values()
-        if ledger.tick - one.since >= ticks and one.word & STATE_MASK != PLANNED
-    ]
+    overdue = [one.id for one in ledger.transfers.values() if ledger.tick - one.since >= ticks]
     return [ended for one in overdue if (ended := lose(core, one)) is not None]
 
 

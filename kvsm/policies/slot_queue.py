@@ -158,7 +158,7 @@ class SlotQueue:
     def _first_array(self, count: int, protected: Collection[int]) -> IdArray:
         parts: list[NDArray[np.int64]] = []
         missing = count
-        barred = np.fromiter(protected, np.int64, len(protected)) if protected else None
+        barred = np.fromiter(protected, np.int64) if protected else None
         for live in self.windows(2 * count + SMALL):
             if barred is not None:
                 live = live[~np.isin(live, barred)]

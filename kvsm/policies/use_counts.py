@@ -140,7 +140,7 @@ class UseCounts:
     def _search_arrays(
         self, queue: SlotQueue, count: int, uses: range, protected: Collection[int]
     ) -> tuple[IdArray, IdArray]:
-        barred = np.fromiter(protected, np.int64, len(protected)) if protected else None
+        barred = np.fromiter(protected, np.int64) if protected else None
         none: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         victims, passed = [none], [none]
         for window in queue.windows(2 * count + SMALL):

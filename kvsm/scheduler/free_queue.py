@@ -74,7 +74,7 @@ class FreeQueueWalk:
 
     def restart(self) -> None:
         """The host has lost all that it had."""
-        self.state = WalkState(self._offloader.config.device_blocks, 0, self.state.walked_at)
+        self.state = WalkState(self._offloader.config.device_blocks)
 
     def store(self) -> TransferJob | None:
         """Store what must be stored now. The caller takes the copy's references."""

@@ -50,7 +50,8 @@ class HitSearch:
 
         has: whether a key can be counted on.
         """
-        end, asked = self._align(limit), -1
+        end = self._align(limit)
+        asked: int | None = None
         while end != asked and end > self._local:
             asked = end
             for index in range(len(self._groups)):

@@ -77,14 +77,18 @@ class OfferBatch:
         for group, last in enumerate(full):
             first = 0 if everything else settled[group]
             # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
-            waiting = range(0) if finished else range(settled[group], offered[group])
+            told = 0 if finished else offered[group]
             if first < last:
-                self._add(tracked, group, range(first, last), waiting, offered[group])
+                self._add(tracked, group, range(first, last), told, offered[group])
         # The engine's count falls back after a failed load; the cursors do not.
         self._cursors[tracked.name] = tuple(map(max, full, settled)), tuple(map(max, full, offered))
 
-    def _add(self, tracked: TrackedRequest, group: int, chunks: range, waiting: range, offered: int) -> None:
-        """waiting: chunks that wait since an earlier step. offered: how many chunks were offered before."""
+    def _add(self, tracked: TrackedRequest, group: int, chunks: range, told: int, offered: int) -> None:
+        """Add these chunks of a request.
+
+        told: of the chunks before this one it is recorded why they wait.
+        offered: how many chunks were offered before.
+        """
         keys, table, size = tracked.keys[group], tracked.tables[group], self._blocks_per_chunk
         start = len(self.keys)
         kept: Sequence[int] = chunks
@@ -97,8 +101,7 @@ class OfferBatch:
             self.keys += [keys[n] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
         self._open(tracked, group, kept, start)
-        first, last = bisect_left(kept, waiting.start), bisect_left(kept, waiting.stop)
-        self._offered_before.update(range(start + first, start + last))
+        self._offered_before.update(range(start, start + bisect_left(kept, told)))
 
     def _counts_offers(self, tracked: TrackedRequest) -> bool:
         return self._offloader.config.store_threshold > 1 and not tracked.remote_decode

@@ -61,7 +61,7 @@ class OffloadScheduler:
         self.offloader, self.config = offloader, config
         self.device_blocks = DeviceBlocks(offloader, config.null_block)
         self.walk: FreeQueueWalk | None = None
-        self.state = SchedulerState({}, {}, RetryStamp(-1, -1), [], {}, [], set())
+        self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
 
     # The engine's side.
@@ -288,7 +288,7 @@ class OffloadScheduler:
         core.submit([job.transfer for job in planned])
         if not self.state.tracked and self.config.last_step is LastStep.FLUSH:
             flush = list(core.ledger.transfers)
-        flushed = core.flush(flush) if flush else ()
+        flushed = core.flush(flush)
         core.end_step()
         return TransferPlan(
             tuple([job for job in planned if job.direction is Direction.LOAD]),

@@ -23,8 +23,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvsm.states.machine import VOID, Counter, Machine, Row
-from kvsm.states.words import Codec
+from kvsm.states.words import STATE_MASK, Codec
 
 
 class BlockState(IntEnum):
@@ -128,3 +131,15 @@ EVICTED_WORD = BLOCK_WORDS.encode(BlockState.EVICTED)
 # Ranges of states, as plain ints: numpy is slow to compare with a member.
 FIRST_INDEXED, LAST_INDEXED = int(ALLOCATED), int(LOADING)
 FIRST_READABLE, LAST_READABLE = int(STORED), int(LOADING)
+
+
+def are_indexed(words: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """For each block whether the index names it: ALLOCATED to LOADING."""
+    states = words & STATE_MASK
+    return (states >= FIRST_INDEXED) & (states <= LAST_INDEXED)
+
+
+def are_readable(words: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """For each block whether it can be loaded: STORED or LOADING."""
+    states = words & STATE_MASK
+    return (states >= FIRST_READABLE) & (states <= LAST_READABLE)

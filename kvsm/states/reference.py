@@ -28,7 +28,6 @@ def library_machine(
     machine: Machine,
     options: Callable[[Row], dict[str, Any]],
     *,
-    initial: IntEnum | None = None,
     groups: Groups | None = None,
     **named: Any,
 ) -> transitions.Machine:
@@ -36,12 +35,11 @@ def library_machine(
 
     kind: the class to build, of those that `transitions` has.
     options: what a row's transition has besides trigger, source and target.
-    initial: the state to start in; None means the machine's own.
     groups: states to nest, if `kind` can. A row that leaves all states of a group leaves the group.
     named: other arguments of `kind`.
     """
     groups = groups or {}
-    first = machine.initial if initial is None else initial
+    first = machine.initial
     group_of = {state: name for name, members in groups.items() for state in members}
     states: list[Any] = [{"name": name, "children": list(members)} for name, members in groups.items()]
     states += [state for state in machine.states if state not in group_of]
@@ -117,10 +115,9 @@ class ReferenceModel:
             setattr(self, name, _after(getattr(self, name), row, name))
 
 
-def reference_model(machine: Machine, state: IntEnum | None = None, **counts: int) -> ReferenceModel:
+def reference_model(machine: Machine, **counts: int) -> ReferenceModel:
     """A model of `machine`.
 
-    state: the state to start in; None means the initial one.
     counts: the counters to start with; a counter that is absent starts at 0.
 
     `transitions` also gives the model a method for each trigger.
@@ -131,7 +128,6 @@ def reference_model(machine: Machine, state: IntEnum | None = None, **counts: in
         machine,
         lambda row: {"conditions": partial(model.admits, row), "after": partial(model.change, row)},
         model=model,
-        initial=state,
     )
     return model
 

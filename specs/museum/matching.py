@@ -53,7 +53,7 @@ MATCHING = (
         edits=(
             Edit(
                 _IN_FLIGHT,
-                "for transfer in ledger.transfers.values() if busy else ():",
+                "for transfer in ledger.transfers.values():",
                 "for transfer in ():  # loads are not waited for",
             ),
         ),

@@ -89,8 +89,8 @@ STORING = (
         edits=(
             Edit(
                 "kvsm.offloader.storing:_all_new",
-                "if len(keys) > 1 and (len(set(keys)) != len(keys) or not leases.distinct(device_blocks)):",
-                "if len(keys) > 1 and len(set(keys)) != len(keys):",
+                "if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):",
+                "if len(set(keys)) != len(keys):",
             ),
         ),
         stop="named twice in one batch",
@@ -112,8 +112,8 @@ STORING = (
         edits=(
             Edit(
                 "kvsm.offloader.storing:_all_new",
-                "if len(keys) > 1 and (len(set(keys)) != len(keys) or not leases.distinct(device_blocks)):",
-                "if len(keys) > 1 and not leases.distinct(device_blocks):",
+                "if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):",
+                "if not leases.distinct(device_blocks):",
             ),
         ),
         stop=DOUBLED_KEY,
