@@ -125,8 +125,10 @@ _STEP = re.compile(r"(?:\(?\w.* = )?state\.(?!teardown)\w+\(.*\)")
 
 def _steps_told(error: Exception) -> tuple[Action, ...]:
     """The steps of the smallest example, from the program that Hypothesis attaches to the error."""
-    lines = [line for note in getattr(error, "__notes__", ()) for line in note.splitlines()]
-    return tuple((line,) for line in lines if _STEP.fullmatch(line))
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    # Some versions of Hypothesis put each argument on a line of its own.
+    program = re.sub(r",\n\s+", ", ", re.sub(r"\(\n\s+", "(", re.sub(r",\n\s*\)", ")", notes)))
+    return tuple((line,) for line in program.splitlines() if _STEP.fullmatch(line))
 
 
 def serving(name: str, **options: Any) -> Checker:
