@@ -12,11 +12,12 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import reduce
 from operator import or_
 from pathlib import Path
 from shutil import rmtree
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,6 +33,7 @@ from changed_logs import (
 from click.testing import CliRunner, Result
 from replay_life import Life, key, random_life
 
+from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, OffloadingEvent
@@ -267,3 +269,49 @@ def test_the_snapshot_in_a_head_is_checked_against_its_configuration(
             with pytest.raises(KvsmError, match="snapshot in its head"):
                 rebuild(directory)
             assert not verified_good(directory)
+
+
+# Saved failures.
+
+
+def saved_failure(target: str, seed: int) -> dict[str, Any]:
+    """A failure as `kvsm fuzz` saves one, with actions that can happen."""
+    case, rng, actions = draw_case(target, random.Random(seed)), random.Random(seed), []
+    world = case.make()
+    with suppress(IndexError):  # Nothing is left to do.
+        for _ in range(15):
+            actions.append(world.draw(rng))
+            world.do(actions[-1])
+    failure = {"target": target, "options": msgspec.to_builtins(case.options), "actions": actions}
+    return failure | {"property_id": "S1", "message": "m", "seed": 0, "run": 0, "found": 0, "reruns": 0}
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(20, id="fast"), pytest.param(400, id="slow", marks=pytest.mark.slow)]
+)
+def test_a_changed_failure_ends_in_a_verdict(tmp_path: Path, count: int) -> None:
+    """`kvsm fuzz --replay` of a saved failure with other options, other actions, or other fields."""
+    failures = [saved_failure(target, seed) for target in TARGETS for seed in range(2)]
+    found, before = Counter[int](), peak_megabytes()
+    for seed in range(count):
+        rng = random.Random(seed)
+        failure = json.loads(json.dumps(failures[seed % len(failures)]))
+        where = rng.choice((failure["options"], failure["options"], *failure["actions"], failure))
+        place = rng.choice(list(where) if isinstance(where, dict) else range(len(where)))
+        value = other_value(where[place], rng)
+        where[place] = value if json_can_hold(value) else 2**62
+        (tmp_path / "actions.json").write_text(json.dumps(failure))
+        what = f"seed {seed}: {place}={value!r}"
+        with bounded(what):
+            found[ended_well(kvsm("fuzz", "--replay", str(tmp_path)), what)] += 1
+    assert found[0]
+    assert found[2]
+    assert peak_megabytes() - before < MEGABYTES
+
+
+def json_can_hold(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except TypeError:
+        return False
+    return True

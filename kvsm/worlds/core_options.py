@@ -6,8 +6,12 @@ from random import Random
 
 import msgspec
 
+from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.policies import POLICIES
+
+MOST = 1 << 12
+"""The largest of each size."""
 
 LIVE, OVER, LOST = -1, -2, -3
 """In place of a size: the number of copies that are live, have ended, or were lost."""
@@ -36,6 +40,13 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     prompts: int = 2
     length: int = 3
     folds_log: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a world that is not small. Anybody may write the options of a failure."""
+        for name in ("host_blocks", "chunks", "requests", "prompts", "length"):
+            if not 1 <= getattr(self, name) <= MOST:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {MOST}")
+        self.config()
 
     def config(self) -> OffloadConfig:
         """The configuration of the core."""

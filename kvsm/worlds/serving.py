@@ -104,11 +104,19 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raises `ConfigError` for a world in which a request could never end."""
-        for name, most in (("slots", 1 << 10), ("workers", 8), ("chunk_tokens", 1 << 20)):
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        for name, least, most in (
+            ("slots", 1, 1 << 10),
+            ("device_blocks", 1, 1 << 12),
+            ("workers", 1, 8),
+            ("chunk_tokens", 1, 1 << 20),
+            ("drafts", 0, 1 << 6),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
         full = [group.block_tokens for group in self.groups if group.kind is GroupKind.FULL]
         for request in self.requests:
+            if not 0 <= request.outputs <= 1 << 12:
+                raise ConfigError(f"a request has {request.outputs} outputs; it must be from 0 to {1 << 12}")
             tokens = len(request.prompt) + request.outputs - 1
             needed = max(1, sum(-(-tokens // size) for size in full))
             if self.device_blocks < needed:
