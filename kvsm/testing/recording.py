@@ -15,6 +15,7 @@ from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter, MemoryLog
+from kvsm.policies import POLICIES
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, Trust, render, tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fold import walk
@@ -86,8 +87,14 @@ def keep(directory: Path, message: str) -> list[str]:
         save(events, directory)
     except KvsmError as error:
         return [f"the events of this test could not be kept: {error}"]
-    said = [f"{len(events)} events are in {directory}", f"$ kvsm verify {directory}"]
+    said = [f"{len(events)} events are in {directory}", f"$ kvsm verify {directory}{_allowance(events)}"]
     return said + story(directory, message)
+
+
+def _allowance(events: Sequence[OffloadingEvent]) -> str:
+    """The option that a reader of this log needs for its policy."""
+    policy = config_of(events).policy
+    return "" if policy in POLICIES else f" --allow-policy {policy}"
 
 
 def config_of(events: Sequence[OffloadingEvent]) -> OffloadConfig:
