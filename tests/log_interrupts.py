@@ -16,6 +16,9 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
 from kvsm.log import LogReader, LogWriter
 
+REFUSED = "another call of this writer has not returned"
+"""A trace can raise in the `finally` that notes the end of a call. A signal cannot."""
+
 PACKAGE = str(Path(kvsm.log.__file__).parent)
 
 
@@ -23,10 +26,13 @@ class Interrupts:
     """Raises `KeyboardInterrupt` at the moments in `at`, counted over all code of kvsm/log.
 
     opcodes: a moment is an opcode, otherwise a line.
+
+    `lines` has the moments of each line of code.
     """
 
     def __init__(self, at: set[int], opcodes: bool) -> None:
         self.at, self.moments, self._opcodes = at, 0, opcodes
+        self.lines: dict[tuple[str, int], list[int]] = {}
 
     def __call__(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
         """As `sys.settrace` wants it: follows a call into kvsm/log."""
@@ -35,9 +41,10 @@ class Interrupts:
         frame.f_trace_opcodes = self._opcodes
         return self._moment
 
-    def _moment(self, _: FrameType, kind: str, __: object) -> Callable[..., Any]:
+    def _moment(self, frame: FrameType, kind: str, _: object) -> Callable[..., Any]:
         if kind == ("opcode" if self._opcodes else "line"):
             self.moments += 1
+            self.lines.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(self.moments)
             if self.moments == max(self.at, default=0):
                 sys.settrace(None)
             if self.moments in self.at:
@@ -81,15 +88,18 @@ class StubbornLife:
             **self.options,
         )
 
-    def run(self) -> None:
-        """Raises `LogError` if the writer takes no more."""
+    def run(self, patient: bool = True) -> None:
+        """Raises `LogError` if the writer takes no more, and an interrupt unless it is patient."""
         for count in self.frames:
             for _ in range(count):
                 self.seq += 1
-                self._append(event(self.seq))
-            until_done(self.writer.flush)
+                if patient:
+                    self._append(event(self.seq))
+                else:
+                    self.writer.append(event(self.seq))
+            until_done(self.writer.flush) if patient else self.writer.flush()
             self.flushed = self.seq
-        until_done(self.writer.close)
+        until_done(self.writer.close) if patient else self.writer.close()
 
     def _append(self, one: OffloadingEvent) -> None:
         """As an engine that cannot know whether the interrupted call took the event."""
@@ -111,10 +121,10 @@ def until_done(call: Callable[[], None]) -> None:
 
 def check_interrupted(
     path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
-) -> int:
+) -> Interrupts:
     """All events are read, once and in order. If a call was refused, then those that were flushed before.
 
-    Returns how many moments there were.
+    Returns the moments that there were.
     """
     life = StubbornLife(path, frames, options)
     refusal = None
@@ -136,10 +146,34 @@ def check_interrupted(
             assert (last, reader.end.value, reader.torn) == (sum(frames), "closed", None)
             assert life.writer.events == sum(frames)
         else:
-            # A trace can raise in the `finally` that notes the end of a call; a signal cannot.
-            assert "another call of this writer has not returned" in str(refusal)
+            assert REFUSED in str(refusal)
             assert last >= life.flushed
-    return interrupts.moments
+    return interrupts
+
+
+def check_given_up(
+    path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
+) -> None:
+    """The first interrupt ends the run: the log is closed, as `with` does it. Nobody calls again.
+
+    What was flushed is read. It has no damage, even if a second interrupt comes before the log is closed.
+    """
+    life = StubbornLife(path, frames, options)
+    writer, refused = None, ""
+    try:
+        with interrupted(at, opcodes), suppress(KeyboardInterrupt):
+            life.open()
+            writer = life.writer
+            with writer:
+                life.run(patient=False)
+    except LogError as error:
+        refused = str(error)
+    assert REFUSED in refused or not refused
+    for directory in path.iterdir():
+        seen, reader = read_all(directory)
+        if writer is not None:
+            assert reader is not None
+            assert reader.head.seq + len(seen) >= life.flushed
 
 
 def read_all(directory: Path) -> tuple[list[OffloadingEvent], LogReader | None]:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,19 +70,16 @@ def test_no_single_fault_loses_events_in_silence(tmp_path: Path, options: dict[s
 def test_a_fault_while_a_fault_is_handled_is_told(tmp_path: Path, options: dict[str, Any]) -> None:
     """`continue` takes several calls to mark a loss, or to give up a new segment. The next call fails too."""
     calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls)
-    plans = (
-        some({call: KINDS[call % 6], call + 1 + call % 3: KINDS[call % 5]}) for call in range(1, calls + 1)
-    )
-    assert run(tmp_path, plans, options)[0] == calls
+    plans = (some({call: KINDS[call % 6], call + 1: KINDS[call % 5]}) for call in range(1, calls + 1))
+    assert run(tmp_path, plans, options) == (calls, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
 def test_no_faults_lose_events_in_silence(tmp_path: Path, options: dict[str, Any]) -> None:
-    """1,000 lives for each way to write: each fault at each call, all calls from one on, all pairs of calls,
-    and then any three calls."""
+    """Each fault at each call; all calls from one on; all pairs; any three. In all options 6,000 lives."""
     calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls) + 10
-    chosen, started = random.Random(calls), time.monotonic()
+    chosen = random.Random(calls)
 
     def plans() -> Iterator[Plan]:
         for call, kind in itertools.product(range(1, calls), KINDS):
@@ -91,13 +87,13 @@ def test_no_faults_lose_events_in_silence(tmp_path: Path, options: dict[str, Any
             yield from_then_on(call, kind)
         for first, second in itertools.combinations(range(1, calls), 2):
             yield some({first: chosen.choice(KINDS), second: chosen.choice(KINDS)})
-        while time.monotonic() - started < 8:
+        for _ in range(200):
             yield some({call: chosen.choice(KINDS) for call in chosen.sample(range(1, calls), 3)})
 
     lives, damaged = run(tmp_path, plans(), options)
-    assert lives > 800
-    # A mark that was written in part is damage, and the writer has raised its error.
-    assert damaged < lives / 50
+    assert lives > 850
+    # A mark that stays written in part is damage, and the writer has raised its error.
+    assert damaged <= 5
 
 
 @pytest.mark.parametrize("on_failure", ["stop", "continue"])

@@ -38,20 +38,8 @@ def watched(path: Path, max_bytes: int) -> Iterator[list[int]]:
         yield totals
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 600)), max_size=30),
-    st.integers(1, 900),
-    st.integers(2000, 6000),
-    st.booleans(),
-)
-def test_all_files_together_keep_the_limit_at_each_instant(
-    frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
-) -> None:
-    """Snapshots count, and the segment that is being made counts. Snapshots of any size come and go.
-
-    What is left reads whole up to the end, or the writer says that the limit is too small.
-    """
+def check_limit(frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool) -> None:
+    """frames: of each flush, the number of events, and the bytes of a snapshot that is taken then."""
     snapshot_bytes = 0
     with directory() as path, watched(path, max_bytes):
         writer = LogWriter(
@@ -84,12 +72,41 @@ def test_all_files_together_keep_the_limit_at_each_instant(
         assert reader.torn is None
 
 
+LOGS = (
+    st.lists(st.tuples(st.integers(1, 5), st.integers(0, 600)), max_size=30),
+    st.integers(1, 900),
+    st.integers(2000, 6000),
+    st.booleans(),
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(*LOGS)
+def test_all_files_together_keep_the_limit_at_each_instant(
+    frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
+) -> None:
+    """Snapshots count, and the segment that is being made counts. Snapshots of any size come and go.
+
+    What is left reads whole up to the end, or the writer says that the limit is too small.
+    """
+    check_limit(frames, segment_bytes, max_bytes, compress)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(*LOGS)
+def test_all_files_together_keep_the_limit_at_length(
+    frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
+) -> None:
+    check_limit(frames, segment_bytes, max_bytes, compress)
+
+
 def test_a_limit_keeps_at_least_two_segments(tmp_path: Path) -> None:
     """The state is not all that is left: there is always a complete segment, with what led to it."""
     counts = []
     life = Life(tmp_path / "log", segment_bytes=2000, max_bytes=6000)
-    for _ in range(300):
-        life.append(5)
+    for _ in range(100):
+        life.append(15)
         counts.append(len(names(tmp_path / "log")))
     life.writer.close()
     after_the_first = counts[counts.index(2) :]
@@ -101,7 +118,7 @@ def test_a_limit_keeps_at_least_two_segments(tmp_path: Path) -> None:
 
 def test_a_log_that_keeps_its_limit_uses_most_of_it(tmp_path: Path) -> None:
     with watched(tmp_path / "log", 40_000) as totals:
-        write(tmp_path / "log", [5] * 1000, segment_bytes=4000, max_bytes=40_000)
+        write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=40_000)
     assert max(totals) > 30_000
 
 

@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsm.log.frames import MARK_OFFSET, encode_mark, segment_path
+from kvsm.log.frames import MARK, MARK_OFFSET, encode_mark, segment_path
 
 _open_private = partial(os.open, mode=0o600)
 
@@ -106,7 +106,12 @@ class SegmentFile:
 
     def mark(self, number: int) -> None:
         """Mark the segment: events from `number` on were lost, or the log is closed."""
-        self._write_rest(encode_mark(number), MARK_OFFSET, 0)
+        try:
+            self._write_rest(encode_mark(number), MARK_OFFSET, 0)
+        except OSError:
+            with suppress(OSError):  # A part of a mark would be damage.
+                self._write_rest(bytes(MARK.size), MARK_OFFSET, 0)
+            raise
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes."""

@@ -39,12 +39,7 @@ import msgspec
 
 from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.log.frames import (
-    CLOSED,
-    RUN_BYTES,
-    FrameEncoder,
-    SegmentTail,
-)
+from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.log.log_directory import claim, make_private
 from kvsm.log.retention import FRAME_BYTES, Retention
 from kvsm.log.segment_file import Loss, SegmentFile, Synced
@@ -151,7 +146,8 @@ class LogWriter:
         self._maker = SegmentMaker(config, clock, run, self._encoder, self._retention, self._syncs)
         self._resume_at, self._look_at_ns, self._settled = 0, 0, True
         self._refusal: LogError | None = None
-        self._closed, self._forks = False, _forks
+        self._closed = self._ended = False
+        self._forks = _forks
         self._calls: list[object] = []
         self._opening: SegmentFile | None = None
         claim(self.directory, self._syncs)
@@ -250,7 +246,7 @@ class LogWriter:
             f"signal handler"
         )
 
-    def _flush(self) -> None:
+    def _flush(self, closing: bool = False) -> None:
         if not self._settled:
             self._settle()
         self._settled = False
@@ -263,7 +259,8 @@ class LogWriter:
                 self._write_events()
             if self._syncs and now - segment.synced.at_ns >= self._sync_interval_ns and segment.loss is None:
                 self._sync()
-            if self._place.offset >= segment.full_at and segment.loss is None and self._sync():
+            full = self._place.offset >= segment.full_at and not closing
+            if full and segment.loss is None and self._sync():
                 self._start_next_segment()
         if segment.loss is not None:
             self._drop_events()
@@ -283,16 +280,17 @@ class LogWriter:
 
     def _close(self, error: str | None) -> None:
         try:
-            if self._refusal is not None:
+            if isinstance(self._refusal, LogWriteFailed):
                 raise self._refusal
-            self._look(time.monotonic_ns())
-            self._flush()
+            if self._refusal is None:
+                self._look(time.monotonic_ns())
+                self._flush(closing=True)
             if self._place.segment.loss is None and self._sync():
                 self._end_well(error)
         except LogWriteFailed as failure:
             if self._opening is None:
                 with suppress(OSError):  # If this fails too, readers say that the log was not closed.
-                    self._write_tail(SegmentTail(follows=False, error=_text(str(failure))))
+                    self._write_end(str(failure))
                     self._mark_closed()
             self._shut()
             raise
@@ -305,7 +303,7 @@ class LogWriter:
     def _end_well(self, error: str | None) -> None:
         """Write the record of the log's end, and then the mark: whoever sees it knows that all is there."""
         try:
-            self._write_tail(SegmentTail(follows=False, error=_text(error)))
+            self._write_end(error)
         except OSError as failure:
             if not self._continues:
                 self._stop("all events are written, but not how the run ended", failure)
@@ -316,6 +314,14 @@ class LogWriter:
         except OSError as failure:
             self._stop("all events are written, but the mark of a closed log perhaps in part", failure)
 
+    def _write_end(self, error: str | None) -> None:
+        """Write the record of the log's end. From then on nothing but the mark may be written."""
+        if not self._ended:
+            text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
+            self._write_tail(SegmentTail(follows=False, error=text))
+            self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+            self._ended = True
+
     def _mark_closed(self) -> None:
         self._place.segment.mark(CLOSED)
         if self._syncs:
@@ -324,7 +330,7 @@ class LogWriter:
     def _shut(self) -> None:
         """Close the files, and take no more events."""
         self._closed = True
-        failed = self._refusal is not None
+        failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         try:
             for segment in self._retention.segments:
@@ -385,7 +391,8 @@ class LogWriter:
     def _write_tail(self, tail: SegmentTail) -> None:
         """Write and sync the last record of the segment. If that fails, try to take it back."""
         place = self._place
-        following = place.written + place.dropped + 1
+        loss = place.segment.loss
+        following = place.written + place.dropped + 1 if loss is None else loss.first
         frame = self._encoder.tail(tail, following, place.segment.synced.offset)
         try:
             self._retention.make_room(len(frame))
@@ -565,11 +572,6 @@ class LogWriter:
         self._refusal = refusal
         place = self._place
         self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)
-
-
-def _text(error: str | None) -> str | None:
-    """An error as the log can hold it."""
-    return None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
 
 
 def _check_options(
