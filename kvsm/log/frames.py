@@ -294,6 +294,7 @@ class FrameReader:
 
     def __init__(self, file: BinaryIO, path: str, run_mark: int | None, complete: bool) -> None:
         self._file, self._path, self._run_mark, self._complete = file, path, run_mark, complete
+        self._size = _size(file)
 
     def read(self, offset: int, seq: int) -> Frame | Torn | None:
         """Read the frame at `offset`, the file's position; None at its end, but the head must be there.
@@ -314,11 +315,14 @@ class FrameReader:
         if crc32(header[:_HEADER_COVERED]) != header_crc:
             reason = "a frame header does not match its checksum"
             return self._unreadable(offset, seq, header, HEADER.size, reason)
-        status = os.fstat(file.fileno())
-        if length > status.st_size - offset - HEADER.size:
-            return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
-        if length > _HOLES_BYTES + content_limit(512 * status.st_blocks):
-            raise LogDamaged(self._path, offset, seq, f"most of a frame of {length} bytes is a hole")
+        end = offset + HEADER.size + length
+        if end > self._size or length > _HOLES_BYTES:
+            status = os.fstat(file.fileno())  # A writer may have added bytes meanwhile.
+            self._size = status.st_size
+            if end > self._size:
+                return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
+            if length > _HOLES_BYTES + content_limit(512 * status.st_blocks):
+                raise LogDamaged(self._path, offset, seq, f"most of a frame of {length} bytes is a hole")
         payload = file.read(length)
         if len(payload) < length or crc32(payload) != payload_crc:
             return self._unreadable(offset, seq, payload, length, "a frame does not match its checksum")
@@ -326,7 +330,7 @@ class FrameReader:
             raise LogDamaged(self._path, offset, seq, "a frame of another run stands here")
         if first != seq:
             raise LogDamaged(self._path, offset, seq, f"a frame starts with event {first} in its place")
-        return Frame(mark, flags, count, first, payload, offset + HEADER.size + length)
+        return Frame(mark, flags, count, first, payload, end)
 
     def end(self, offset: int, seq: int) -> Torn | None:
         """None if the file ends at `offset`, its position, as it must behind a tail. Raises `LogDamaged`."""
