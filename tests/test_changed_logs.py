@@ -148,12 +148,12 @@ def check_commands(log: Path, seed: int) -> int:
 
 
 def test_every_command_ends_in_a_verdict(tmp_path: Path, logs: list[PlainLog]) -> None:
-    """100 changed logs through the command line. `replay`, `show` and `verify` agree about each."""
+    """80 changed logs through the command line. `replay`, `show` and `verify` agree about each."""
     found, before = Counter[int](), peak_megabytes()
-    for seed in range(100):
+    for seed in range(80):
         log = changed(logs[seed % len(logs)], random.Random(seed))
         found[check_commands(write_plain(tmp_path / str(seed), log), seed)] += 1
-    assert min(found[0], found[1]) > 20
+    assert min(found[0], found[1]) > 15
     assert peak_megabytes() - before < MEGABYTES
 
 
