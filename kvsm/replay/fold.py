@@ -276,7 +276,9 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
     opened: deque[Segment] = deque()
 
     def stream() -> Iterator[tuple[Segment, OffloadingEvent]]:
-        for segment in reader.segments():
+        for number, segment in enumerate(reader.segments()):
+            if not number or segment.gap is not None:
+                trust.check(segment.head.config, reader.directory)  # Before its first event is read.
             opened.append(segment)
             for event in segment.events():
                 yield segment, event

@@ -179,10 +179,10 @@ def tell(
     event that cannot follow.
     """
     reader = log if isinstance(log, LogReader) else LogReader(log)
-    host_blocks = reader.head.config.host_blocks
-    if isinstance(life, BlockLife) and life.slot >= host_blocks:
-        raise LogError(f"{reader.directory}: there is no slot {life.slot}; the pool has {host_blocks}")
-    trust = Trust(allow_policies, max_slots)
+    config, trust = reader.head.config, Trust(allow_policies, max_slots)
+    trust.check(config, reader.directory)
+    if isinstance(life, BlockLife) and life.slot >= config.host_blocks:
+        raise LogError(f"{reader.directory}: there is no slot {life.slot}; the pool has {config.host_blocks}")
     fates = Fates(_missed_by(reader, life))
     with trust.guarded(reader.directory):
         for moment in walk(reader, trust):
