@@ -15,6 +15,7 @@ from kvsm.errors import LogError, Poisoned, WrongThread
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason
 from kvsm.log import LogWriter, MemoryLog
 from kvsm.offloader import Offloader, ReportResult
+from kvsm.offloader.transfers import LOOK_EVERY
 from kvsm.replay import rebuild
 from kvsm.snapshot import digest
 
@@ -192,3 +193,39 @@ def test_report_says_what_became_of_it() -> None:
     assert last.rejected is None
     assert last.ended is not None
     assert last.ended.good
+
+
+class TestForgottenSubmit:
+    def test_plan_that_is_never_submitted_is_named_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        """Its request would wait without a word."""
+        core, _ = new_core()
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.match("q", keys(1))
+        for _ in range(3 * LOOK_EVERY):
+            core.tick()
+            core.match("q", keys(1))
+            core.end_step()
+        (warning,) = [record.getMessage() for record in caplog.records]
+        assert warning.startswith(f"transfer {job.transfer}, a store of 1 blocks, was planned")
+        assert f"submit([{job.transfer}])" in warning
+
+    def test_request_that_waits_for_it_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        core, _ = new_core(defer_ticks=10_000)
+        core.prepare_store("r", keys(1), [0])
+        core.match("q", keys(1))
+        for _ in range(2 * LOOK_EVERY):
+            core.tick()
+        assert "requests wait for it: 'q'" in caplog.text
+
+    def test_plan_that_waits_for_a_short_time_is_not_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        """An engine may collect jobs for some steps."""
+        core, _ = new_core()
+        for _ in range(5):
+            job = core.prepare_store("r", keys(1), [0]).job
+            assert job is not None
+            for _ in range(LOOK_EVERY // 2 - 1):
+                core.end_step()
+            core.submit([job.transfer])
+            core.fail_store(job.transfer)
+        assert caplog.records == []

@@ -89,6 +89,9 @@ class EventEmitter:
         self._poisoned: str | None = None
         self._flushed_at: int | None = None
         """The step in which the log was last flushed; None until it was."""
+        self.until_look, self.looked_at, self.warned_of = 1, 0, 0
+        """For `warn_of_unsubmitted`: calls until it looks again, the last event when it looked, and the last
+        transfer that it named."""
         self._thread: Thread | None = None
         """The thread that drives this emitter."""
         self._may_change = _FIRST_TO_ASK

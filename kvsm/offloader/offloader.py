@@ -175,6 +175,9 @@ class Offloader(EventEmitter):
         """Time passes; call it once a step. No event if nothing waits for a bound."""
         if self.ledger.deferred or (self.ledger.transfers and self.config.transfer_ticks):
             self.emit(ev.Ticked, self.ledger.tick + 1)
+        self.until_look -= 1
+        if not self.until_look:
+            transfers.warn_of_unsubmitted(self)
 
     def end_step(self) -> None:
         """The engine's step is over. Flushes the log if nothing else will."""
@@ -184,6 +187,9 @@ class Offloader(EventEmitter):
             self.emit(ev.StepEnded)
             self.flush_log(LogFlush.STEP_ENDED)
         self.step += 1
+        self.until_look -= 1
+        if not self.until_look:
+            transfers.warn_of_unsubmitted(self)
 
     def reset(self) -> bool:
         """Make every stored block unmatchable, at once. Returns whether nothing is left to drain.

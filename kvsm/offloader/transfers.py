@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -24,6 +25,11 @@ from kvsm.plan import TransferJob
 from kvsm.states.request import MATCHED
 from kvsm.states.transfer import COMPLETED, LOST, PLANNED
 from kvsm.states.words import STATE_MASK
+
+LOOK_EVERY = 128
+"""After this number of calls of `tick` and `end_step`, a core looks for plans that were never submitted."""
+
+_LOGGER = logging.getLogger("kvsm")
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
@@ -219,6 +225,29 @@ def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
     request = transfer.owners[0][0] if transfer.direction is LOAD else ""
     good, lost = state == COMPLETED, state == LOST
     return Ended(transfer.id, transfer.direction, request, good, transfer.device_blocks, lost, transfer.keys)
+
+
+def warn_of_unsubmitted(core: EventEmitter) -> None:
+    """Warn once of each plan that was there at the last look, and is not submitted yet: its request may wait
+    for it, and hear nothing."""
+    ledger, seen = core.ledger, core.looked_at
+    core.until_look, core.looked_at = LOOK_EVERY, ledger.seq
+    for one in ledger.transfers.values():
+        if core.warned_of < one.id <= seen and one.word & STATE_MASK == PLANNED:
+            core.warned_of = one.id
+            waiting = [repr(name) for name, entry in ledger.deferred.items() if entry.awaits == one.id]
+            _LOGGER.warning(
+                "transfer %d, a %s of %d blocks, was planned many steps ago and never submitted; %s. "
+                "Call submit([%d]) when its job goes to the workers, or cancel(%d)",
+                one.id,
+                one.direction.name.lower(),
+                len(one.slots),
+                f"requests wait for it: {', '.join(map(repr, waiting[:4]))}"
+                if waiting
+                else "it holds its blocks",
+                one.id,
+                one.id,
+            )
 
 
 def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[int, ...]:

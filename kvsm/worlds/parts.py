@@ -175,6 +175,8 @@ declare(
 
 # The offload core, the scheduler side, and what is told.
 
+_WARNS = "it decides when people are warned, and nothing else"
+
 declare(
     Offloader,
     config=FIXED,
@@ -187,6 +189,9 @@ declare(
     _thread=Fixed("one thread explores"),
     _may_change=Dropped("one thread explores, and whatever poisons a core ends the exploration"),
     _flushed_at=Dropped("it decides when the log is flushed, and nothing else"),
+    until_look=Dropped(_WARNS),
+    looked_at=Dropped(_WARNS),
+    warned_of=Dropped(_WARNS),
 )
 declare(
     OffloadScheduler,
