@@ -26,17 +26,18 @@ class Interrupts:
     """Raises `KeyboardInterrupt` at the moments in `at`, counted over all code of kvsm/log.
 
     opcodes: a moment is an opcode, otherwise a line.
+    package: where the code is, if it is not kvsm/log.
 
     `lines` has the moments of each line of code.
     """
 
-    def __init__(self, at: set[int], opcodes: bool) -> None:
-        self.at, self.moments, self._opcodes = at, 0, opcodes
+    def __init__(self, at: set[int], opcodes: bool, package: str = PACKAGE) -> None:
+        self.at, self.moments, self._opcodes, self._package = at, 0, opcodes, package
         self.lines: dict[tuple[str, int], list[int]] = {}
 
     def __call__(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
-        """As `sys.settrace` wants it: follows a call into kvsm/log."""
-        if not frame.f_code.co_filename.startswith(PACKAGE):
+        """As `sys.settrace` wants it: follows a call into the package."""
+        if not frame.f_code.co_filename.startswith(self._package):
             return None
         frame.f_trace_opcodes = self._opcodes
         return self._moment
@@ -53,9 +54,9 @@ class Interrupts:
 
 
 @contextmanager
-def interrupted(at: set[int], opcodes: bool) -> Iterator[Interrupts]:
+def interrupted(at: set[int], opcodes: bool, package: str = PACKAGE) -> Iterator[Interrupts]:
     """Count the moments of a block, and interrupt it at some of them."""
-    interrupts, before = Interrupts(at, opcodes), sys.gettrace()
+    interrupts, before = Interrupts(at, opcodes, package), sys.gettrace()
     sys.settrace(interrupts)
     try:
         yield interrupts

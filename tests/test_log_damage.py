@@ -211,7 +211,7 @@ def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
         (raw_frame([[21, 2, 0, 0], [21, 4, 0, 0]], 2, 2), "gap"),
         (raw_frame([[21, 2, 0, 0]], 2, 2), "do not match its header"),
         (raw_frame([[99, 2, 0, 0]], 1, 2), "a newer kvsm may have written it"),
-        (raw_frame([[21, 2, 0, -1]], 1, 2), "no record that this kvsm knows"),
+        (raw_frame([[21, 2, -1, 0]], 1, 2), "no record that this kvsm knows"),
         (raw_frame([1, "", {}, 1, 0, b""], 0, 2, HEAD), "second head"),
         (raw_frame([[21, 2, 0, 0]], 1, 2, flags=2), "cannot be decompressed"),
     ],

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from threading import Lock, Thread, current_thread, get_ident
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 
@@ -45,8 +45,8 @@ class LogFlush(Enum):
     ENGINE_FAILS = "the engine may stop with an error"
 
 
-_NOBODY, _FIRST_TO_ASK = 0, -1
-"""No thread has these identities."""
+NOBODY, THE_LOG, _FIRST_TO_ASK = 0, -1, -2
+"""Who may change a ledger, if no thread may: these are no identities of threads."""
 
 _BINDING = Lock()
 """Held while a thread asks whether it may drive an emitter, for two may ask at once."""
@@ -95,8 +95,9 @@ class EventEmitter:
         self._thread: Thread | None = None
         """The thread that drives this emitter."""
         self._may_change = _FIRST_TO_ASK
-        """The identity of the thread that may change the ledger now. Nobody may while an event is applied and
-        logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees."""
+        """The identity of the thread that may change the ledger now. None may while an event is applied and
+        logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees. While
+        the log writes, the ledger is whole, and a snapshot of it can be taken."""
         self.emit(ev.LogOpened, config, machines_digest())
         self._clock_ns = clock_ns
         self._thread, self._may_change = None, _FIRST_TO_ASK
@@ -115,10 +116,11 @@ class EventEmitter:
         if type(now) is not int or not 0 <= now < _CLOCK_END:
             now = recorded_ns(now)
         event = kind(ledger.seq + 1, self.step, now, *fields)
-        self._may_change = _NOBODY
+        self._may_change = NOBODY
         try:
             ended = ledger.apply(event)
             if self.log is not None:
+                self._may_change = THE_LOG
                 self.log.append(event)
         except (IllegalTransition, InvalidEvent):
             self._may_change = thread
@@ -143,7 +145,7 @@ class EventEmitter:
         with _BINDING:
             driver, may_change = self._thread, self._may_change
             ended = driver is not None and not driver.is_alive()
-            if self._poisoned is None and (may_change == _FIRST_TO_ASK or (ended and may_change != _NOBODY)):
+            if self._poisoned is None and (may_change == _FIRST_TO_ASK or (ended and may_change > 0)):
                 self._thread, self._may_change = thread, get_ident()
                 return
         if self._poisoned is None and driver is not None and driver is not thread and not ended:
@@ -151,16 +153,20 @@ class EventEmitter:
                 f"thread {thread.name!r} called an offloader that thread {driver.name!r} drives; "
                 f"let one thread make all calls, or give each thread an offloader of its own"
             )
-        if self._may_change == _NOBODY:
-            why = self._poisoned or "it was interrupted"
-            raise Poisoned(
-                f"this offloader stopped at event {self.ledger.seq}: {why}. Its log has what was decided "
-                f"before; make a new offloader, with a log in a new directory"
-            )
+        if self._may_change <= 0:
+            self._refuse()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """What a stopped emitter answers to every call."""
+        why = self._poisoned or "it was interrupted"
+        raise Poisoned(
+            f"this offloader stopped at event {self.ledger.seq}: {why}. Its log has what was decided before; "
+            f"make a new offloader, with a log in a new directory"
+        )
 
     def _stop(self, reason: str) -> None:
         """Answer every later call with this reason."""
-        self._may_change = _NOBODY
+        self._may_change = NOBODY
         self._poisoned = reason
 
     def flush_log(self, reason: LogFlush) -> None:
@@ -180,7 +186,7 @@ class EventEmitter:
         self._flushed_at = self.step
         if self.log is None:
             return
-        self._may_change = _NOBODY
+        self._may_change = THE_LOG
         try:
             self.log.flush()
         except BaseException as error:  # An interrupt too: the log would lack what the ledger has.

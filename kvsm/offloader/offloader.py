@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
 from typing import TypeVar
 
 from kvsm import events as ev
+from kvsm.errors import Poisoned
 from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name
-from kvsm.offloader.emitter import EventEmitter, LogFlush
+from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, LogFlush
 from kvsm.snapshot import snapshot
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
@@ -67,7 +69,7 @@ class Offloader(EventEmitter):
         core.log = core.writer = LogWriter(
             directory,
             config=config,
-            snapshot=lambda: snapshot(core.ledger),
+            snapshot=core._snapshot,
             durability=durability,
             sync_interval_ms=sync_interval_ms,
             segment_bytes=segment_bytes,
@@ -88,11 +90,25 @@ class Offloader(EventEmitter):
 
         Raises `LogWriteFailed` if the log cannot be completed.
         """
-        if self._poisoned is None:
+        with suppress(Poisoned):
             self.check_thread()
-            self._stop("it was closed")
-        if self.writer is not None:
-            self.writer.close(error)
+            self._may_change = THE_LOG
+        try:
+            if self.writer is not None:
+                self.writer.close(error)
+        finally:
+            self._stop(self._poisoned or "it was closed")
+
+    def _snapshot(self) -> bytes:
+        """For the log, when a segment opens. Raises `OSError` if the ledger may be half changed."""
+        if self._may_change == NOBODY:
+            raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
+        return snapshot(self.ledger)
+
+    def _stop(self, reason: str) -> None:
+        super()._stop(reason)
+        # A call reads the ledger before it emits, and an interrupt may have left that half changed.
+        self.__dict__.update(dict.fromkeys(_CALLS, self._refuse))
 
     def __enter__(self: _Core) -> _Core:
         return self
@@ -214,3 +230,9 @@ class Offloader(EventEmitter):
         """The same changes as KV events. Both calls take from one queue: use only one of them."""
         self.check_thread()
         return [] if self.publisher is None else self.publisher.take_kv_events()
+
+
+_CALLS = [
+    name for name in vars(Offloader) if not name.startswith("_") and name not in ("open", "close", "writer")
+]
+"""What an engine may call as long as the core runs."""

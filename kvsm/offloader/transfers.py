@@ -242,9 +242,7 @@ def warn_of_unsubmitted(core: EventEmitter) -> None:
                 one.id,
                 one.direction.name.lower(),
                 len(one.slots),
-                f"requests wait for it: {', '.join(map(repr, waiting[:4]))}"
-                if waiting
-                else "it holds its blocks",
+                f"requests wait for it: {', '.join(waiting[:4])}" if waiting else "it holds its blocks",
                 one.id,
                 one.id,
             )
