@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Iterator
 from itertools import combinations, pairwise
@@ -12,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from log_life import Life, directory, disk, frame_ends, names, write, write_open
+from log_life import CONFIG, Life, directory, disk, frame_ends, names, write, write_open
 from replay_life import random_life
 
 from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent, LogDamaged, LogError, LogWriteFailed
-from kvsm.events import OffloadingEvent
-from kvsm.log import LogEnd, LogReader
+from kvsm.events import HitMatched, OffloadingEvent
+from kvsm.log import LogEnd, LogReader, LogWriter
 from kvsm.log.frames import segment_path
 from kvsm.replay import rebuild, verify_log
 from kvsm.replay.fold import condition_of
@@ -117,6 +118,29 @@ def test_nothing_is_told_of_an_untouched_closed_log(
         options: dict[str, Any] = {"compress": compress, "durability": durability}
         write(path, frames, segment_bytes=segment_bytes, max_bytes=max_bytes, **options)
         assert account(path).sound
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_retention_tells_of_all_that_it_deletes(tmp_path: Path, seed: int) -> None:
+    """Snapshots that grow and frames larger than planned make it delete more than a head says."""
+    chance = random.Random(seed)
+    state = [chance.randrange(10, 2000)]
+
+    def grown() -> bytes:
+        state[0] = min(20_000, state[0] * chance.choice([1, 1, 3]))
+        return bytes(state[0])
+
+    options: dict[str, Any] = {
+        "segment_bytes": chance.randrange(500, 9000),
+        "max_bytes": 40_000,
+        "durability": "none",
+    }
+    with LogWriter(tmp_path, config=CONFIG, snapshot=grown, on_failure="continue", **options) as log:
+        for seq in range(1, 100):
+            log.append(HitMatched(seq, 0, 0, "r", (), bytes(chance.choice([10, 100, 5000]))))
+            if chance.random() < 0.5:
+                log.flush()
+    assert log.dropped or account(tmp_path).sound
 
 
 @pytest.mark.parametrize("max_bytes", [None, 2500])

@@ -110,7 +110,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     created_ns: Unix time (ns).
     snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
     run: id of the run that wrote the log (16 bytes): the same in all its segments.
-    oldest: the first event that the log kept when this segment opened. Retention drops what is older.
+    oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
     """
 
     schema: int
@@ -128,10 +128,12 @@ class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
 
     follows: another segment follows. Otherwise the log ends here.
     error: the error that ended the run; None if it was closed without one.
+    oldest: the first event that the log keeps, now that the segment is complete.
     """
 
     follows: bool
     error: str | None = None
+    oldest: int = 1
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]

@@ -304,9 +304,10 @@ class LogReader:
             self.end = LogEnd.OPEN
         elif last.ended:
             self.end, self.error = _end_in(last.tail)
-            # Each head knows the oldest segment of its time, and what retention drops with it.
-            if last.head.oldest < self._first:
-                self.missing = last.head.oldest, self._first - 1
+            # A large frame may make retention delete more than the head says. The tail knows it.
+            oldest = max(last.head.oldest, 1 if last.tail is None else last.tail.oldest)
+            if oldest < self._first:
+                self.missing = oldest, self._first - 1
 
 
 def _end_in(tail: SegmentTail | None) -> tuple[LogEnd, str | None]:

@@ -36,6 +36,10 @@ class Retention:
             self._complete_bytes = sum(one.size for one in self.segments) - self._newest_bytes()
         return self._complete_bytes + self._newest_bytes()
 
+    def oldest(self) -> int:
+        """The first event of the oldest segment that nobody has deleted."""
+        return next((one.first for one in self.segments if not one.deleted), self.segments[-1].first)
+
     def add(self, segment: SegmentFile) -> None:
         """Note a new segment; the ones before it are complete. Idempotent."""
         if not self.segments or self.segments[-1] is not segment:

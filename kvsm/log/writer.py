@@ -36,6 +36,7 @@ from types import TracebackType
 from typing import Literal, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
 from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
@@ -395,7 +396,9 @@ class LogWriter:
         following = place.written + place.dropped + 1 if loss is None else loss.first
         frame = self._encoder.tail(tail, following, place.segment.synced.offset)
         try:
-            self._retention.make_room(len(frame))
+            self._retention.make_room(len(frame) + 8)  # The number of an event takes up to 9 bytes.
+            tail = replace(tail, oldest=self._retention.oldest())
+            frame = self._encoder.tail(tail, following, place.segment.synced.offset)
             place.segment.write(frame, place.offset)
             if self._syncs:
                 place.segment.sync()
