@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from planted_bugs import free_slots_under_copies
 
+from kvsm.checker import failures
 from kvsm.checker.targets import TARGETS
 from kvsm.checker.walk import WalkResult, walk
 from kvsm.cli import main
+from kvsm.errors import LogError
 
 COUNTED = ("--runs", 2, "--jobs", 1)
 
@@ -124,6 +126,20 @@ def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
     assert "because: step 3 (reset) was the last to change slot 0: " in told
     assert f"to repeat it: kvsm fuzz --replay {directory}\n" in told
     assert (directory / "steps.txt").read_text() in told
+
+
+def test_saving_a_failure_follows_no_link(
+    found: tuple[Result, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user may put one into a shared directory after it was claimed."""
+    letters = tmp_path / "letters"
+    letters.write_text("somebody's letters")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "steps.txt").symlink_to(letters)
+    monkeypatch.setattr(failures, "claim", lambda _: None)
+    with pytest.raises(LogError, match=r"steps\.txt"):
+        failures.save(failures.load(found[1]), tmp_path / "elsewhere")
+    assert letters.read_text() == "somebody's letters"
 
 
 def test_a_failure_has_a_log_that_can_be_read(found: tuple[Result, Path]) -> None:

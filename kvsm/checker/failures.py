@@ -146,9 +146,8 @@ def save(failure: SavedFailure, directory: Path) -> list[Path]:
     written[test] = regression_test(failure).encode()
     try:
         for path, text in written.items():
-            with path.open(
-                "xb"
-            ) as file:  # a new file: not one, and no link, that somebody put here meanwhile
+            # "x": a link that another user put here after the directory was claimed is not followed.
+            with path.open("xb") as file:
                 file.write(text)
     except OSError as error:
         raise LogError(f"{directory}: {error}") from error
