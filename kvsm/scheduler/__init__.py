@@ -13,6 +13,7 @@ have. The other files:
 - `offer_batch`: what a step offers for a store, and `retry`: when what had to wait is offered again;
 - `free_queue`: the lazy store;
 - `device_blocks`: who holds device blocks while copies touch them;
+- `computed_tokens`: a check that an engine counts no token too early;
 - `payloads`: what KV events say of a stored block;
 - `state`: what is remembered between two calls;
 - `scheduler`: the calls.

@@ -75,6 +75,16 @@ def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
     }
 
 
+def scheduled_tokens(output: StepOutput) -> Mapping[str, int] | None:
+    """How many tokens each request computes in a step, if the engine says it."""
+    call, argument, given = "build_connector_meta", "output.num_scheduled_tokens", output.num_scheduled_tokens
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise WrongArgument(call, argument, f"is {a(given)}; it must be a mapping")
+    return {name: token_count(call, f"{argument}[{name!r}]", tokens) for name, tokens in given.items()}
+
+
 def engine_name(call: str, request: Any) -> str:
     """The name of an engine's request."""
     return request_name(call, request.request_id, "request.request_id")

@@ -28,7 +28,13 @@ class EngineRequest(Protocol):
 
     @property
     def num_computed_tokens(self) -> int:
-        """Tokens that have KV, or will have it after the steps under way."""
+        """Tokens that have KV, or that an earlier step computes now.
+
+        When `build_connector_meta` is called, the tokens of the step that it decides are not counted yet. The
+        engine counts them after the call, as vLLM does. kvsm stores what is counted: if they were counted
+        before, blocks would be stored that no step has computed. `SchedulerConfig.check_computed_tokens`
+        finds this mistake.
+        """
         ...
 
     @property
@@ -153,16 +159,20 @@ class DevicePool(Protocol):
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has decided for a step.
+    """What the engine has decided for a step. `num_computed_tokens` of its requests does not count it yet.
 
     scheduled: requests that compute in it. An engine may leave out those that have confirmed no block since.
     new_block_ids: blocks added to the tables of running requests, by group.
     preempted: requests whose blocks were taken.
     boundary_states: mamba states that the engine has completed and holds during this step, each as (group,
         device block, tokens before the boundary).
+    num_scheduled_tokens: how many tokens each request computes in it, as in vLLM's SchedulerOutput. Only
+        `SchedulerConfig.check_computed_tokens` looks at it. Of a request that is in `scheduled` and not here,
+        the number is unknown; None: of all requests.
     """
 
     scheduled: Collection[str] = ()
     new_block_ids: Mapping[str, Sequence[Sequence[int]]] = {}
     preempted: Collection[str] = ()
     boundary_states: Mapping[str, Sequence[tuple[int, int, int]]] = {}
+    num_scheduled_tokens: Mapping[str, int] | None = None

@@ -26,6 +26,7 @@ from kvsm.offloader import Ended, LogFlush, Offloader
 from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
+from kvsm.scheduler.computed_tokens import check_computed_tokens
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
 from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
@@ -216,7 +217,7 @@ class OffloadScheduler:
         continues = any(tracked.tables)
         if not continues:
             tracked.forget_blocks()
-            tracked.admitted_at = self.offloader.ledger.seq
+            tracked.admitted_at, tracked.countable = self.offloader.ledger.seq, end
         given: list[int] = []
         for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups, strict=True):
             given += blocks[len(table) if continues else end // group.block_tokens :]
@@ -270,8 +271,13 @@ class OffloadScheduler:
 
     def build_connector_meta(self, output: StepOutput) -> TransferPlan:
         """The transfers that leave in this step: all that was planned since the last one, and what is stored
-        of the tokens confirmed now."""
+        of the tokens confirmed now.
+
+        Call it when the step is decided, and before `num_computed_tokens` counts its tokens.
+        """
         core = self.offloader
+        if self.config.check_computed_tokens:
+            check_computed_tokens(self.state.tracked, output, self.state.promises)
         if self.config.store is StoreMode.LAZY and self.walk is None:
             raise ConfigError("a lazy store walks the engine's free queue; call bind_gpu_block_pool first")
         self._note_block_changes(output)

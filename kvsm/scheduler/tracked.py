@@ -30,6 +30,7 @@ class TrackedRequest:
         "_hashes_per_chunk",
         "_suffixes",
         "admitted_at",
+        "countable",
         "keys",
         "local",
         "max_load_tokens",
@@ -57,6 +58,8 @@ class TrackedRequest:
         Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.admitted_at),
     ]
     """The event after which it got its blocks: only whether a key was forgotten since then is asked."""
+    countable: Annotated[int | None, Dropped("a check of the engine; nothing is decided by it")]
+    """Tokens that the engine may count as computed at the next call. None: unknown."""
     trusted: Annotated[int | None, KEPT]
     """Tokens that count as computed, whatever the engine says, while a load writes the others or after it
     failed. None: all."""
@@ -80,7 +83,8 @@ class TrackedRequest:
             group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
         ]
         self.local = self.admitted_at = self.next_offer = 0
-        self.trusted, self.retried = None, set()
+        self.trusted = self.countable = None
+        self.retried = set()
         self._take_parameters(request.kv_transfer_params or {}, config)
 
     def _take_parameters(self, parameters: Mapping[str, Any], config: SchedulerConfig) -> None:
@@ -141,7 +145,7 @@ class TrackedRequest:
         """Its blocks were taken."""
         for table in self.tables:
             table.clear()
-        self.trusted = None
+        self.trusted = self.countable = None
         self.offer_again()
 
     def offer_again(self) -> None:

@@ -220,6 +220,8 @@ class ServingScheduler:
             new_block_ids=self._new_blocks,
             preempted=tuple(self._preempted),
             boundary_states=self._states,
+            # A decoding request has no work until one of its blocks is full, so its tokens are left out.
+            num_scheduled_tokens=self._chunks,
         )
         self._confirmed, self._new_blocks, self._preempted = {}, {}, []
         return output

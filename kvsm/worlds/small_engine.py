@@ -147,7 +147,9 @@ class SmallEngine(SmallWorkers):
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
         self.log = MemoryLog()
         self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
-        self.config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS, **scheduler)
+        self.config = SchedulerConfig(
+            groups=tuple(groups), hash_tokens=HASH_TOKENS, check_computed_tokens=True, **scheduler
+        )
         self.scheduler = OffloadScheduler(self.core, self.config)
         self.pool = SmallPool(device_blocks)
         if references:
@@ -250,6 +252,7 @@ class SmallEngine(SmallWorkers):
                 new_block_ids=new_blocks,
                 preempted=preempted,
                 boundary_states=states,
+                num_scheduled_tokens=scheduled,
             )
         )
         self._advance(scheduled)
