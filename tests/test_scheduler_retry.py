@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import (
     ACTS,
@@ -277,6 +277,7 @@ def fail_often(engine: SmallEngine, good: Sequence[bool]) -> None:
 
 @given(ACTS, st.sampled_from(list(LastStep)), st.booleans(), st.sampled_from([1, 2]))
 @settings(max_examples=30)
+@example([3419, 54, 275, 44, 15], LastStep.FLUSH, False, 1)
 def test_rank_that_always_fails_is_not_given_a_block_without_end(
     acts: list[int], last_step: LastStep, references: bool, blocks_per_chunk: int
 ) -> None:

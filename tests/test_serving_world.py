@@ -34,7 +34,7 @@ from kvsm.worlds.world import Action
 Patch = pytest.MonkeyPatch
 
 STATES = {
-    "small": 2344,
+    "small": 2342,
     "aborts": 650,
     "evictions": 375,
     "asynchronous": 685,

@@ -454,7 +454,7 @@ class OffloadScheduler:
             entry = requests.get(name)
             if entry is None or not entry.settled:
                 continue
-            settled = tracked.settled_before(entry.settled, failed)
+            settled = tracked.settled_before(entry.settled, entry.offered, failed)
             if settled != entry.settled:
                 moved.append((name, settled, entry.offered))
                 state.awaiting_reoffer[name] = tracked

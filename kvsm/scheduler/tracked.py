@@ -153,16 +153,19 @@ class TrackedRequest:
         self.next_offer = 0
         self.retried.clear()
 
-    def settled_before(self, settled: Sequence[int], failed: Set[bytes]) -> tuple[int, ...]:
+    def settled_before(
+        self, settled: Sequence[int], offered: Sequence[int], failed: Set[bytes]
+    ) -> tuple[int, ...]:
         """Where its cursors go back to, because the stores of these keys have failed. A key counts once.
 
-        settled: where its cursors are, by group.
+        settled, offered: where its cursors are, by group. A chunk between them is offered again in any case,
+            which counts too.
         """
         first, failed = list(settled), failed - self.retried
-        for group, (end, keys) in enumerate(zip(settled, self.keys)):
+        for group, (end, keys) in enumerate(zip(offered, self.keys)):
             if not failed.isdisjoint(keys):
                 again = [chunk for chunk, key in enumerate(keys[:end]) if key in failed]
-                first[group] = min(again, default=end)
+                first[group] = min([first[group], *again])
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
