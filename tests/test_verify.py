@@ -454,16 +454,17 @@ def test_a_gap_is_told_and_the_log_verified_on_both_sides(tmp_path: Path) -> Non
 def test_a_segment_whose_snapshot_is_not_the_fold_is_found(tmp_path: Path) -> None:
     """Events are state (S10): a snapshot that the writer saved must be what the events before it fold to."""
     false = Life()
-    life = Life(
-        tmp_path / "log", writer={"segment_bytes": 1000, "snapshot_of": None} and {"segment_bytes": 1000}
-    )
+    life = Life(tmp_path / "log", writer={"segment_bytes": 500})
     assert life.writer is not None
     life.writer._snapshot = lambda: lied(life, false)
-    life.drive([("store", n, n) for n in range(5)] * 20)
+    life.drive([(name, n, n) for n in range(20) for name in ("store", "submit", "step")])
     life.close()
+    assert len(list((tmp_path / "log").iterdir())) > 1
     found = verify_log(tmp_path / "log")
     assert [violation.property for violation in found.violations] == [Property.EVENTS_ARE_STATE]
     assert "is not what the fold gives" in found.violations[0].message
+    with pytest.raises(LogDamaged, match="is not what the fold gives"):
+        rebuild(tmp_path / "log")
 
 
 def lied(life: Life, false: Life) -> bytes:
