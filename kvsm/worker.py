@@ -62,8 +62,9 @@ class Worker:
     def start(self, plan: TransferPlan) -> None:
         """Carry out the plan of one engine step before the step computes.
 
-        Returns when every transfer in `plan.flush` has ended; `poll` gives the reports. Raises as `submit`
-        does.
+        Returns when every transfer in `plan.flush` has ended; `poll` gives the reports. A copy that hangs
+        keeps it waiting. A scheduler whose engine counts references to its blocks and keeps stepping flushes
+        nothing. Raises as `submit` does.
         """
         given = {job.transfer for job in (*plan.loads, *plan.stores)}
         self._engine.wait([transfer for transfer in plan.flush if transfer not in given])

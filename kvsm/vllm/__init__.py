@@ -9,7 +9,8 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 =================  =========================================================================================
 
 Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
-(the offload core of an engine with its log), `rank_copies` (host memory and copy engine of a rank).
+(the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
+memory and copy engine of a rank). The first two share `deadlines` (copies that are never reported).
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events` and `connector_stats`.

@@ -45,7 +45,9 @@ class LogWatch:
     def flush(self) -> None:
         """Flush the log."""
         self._flush()
-        if self._writer.failure is not None or self._said_at is not None:
+        writer = self._writer
+        # A flush that loses events may also open the next segment: then nothing fails any more.
+        if writer.failure is not None or self._said_at is not None or writer.dropped != self._dropped_before:
             self._look()
 
     def close(self) -> None:
@@ -60,12 +62,12 @@ class LogWatch:
 
     def _look(self) -> None:
         failure, now = self._writer.failure, self.clock()
+        if self._said_at is None:
+            self._first = self._ledger.seq - self._dropped() + 1
         if failure is None:
-            log.warning("kvsm: the event log goes on. %s", self._missing())
+            log.warning("kvsm: the event log could not be written, and goes on. %s", self._missing())
             self._said_at, self._dropped_before = None, self._writer.dropped
         elif self._said_at is None or now - self._said_at >= AGAIN_S:
-            if self._said_at is None:
-                self._first = self._ledger.seq - self._dropped() + 1
             self._said_at = now
             log.warning(
                 "kvsm: the event log cannot be written: %s. The engine goes on, and tries again. %s",

@@ -6,8 +6,11 @@ Each connector wraps the copy engine of every rank, and changes nothing else.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,6 +23,8 @@ from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.extra_config import ConnectorOptions, parse
+from kvsm.vllm.recording_spec import RecordingSpec
+from kvsm.vllm.spec import KvsmSpec
 from kvsm.vllm.worker_side import WorkerSide
 from kvsm.worker import Worker
 
@@ -155,13 +160,85 @@ class DyingConnector(SteeredConnector):
         return _DeadlyEngine(engine) if rank == 1 else engine
 
 
+class LosingEngine:
+    """A `CopyEngine` that loses the first job of each of these directions: it neither runs nor ends."""
+
+    def __init__(self, engine: CopyEngine, *directions: Direction) -> None:
+        self._engine, self._to_lose, self._lost = engine, set(directions), set[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        if job.direction in self._to_lose:
+            self._to_lose.remove(job.direction)
+            self._lost.add(job.transfer)
+        else:
+            self._engine.submit(job, after)
+
+
+class LosingConnector(SteeredConnector):
+    """The second rank loses its first store and its first load."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
+        losing: Any = LosingEngine(engine, *Direction)
+        return losing if rank == 1 else engine
+
+
+class LosingSpec(KvsmSpec):
+    """The second rank loses its first store."""
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        worker: Any = super().get_worker(kv_caches)
+        if self.config.parallel.rank == 1:
+            losing = LosingEngine(worker._copies.engine, Direction.STORE)
+            worker._copies = worker._copies._replace(engine=losing)
+        return worker
+
+
+def fill_disk() -> None:
+    """From now on the disk of this process's log is full after the first events."""
+    os.pwrite = Disk(FREE_BYTES).pwrite  # type: ignore[assignment]
+
+
 class FullDiskConnector(KvsmConnector):
     """The log's disk is full after the first events."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         if role is KVConnectorRole.SCHEDULER:
-            os.pwrite = Disk(FREE_BYTES).pwrite  # type: ignore[assignment]
+            fill_disk()
         super().__init__(vllm_config, role, kv_cache_config)
+
+
+class FullDiskSpec(KvsmSpec):
+    """The same."""
+
+    def get_manager(self) -> Any:
+        fill_disk()
+        return super().get_manager()
+
+
+class FullDiskRecordingSpec(RecordingSpec):
+    """The same."""
+
+    def get_manager(self) -> Any:
+        fill_disk()
+        return super().get_manager()
+
+
+class DeletedLogConnector(KvsmConnector):
+    """The directory of the log is deleted in the twentieth step. This step takes two seconds."""
+
+    steps = 0
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        self.steps += 1
+        if self.steps == 20:
+            options = self._vllm_config.kv_transfer_config.kv_connector_extra_config
+            (log,) = Path(options["event_log"]).iterdir()
+            shutil.rmtree(log)
+            time.sleep(2)
+        return super().build_connector_meta(scheduler_output)
 
 
 FREE_BYTES = 3000

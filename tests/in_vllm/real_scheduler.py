@@ -246,6 +246,8 @@ class Engine:
         step = self._runner.step(output, self.scheduler.requests, self._truths)
         self._scheduled.append(step)
         self.latest, self.plan = step, output.kv_connector_metadata.plan
+        if self.plan.flush:
+            raise PropertyBroken(Property.PROGRESS, "a step waits for copies, and one of them may hang")
         self._count(output)
         self._check_scheduled(step)
         return True

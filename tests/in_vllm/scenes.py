@@ -25,7 +25,7 @@ from kvsm.events import Direction
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.snapshot import digest
 from kvsm.vllm.tiny_model import GEMMA, LLAMA, VOCABULARY, tiny_model
-from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial
+from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial, spec_config
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 
@@ -62,6 +62,12 @@ def steered(
     """vLLM's `kv_transfer_config` for a connector of `faulty_connectors`."""
     given = connector_config(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
     return {**given, "kv_connector": name, "kv_connector_module_path": "faulty_connectors"}
+
+
+def steered_spec(name: str, **options: Any) -> dict[str, Any]:
+    """vLLM's `kv_transfer_config` for its OffloadingConnector over a spec of `faulty_connectors`."""
+    given = {"cpu_bytes_to_use": HOST_BYTES, **options}
+    return spec_config(name, **given, spec_module_path="faulty_connectors")
 
 
 def search_path() -> str:

@@ -3,7 +3,8 @@ options."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,18 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from scenes import HOST_BYTES, MAX_TOKENS, POOL, PROMPTS, expected, play, search_path, steered
+import lost_reports
+from scenes import (
+    HOST_BYTES,
+    MAX_TOKENS,
+    POOL,
+    PROMPTS,
+    expected,
+    play,
+    search_path,
+    steered,
+    steered_spec,
+)
 from scheduler_shapes import Shape, changed, make_configs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
@@ -106,18 +118,63 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
     assert loads, "it was killed before its first load"
 
 
+# Copies that one rank of two never reports.
+
+TIMEOUT_S = 5.0
+
+
+@pytest.mark.parametrize("name", ["LosingConnector", "LosingSpec"])
+def test_a_lost_report_stops_nothing_for_long(name: str, tmp_path: Path) -> None:
+    """Progress (S9): when its time is up, the caches can be reset, and later requests store and load.
+
+    The second rank of the connector also loses a load: its request is recomputed.
+    """
+    options = {"transfer_timeout_s": TIMEOUT_S, "event_log": str(tmp_path)}
+    is_connector = name == "LosingConnector"
+    given = steered(name=name, **options) if is_connector else steered_spec(name, **options)
+    told = lost_reports.run(given)
+    assert told.tokens == [expected("llama")] * (2 + lost_reports.ROUNDS)
+    assert told.reset_after_s < 10 * TIMEOUT_S
+    lost = 2 if is_connector else 1
+    assert told.after["vllm:kvsm_transfers_ended{lost}"] >= lost
+    assert told.after["vllm:kvsm_retired_blocks"] >= lost
+    assert (told.after["vllm:kvsm_retired_device_blocks"] > 0) or not is_connector
+    for what in ("vllm:kvsm_blocks_stored", "vllm:kvsm_blocks_loaded"):
+        assert told.after[what] > told.before[what], what
+    assert verified(tmp_path)[1].good
+
+
 # The log's disk.
 
 
-def test_a_full_disk_degrades_the_log_and_not_the_engine(tmp_path: Path) -> None:
-    """`continue`: tokens and hits as usual. The log says where it ends, and is good up to there."""
-    full = steered(name="FullDiskConnector", event_log=str(tmp_path))
-    outcome = run_trial(trial(full, THRASHING))
+FULL: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "FullDiskConnector": partial(steered, name="FullDiskConnector"),
+    "FullDiskSpec": partial(steered_spec, "FullDiskSpec"),
+    "FullDiskRecordingSpec": partial(steered_spec, "FullDiskRecordingSpec"),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_full_disk_degrades_the_log_and_not_the_engine(name: str, tmp_path: Path) -> None:
+    """`continue`: tokens and hits as usual. The log says where it ends, is good up to there, and the metrics
+    say that it is broken."""
+    outcome = run_trial(trial(FULL[name](event_log=str(tmp_path)), THRASHING))
     assert outcome.tokens == expected("llama") * 3
-    assert outcome.metric("vllm:kvsm_blocks_loaded") > 0
+    assert outcome.metric("vllm:external_prefix_cache_hits") > 0
+    assert outcome.metric("vllm:kvsm_log_broken") == 1
+    assert outcome.metric("vllm:kvsm_log_events_dropped") > 50
     _, verification = verified(tmp_path)
     assert verification.condition.broken_from == verification.last + 1
     assert not verification.good
+
+
+def test_a_deleted_log_is_noticed(tmp_path: Path) -> None:
+    """No write fails: the file is still there for the process that writes it. The log begins again."""
+    outcome = run_trial(trial(steered(name="DeletedLogConnector", event_log=str(tmp_path)), THRASHING))
+    assert outcome.tokens == expected("llama") * 3
+    assert outcome.metric("vllm:kvsm_log_events_dropped") > 20
+    (log,) = tmp_path.iterdir()
+    assert LogReader(log).head.seq >= outcome.metric("vllm:kvsm_log_events_dropped")
 
 
 def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:

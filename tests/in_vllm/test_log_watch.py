@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from log_life import Disk, disk
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, writer
 from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
 from kvsm.snapshot import snapshot
@@ -110,8 +111,25 @@ def test_a_log_that_goes_on_says_where_its_gap_is(rig: Rig) -> None:
     assert len(reader.gaps) == 2
     assert end - first + 1 >= FRAME_EVENTS
     assert lines[0].endswith(f"Events {first} to {first + 1} are missing in it")
-    assert lines[1:] == [f"kvsm: the event log goes on. Events {first} to {end} are missing in it"]
+    assert lines[1:] == [
+        f"kvsm: the event log could not be written, and goes on. Events {first} to {end} are missing in it"
+    ]
     assert end == last
+
+
+def test_a_deleted_directory_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No write fails: the file is still there for the process that writes it. The log begins again."""
+    monkeypatch.setattr(writer, "LOOK_INTERVAL_NS", 0)
+    with heard() as lines:
+        rig.step(2)
+        shutil.rmtree(rig.log)
+        last = rig.step()
+        rig.step(3)
+    assert lines == [
+        f"kvsm: the event log could not be written, and goes on. Events 1 to {last} are missing in it"
+    ]
+    assert rig.core.metrics.gauges()["log_broken"] == 0
+    assert rig.core.metrics.values()["log_events_dropped"] == last
 
 
 def test_a_log_that_ends_broken_says_so(rig: Rig) -> None:
@@ -172,16 +190,16 @@ def test_the_metrics_of_a_log_count_its_gaps(rig: Rig) -> None:
 def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
     """vLLM's manager knows nothing of a log: its statistics get two metrics more."""
     with disk(1 << 20) as limited, heard() as lines:
-        writer = LogWriter(
+        event_log = LogWriter(
             tmp_path / "log",
             config=CONFIG,
             snapshot=lambda: snapshot(recorder.ledger),
             durability="none",
             on_failure="continue",
         )
-        recorder = ManagerRecorder(CONFIG, writer)
-        recorder.log = LogWatch(writer, writer, recorder.ledger)
-        manager = RecordingManager(CPUOffloadingManager(4, "lru"), recorder, LogStats(writer))
+        recorder = ManagerRecorder(CONFIG, event_log)
+        recorder.log = LogWatch(event_log, event_log, recorder.ledger)
+        manager = RecordingManager(CPUOffloadingManager(4, "lru"), recorder, LogStats(event_log))
         whole = manager.get_stats()
         limited.free = 0
         recorder.arrive("r")

@@ -24,6 +24,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from openai import AsyncOpenAI
 from scenes import HOST_BYTES, MAX_TOKENS, PROMPTS, expected
 
+from kvsm.events import CacheReset, LoadPlanned
+from kvsm.log import LogReader
+from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import connector_config, environment
@@ -164,11 +167,11 @@ def test_a_server_from_start_to_end(tmp_path: Path) -> None:
     with server(logs, output) as (address, process):
         assert asyncio.run(ask_together(address, NUMBERS)) == right
         assert asyncio.run(ask_together(address, NUMBERS)) == right
+        # Two thirds of the prompts cannot be on the device when they are asked again. How many of them are
+        # loaded, and when vLLM exports it, depends on time: a store may be in flight.
         exported = metrics(address)
-        # Two thirds of the prompts cannot be on the device when they are asked again.
-        assert exported["vllm:kvsm_blocks_loaded_total"] >= 6 * len(PROMPTS) * 2 // 3
-        assert exported["vllm:kvsm_blocks_stored_total"] >= 6 * len(PROMPTS)
-        assert exported["vllm:kvsm_resident_blocks"] >= 6 * len(PROMPTS)
+        for what in ("blocks_stored_total", "blocks_loaded_total", "resident_blocks"):
+            assert exported[f"vllm:kvsm_{what}"] > 0, what
 
         assert asyncio.run(ask_and_leave(address, NUMBERS)) > 0
         assert asyncio.run(ask_together(address, NUMBERS)) == right
@@ -177,12 +180,18 @@ def test_a_server_from_start_to_end(tmp_path: Path) -> None:
         assert slept["status"] == "sleeping"
         assert all(answer == good or answer[1] == "abort" for answer, good in zip(answers, right))
         assert post(address, "/wake_up")["status"] == "awake"
-        loaded = metrics(address)["vllm:kvsm_blocks_loaded_total"]
         assert asyncio.run(ask_together(address, range(4))) == right[:4]
-        assert metrics(address)["vllm:kvsm_blocks_loaded_total"] == loaded, "of before the sleep (S14)"
+        exported = metrics(address)
 
         process.send_signal(signal.SIGTERM)
         assert process.wait(ENDED_S) == 0, output.read_text()[-4000:]
     (log,) = logs.iterdir()
     verification = verify_log(log)
     assert verification.good, verification
+    told = Metrics.of(LogReader(log)).values()
+    assert told["blocks_stored"] >= 6 * len(PROMPTS)
+    assert told["blocks_loaded"] >= exported["vllm:kvsm_blocks_loaded_total"] > 0
+    kinds = [type(event) for event in LogReader(log).events()]
+    asleep = max(place for place, kind in enumerate(kinds) if kind is CacheReset)
+    # Each of the last four prompts was asked once: what they could load is from before the sleep.
+    assert LoadPlanned not in kinds[asleep:], "no stale data (S14)"
