@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,14 +16,19 @@ from hypothesis import strategies as st
 from log_life import CONFIG, Life, directory, disk, frame_ends, names, write, write_open
 from replay_life import random_life
 
+from kvsm.checker.counterexample import save_log
 from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent, LogDamaged, LogError, LogWriteFailed
-from kvsm.events import HitMatched, OffloadingEvent
+from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent
 from kvsm.log import LogEnd, LogReader, LogWriter
 from kvsm.log.frames import segment_path
+from kvsm.offloader import Offloader
 from kvsm.replay import rebuild, verify_log
 from kvsm.replay.fold import condition_of
+from kvsm.serving import RunOptions, run_workload
+from kvsm.testing.recording import save
 
+SMALL = OffloadConfig(host_blocks=4, device_blocks=4)
 OTHER_RUN = bytes(range(100, 116))
 LIFE = [2, 1, 3, 1, 1, 2, 1, 1, 4, 1]
 
@@ -411,3 +416,41 @@ def test_commands_say_that_first_segments_are_missing_and_exit_1(tmp_path: Path,
     result = CliRunner().invoke(main, [command, str(tmp_path / "log")])
     assert result.exit_code == 1
     assert f"events 1 to {second - 1} are not in the log: the first segments are missing" in result.stderr
+
+
+# --------------------------------------------------------------------------------- who writes logs in kvsm
+
+
+def log_of_a_run(path: Path) -> None:
+    options = RunOptions(requests=20, device_blocks=64, host_blocks=64, copies="simulated", log=str(path))
+    run_workload(options)
+
+
+def log_of_an_offloader(path: Path) -> None:
+    with Offloader.open(SMALL, path) as core:
+        core.end_step()
+
+
+def log_of_a_counterexample(path: Path) -> None:
+    save_log(random_life(1, 100).events, path)
+
+
+def log_of_a_failed_test(path: Path) -> None:
+    save(random_life(1, 100).events, path)
+
+
+@pytest.mark.parametrize(
+    "produce", [log_of_a_run, log_of_an_offloader, log_of_a_counterexample, log_of_a_failed_test]
+)
+def test_whatever_writes_a_log_closes_it(tmp_path: Path, produce: Callable[[Path], None]) -> None:
+    """So the note of a log that was not closed means something."""
+    produce(tmp_path / "log")
+    condition = verify_log(tmp_path / "log").condition
+    assert (condition.end, condition.notes()) == (LogEnd.CLOSED, [])
+
+
+def test_an_offloader_that_fails_says_so_in_its_log(tmp_path: Path) -> None:
+    core = Offloader.open(SMALL, tmp_path / "log")
+    with pytest.raises(ZeroDivisionError), core:
+        raise ZeroDivisionError("no rank left")
+    assert end_of(tmp_path / "log") == (LogEnd.STOPPED, "ZeroDivisionError: no rank left")

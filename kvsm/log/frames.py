@@ -44,8 +44,8 @@ this place had been synced
 anything else                                       torn: nobody promised these bytes
 ==================================================  ==================================================
 
-A torn end is cut. With durability `none` no frame proves anything, so damage in a log that was not closed
-counts as torn.
+A torn end is cut. So after a power loss all events up to the last sync are read. With durability `none`
+nothing is promised then: the log may be torn anywhere, because no frame proves anything, or read as damaged.
 
 What a file claims is believed only as far as the file can hold it. A payload fits into the file. What it
 decompresses to has at most 1 MiB and 32 times its bytes (`content_limit`). The writer stores as it is what
