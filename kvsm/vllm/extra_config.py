@@ -20,7 +20,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     log_durability: when the log is synced to disk: `none`, `interval`, or `every` frame before its copies
         start.
-    log_max_bytes: the most that all files of a log may have together (bytes); the oldest are deleted.
+    log_max_bytes: the most that all files of a log may have together (bytes). The oldest segments are
+        deleted.
     """
 
     log_durability: Durability = "interval"
