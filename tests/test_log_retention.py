@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from log_life import CONFIG, Life, directory, event, names, write
 
@@ -81,6 +81,7 @@ LOGS = (
 
 
 @settings(max_examples=20, deadline=None)
+@example([(1, 0)] * 9 + [(2, 0), (5, 155)], 1, 4591, False)  # The next head leaves no room for the tail.
 @given(*LOGS)
 def test_all_files_together_keep_the_limit_at_each_instant(
     frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
@@ -93,7 +94,7 @@ def test_all_files_together_keep_the_limit_at_each_instant(
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(*LOGS)
 def test_all_files_together_keep_the_limit_at_length(
     frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool

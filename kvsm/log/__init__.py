@@ -11,8 +11,9 @@
 
 from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
 from kvsm.log.memory import MemoryLog
+from kvsm.log.options import Durability, OnFailure
 from kvsm.log.reader import LogEnd, LogGap, LogReader, Segment
-from kvsm.log.writer import Durability, LogWriter, OnFailure
+from kvsm.log.writer import LogWriter
 
 __all__ = [
     "RUN_BYTES",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections import deque
 
 from kvsm.errors import ConfigError
@@ -10,6 +11,9 @@ from kvsm.log.segment_file import SegmentFile
 
 FRAME_BYTES = 1 << 20
 """About the largest frame. The size of the last frame tells how many events that is."""
+
+_TAIL_BYTES = 128
+"""More than the tail needs that ends the segment before."""
 
 
 class Retention:
@@ -60,6 +64,7 @@ class Retention:
         problem = self._too_small(head_bytes)
         if problem is not None:
             raise OSError(errno.ENOSPC, problem)
+        self.make_room(head_bytes + _TAIL_BYTES)  # Before the head says which segments are kept.
         kept = [older for older in self.segments if not older.deleted]
         segment.oldest = kept[0].first if kept else segment.first
         if self._max_bytes is None:
@@ -95,7 +100,7 @@ class Retention:
     def note_deleted(self) -> None:
         """Note which segments somebody else has deleted: no new segment claims that they are kept."""
         for segment in self.segments:
-            segment.deleted = not segment.path.exists()
+            segment.deleted = not os.path.exists(segment.path)
 
     def _delete_oldest(self) -> None:
         oldest = self.segments[0]

@@ -33,21 +33,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
-from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
+from kvsm.errors import LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.log.log_directory import claim, make_private
+from kvsm.log.options import Durability, OnFailure, check_options
 from kvsm.log.retention import FRAME_BYTES, Retention
 from kvsm.log.segment_file import Loss, SegmentFile, Synced
 from kvsm.log.segment_maker import SegmentMaker
-
-Durability = Literal["none", "interval", "every"]
-OnFailure = Literal["stop", "continue"]
 
 FRAME_EVENTS = 512
 """Most events of one frame. With more, an event does not get cheaper."""
@@ -130,7 +128,7 @@ class LogWriter:
         clock: Callable[[], int] = time.time_ns,
         run: bytes | None = None,
     ) -> None:
-        _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run)
+        check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run)
         self.directory = Path(directory)
         self.broken_from: int | None = None
         self.failure: str | None = None
@@ -395,8 +393,10 @@ class LogWriter:
         loss = place.segment.loss
         following = place.written + place.dropped + 1 if loss is None else loss.first
         frame = self._encoder.tail(tail, following, place.segment.synced.offset)
+        beside = 0 if self._opening is None else self._opening.size
         try:
-            self._retention.make_room(len(frame) + 8)  # The number of an event takes up to 9 bytes.
+            # The number of an event takes up to 9 bytes.
+            self._retention.make_room(len(frame) + 8 + beside)
             tail = replace(tail, oldest=self._retention.oldest())
             frame = self._encoder.tail(tail, following, place.segment.synced.offset)
             place.segment.write(frame, place.offset)
@@ -434,17 +434,18 @@ class LogWriter:
     def _look(self, now: int) -> None:
         """Notice that somebody has deleted the segment: then all of its events are lost."""
         self._look_at_ns = now + LOOK_INTERVAL_NS
-        segment = self._place.segment
-        if segment.loss is not None:
+        place = self._place
+        if place.segment.loss is not None:
             return
         try:
-            if not segment.is_deleted():
-                return
-            cause = OSError(errno.ENOENT, "somebody has deleted this file of a running log")
+            deleted = place.segment.is_deleted()
         except OSError as error:
-            cause = error
-        self._retention.note_deleted()
-        self._lose(segment.first, 0, cause)
+            self._lose(place.first, place.offset, error)
+            return
+        if deleted:
+            cause = OSError(errno.ENOENT, "somebody has deleted this file of a running log")
+            self._retention.note_deleted()
+            self._lose(place.segment.first, 0, cause)
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
         """Events from `first` on are lost, and the bytes of the segment from `offset` on are of no use."""
@@ -575,25 +576,3 @@ class LogWriter:
         self._refusal = refusal
         place = self._place
         self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)
-
-
-def _check_options(
-    durability: str,
-    sync_interval_ms: int,
-    segment_bytes: int,
-    max_bytes: int | None,
-    on_failure: str,
-    run: bytes | None,
-) -> None:
-    if run is not None and len(run) != RUN_BYTES:
-        raise ConfigError(f"run has {len(run)} bytes; it must have {RUN_BYTES}")
-    if durability not in ("none", "interval", "every"):
-        raise ConfigError(f"durability is {durability!r}; it must be none, interval or every")
-    if on_failure not in ("stop", "continue"):
-        raise ConfigError(f"on_failure is {on_failure!r}; it must be stop or continue")
-    if sync_interval_ms < 0:
-        raise ConfigError(f"sync_interval_ms is {sync_interval_ms}; it must be 0 or more")
-    if segment_bytes < 1:
-        raise ConfigError(f"segment_bytes is {segment_bytes}; it must be 1 or more")
-    if max_bytes is not None and max_bytes < 2 * segment_bytes:
-        raise ConfigError(f"max_bytes is {max_bytes}; it must hold two segments of {segment_bytes} bytes")
