@@ -17,6 +17,7 @@ EXAMPLES = [
     errors.KvsmError("some reason"),
     errors.IllegalTransition("block", [3, 4], "STORING(copies=1, pins=0)", "EVICT", 17),
     errors.InvalidEvent(17, "transfer 3 is not live"),
+    errors.WrongArgument("report", "worker", "is a str; it must be an int"),
     errors.ConfigError("host_blocks is 0; it must be from 1 to 8"),
     errors.LogDamaged("00.kvlog", 64, 17, "its checksum does not hold"),
     LogGap(Path("kvlog"), 17, 20),
