@@ -5,12 +5,13 @@ One process may have several workers, each with its own engine and pools.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from kvsm.copy_engines.interface import CopyEngine
-from kvsm.errors import ConfigError, TransferFailed, described
+from kvsm.errors import ConfigError, TransferFailed, WrongArgument, described
 from kvsm.events import Direction
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 
@@ -48,7 +49,10 @@ class Worker:
     once."""
 
     def __init__(self, rank: int, engine: CopyEngine) -> None:
-        self.rank = rank
+        try:
+            self.rank = operator.index(rank)
+        except TypeError:
+            raise WrongArgument("Worker", "rank", f"is {rank!r}; it must be an int") from None
         self._engine = engine
         self._live: set[int] = set()
         self._refused: list[WorkerReport] = []
@@ -79,7 +83,10 @@ class Worker:
         A bad report instead would free memory that the first copy may still touch.
         """
         named: set[int] = set()
-        for job in jobs:
+        for place, job in enumerate(jobs):
+            if not isinstance(job, TransferJob):
+                problem = f"is of type {type(job).__name__}; it must be a TransferJob"
+                raise WrongArgument("submit", f"jobs[{place}]", problem)
             if job.transfer in self._live or job.transfer in named:
                 raise TransferFailed(f"transfer {job.transfer} was submitted twice to worker {self.rank}")
             named.add(job.transfer)

@@ -12,8 +12,9 @@ import pytest
 from core_life import keys, new_core, store
 from wild_calls import WildCaller
 
+from kvsm import HostCopyEngine, TransferJob, Worker
 from kvsm.errors import ConfigError, InvalidEvent, LimitReached, WrongArgument
-from kvsm.events import OffloadConfig
+from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import SMALL
 from kvsm.offloader import Offloader
 from kvsm.replay import rebuild
@@ -199,3 +200,16 @@ def test_core_that_is_refused_makes_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         Offloader.open(config, tmp_path / "log")
     assert not (tmp_path / "log").exists()
+
+
+def test_worker_takes_jobs_and_nothing_else() -> None:
+    worker = Worker(np.int64(1), HostCopyEngine(np.zeros((2, 8), np.uint8), np.zeros((2, 8), np.uint8)))  # type: ignore[arg-type]
+    assert type(worker.rank) is int
+    job = TransferJob(2, Direction.STORE, (0,), (0,))
+    with pytest.raises(WrongArgument, match=r"submit\(\): jobs\[1\] is of type tuple"):
+        worker.submit([job, (3, 0, (0,), (0,))])  # type: ignore[list-item]
+    worker.submit([job])
+    worker.close()
+    assert [report.transfer for report in worker.poll()] == [2]
+    with pytest.raises(WrongArgument, match="rank is"):
+        Worker(1.5, None)  # type: ignore[arg-type]

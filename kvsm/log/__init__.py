@@ -1,7 +1,7 @@
 """The append-only log of events: written by `LogWriter`, read by `LogReader`.
 
-    with LogWriter("log", config=config, snapshot=lambda: snapshot(ledger)) as log:
-        log.append(event)
+    with Offloader.open(config, "log") as core:  # It makes a `LogWriter`, and closes it.
+        core.arrive("r")
 
     for batch in LogReader("log").batches():
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
-from threading import Lock, Thread, current_thread, get_ident
+from threading import Thread, current_thread, get_ident
 from typing import NoReturn, Protocol
 
 import numpy as np
@@ -48,9 +48,6 @@ class LogFlush(Enum):
 NOBODY, THE_LOG, _FIRST_TO_ASK = 0, -1, -2
 """Who may change a ledger, if no thread may: these are no identities of threads."""
 
-_BINDING = Lock()
-"""Held while a thread asks whether it may drive an emitter, for two may ask at once."""
-
 
 class EventEmitter:
     """A ledger, a log, and the one way to change the ledger: `emit`.
@@ -92,15 +89,16 @@ class EventEmitter:
         self.until_look, self.looked_at, self.warned_of = 1, 0, 0
         """For `warn_of_unsubmitted`: calls until it looks again, the last event when it looked, and the last
         transfer that it named."""
-        self._thread: Thread | None = None
-        """The thread that drives this emitter."""
+        self._drivers: list[Thread] = []
+        """The threads that drove this emitter. The first of them that is alive drives it."""
         self._may_change = _FIRST_TO_ASK
         """The identity of the thread that may change the ledger now. None may while an event is applied and
         logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees. While
         the log writes, the ledger is whole, and a snapshot of it can be taken."""
         self.emit(ev.LogOpened, config, machines_digest())
         self._clock_ns = clock_ns
-        self._thread, self._may_change = None, _FIRST_TO_ASK
+        self._drivers.clear()
+        self._may_change = _FIRST_TO_ASK
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         """Make the next event, check and apply it, and hand it to the log. Returns the transfer it ended.
@@ -141,20 +139,27 @@ class EventEmitter:
 
     def _admit(self) -> None:
         """Let this thread drive the emitter if it is the first to ask, or if the last driver has ended."""
-        thread = current_thread()
-        with _BINDING:
-            driver, may_change = self._thread, self._may_change
-            ended = driver is not None and not driver.is_alive()
-            if self._poisoned is None and (may_change == _FIRST_TO_ASK or (ended and may_change > 0)):
-                self._thread, self._may_change = thread, get_ident()
+        # No lock: an interrupt could leave it locked. Threads that ask at once stand in the list in some
+        # order, and each of them sees who came first.
+        thread, drivers = current_thread(), self._drivers
+        if self._poisoned is None and self._may_change not in (NOBODY, THE_LOG):
+            if thread not in drivers:
+                drivers.append(thread)
+            if self._driver() is thread:
+                self._may_change = get_ident()
                 return
-        if self._poisoned is None and driver is not None and driver is not thread and not ended:
-            raise WrongThread(
-                f"thread {thread.name!r} called an offloader that thread {driver.name!r} drives; "
-                f"let one thread make all calls, or give each thread an offloader of its own"
-            )
-        if self._may_change <= 0:
+            drivers.remove(thread)
+        driver = self._driver()
+        if self._poisoned is not None or driver is None or driver is thread:
             self._refuse()
+        raise WrongThread(
+            f"thread {thread.name!r} called an offloader that thread {driver.name!r} drives; "
+            f"let one thread make all calls, or give each thread an offloader of its own"
+        )
+
+    def _driver(self) -> Thread | None:
+        """The thread that drives this emitter; None if there is none, or if it has ended."""
+        return next((one for one in self._drivers if one.is_alive()), None)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         """What a stopped emitter answers to every call."""

@@ -186,7 +186,7 @@ declare(
     step=_PEOPLE,
     _clock_ns=FIXED,
     _poisoned=Dropped("whatever poisons a core ends the exploration"),
-    _thread=Fixed("one thread explores"),
+    _drivers=Fixed("one thread explores"),
     _may_change=Dropped("one thread explores, and whatever poisons a core ends the exploration"),
     _flushed_at=Dropped("it decides when the log is flushed, and nothing else"),
     until_look=Dropped(_WARNS),
