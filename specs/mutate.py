@@ -3,7 +3,7 @@
     pip install -e '.[test]' mutmut==3.8.1
     python specs/mutate.py                  # from the root of a checkout; results in mutants/
     python specs/mutate.py --only 'kvsm/policies/*' --jobs 2
-    python specs/mutate.py --again --examples 300 --seconds 30      # only what survived the last run
+    python specs/mutate.py --again --examples 300 --seconds 30      # what survived the last run, or is new
     python specs/mutate.py --show           # survivors, and a table by file
 
 `mutmut` makes the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program runs
@@ -17,7 +17,7 @@ process until its first failing test.
 3. *Run.* The child puts the mutant's code into the real function object, so code that imported the function
    earlier runs the mutant too. First come the tests that killed mutants of the same function, then those that
    call the fewest functions. A function that runs while kvsm is imported is different, since it makes the
-   tables: its mutants each get a process that imports kvsm with the mutant in the source.
+   tables: if its mutant survives, a process imports kvsm with the mutant in the source.
 
 A mutant is killed by a failing test, or by a test that takes far more time than it does without the mutant. A
 property runs few examples (`--examples`), always the same ones. So the score is a floor: the suite runs
@@ -49,6 +49,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
@@ -265,8 +266,11 @@ class Session:
         self.failed = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Few examples. A test that calls a property itself keeps the number of its own."""
+        """Few examples, also for a test that calls a property itself and has the parameter `examples`."""
         for item in items:
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            if "examples" in parameters:
+                parameters["examples"] = min(parameters["examples"], self.examples)
             test: Any = getattr(item, "function", None)
             if getattr(test, "is_hypothesis_test", False):
                 own: Any = getattr(test, "_hypothesis_internal_use_settings", settings.default)
@@ -456,7 +460,7 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
 
     def run_collected(session: Session) -> None:
         kills: dict[Function, Counter[str]] = defaultdict(Counter)
-        for mutant in (one for one in mutants if one.function not in known.at_import):
+        for mutant in mutants:
             function = mutant.function
             tests = sorted(
                 (item for item in session.items if function in known.calls[item.nodeid]),
@@ -468,17 +472,25 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
             )
             verdict = judge(partial(run_patched, mutant, session, tests, known, options.seconds), WALL)
             kills[function][verdict.by] += verdict.outcome == "killed"
-            tell(mutant, verdict)
+            if verdict.outcome == "survived" and function in known.at_import:
+                left.append(mutant.name)
+            else:
+                tell(mutant, verdict)
+
+    def run_all_collected() -> bytes:
+        run_pytest(Session(options.examples, run_collected), options.tests)
+        return pickle.dumps(left)
 
     # pytest imports kvsm, and what follows must not have it yet.
-    in_child(lambda: b"%d" % run_pytest(Session(options.examples, run_collected), options.tests), HOUR)
+    left: list[str] = []
+    left = pickle.loads(in_child(run_all_collected, HOUR))
     for mutant in mutants:
-        if mutant.function in known.at_import:
+        if mutant.name in left:
             tell(mutant, judge(partial(run_imported, mutant, options.examples), WALL))
 
 
-def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> dict[str, Verdict]:
-    """All verdicts, by name. Each process gets every n-th function."""
+def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
+    """The verdicts by name, as they come. Each process gets every n-th function."""
     functions = sorted({mutant.function for mutant in mutants})
     reading, writing = os.pipe()
     for share in range(options.jobs):
@@ -490,13 +502,11 @@ def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> di
             finally:
                 os._exit(0)
     os.close(writing)
-    verdicts = {}
     with os.fdopen(reading) as pipe:
-        for line in pipe:
+        for count, line in enumerate(pipe, start=1):
             name, *verdict = json.loads(line)
-            verdicts[name] = Verdict(*verdict)
-            print(f"{len(verdicts):5} of {len(mutants)}  {verdict[0]:9}{name}", file=sys.stderr)
-    return verdicts
+            print(f"{count:5} of {len(mutants)}  {verdict[0]:9}{name}", file=sys.stderr)
+            yield name, Verdict(*verdict)
 
 
 # --- Results ---
@@ -549,7 +559,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="CPU time for a mutant (default: 5)")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="instead of those in pyproject.toml")
-    parser.add_argument("--again", action="store_true", help="run only what survived the last time")
+    parser.add_argument("--again", action="store_true", help="leave out what did not survive the last time")
     parser.add_argument("--show", action="store_true", help="run nothing, print the survivors and the table")
     options = parser.parse_args()
     os.chdir(ROOT)
@@ -563,17 +573,20 @@ def main() -> None:
     if not options.show:
         mutants = generate(options.only)
         changes = {mutant.name: change(mutant) for mutant in mutants}
-        survivors = {name: one["change"] for name, one in results.items() if one["outcome"] == "survived"}
-        if options.again:
-            mutants = [one for one in mutants if survivors.get(one.name) == changes[one.name]]
-        else:
-            files = {mutant.function[0] for mutant in mutants}
-            results = {name: one for name, one in results.items() if name.split(":")[0] not in files}
-        refused = {one.name: Verdict("refused", "mypy") for one in mutants if one.refused}
-        running = [one for one in mutants if not one.refused]
-        verdicts = refused | run(running, survey(options.tests, options.examples), options)
-        for name, verdict in verdicts.items():
+        files = {mutant.function[0] for mutant in mutants}
+        kept = {}
+        for name, one in results.items():
+            dead = options.again and one["outcome"] != "survived" and one["change"] == changes.get(name)
+            if dead or name.split(":")[0] not in files:
+                kept[name] = one
+        results = kept
+        refused = [(one.name, Verdict("refused", "mypy")) for one in mutants if one.refused]
+        running = [one for one in mutants if not one.refused and one.name not in results]
+        known = survey(options.tests, options.examples)
+        for count, (name, verdict) in enumerate(chain(refused, run(running, known, options))):
             results[name] = {"outcome": verdict.outcome, "by": verdict.by, "change": changes[name]}
+            if count % 20 == 0:
+                RESULTS.write_text(json.dumps(results, indent=1))
         RESULTS.write_text(json.dumps(results, indent=1))
     for name, one in sorted(results.items()):
         if one["outcome"] == "survived" and any(fnmatch.fnmatch(name.split(":")[0], g) for g in options.only):
