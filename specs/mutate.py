@@ -266,11 +266,8 @@ class Session:
         self.failed = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Few examples, also for a test that calls a property itself and has the parameter `examples`."""
+        """Few examples. A test that calls a property itself keeps its own number of them."""
         for item in items:
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            if "examples" in parameters:
-                parameters["examples"] = min(parameters["examples"], self.examples)
             test: Any = getattr(item, "function", None)
             if getattr(test, "is_hypothesis_test", False):
                 own: Any = getattr(test, "_hypothesis_internal_use_settings", settings.default)

@@ -291,6 +291,15 @@ class TestStep:
     """What holds for every step of every machine."""
 
     @EVERY_MACHINE
+    @pytest.mark.parametrize("more", [-1, 1])
+    def test_a_step_of_too_few_or_too_many_counts_is_refused(self, machine: Machine, more: int) -> None:
+        """Nobody reads a count that stands for another counter."""
+        state, counts = machine.initial, (0,) * (len(machine.counters) + more)
+        trigger = next(one for one in machine.triggers if machine.dense[one][state])
+        with pytest.raises(ValueError, match="zip"):
+            machine.step(state, counts, trigger)
+
+    @EVERY_MACHINE
     def test_counters_stay_in_range(self, machine: Machine) -> None:
         """One release per hold (S4).
 
@@ -526,6 +535,26 @@ class TestBlock:
         for trigger in BlockTrigger:
             then = after(BLOCK, (BlockState.RETIRED, (0, 0)), trigger)
             assert then in (None, (BlockState.RETIRED, (0, 0)))
+
+
+class TestWords:
+    """What a batch of words is: a list for a tuple, one number for an array of equals, else an array."""
+
+    SIZE = 2 * SMALL
+
+    def test_equals_stay_one_number(self) -> None:
+        """A plan of eight thousand new blocks takes one look into the memo."""
+        words = StateWords(CODECS["block"], self.SIZE)
+        assert words.check(np.arange(self.SIZE), BlockTrigger.ALLOCATE, 1) == BlockState.ALLOCATED
+        assert type(words.check(np.arange(self.SIZE), BlockTrigger.ALLOCATE, 1)) is int
+
+    def test_different_ones_are_as_wide_as_the_words(self) -> None:
+        words = StateWords(CODECS["block"], self.SIZE)
+        words.words[3] = BlockState.EVICTED
+        new = words.check(np.arange(self.SIZE), BlockTrigger.ALLOCATE, 1)
+        assert isinstance(new, np.ndarray)
+        assert new.dtype == words.view.dtype
+        assert set(new.tolist()) == {BlockState.ALLOCATED}
 
 
 class TestLease:

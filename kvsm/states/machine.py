@@ -94,12 +94,14 @@ class Machine:
         self._check()
 
     def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
-        """Take the one arc that applies: (state, counts) after it. Raises `UndefinedStep` if none does."""
+        """Take the one arc that applies: (state, counts) after it.
+
+        Raises `UndefinedStep` if none does, and `ValueError` if there are not as many counts as counters.
+        """
         for arc in self.dense[trigger][state]:
             if arc.admits(counts):
                 after = tuple(
-                    0 if delta is None else count + delta
-                    for count, delta in zip(counts, arc.deltas, strict=True)
+                    0 if delta is None else count + delta for count, delta in zip(counts, arc.deltas)
                 )
                 return arc.target, after
         raise UndefinedStep
@@ -143,10 +145,7 @@ class Machine:
             arcs = self.dense[trigger][state]
             for index, first in enumerate(arcs):
                 for second in arcs[index + 1 :]:
-                    if all(
-                        max(a[0], b[0]) <= min(a[1], b[1])
-                        for a, b in zip(first.ranges, second.ranges, strict=True)
-                    ):
+                    if all(max(a[0], b[0]) <= min(a[1], b[1]) for a, b in zip(first.ranges, second.ranges)):
                         raise ConfigError(
                             f"machine {self.name}: two rows match {state.name} on {trigger.name}"
                         )

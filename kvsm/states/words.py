@@ -64,13 +64,13 @@ class Codec:
     def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
         """The word of a state with these counts; absent ones are 0."""
         word = int(state)
-        for count, shift in zip(counts, self.shifts, strict=False):
+        for count, shift in zip(counts, self.shifts):
             word |= count << shift
         return word
 
     def decode(self, word: int) -> tuple[int, tuple[int, ...]]:
         """(state, counts): inverse of `encode`."""
-        counts = tuple((word >> shift) & limit for shift, limit in zip(self.shifts, self.limits, strict=True))
+        counts = tuple((word >> shift) & limit for shift, limit in zip(self.shifts, self.limits))
         return word & STATE_MASK, counts
 
     def holds(self, word: int) -> bool:
@@ -81,7 +81,7 @@ class Codec:
     def describe(self, word: int) -> str:
         """For people: `LOADING(copies=1, pins=0)`."""
         state, counts = self.decode(word)
-        counters = zip(self.machine.counters, counts, strict=True)
+        counters = zip(self.machine.counters, counts)
         named = ", ".join(f"{counter.name}={count}" for counter, count in counters)
         return f"{self.machine.states(state).name}({named})" if named else self.machine.states(state).name
 
