@@ -441,6 +441,11 @@ def run_patched(
 def run_imported(mutant: Mutant, examples: int) -> Verdict:
     """Import kvsm with the mutant in its source, and run files of tests until one fails."""
     sys.meta_path.insert(0, MutantFinder(mutant))
+    limit(60.0)
+    try:  # before pytest, whose own finder would come first
+        importlib.import_module(_module_name(mutant.function[0]))
+    except Exception as error:
+        return Verdict("killed", f"its import: {type(error).__name__}")
     for file in IMPORT_TESTS:
         limit(60.0)
         session = Session(examples, None)

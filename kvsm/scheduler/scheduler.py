@@ -219,7 +219,7 @@ class OffloadScheduler:
             tracked.forget_blocks()
             tracked.admitted_at, tracked.countable = self.offloader.ledger.seq, end
         given: list[int] = []
-        for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups, strict=True):
+        for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups):
             given += blocks[len(table) if continues else end // group.block_tokens :]
             table[:] = blocks
         self.device_blocks.rewrite(given)
