@@ -32,9 +32,10 @@ from kvsm.states import (
     TransferTrigger,
     machines_digest,
 )
+from kvsm.states.block import are_indexed, are_readable
 from kvsm.states.machine import Counter, Machine, Row, UndefinedStep
 from kvsm.states.reference import reference_model
-from kvsm.states.words import Codec, StateWords, pick
+from kvsm.states.words import STATE_BITS, Codec, StateWords, pick
 
 CODECS = {name: Codec(machine) for name, machine in MACHINES.items()}
 REFERENCES = {name: reference_model(machine) for name, machine in MACHINES.items()}
@@ -193,6 +194,11 @@ class TestReference:
     @settings(max_examples=10_000, deadline=None)
     def test_agrees_along_many_random_runs(self, name: str, start: int, choices: list[int]) -> None:
         run_five_ways(MACHINES[name], start, choices)
+
+    @EVERY_MACHINE
+    def test_begins_where_the_machine_begins_with_every_count_at_zero(self, machine: Machine) -> None:
+        model = reference_model(machine)
+        assert (model.state, model.counts) == (machine.initial, (0,) * len(machine.counters))
 
     def test_refuses_an_unknown_counter(self) -> None:
         with pytest.raises(TypeError, match="block has no counter copeis"):
@@ -547,6 +553,33 @@ class TestWords:
         words = StateWords(CODECS["block"], self.SIZE)
         assert words.check(np.arange(self.SIZE), BlockTrigger.ALLOCATE, 1) == BlockState.ALLOCATED
         assert type(words.check(np.arange(self.SIZE), BlockTrigger.ALLOCATE, 1)) is int
+
+    @pytest.mark.parametrize("counts", [(0, 0), (3, 2)])
+    def test_block_is_indexed_from_its_plan_on_and_readable_once_it_is_stored(
+        self, counts: tuple[int, int]
+    ) -> None:
+        """Publish after commit (S2): whatever is counted beside the state."""
+        codec = CODECS["block"]
+        words = np.array([codec.encode(state, counts) for state in BlockState], dtype=np.int32)
+        readable = {state for state, yes in zip(BlockState, are_readable(words), strict=True) if yes}
+        indexed = {state for state, yes in zip(BlockState, are_indexed(words), strict=True) if yes}
+        assert readable == {BlockState.STORED, BlockState.LOADING}
+        assert indexed == readable | {BlockState.ALLOCATED, BlockState.STORING}
+
+    @EVERY_MACHINE
+    def test_word_is_of_a_state_and_its_counters_and_nothing_else(self, machine: Machine) -> None:
+        """A log may claim any number."""
+        codec = CODECS[machine.name]
+        assert all(codec.holds(codec.encode(*place)) for place in places(machine))
+        assert not any(codec.holds(state) for state in range(len(machine.states), 1 << STATE_BITS))
+        assert not codec.holds(1 << STATE_BITS + sum(counter.bits for counter in machine.counters))
+
+    @pytest.mark.parametrize("size", [2, 2 * SMALL])
+    def test_batch_that_names_one_thing_twice_is_told(self, size: int) -> None:
+        words = StateWords(CODECS["block"], size)
+        for form in (tuple, np.array):
+            assert words.distinct(form(range(size)))
+            assert not words.distinct(form([*range(size - 1), 0]))
 
     def test_different_ones_are_as_wide_as_the_words(self) -> None:
         words = StateWords(CODECS["block"], self.SIZE)
