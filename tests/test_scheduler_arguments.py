@@ -91,7 +91,7 @@ def test_no_report_is_taken_if_one_is_no_report(reports: Any, told: str) -> None
     assert len(hand.log) == events
 
 
-@pytest.mark.parametrize("value", ["hash", 5, None, bytearray(b"hash"), memoryview(b"hash")], ids=repr)
+@pytest.mark.parametrize("value", ["hash", 5, None, bytearray(b"hash"), memoryview(b"hash")], ids=type)
 def test_block_hash_that_is_not_bytes_is_refused_by_its_place(value: Any) -> None:
     hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
     request.block_hashes = [*request.block_hashes[:2], value, *request.block_hashes[3:]]  # type: ignore[misc]
