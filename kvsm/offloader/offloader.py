@@ -69,7 +69,7 @@ class Offloader(EventEmitter):
         core.log = core.writer = LogWriter(
             directory,
             config=config,
-            snapshot=core._snapshot,
+            snapshot=core.state_for_log,
             durability=durability,
             sync_interval_ms=sync_interval_ms,
             segment_bytes=segment_bytes,
@@ -99,8 +99,8 @@ class Offloader(EventEmitter):
         finally:
             self._stop(self._poisoned or "it was closed")
 
-    def _snapshot(self) -> bytes:
-        """For the log, when a segment opens. Raises `OSError` if the ledger may be half changed."""
+    def state_for_log(self) -> bytes:
+        """What a `LogWriter` takes as `snapshot`. Raises `OSError` if the ledger may be half changed."""
         if self._may_change == NOBODY:
             raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
         return snapshot(self.ledger)

@@ -20,7 +20,6 @@ from kvsm.kv_events import Publisher
 from kvsm.log import LogWriter, OnFailure
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
-from kvsm.snapshot import snapshot
 from kvsm.vllm.extra_config import CommonOptions, LogOptions
 from kvsm.vllm.log_watch import LogWatch
 
@@ -51,7 +50,7 @@ def open_engine_offloader(
             engine,
             options,
             config,
-            lambda: snapshot(offloader.ledger),
+            lambda: offloader.state_for_log(),
             on_failure=options.log_on_failure,
         )
     offloader = Offloader(config, event_log, publisher=publisher)
