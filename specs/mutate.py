@@ -267,6 +267,7 @@ class Session:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Few examples. A test that calls a property itself keeps its own number of them."""
+        settings.load_profile("mutation")
         for item in items:
             test: Any = getattr(item, "function", None)
             if getattr(test, "is_hypothesis_test", False):
@@ -567,9 +568,8 @@ def main() -> None:
     os.chdir(ROOT)
     chosen = options.tests or config().pytest_add_cli_args_test_selection
     options.tests = [*config().pytest_add_cli_args, *chosen]
-    os.environ["CI"] = "true"  # tests/conftest.py then leaves the profile to us
+    os.environ.pop("CI", None)  # with it tests/conftest.py imports kvsm
     settings.register_profile("mutation", **QUICK)
-    settings.load_profile("mutation")
     WORK.mkdir(exist_ok=True)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if not options.show:
