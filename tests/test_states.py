@@ -220,6 +220,36 @@ class TestDeclaration:
                 Row((Light.ON, Light.OFF), Switch.PRESS, Light.OFF, "off", {"presses": (3, 7)}),
             )
 
+    @pytest.mark.parametrize("ranges", [((0, 3), (5, 7)), ((5, 7), (0, 3))])
+    def test_takes_two_rows_that_are_apart_in_either_order(
+        self, ranges: tuple[tuple[int, int], tuple[int, int]]
+    ) -> None:
+        first, second = ranges
+        machine = a_light(
+            Row((Light.OFF,), Switch.PRESS, Light.ON, "on", {"presses": first}),
+            Row((Light.OFF,), Switch.PRESS, Light.OFF, "off", {"presses": second}),
+        )
+        assert machine.step(Light.OFF, (second[0],), Switch.PRESS)[0] == Light.OFF
+        with pytest.raises(UndefinedStep):
+            machine.step(Light.OFF, (4,), Switch.PRESS)
+
+    def test_sees_an_overlap_that_is_all_in_the_second_row(self) -> None:
+        with pytest.raises(ConfigError, match="two rows match"):
+            a_light(
+                Row((Light.OFF,), Switch.PRESS, Light.ON, "on", {"presses": (0, 7)}),
+                Row((Light.OFF,), Switch.PRESS, Light.OFF, "off", {"presses": (2, 3)}),
+            )
+
+    @pytest.mark.parametrize(("states", "fits"), [(16, True), (17, False)])
+    def test_refuses_more_states_than_a_word_can_tell(self, states: int, fits: bool) -> None:
+        many = IntEnum("many", [f"S{number}" for number in range(states)], start=0)  # type: ignore[misc]
+        machine = Machine("many", many, Switch, (), ())
+        if fits:
+            assert Codec(machine).decode(states - 1) == (states - 1, ())
+        else:
+            with pytest.raises(ValueError, match="many does not fit"):
+                Codec(machine)
+
     def test_sees_an_overlap_that_only_effects_leave_out(self) -> None:
         """Two rows whose guards overlap are apart if their effects never fit at the same time."""
         machine = a_light(
