@@ -332,7 +332,7 @@ def survey(tests: list[str], examples: int) -> Survey:
     if not saved.exists():
         answer = in_child(lambda: pickle.dumps(_survey(tests, examples)), HOUR)
         if not answer:
-            raise SystemExit("the tests fail without a mutant, or cannot be collected")
+            raise SystemExit("the tests cannot be surveyed")
         saved.write_bytes(answer)
     return pickle.loads(saved.read_bytes())  # type: ignore[no-any-return]
 
@@ -358,9 +358,11 @@ def _survey(tests: list[str], examples: int) -> Survey:
             failed = session.run(item)
             sys.settrace(None)
             result.seconds[item.nodeid] = time.process_time() - began
-            result.calls[item.nodeid] = take()
+            # A test that fails without a mutant, or under the tracer, tells nothing.
+            result.calls[item.nodeid] = set() if failed else take()
             if failed:
-                raise SystemExit(f"{item.nodeid} fails without a mutant")
+                print(f"{item.nodeid} fails without a mutant, and is left out", file=sys.stderr)
+                called.clear()
 
     sys.settrace(trace)
     for path in sorted((ROOT / "kvsm").rglob("*.py")):
@@ -370,7 +372,9 @@ def _survey(tests: list[str], examples: int) -> Survey:
     sys.settrace(None)
     result.at_import = take()
     silence()
-    run_pytest(Session(examples, work), tests)
+    code = run_pytest(Session(examples, work), tests)
+    if code or not result.calls:
+        raise SystemExit(f"the survey ended with pytest's exit code {code}")
     return result
 
 
@@ -481,7 +485,9 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
                 tell(mutant, verdict)
 
     def run_all_collected() -> bytes:
-        run_pytest(Session(options.examples, run_collected), options.tests)
+        code = run_pytest(Session(options.examples, run_collected), options.tests)
+        if code:
+            raise SystemExit(f"a process of the run ended with pytest's exit code {code}")
         return pickle.dumps(left)
 
     # pytest imports kvsm, and what follows must not have it yet.
@@ -502,6 +508,8 @@ def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> It
             try:
                 silence()
                 run_share(mine, known, options, writing)
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(0)
     os.close(writing)

@@ -231,6 +231,26 @@ def test_block_that_another_request_loads_stays_pinned_when_others_are_voided(co
     assert list(core.ledger.live_pins(core.ledger.requests["q"])) == to_list(pins)[:-1]
 
 
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        (((), (), True), True),
+        (((0,), (), True), False),
+        (((), (3,), True), False),
+        (((), (), True, (0,)), False),
+        (((0,), (3,), True), False),
+    ],
+)
+def test_load_of_a_voided_match_plans_nothing(fields: tuple[object, ...], fits: bool) -> None:
+    """Failure is not success (S6): the event only says that the promise is broken."""
+    core, _ = new_core()
+    store(core, "r", keys(2))
+    core.match("q", keys(2))
+    core.fail_load(load(core, "s", keys(2)[1:], 4))
+    refusal = apply_or_refuse(core.ledger, ev.LoadPlanned(core.ledger.seq + 1, 0, 0, "q", *fields))  # type: ignore[arg-type]
+    assert (refusal is None) == fits
+
+
 class Ears:
     """Writes down what a listener hears."""
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,7 +28,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
-from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy
+from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
+from kvsm.policies.arc import ARCState
 from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
@@ -703,6 +705,49 @@ def test_arc_takes_from_t1_what_t2_lacks(count: int, expected: list[int]) -> Non
     assert victims(policy, 3, frozenset({0})) == [2, 3, 1]
 
 
+def arc_state(policy: EvictionPolicy) -> ARCState:
+    """What it would save."""
+    return msgspec.msgpack.decode(policy.snapshot(), type=ARCState)
+
+
+def test_arc_moves_its_target_by_one_for_ghosts_of_queues_of_one_length() -> None:
+    """And by no key that it does not remember."""
+    policy = make_policy("arc", 4)
+    policy.admitted((0,), [b"used"])
+    use(policy, 0)
+    policy.evicted(Choice((0,), NO_IDS), [b"used"])
+    policy.admitted((2, 1), [b"b", b"a"])
+    policy.evicted(Choice((1, 2), NO_IDS), [b"a", b"b"])
+    targets = []
+    for key in (b"a", b"b", b"used"):
+        policy.recalled([b"never seen", key])
+        targets.append(arc_state(policy).target)
+    assert targets == [1, 2, 1]
+
+
+def test_arc_finds_out_itself_that_a_ghost_was_stored() -> None:
+    """A key that only one queue of ghosts has enters T2, though nobody announced it."""
+    policy = make_policy("arc", 4)
+    policy.admitted((0,), [b"back"])
+    policy.evicted(Choice((0,), NO_IDS), [b"back"])
+    policy.admitted((1,), [b"back"])
+    state = arc_state(policy)
+    assert (state.t1, state.b1) == (b"", [])
+    assert len(state.t2) > 0
+
+
+def test_arc_remembers_no_more_ghosts_than_the_pool_has_blocks() -> None:
+    policy = make_policy("arc", 4)
+    policy.admitted((1, 0), [b"unused 1", b"unused 0"])
+    policy.evicted(Choice((0, 1), NO_IDS), [b"unused 0", b"unused 1"])
+    for number in range(4):
+        policy.admitted((0,), [b"used %d" % number])
+        use(policy, 0)
+        policy.evicted(Choice((0,), NO_IDS), [b"used %d" % number])
+    state = arc_state(policy)
+    assert (len(state.b1), state.b2) == (2, [b"used 2", b"used 3"])
+
+
 def test_s3fifo_takes_from_main_while_small_has_less_than_its_share() -> None:
     """A tenth of the pool: two blocks of twenty."""
     policy = make_policy("s3fifo", 20)
@@ -824,3 +869,12 @@ def test_a_name_that_is_no_policy_is_refused(name: str, message: str) -> None:
         make_policy(name, 8)
     assert repr(name) in str(caught.value)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("size", "shown"), [(100, "m" * 100), (101, "m" * 100 + "..")])
+def test_name_of_a_foreign_policy_is_shown_as_far_as_a_person_reads(size: int, shown: str) -> None:
+    """A file may name anything. What may be allowed is told in the same words."""
+    with pytest.raises(ConfigError) as caught:
+        refuse_foreign("m" * size, ())
+    assert str(caught.value).count(repr(shown)) == 2
+    refuse_foreign("m" * size, ("m" * size,))
