@@ -30,6 +30,8 @@ from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
 from kvsm.policies.arc import ARCState
+from kvsm.policies.slot_queue import SlotQueue
+from kvsm.policies.use_counts import UseCounts
 from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
@@ -878,3 +880,18 @@ def test_name_of_a_foreign_policy_is_shown_as_far_as_a_person_reads(size: int, s
         refuse_foreign("m" * size, ())
     assert str(caught.value).count(repr(shown)) == 2
     refuse_foreign("m" * size, ("m" * size,))
+
+
+@pytest.mark.parametrize("count", range(SMALL, 35))
+def test_search_for_many_victims_finds_what_a_search_for_each_would(count: int) -> None:
+    """Victims lie far apart, so that the search goes through several windows; one may end with the last."""
+    queue, uses = SlotQueue(400), UseCounts(400, most=1)
+    queue.append(np.arange(400))
+    uses.admit(np.arange(400))
+    idle = set(range(0, 400, 12))
+    uses.begin_use(tuple(slot for slot in range(400) if slot not in idle))
+    victims, passed = uses.search(queue, count, range(1), frozenset({24}))
+    expected = sorted(idle - {24})[:count]
+    behind = expected[-1] if len(expected) == count else 400
+    assert list(victims) == expected
+    assert list(passed) == [slot for slot in range(behind) if slot not in expected]

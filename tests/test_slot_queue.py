@@ -160,3 +160,16 @@ def test_join_gives_the_form_that_the_length_asks_for(size: int) -> None:
                 assert list(whole) == list(range(size))
                 assert isinstance(whole, tuple) == (size <= SMALL)
                 assert not any(isinstance(slot, float) for slot in whole)
+
+
+@pytest.mark.parametrize(("slots", "fits"), [([3, 0], True), ([4], False), ([0, 1, 2, 3, 0], False)])
+def test_a_snapshot_of_a_larger_queue_is_refused(slots: list[int], fits: bool) -> None:
+    """Each slot must exist, and no more may come than there are."""
+    queue = SlotQueue(4)
+    state = np.array(slots, dtype="<u4").tobytes()
+    if fits:
+        queue.restore(state)
+        assert list(queue) == slots
+    else:
+        with pytest.raises(ValueError, match="a queue of 4 does not have"):
+            queue.restore(state)
