@@ -39,13 +39,7 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 
 
 class KvsmOffloadingWorker(OffloadingWorker):
-    """The worker of one rank. Raises `ConfigError`.
-
-    clock: monotonic time (s), and pause: sleeps so long (s); public, so that a test can choose them.
-    """
-
-    clock: Callable[[], float] = staticmethod(time.monotonic)
-    pause: Callable[[float], None] = staticmethod(time.sleep)
+    """The worker of one rank. Raises `ConfigError`."""
 
     def __init__(
         self,
@@ -57,6 +51,10 @@ class KvsmOffloadingWorker(OffloadingWorker):
     ) -> None:
         """caches: vLLM's `CanonicalKVCacheTensor`s. patience_s: how old a copy becomes before it is given up
         (s); 0: it never is."""
+        self.clock: Callable[[], float] = time.monotonic
+        """The time (s). Public, as `pause` is, so that a test can choose it."""
+        self.pause: Callable[[float], None] = time.sleep
+        """Sleeps for this time (s)."""
         self._rank, self._chunk, self._patience_s = rank, blocks_per_chunk, patience_s
         self._began: dict[Direction, dict[int, float]] = {direction: {} for direction in Direction}
         """Direction -> job -> when it was submitted, the oldest first. Jobs that have not ended."""
