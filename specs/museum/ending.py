@@ -121,7 +121,7 @@ ENDING = (
                 core.emit(ev.TransferLost, transfer)
                 return _ended(core, entry)
                 """,
-                "return [report(core, transfer, one, True) for one in range(core.config.workers)][-1]",
+                "return [report(core, transfer, one, True).ended for one in range(core.config.workers)][-1]",
             ),
         ),
     ),
