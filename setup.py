@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 _LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
-_NOTE = "Paths in this text are those of the source distribution.\n"
+_NOTE = "Paths in this text name files of the source distribution.\n"
 
 
 def description(readme: str) -> str:

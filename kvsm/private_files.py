@@ -1,14 +1,14 @@
 """Files that only their user can touch: how kvsm makes them, and what it refuses to open.
 
-A host pool holds what people wrote to a model. So whoever could put a file, a link or a pipe under the pool's
-name must neither read the bytes nor choose what kvsm reads. Every file is made with `O_EXCL` and mode 0600,
-and nothing follows a symbolic link. A file that exists is looked at *after* it is open, because a name may
-change its meaning between a look and an open:
+A host pool holds what people wrote to a model. So a user who can put a file, a link or a pipe under the
+pool's name must neither read the bytes nor choose what kvsm reads. Every file is made with `O_EXCL` and mode
+0600, and nothing follows a symbolic link. A file that exists is looked at *after* it is open, because a name
+may change its meaning between a look and an open:
 
 =============================  ==================================================
 what is found under the name   why it is refused
 =============================  ==================================================
-a symbolic link                whoever made it chooses what is opened
+a symbolic link                its maker chooses what is opened
 a pipe, a device, a directory  it holds no bytes of ours, and may block
 another user's file            that user can read it
 a file that others can touch   they can read it, or could when they opened it

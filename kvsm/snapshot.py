@@ -125,7 +125,7 @@ def check_saved(state: SavedLedger, config: OffloadConfig) -> None:
     """Raises `ValueError` unless all sizes and numbers in a snapshot are possible under `config`."""
     slots, blocks, bound = config.host_blocks, config.device_blocks, state.seq
     if state.config != config:
-        raise ValueError("it is of another configuration than its segment")
+        raise ValueError("its configuration is not the one of its segment")
     for name, wanted in (("blocks", 4 * slots), ("leases", 4 * blocks), ("generations", 8 * slots)):
         if len(getattr(state, name)) != wanted:
             raise ValueError(f"its {name} take {len(getattr(state, name))} bytes; the pools need {wanted}")

@@ -277,7 +277,7 @@ class LogReader:
         if isinstance(opened, Segment):
             run = opened.head.run
             if self._run not in (None, run):
-                reason = "this segment is of another run than the one before it"
+                reason = "this segment and the one before it belong to different runs"
                 raise LogDamaged(str(path), PREAMBLE_BYTES, first_event(path), reason)
             self._run = run
         return opened

@@ -51,13 +51,13 @@ class Retention:
             self.segments.append(segment)
 
     def check(self, head_bytes: int) -> None:
-        """Raises `ConfigError` if the limit has no room for segments that open with so many bytes."""
+        """Raises `ConfigError` if the limit has no room for segments whose heads have this size (bytes)."""
         problem = self._too_small(head_bytes)
         if problem is not None:
             raise ConfigError(problem)
 
     def plan(self, segment: SegmentFile, head_bytes: int) -> int:
-        """Set `oldest` of a segment that opens with so many bytes. Returns how many bytes of events it takes.
+        """Set `oldest` of a segment whose head has this size. Returns how many bytes of events it takes.
 
         Raises `OSError` if the limit has no room for it.
         """
@@ -80,7 +80,7 @@ class Retention:
         return full_at - head_bytes
 
     def make_room(self, more_bytes: int) -> None:
-        """Delete the oldest segments until the log may grow by so many bytes.
+        """Delete the oldest segments until the log may grow by this many bytes.
 
         Raises `OSError` if only the newest one is left, and there is still no room.
         """

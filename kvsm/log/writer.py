@@ -300,7 +300,7 @@ class LogWriter:
         self._shut()
 
     def _end_well(self, error: str | None) -> None:
-        """Write the record of the log's end, and then the mark: whoever sees it knows that all is there."""
+        """Write the record of the log's end, and then the mark: it says that all is there."""
         try:
             self._write_end(error)
         except OSError as failure:
@@ -448,7 +448,7 @@ class LogWriter:
             self._lose(place.segment.first, 0, cause)
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
-        """Events from `first` on are lost, and the bytes of the segment from `offset` on are of no use."""
+        """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
         place = self._place
         written = place.written - (place.first - first)
         place.segment.loss = Loss(first, offset, cause, written, place.dropped)
