@@ -120,7 +120,7 @@ def reorder(log: PlainLog, rng: random.Random) -> None:
 
 
 def renumber(log: PlainLog) -> None:
-    """Number all events from that of the first head on."""
+    """Number all events, beginning with the first head's number."""
     seq = log[0].head[3] if isinstance(log[0].head[3], int) and 0 <= log[0].head[3] < 2**63 else 0
     for segment in log:
         segment.head[3] = seq

@@ -44,7 +44,7 @@ class TransferDeadlines:
             self.began(job.transfer, job.direction)
 
     def began(self, transfer: int, direction: Direction) -> None:
-        """This transfer leaves for the workers now. Its id is larger than that of every earlier one."""
+        """This transfer leaves for the workers now. Its id is larger than every earlier id."""
         if self.timeout_s:
             self._queues[direction].submitted_at[transfer] = self.clock()
 

@@ -35,7 +35,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's metrics, and those of the event log."""
+        """vLLM's metrics, and the event log's."""
         return {**super().build_metric_definitions(extra_config), **metric_definitions(LOG_METRICS)}
 
     def __init__(self, config: Any) -> None:

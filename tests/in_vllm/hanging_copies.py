@@ -39,7 +39,7 @@ class HangingCopyEngine:
     """A `CopyEngine` that lets a share of its transfers hang.
 
     A hanging transfer ends three to six timeouts later, or never. Then it writes wrong bytes to all its
-    targets, and reports that it was good: whoever uses this memory again has wrong words. A spec's load is
+    targets, and reports that it was good: a later use of this memory finds wrong words. A spec's load is
     different, because it is never given up: it ends at last, and as it should.
 
     pools: the tensors of the device, and those of the host; a row of each is a block.
