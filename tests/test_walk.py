@@ -234,6 +234,14 @@ def test_a_case_makes_the_same_world_each_time() -> None:
         assert made[0].draw(Random(0)) == made[1].draw(Random(0))
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_long_way_to_rest_is_compared_in_every_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress (S9). The walked class of the serving world could not be compared: a walk found it as a KeyError."""
+    monkeypatch.setattr(walking, "FEW_WINDING", 0)
+    result = walk(lambda random: draw_case(target, random).make(), 1, runs=3)
+    assert result.failure is None, result.failure
+
+
 def test_a_finding_names_the_broken_property() -> None:
     class Named(Counting):
         def check(self) -> None:

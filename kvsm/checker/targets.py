@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from kvsm.canonical import declared
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
@@ -66,6 +67,7 @@ def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
 # The serving world.
 
 
+@declared
 class _WalkedServing(ServingWorld):
     """Ends a run when its engine has nothing more to do, so that the walk goes on with another world.
 
