@@ -236,7 +236,7 @@ def test_a_case_makes_the_same_world_each_time() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_long_way_to_rest_is_compared_in_every_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Progress (S9). The walked class of the serving world could not be compared: a walk found it as a KeyError."""
+    """Progress (S9). A walk found a KeyError: the walked class had not declared how it is compared."""
     monkeypatch.setattr(walking, "FEW_WINDING", 0)
     result = walk(lambda random: draw_case(target, random).make(), 1, runs=3)
     assert result.failure is None, result.failure
