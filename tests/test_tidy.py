@@ -30,7 +30,7 @@ FLOORS = (
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
-    ("checker",),
+    ("analysis", "checker"),
     ("testing",),
     ("cli", "__main__"),
 )

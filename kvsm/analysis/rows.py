@@ -1,0 +1,304 @@
+"""The tables that a log gives: one class a table, one row a thing, one column a field.
+
+Every row says where in the log it comes from: an event number, the engine step and the wall time (Unix time
+in ns). A column is None if the log does not tell it, or not yet: a transfer without an end is still in flight
+where the log ends. An older log tells less.
+
+`KEYS` names the columns that identify a row of each table. The docs, the SQL schema and the export are made
+from these classes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Gone(str, Enum):
+    """Why a key is not readable on the host: why a prefix stops there, and how a block's life ends."""
+
+    __str__ = str.__str__
+
+    NEVER_STORED = "never stored"
+    SKIPPED = "offered and skipped"
+    IN_FLIGHT = "store in flight"
+    EVICTED = "evicted"
+    RESET = "reset"
+    STORE_FAILED = "store failed"
+    LOAD_FAILED = "load failed"
+    CANCELLED = "store cancelled"
+    LOST = "copy lost"
+    BEFORE_LOG = "before the log begins"
+    """The oldest segments were deleted, or events are missing: the log cannot tell."""
+
+
+class EventRow(msgspec.Struct, frozen=True):
+    """An event. The log holds the rest of it."""
+
+    event: int
+    step: int
+    wall_ns: int
+    kind: str
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """A request, from its arrival to its end. A name that is used again has a row for each life.
+
+    arrived, arrived_step, arrived_ns: the event with which the core heard of it.
+    finished, finished_step, finished_ns: the event with which it finished or was aborted; None: it never did.
+    state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
+    asked: blocks of its prompt that were looked up, in device blocks, at its first lookup after its arrival
+        or its last preemption; `on_device` of them the device had, `on_host` of them the host served.
+    loaded: blocks that its loads brought. stored: blocks that were stored for it.
+    deferred_ns, loading_ns: how long it waited for other transfers, and for its own loads.
+    """
+
+    request: str
+    arrived: int
+    arrived_step: int
+    arrived_ns: int
+    finished: int | None
+    finished_step: int | None
+    finished_ns: int | None
+    aborted: bool
+    state: str
+    lookups: int
+    preemptions: int
+    asked: int | None
+    on_device: int | None
+    on_host: int | None
+    loads: int
+    failed_loads: int
+    loaded: int
+    stored: int
+    deferred_ns: int
+    loading_ns: int
+
+
+class RequestStateRow(msgspec.Struct, frozen=True):
+    """One stay of a request in a state, DEFERRED and LOADING among them: its waits.
+
+    transfer: what it waits for, if it is DEFERRED or LOADING.
+    ended: the event that ended the stay; None: it lasts where the log ends.
+    """
+
+    request: str
+    began: int
+    began_step: int
+    began_ns: int
+    state: str
+    transfer: int | None
+    ended: int | None
+    ended_step: int | None
+    ended_ns: int | None
+
+
+class LookupRow(msgspec.Struct, frozen=True):
+    """One answer about a request's prefix (`HitMatched`).
+
+    asked, on_device, on_host: as in `RequestRow`.
+    hit_slots: host slots that the answer pins, over all KV cache groups.
+    missed: the key at which the prefix stops, in hex; None: the host serves all of it.
+    why: the `Gone` of that key.
+    cause: the event because of which the key is not readable; None: there is none.
+    cause_transfer: the transfer behind it: the store for which the key was evicted, the store in flight, or
+        the transfer that failed, was cancelled or lost.
+    cause_requests: the requests of this transfer, as a JSON list.
+    """
+
+    event: int
+    step: int
+    wall_ns: int
+    request: str
+    asked: int | None
+    on_device: int | None
+    on_host: int | None
+    hit_slots: int
+    missed: str | None
+    why: str | None
+    cause: int | None
+    cause_transfer: int | None
+    cause_requests: str | None
+
+
+class TransferRow(msgspec.Struct, frozen=True):
+    """A store or a load. `transfer` is also the number of the event that planned it.
+
+    direction: `store` or `load`. requests: a JSON list of the requests it is for.
+    slots: host slots that it copies. workers: ranks that must report it; `pending` have not.
+    submitted: the event with which it left for the workers. ended: the event that ended it.
+    outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; None: it has not ended.
+    waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
+    """
+
+    transfer: int
+    step: int
+    wall_ns: int
+    direction: str
+    requests: str
+    slots: int
+    workers: int
+    pending: int
+    submitted: int | None
+    submitted_step: int | None
+    submitted_ns: int | None
+    ended: int | None
+    ended_step: int | None
+    ended_ns: int | None
+    outcome: str | None
+    waited_for: int
+
+
+class CopyRow(msgspec.Struct, frozen=True):
+    """One rank's part of a submitted transfer.
+
+    reported, reported_ns: the report that counted; None: the rank has not reported.
+    good: whether its bytes are right. error: why not, as the worker said it; None: the log does not tell.
+    """
+
+    transfer: int
+    worker: int
+    direction: str
+    submitted_ns: int
+    reported: int | None
+    reported_step: int | None
+    reported_ns: int | None
+    good: bool | None
+    error: str | None
+
+
+class BlockRow(msgspec.Struct, frozen=True):
+    """The life of one block in a host slot: from the plan to store it until the slot holds it no more.
+
+    transfer: the store that made it. key: in hex. requests: a JSON list of the requests that stored it.
+    stored, stored_ns: the event from which on it could be read; None: it never could.
+    hits: lookups that it served; `last_hit`, `last_hit_ns`: the latest of them.
+    gone, gone_ns: the event that ended its life; None: the slot holds it where the log ends.
+    why: the `Gone` of its end.
+    gone_for: the store for which it was evicted; `gone_for_requests`: a JSON list of the store's requests.
+    wanted, wanted_ns, wanted_by: the first lookup after its end that stopped at its key, and its request.
+    """
+
+    transfer: int
+    slot: int
+    key: str
+    requests: str
+    planned_ns: int
+    stored: int | None
+    stored_ns: int | None
+    hits: int
+    last_hit: int | None
+    last_hit_ns: int | None
+    gone: int | None
+    gone_ns: int | None
+    why: str | None
+    gone_for: int | None
+    gone_for_requests: str | None
+    wanted: int | None
+    wanted_ns: int | None
+    wanted_by: str | None
+
+
+class SkipRow(msgspec.Struct, frozen=True):
+    """Offered blocks of one event that were not stored (`StoreSkipped`). requests: a JSON list."""
+
+    event: int
+    step: int
+    wall_ns: int
+    requests: str
+    blocks: int
+    reason: str
+
+
+class ResetRow(msgspec.Struct, frozen=True):
+    """A reset of the cache: how many keys it dropped, how many transfers it cancelled and abandoned."""
+
+    event: int
+    step: int
+    wall_ns: int
+    epoch: int
+    keys: int
+    cancelled: int
+    abandoned: int
+
+
+class RejectionRow(msgspec.Struct, frozen=True):
+    """A worker's report that changed nothing (`ReportRejected`), and why."""
+
+    event: int
+    step: int
+    wall_ns: int
+    transfer: int
+    worker: int
+    good: bool
+    reason: str
+
+
+class OccupancyRow(msgspec.Struct, frozen=True):
+    """The pool after an event, taken every `SAMPLE_EVENTS` events and at the end: slots by what holds them.
+
+    free: empty. idle: stored and evictable. pinned: stored and promised to a request, or being loaded.
+    storing: planned or in flight. quarantined: a copy may still write it. retired: never used again.
+    """
+
+    event: int
+    step: int
+    wall_ns: int
+    free: int
+    idle: int
+    pinned: int
+    storing: int
+    quarantined: int
+    retired: int
+    stores_in_flight: int
+    loads_in_flight: int
+    known_requests: int
+    deferred_requests: int
+
+
+Row = (
+    EventRow
+    | RequestRow
+    | RequestStateRow
+    | LookupRow
+    | TransferRow
+    | CopyRow
+    | BlockRow
+    | SkipRow
+    | ResetRow
+    | RejectionRow
+    | OccupancyRow
+)
+
+SAMPLE_EVENTS = 256
+"""Events from one row of the table `occupancy` to the next."""
+
+TABLES: dict[str, type[Row]] = {
+    "events": EventRow,
+    "requests": RequestRow,
+    "request_states": RequestStateRow,
+    "lookups": LookupRow,
+    "transfers": TransferRow,
+    "copies": CopyRow,
+    "blocks": BlockRow,
+    "skips": SkipRow,
+    "resets": ResetRow,
+    "rejections": RejectionRow,
+    "occupancy": OccupancyRow,
+}
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "events": ("event",),
+    "requests": ("request", "arrived"),
+    "request_states": ("request", "began"),
+    "lookups": ("event",),
+    "transfers": ("transfer",),
+    "copies": ("transfer", "worker"),
+    "blocks": ("transfer", "slot"),
+    "skips": ("event",),
+    "resets": ("event",),
+    "rejections": ("event",),
+    "occupancy": ("event",),
+}
+"""The columns that identify a row."""
