@@ -42,13 +42,19 @@ def prompt(number: int) -> list[bytes]:
 class Life:
     """An offloader under an engine that makes any call, sensible or not."""
 
-    def __init__(self, log: Path | None = None, writer: dict[str, Any] | None = None, **config: Any) -> None:
+    def __init__(
+        self,
+        log: Path | None = None,
+        writer: dict[str, Any] | None = None,
+        clock_ns: Callable[[], int] | None = None,
+        **config: Any,
+    ) -> None:
         defaults = {"host_blocks": 10, "device_blocks": 24, "workers": 2, "defer_ticks": 3}
         self.config = OffloadConfig(**{**defaults, **config})
         self.events = MemoryLog()
         self.writer = None if log is None else self._open(log, writer or {})
         ticks = count(1)
-        self.core = Offloader(self.config, self, clock_ns=lambda: next(ticks))
+        self.core = Offloader(self.config, self, clock_ns=clock_ns or (lambda: next(ticks)))
 
     def _open(self, log: Path, options: dict[str, Any]) -> LogWriter:
         options = {"durability": "none", "clock": lambda: 7, **options}

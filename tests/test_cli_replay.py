@@ -243,7 +243,8 @@ def test_the_commands_need_no_torch(tmp_path: Path) -> None:
     """Replay works where no engine is installed."""
     full_life(tmp_path / "log")
     script = (
-        "import sys; sys.modules['torch'] = None; from kvsm.cli.replay import replay, show, verify; "
+        "import sys; sys.modules['torch'] = None; from kvsm.cli import replay, show; "
+        "from kvsm.cli.verify import verify; "
         f"verify.main([{str(tmp_path / 'log')!r}], standalone_mode=False)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

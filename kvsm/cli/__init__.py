@@ -20,8 +20,8 @@ BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
 COMMANDS = {
     "run": "run",
     "replay": "replay",
-    "verify": "replay",
-    "show": "replay",
+    "verify": "verify",
+    "show": "show",
     "check": "check",
     "fuzz": "fuzz",
     "museum": "museum",

@@ -1,0 +1,36 @@
+"""How every command that reads a log ends: what it says of the log itself, and its exit code."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.table import Table
+
+from kvsm.cli.output import complain, say_table
+from kvsm.replay import LogCondition
+
+
+def print_rows(*rows: tuple[str, str]) -> None:
+    """Print a name and a text on each line, in two columns."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    say_table(table)
+
+
+def condition_facts(condition: LogCondition) -> dict[str, object]:
+    """A log's condition for JSON, each field with its name."""
+    torn = None if condition.torn is None else condition.torn._asdict()
+    return {**msgspec.structs.asdict(condition), "torn": torn}
+
+
+def leave(condition: LogCondition, good: bool = True) -> None:
+    """Say on standard error what is wrong with the log. Ends with 1 if events of it are lost.
+
+    good: False: a property is broken, or there is another reason to end with 1.
+    """
+    for note in condition.notes():
+        complain(note)
+    if not good or not condition.complete:
+        raise SystemExit(1)

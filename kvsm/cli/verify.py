@@ -1,0 +1,70 @@
+"""`kvsm verify`: check every property that a log can show, at every event. It needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from kvsm.cli.log_answers import condition_facts, leave, print_rows
+from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.invariants import PROPERTIES
+from kvsm.replay import Verification, verify_log
+
+
+@click.command(cls=Command)
+@log_argument()
+@trust_options
+@json_option
+def verify(log: Path, as_json: bool, **trust: Any) -> None:
+    """Check every property that a log can show, at every event of LOG.
+
+    Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
+    Exits with 1 if a property is broken, or if the log is damaged or lacks events.
+    """
+    verification = _verify_with_progress(log, trust)
+    if as_json:
+        facts = msgspec.structs.asdict(verification)
+        say_json({"good": verification.good, **facts, "condition": condition_facts(verification.condition)})
+    else:
+        _print_verification(verification)
+    leave(verification.condition, good=verification.good)
+
+
+def _verify_with_progress(log: Path, trust: dict[str, Any]) -> Verification:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return verify_log(log, **trust)
+    columns = (TextColumn("verified {task.completed:,.0f} events"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("verify", total=None)
+        return verify_log(log, progress=lambda events: progress.update(task, completed=events), **trust)
+
+
+def _print_verification(found: Verification) -> None:
+    rate = found.events / found.seconds if found.seconds else 0
+    whole = found.damage is None and found.condition.complete
+    broken = "no violation" if whole else "no violation in what is left of an incomplete log"
+    if found.violations:
+        broken = f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}"
+    print_rows(
+        ("log", found.log),
+        ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
+        ("time", f"{found.seconds:.3f} s, {rate:,.0f} events/s"),
+        ("properties", ", ".join(map(str, PROPERTIES))),
+        ("digest", found.digest),
+        ("verdict", broken),
+    )
+    if found.breakage is not None:
+        breakage = found.breakage
+        say("", f"first broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
+        for violation in breakage.violations:
+            say(f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}")
+        say("", "what led there:", *[f"  {line}" for line in breakage.led_there])
+    if found.damage is not None:
+        complain(found.damage)
