@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that only list what the code declares: the properties and the bugs.
+"""Writes the pages of docs/ that only list what the code declares: properties, bugs, JSON schemas.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from json_schemas import schema_texts, schemas_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
 
@@ -57,8 +58,19 @@ harm is done ("every call is legal"), or a checker sees an earlier effect.
 
 
 def main() -> None:
-    (DOCS / "properties.md").write_text(properties_page(), encoding="utf-8")
-    (DOCS / "bugs.md").write_text(bugs_page(), encoding="utf-8")
+    for name, text in pages().items():
+        (DOCS / name).parent.mkdir(exist_ok=True)
+        (DOCS / name).write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by its path in docs/."""
+    return {
+        "properties.md": properties_page(),
+        "bugs.md": bugs_page(),
+        "json.md": schemas_page(),
+        **{f"schemas/{name}": text for name, text in schema_texts().items()},
+    }
 
 
 def properties_page() -> str:

@@ -144,7 +144,7 @@ def test_json_has_one_line_per_model() -> None:
     assert len(core["never_taken"]) == 52
     refuted = json.loads(run("commit", "-b", "hasty=1", "--json").stdout)
     assert refuted["verdict"] == "REFUTED"
-    assert refuted["refutation"]["finding"]["property_id"] == "consistent"
+    assert refuted["finding"]["property_id"] == "consistent"
     assert [step["action"] for step in refuted["counterexample"]["steps"]][-1] == "leave 1"
 
 
@@ -174,6 +174,7 @@ def test_models_are_listed_as_json_too() -> None:
     """One line per model, with all bounds of each scope."""
     commit, core = map(json.loads, run("--list", "--json").stdout.splitlines())
     assert commit == {
+        "schema": "kvsm.check-list/1",
         "model": "commit",
         "says": "two-phase commit",
         "machines": [],

@@ -180,7 +180,7 @@ def test_the_command_finds_a_bug_and_prints_the_steps() -> None:
 @pytest.mark.usefixtures("hurried")
 def test_json_holds_the_same() -> None:
     result = museum("B13", "--json", "--jobs", "1")
-    found, clean = json.loads(result.stdout)
+    found, clean = map(json.loads, result.stdout.splitlines())
     assert (found["id"], found["checker"], found["steps"]) == ("B13", *FOUND["B13"][::2])
     assert found["finding"]["property_id"] == "S3"
     assert found["finding"]["property"] == "no reuse in flight"
@@ -296,7 +296,8 @@ def test_an_exhibit_is_shown_with_its_story_its_diff_and_what_stops_it() -> None
 
 def test_the_list_names_every_exhibit() -> None:
     assert [line[:3] for line in museum("--list").stdout.splitlines()] == [*EXHIBITS]
-    assert [one["id"] for one in json.loads(museum("--list", "--json").stdout)] == [*EXHIBITS]
+    lines = museum("--list", "--json").stdout.splitlines()
+    assert [json.loads(one)["id"] for one in lines] == [*EXHIBITS]
 
 
 def test_an_unknown_exhibit_is_named() -> None:

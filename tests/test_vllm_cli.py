@@ -263,7 +263,9 @@ def test_what_runs_fits_the_device_and_the_host_holds_a_round(
         assert made.device_blocks <= made.conversations * made.conversation_blocks // 2 + 1
 
 
-def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
+def comparison() -> Comparison:
+    """Two engines, three rounds."""
+
     def round_of(seconds: float, own: float) -> Round:
         return Round(
             seconds=seconds,
@@ -274,7 +276,7 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
             connector_seconds=own,
         )
 
-    found = Comparison(
+    return Comparison(
         bench=Bench(requests=100, rounds=3),
         vllm="0.32.0",
         device="cpu",
@@ -283,7 +285,10 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
             Contestant(name="KvsmSpec", rounds=(round_of(5, 0.1), round_of(5, 0.1), round_of(80, 0.1))),
         ),
     )
-    text = bench.page(found)
+
+
+def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
+    text = bench.page(comparison())
     assert "| KvsmSpec | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) |" in text
     assert "| KvsmSpec | 10 (10 .. 10) | 500.00 (500.00 .. 8,000.00) | 10.000 (10.000 .. 10.000) | " in text
     assert (

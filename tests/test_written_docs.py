@@ -8,15 +8,20 @@ import pytest
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.found import FOUND
-from write_docs import DOCS, bugs_page, properties_page, source_link
+from write_docs import DOCS, pages, source_link
 
 from kvsm.properties import Property
 
 
 def test_pages_are_current() -> None:
     """`PYTHONPATH=specs python -m write_docs` writes them."""
-    assert (DOCS / "properties.md").read_text(encoding="utf-8") == properties_page()
-    assert (DOCS / "bugs.md").read_text(encoding="utf-8") == bugs_page()
+    for name, text in pages().items():
+        assert (DOCS / name).read_text(encoding="utf-8") == text, name
+
+
+def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:
+    written = {name for name in pages() if name.startswith("schemas/")}
+    assert {f"schemas/{path.name}" for path in (DOCS / "schemas").iterdir()} == written
 
 
 def test_every_property_has_its_row_in_the_page_on_verification() -> None:

@@ -35,12 +35,13 @@ Move = TypeVar("Move")
 
 
 class Verdict(Enum):
-    """The result of an exploration. The values are the exit codes of `kvsm check`."""
+    """The result of an exploration."""
 
-    PROVED = 0
+    PROVED = "PROVED"
     """Within the bounds every reachable state was seen, and every requirement holds."""
-    REFUTED = 2
-    UNDETERMINED = 3
+    REFUTED = "REFUTED"
+    """A requirement does not hold."""
+    UNDETERMINED = "UNDETERMINED"
     """Nothing was refuted, but a limit ended the search."""
 
 

@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.counterexample import Counterexample, render, save_log
+from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render, save_log
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.model import Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.errors import ConfigError, KvsmError
 from kvsm.states import MACHINES
@@ -27,7 +28,69 @@ from kvsm.states import MACHINES
 UNUSABLE = 1
 MOST = 1_000_000
 """The largest bound. Nothing of that size can be explored, nor always be packed."""
-WORST_FIRST = (Verdict.REFUTED, Verdict.UNDETERMINED, Verdict.PROVED)
+EXIT_CODES = {Verdict.REFUTED: 2, Verdict.UNDETERMINED: 3, Verdict.PROVED: 0}
+"""The worst verdict first."""
+
+
+class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.check/1"):
+    """What `kvsm check --json` prints: one line for each model.
+
+    bounds: what was explored; a proof holds within these bounds.
+    states: distinct states.
+    transitions: actions taken.
+    depth: actions from an initial state to the farthest state.
+    seconds: wall time.
+    limit: the limit that ended an undetermined search.
+    finding: what is broken.
+    counterexample: a shortest path to it.
+    reached, unreached: the states to be seen that were seen, and that were not.
+    actions: how often each action was taken.
+    edges: the edges of the machine tables that were taken.
+    never_taken: the other edges of these tables.
+    """
+
+    model: str
+    bounds: str
+    verdict: Verdict
+    states: int
+    transitions: int
+    depth: int
+    seconds: float
+    states_per_second: float
+    limit: str
+    finding: ToldFinding | None
+    counterexample: ToldCounterexample | None
+    reached: tuple[str, ...]
+    unreached: tuple[str, ...]
+    actions: dict[str, int]
+    edges: tuple[str, ...]
+    never_taken: tuple[str, ...]
+
+
+class ToldCounterexample(msgspec.Struct, frozen=True):
+    """A refutation step by step.
+
+    circle: the number of the step that enters an endless cycle; 0 if none does.
+    because: the step to look at first.
+    """
+
+    steps: tuple[CounterexampleStep, ...]
+    circle: int
+    because: str
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.check-list/1"):
+    """What `kvsm check --list --json` prints: one line for each model.
+
+    says: what the model is.
+    machines: the machines whose tables it covers.
+    scopes: the bounds of each scope.
+    """
+
+    model: str
+    says: str
+    machines: tuple[str, ...]
+    scopes: dict[str, dict[str, int]]
 
 
 class _CheckCommand(Command):
@@ -122,13 +185,13 @@ def check(
         way = _way(found)
         told = None if way is None else model.retell(wanted, way)
         if as_json:
-            say_json(_facts(model, found, told))
+            say_json(_answer(model, found, told))
         else:
             say(*_lines(model, found, told))
         if log is not None and way is not None:
             _keep_log(log / model.name, model, wanted, way)
         verdicts.add(found.verdict)
-    raise SystemExit(next(one for one in WORST_FIRST if one in verdicts).value)
+    raise SystemExit(next(code for verdict, code in EXIT_CODES.items() if verdict in verdicts))
 
 
 # What to check.
@@ -183,9 +246,11 @@ def _print_list(as_json: bool) -> None:
     """Print all scopes. Text shows how each differs from the first one of its model, JSON everything."""
     if as_json:
         for model in MODELS.values():
-            scopes = {name: model.bounds(scope) for name, scope in model.scopes.items()}
-            shown = {"model": model.name, "says": model.says, "machines": model.machines, "scopes": scopes}
-            say_json(shown)
+            scopes = {name: dict(model.bounds(scope)) for name, scope in model.scopes.items()}
+            listed = ListedModel(
+                model=model.name, says=model.says, machines=tuple(model.machines), scopes=scopes
+            )
+            say_json(listed)
         return
     for model in MODELS.values():
         say(f"{model.name}: {model.says}")
@@ -229,7 +294,7 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
     """The summary of a model, for people."""
     yield f"{found.model}: {found.bounds}"
     limit = f" (stopped at {found.limit})" if found.limit else ""
-    yield f"  verdict    {found.verdict.name}{limit}"
+    yield f"  verdict    {found.verdict.value}{limit}"
     yield (
         f"  seen       {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}; "
         f"{found.seconds:.1f} s, {found.states_per_second:,.0f} states/s"
@@ -253,16 +318,26 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
         yield from render(told).split("\n")
 
 
-def _facts(model: CheckedModel, found: Exploration, told: Counterexample | None) -> dict[str, Any]:
+def _answer(model: CheckedModel, found: Exploration, told: Counterexample | None) -> CheckAnswer:
     """The same for scripts."""
-    return {
-        **msgspec.structs.asdict(found),
-        "verdict": found.verdict.name,
-        "states_per_second": round(found.states_per_second, 1),
-        "edges": list(map(str, found.edges)),
-        "never_taken": list(map(str, never_taken(found.edges, model.machines))),
-        "counterexample": told,
-    }
+    return CheckAnswer(
+        model=found.model,
+        bounds=found.bounds,
+        verdict=found.verdict,
+        states=found.states,
+        transitions=found.transitions,
+        depth=found.depth,
+        seconds=found.seconds,
+        states_per_second=round(found.states_per_second, 1),
+        limit=found.limit,
+        finding=None if found.refutation is None else told_finding(found.refutation.finding),
+        counterexample=None if told is None else ToldCounterexample(told.steps, told.circle, told.because),
+        reached=found.reached,
+        unreached=found.unreached,
+        actions=found.actions,
+        edges=tuple(map(str, found.edges)),
+        never_taken=tuple(map(str, never_taken(found.edges, model.machines))),
+    )
 
 
 def _way(found: Exploration) -> Refutation | None:

@@ -19,6 +19,7 @@ from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
 from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
+from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.private_files import write_whole
@@ -53,14 +54,26 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class FuzzReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `--json` prints. directory: where the failure was saved."""
+class FuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fuzz/1"):
+    """What `kvsm fuzz --json` prints: what a walk found.
+
+    interrupted: Ctrl-C ended the walk.
+    failure: what broke, reduced; null if nothing did.
+    directory: where the failure was saved.
+    """
 
     progress: FuzzProgress
     operations_per_second: float
     interrupted: bool
     failure: SavedFailure | None = None
     directory: str | None = None
+
+
+class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.fuzz-replay/1"):
+    """What `kvsm fuzz --replay DIR --json` prints: whether a saved failure still fails."""
+
+    fails: bool
+    finding: ToldFinding | None
 
 
 @click.command(cls=Command)
@@ -231,13 +244,13 @@ def _keep(progress: FuzzProgress, path: Path | None) -> None:
         raise ConfigError(f"{path}: the walk cannot be saved: {error.strerror}") from error
 
 
-def _report(progress: FuzzProgress, result: WalkResult, directory: Path | None) -> FuzzReport:
+def _report(progress: FuzzProgress, result: WalkResult, directory: Path | None) -> FuzzAnswer:
     failure = None
     if result.failure is not None:
         failure = reduced(progress.target, progress.seed, result.failure)
         directory = directory or Path(f"kvsm-fuzz-{failure.target}-{failure.seed}-{failure.run}")
         save(failure, directory)
-    return FuzzReport(
+    return FuzzAnswer(
         progress=progress,
         operations_per_second=round(result.operations_per_second),
         interrupted=result.interrupted,
@@ -254,7 +267,7 @@ def _totals(progress: FuzzProgress, rate: float) -> str:
     return f"{done}, {copies}{progress.seconds:.0f} s"
 
 
-def _print(report: FuzzReport, resume: Path | None) -> None:
+def _print(report: FuzzAnswer, resume: Path | None) -> None:
     say(_totals(report.progress, report.operations_per_second))
     if report.interrupted:
         say(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
@@ -272,7 +285,7 @@ def _do_again(failure: SavedFailure, as_json: bool) -> None:
         failure = failure.after(outcome.actions, outcome.finding)
     if as_json:
         found = outcome.finding
-        say_json({"fails": found is not None, "finding": found})
+        say_json(FuzzReplayAnswer(found is not None, None if found is None else told_finding(found)))
     elif outcome.finding is None:
         say(f"{len(failure.actions)} actions, and no property is broken: it no longer fails")
     else:

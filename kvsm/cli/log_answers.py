@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from rich.table import Table
 
 from kvsm.cli.output import complain, say_table
@@ -17,12 +16,6 @@ def print_rows(*rows: tuple[str, str]) -> None:
     for row in rows:
         table.add_row(*row)
     say_table(table)
-
-
-def condition_facts(condition: LogCondition) -> dict[str, object]:
-    """A log's condition for JSON, each field with its name."""
-    torn = None if condition.torn is None else condition.torn._asdict()
-    return {**msgspec.structs.asdict(condition), "torn": torn}
 
 
 def leave(condition: LogCondition, good: bool = True) -> None:

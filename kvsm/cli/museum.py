@@ -15,12 +15,47 @@ import click
 import msgspec
 
 import kvsm
+from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, say, say_json, say_text
 from kvsm.errors import ConfigError
 
 FAILED = 1
 UNCHANGED = "the unchanged code"
 ROOT = Path(kvsm.__file__).resolve().parents[1]
+
+
+class MuseumAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.museum/1"):
+    """What `kvsm museum --json` prints: one line for each exhibit, and one for the unchanged code.
+
+    checker: the first that saw the bug; empty if none did.
+    also: the others that saw it, with --all.
+    finding: what the checker reported.
+    trace: the actions up to the one that showed it.
+    steps: actions in the trace.
+    seconds: time of the search.
+    cut: time was up before every checker had looked.
+    """
+
+    id: str
+    checker: str
+    also: tuple[str, ...]
+    finding: ToldFinding | None
+    trace: tuple[tuple[str | int, ...], ...]
+    steps: int
+    seconds: float
+    cut: bool
+
+
+class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.museum-list/1"):
+    """What `kvsm museum --list --json` prints: one line for each exhibit.
+
+    source: where the bug was reported.
+    """
+
+    id: str
+    source: str
+    property_id: str
+    title: str
 
 
 @click.command(cls=Command)
@@ -34,7 +69,7 @@ ROOT = Path(kvsm.__file__).resolve().parents[1]
     type=click.FloatRange(min=0),
     help="Start no further checker for an exhibit after this time.  [default: no limit]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per exhibit.")
 @click.pass_context
 def museum(
     context: click.Context,
@@ -101,11 +136,8 @@ def _import_museum(name: str) -> Any:
 
 def _list(exhibits: Sequence[Any], as_json: bool) -> None:
     if as_json:
-        shown = [
-            {"id": one.id, "source": one.source, "property_id": one.breaks, "title": one.title}
-            for one in exhibits
-        ]
-        say_json(shown)
+        for one in exhibits:
+            say_json(ListedExhibit(id=one.id, source=one.source, property_id=one.breaks.id, title=one.title))
         return
     for one in exhibits:
         say(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.source})")
@@ -132,18 +164,30 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
     results = []
     for result in found:
         results.append(result)
-        if not as_json:
+        if as_json:
+            say_json(_answer(result))
+        else:
             first, *more = _result_lines(search, result)
             say(first, *[f"     {line}" for line in more])
             if with_steps and result.finding is not None:
                 _print_steps(result)
                 say(f"      {result.finding}")
-    if as_json:
-        shown = [{**msgspec.to_builtins(one), "steps": len(one.trace)} for one in results]
-        say_json(shown)
-    else:
+    if not as_json:
         _print_sum(search, results)
     return all(one.is_as_expected for one in results)
+
+
+def _answer(result: Any) -> MuseumAnswer:
+    return MuseumAnswer(
+        id=result.id,
+        checker=result.checker,
+        also=result.also,
+        finding=None if result.finding is None else told_finding(result.finding),
+        trace=result.trace,
+        steps=len(result.trace),
+        seconds=result.seconds,
+        cut=result.cut,
+    )
 
 
 def _result_lines(search: Any, result: Any) -> Iterator[str]:

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn, TextIO
 
 import click
+import msgspec
 from rich.console import Console
 from rich.text import Text
 
@@ -39,9 +40,13 @@ def say_text(text: str) -> None:
     say(*text.removesuffix("\n").split("\n"))
 
 
-def say_json(facts: Any) -> None:
-    """Print one JSON value on one line, with the title of each property beside its id."""
-    say(json_with_titles(facts).decode())
+def say_json(answer: msgspec.Struct) -> None:
+    """Print one JSON object on one line, with the title of each property beside its id.
+
+    answer: its first key "schema" is its struct's tag, and `kvsm.cli.schemas` knows it by that name.
+    """
+    assert answer.__struct_config__.tag_field == "schema", type(answer)
+    say(json_with_titles(answer).decode())
 
 
 def say_table(table: Any) -> None:

@@ -11,12 +11,12 @@ import click
 import msgspec
 import numpy as np
 
-from kvsm.cli.log_answers import condition_facts, leave, print_rows
+from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say_json
 from kvsm.errors import IllegalTransition, InvalidEvent
 from kvsm.ledger import Ledger
-from kvsm.replay import Rebuilt, Trust, rebuild
+from kvsm.replay import LogCondition, Rebuilt, Trust, rebuild
 from kvsm.replay.fates import kind_of
 from kvsm.snapshot import digest
 from kvsm.states.block import BlockState
@@ -42,6 +42,23 @@ class LedgerSummary(msgspec.Struct, frozen=True):
     transfers: dict[str, int]
     requests: dict[str, int]
     digest: str
+
+
+class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.replay/1"):
+    """What `kvsm replay --json` prints: the state of a log at an event.
+
+    first: the first event that was folded; a snapshot holds what came before it.
+    events: events folded.
+    entries: blocks named in these events.
+    seconds: wall time.
+    """
+
+    first: int
+    events: int
+    entries: int
+    seconds: float
+    state: LedgerSummary
+    condition: LogCondition
 
 
 def state_of(ledger: Ledger) -> LedgerSummary:
@@ -90,13 +107,15 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: 
         complain(f"{log}: {error}; `kvsm verify` shows what led there")
         raise SystemExit(1) from None
     if as_json:
-        facts = {
-            "first": rebuilt.first,
-            "events": rebuilt.events,
-            "entries": rebuilt.entries,
-            "seconds": round(rebuilt.seconds, 6),
-        }
-        say_json({**facts, "state": state, "condition": condition_facts(rebuilt.condition)})
+        answer = ReplayAnswer(
+            first=rebuilt.first,
+            events=rebuilt.events,
+            entries=rebuilt.entries,
+            seconds=round(rebuilt.seconds, 6),
+            state=state,
+            condition=rebuilt.condition,
+        )
+        say_json(answer)
     else:
         _print_state(log, rebuilt, state)
     leave(rebuilt.condition)

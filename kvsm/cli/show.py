@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options
@@ -14,6 +15,18 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.log import LogReader
 from kvsm.replay import BlockLife, KeyLife, RequestLife, StoryLine, TransferLife, tell
 from kvsm.replay.fold import condition_of
+
+
+class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.show/1"):
+    """What `kvsm show --json` prints: one line for each event in the life of a thing.
+
+    event: its number.
+    step: the engine's step.
+    wall_ns: when it was written (ns since 1970, UTC).
+    kind: the class of the event.
+    text: the event as a line.
+    before, after: the state of the thing; equal if only a cause is told.
+    """
 
 
 @click.command(cls=Command)
@@ -44,7 +57,7 @@ def show(
     for line in tell(reader, target, **trust):
         lines += 1
         if as_json:
-            say_json(line)
+            say_json(ShowAnswer(**msgspec.structs.asdict(line)))
         else:
             say(_told(line))
     if not lines:

@@ -10,11 +10,29 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvsm.cli.log_answers import condition_facts, leave, print_rows
+from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.invariants import PROPERTIES
 from kvsm.replay import Verification, verify_log
+
+
+class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.verify/1"):
+    """What `kvsm verify --json` prints: whether a log keeps every property that it can show.
+
+    good: no property is broken, and no event is missing except in a torn tail.
+    first, last: numbers of the events that were verified.
+    events: events verified.
+    entries: blocks named in these events.
+    digest: the digest of the state after the last event that folds.
+    violations: what the first wrong event breaks; empty if none does.
+    breakage: that event in detail.
+    damage: where and why the log cannot be read further.
+    condition: what else is wrong with the log.
+    seconds: wall time.
+    """
+
+    is_good: bool = msgspec.field(name="good")
 
 
 @click.command(cls=Command)
@@ -29,8 +47,7 @@ def verify(log: Path, as_json: bool, **trust: Any) -> None:
     """
     verification = _verify_with_progress(log, trust)
     if as_json:
-        facts = msgspec.structs.asdict(verification)
-        say_json({"good": verification.good, **facts, "condition": condition_facts(verification.condition)})
+        say_json(VerifyAnswer(**msgspec.structs.asdict(verification), is_good=verification.good))
     else:
         _print_verification(verification)
     leave(verification.condition, good=verification.good)

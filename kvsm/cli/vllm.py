@@ -64,12 +64,28 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     with _progress() as tell:
         report = check_installation(int(ranks), logs, tell)
     if as_json:
-        facts = {"good": not report.wrong, **msgspec.to_builtins(report)}
-        say_json(facts)
+        say_json(VllmCheckAnswer(**msgspec.structs.asdict(report), good=not report.wrong))
     else:
         _print_report(report)
     if report.wrong:
         raise SystemExit(_BROKEN)
+
+
+class VllmCheckAnswer(
+    InstallationCheck, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.vllm-check/1"
+):
+    """What `kvsm vllm-check --json` prints: whether kvsm works with the installed vLLM.
+
+    good: it works.
+    version: of vLLM.
+    tested: kvsm's tests cover this version.
+    platform: what its engines run on.
+    ranks: tensor-parallel ranks of each engine.
+    interface: what kvsm needs and vLLM does not have.
+    engines: what each engine did; the first one has no kvsm.
+    """
+
+    good: bool
 
 
 def _print_report(report: InstallationCheck) -> None:

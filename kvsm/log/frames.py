@@ -152,7 +152,7 @@ class Frame(NamedTuple):
     end: int
 
 
-class Torn(NamedTuple):
+class Torn(msgspec.Struct, frozen=True):
     """The unfinished end of a log: from byte `offset` of `path`, `bytes_cut` bytes are not read.
 
     seq: the first event that is missing, if it was ever written.

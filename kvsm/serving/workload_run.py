@@ -83,8 +83,10 @@ class CopyTotals(msgspec.Struct, frozen=True):
     gigabytes_per_second: float
 
 
-class RunResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to. The fields up to `decoded_tokens` come from `SchedulerCounts`.
+class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.run/1"):
+    """What `kvsm run --json` prints: what a run came to.
+
+    The fields up to `decoded_tokens` come from `SchedulerCounts`.
 
     remote_decode: finished requests for remote decode.
     fully_offloaded: how many of them have every full block on the host.

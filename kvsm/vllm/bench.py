@@ -109,9 +109,10 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Round, ...]
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """The result.
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.bench-vllm/1"):
+    """What `kvsm bench vllm --json` prints: three engines side by side, round by round.
 
+    bench: what was measured.
     vllm: its version.
     device: the platform of the engines.
     contestants: the first one has no offload.

@@ -1,0 +1,34 @@
+"""The JSON that each command prints with `--json`, by the name that its key "schema" gives.
+
+Within a version a schema only gains fields. A field that goes, or means something else, makes the next
+version. `specs/write_docs.py` writes the schemas to docs/schemas/. No command imports this file, because it
+imports all commands.
+"""
+
+from __future__ import annotations
+
+from kvsm.cli.check import CheckAnswer, ListedModel
+from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
+from kvsm.cli.museum import ListedExhibit, MuseumAnswer
+from kvsm.cli.replay import ReplayAnswer
+from kvsm.cli.show import ShowAnswer
+from kvsm.cli.verify import VerifyAnswer
+from kvsm.cli.vllm import VllmCheckAnswer
+from kvsm.serving.workload_run import RunResult
+from kvsm.vllm.bench import Comparison
+
+SCHEMAS: dict[str, type] = {
+    "kvsm.run/1": RunResult,
+    "kvsm.replay/1": ReplayAnswer,
+    "kvsm.verify/1": VerifyAnswer,
+    "kvsm.show/1": ShowAnswer,
+    "kvsm.check/1": CheckAnswer,
+    "kvsm.check-list/1": ListedModel,
+    "kvsm.fuzz/1": FuzzAnswer,
+    "kvsm.fuzz-replay/1": FuzzReplayAnswer,
+    "kvsm.museum/1": MuseumAnswer,
+    "kvsm.museum-list/1": ListedExhibit,
+    "kvsm.vllm-check/1": VllmCheckAnswer,
+    "kvsm.bench-vllm/1": Comparison,
+}
+"""Each struct by its tag: `class ReplayAnswer(msgspec.Struct, tag_field="schema", tag="kvsm.replay/1")`."""

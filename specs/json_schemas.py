@@ -1,0 +1,82 @@
+"""JSON Schemas of what `--json` prints, from the structs in `kvsm.cli.schemas`.
+
+The lines "name: what it is" of a struct's docstring become the descriptions of its fields.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from inspect import cleandoc
+from typing import Any
+
+import msgspec
+
+from kvsm.cli.schemas import SCHEMAS
+from kvsm.properties import Property
+
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_TITLE = {"enum": [one.title for one in Property], "description": "The title of the property."}
+_FREE_TITLE = {"type": "string", "description": "The title of the property."}
+
+_PAGE = """\
+# What `--json` prints
+
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/cli/schemas.py. Do not edit. -->
+
+With `--json` a command prints JSON objects, one on each line, and nothing else on standard output. The first
+key of each is `schema`: its name and version. Within a version a schema may gain fields, so ignore the fields
+that you do not know. A field that goes, or means something else, makes the next version. Text is ASCII: other
+characters are escaped. A property has its id in `property_id` and its title in `property`.
+
+| `schema` | printed by | what it is |
+| --- | --- | --- |
+"""
+
+
+def file_name(name: str) -> str:
+    """The file of a schema: `verify-1.json` for "kvsm.verify/1"."""
+    return f"{name.removeprefix('kvsm.').replace('/', '-')}.json"
+
+
+def schema_texts() -> dict[str, str]:
+    """The text of each schema, by the name of its file."""
+    return {file_name(name): json.dumps(json_schema(kind), indent=2) + "\n" for name, kind in SCHEMAS.items()}
+
+
+def schemas_page() -> str:
+    """The page that lists them."""
+    rows = []
+    for name, kind in SCHEMAS.items():
+        first = str(json_schema(kind)["description"]).split("\n")[0]
+        command, _, said = first.removeprefix("What ").partition(" prints: ")
+        rows.append(f"| [`{name}`](schemas/{file_name(name)}) | {command} | {said} |\n")
+    return _PAGE + "".join(rows)
+
+
+def json_schema(kind: type) -> dict[str, Any]:
+    """The schema of a struct, with what docstrings say of its fields."""
+    (whole,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
+    for part in parts.values():
+        _describe(part)
+    top = parts.pop(whole["$ref"].rpartition("/")[2])
+    return {"$schema": _DIALECT, **top, "$defs": parts}
+
+
+def _describe(part: dict[str, Any]) -> None:
+    """Move the lines about fields from the description of an object to the fields."""
+    fields = part.get("properties", {})
+    left: list[str] = []
+    for line in cleandoc(part.get("description", "")).split("\n"):
+        names, colon, said = line.partition(": ")
+        named = names.split(", ")
+        if colon and all(name in fields for name in named):
+            for name in named:
+                fields[name]["description"] = said
+        else:
+            left.append(line)
+    part["description"] = re.sub(r"\n\n+", "\n\n", "\n".join(left)).strip()
+    if "property_id" in fields:
+        # Printing adds it: `kvsm.properties.json_with_titles`.
+        title = _TITLE if "$ref" in fields["property_id"] else _FREE_TITLE
+        part["properties"] = {**fields, "property": title}

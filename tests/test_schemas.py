@@ -1,0 +1,170 @@
+"""What `--json` prints has a name, and is what the schema of this name in docs/schemas/ says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import click
+import jsonschema
+import museum.search
+import pytest
+from click.testing import CliRunner
+from json_schemas import file_name
+from planted_bugs import free_slots_under_copies
+from replay_life import after_reset, scene, story_life, written
+from test_check_cli import Commit
+from test_vllm_cli import comparison
+
+from kvsm.checker.models import MODELS
+from kvsm.cli import COMMANDS, main
+from kvsm.cli.schemas import SCHEMAS
+from kvsm.properties import Property
+from kvsm.vllm.installation_check import EngineCheck, InstallationCheck
+from kvsm.worlds.world import Finding
+
+FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
+
+ANSWERS: Mapping[str, Sequence[str]] = {
+    "kvsm.run/1": ("run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",),
+    "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
+    "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
+    "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
+    "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
+    "kvsm.check-list/1": ("check --list --json",),
+    "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),
+    "kvsm.fuzz-replay/1": ("fuzz --json --replay FAILURE",),
+    "kvsm.museum/1": ("museum --json",),
+    "kvsm.museum-list/1": ("museum --list --json",),
+    "kvsm.vllm-check/1": ("vllm-check --json",),
+    "kvsm.bench-vllm/1": ("bench vllm --json",),
+}
+"""Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property; NEW and FAILURE
+are directories to make."""
+
+INSTALLED = InstallationCheck(
+    version="0.32.0",
+    tested=True,
+    platform="cpu",
+    ranks=1,
+    interface=(),
+    engines=(EngineCheck(name="without kvsm"), EngineCheck(name="KvsmSpec", wrong=("no log",))),
+)
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """Each command that does something, with its words."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield " ".join((*path, name)), command
+
+
+def has_json(command: click.Command) -> bool:
+    return any("--json" in one.opts for one in command.params)
+
+
+def tagged(kind: type) -> Iterator[type]:
+    """All structs below this class whose tag is the key "schema"."""
+    for one in kind.__subclasses__():
+        if one.__struct_config__.tag_field == "schema":
+            yield one
+        yield from tagged(one)
+
+
+def test_each_answer_is_registered_under_its_name() -> None:
+    """`kvsm.VERB/N`: the tag of the struct, and its only name."""
+    for room in {*COMMANDS.values()}:
+        import_module(f"kvsm.cli.{room}")
+    assert {one.__struct_config__.tag: one for one in SCHEMAS.values()} == SCHEMAS
+    ours = {one for one in tagged(import_module("msgspec").Struct) if one.__module__.startswith("kvsm.")}
+    assert ours == {*SCHEMAS.values()}
+    assert all(re.fullmatch(r"kvsm\.[a-z]+(-[a-z]+)*/[1-9]", name) for name in SCHEMAS)
+
+
+def test_each_command_that_prints_json_is_tried_here() -> None:
+    """With every name that it can print."""
+    assert [*ANSWERS] == [*SCHEMAS]
+    tried = {way for ways in ANSWERS.values() for way in ways}
+    for words, command in commands(main):
+        assert has_json(command) == any(f"{way} ".startswith(f"{words} ") for way in tried), words
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the words in capitals stand for."""
+    place = tmp_path_factory.mktemp("schemas")
+    story_life(place / "log")
+    life = scene()
+    broken = written(place / "broken", life, [*life.events, *after_reset(life)])
+    return {
+        "LOG": str(place / "log"),
+        "BROKEN": str(broken),
+        "NEW": str(place / "new"),
+        "FAILURE": str(place / "failure"),
+    }
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug for the walk, a small model for the explorer, and results of what takes long."""
+    free_slots_under_copies(monkeypatch)
+    for name in MODELS.copy():
+        monkeypatch.delitem(MODELS, name)
+    monkeypatch.setitem(MODELS, "commit", Commit())
+    found = museum.search.SearchResult(
+        id="B19", checker="core", finding=Finding(Property.LEGAL_CALLS, "refused"), trace=(("arrive", 1),)
+    )
+    clean = museum.search.SearchResult(id=museum.search.CLEAN)
+    monkeypatch.setattr(museum.search, "search_all", lambda *_, **__: [found, clean])
+    monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
+    monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_: comparison())
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("name", ANSWERS)
+def test_json_is_what_its_schema_says(name: str, places: dict[str, str]) -> None:
+    """Each line is an object whose first key is its name, and the written schema accepts it."""
+    check = jsonschema.Draft202012Validator(strict(read_schema(name)))
+    for way in ANSWERS[name]:
+        result = CliRunner().invoke(main, [places.get(word, word) for word in way.split()])
+        assert result.stdout, (way, result.output)
+        for line in result.stdout.splitlines():
+            told = json.loads(line)
+            assert next(iter(told.items())) == ("schema", name), way
+            check.validate(told)
+
+
+def read_schema(name: str) -> dict[str, Any]:
+    return json.loads((FOLDER / file_name(name)).read_bytes())
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same, without fields that it does not list: a field that it lacks would pass unseen."""
+    for one in (schema, *schema["$defs"].values()):
+        if "properties" in one:
+            one["additionalProperties"] = False
+    return schema
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_each_schema_tells_who_prints_it(name: str) -> None:
+    schema = read_schema(name)
+    assert re.match(r"What `kvsm [^`]+ --json` prints: ", schema["description"])
+    assert schema["properties"]["schema"] == {"enum": [name]}
+
+
+def test_a_field_has_the_description_of_its_struct() -> None:
+    """The lines of a docstring go to the fields that they name."""
+    schema = read_schema("kvsm.show/1")
+    assert "before" not in schema["description"]
+    told = "the state of the thing; equal if only a cause is told."
+    assert [schema["properties"][name]["description"] for name in ("before", "after")] == [told, told]
