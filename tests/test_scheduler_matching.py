@@ -32,6 +32,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
+from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
@@ -663,8 +664,46 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
             for table, (first, last) in zip(keys, lookup.needed(end))
         )
 
-    ends = [end for end in range(limit - limit % config.alignment, start, -config.alignment) if served(end)]
-    assert lookup.longest_hit(limit, held.__contains__) == max([start, *ends])
+    every = range(limit - limit % config.alignment, start, -config.alignment)
+    longest = lookup.longest_hit(limit, held.__contains__)
+    assert longest == max([start, *filter(served, every)])
+    # The key that is told as missed stands in the way of a longer hit. None is told if none could be longer.
+    longer = [lookup.needed(end) for end in every if end > longest]
+    needed = {
+        key
+        for spans in longer
+        if all(last <= len(table) for table, (_, last) in zip(keys, spans))
+        for table, (first, last) in zip(keys, spans)
+        for key in table[first:last]
+    }
+    assert lookup.lacking in needed - held if needed else lookup.lacking is None
+
+
+def test_missed_key_may_be_one_whose_store_is_in_flight() -> None:
+    """A request that waited long enough goes on without it. The log must not blame the key behind it."""
+    hand = Hand(FULL, core={"defer_ticks": 1})
+    stored = SmallRequest("stored", range(12))
+    hand.admit(stored, [0, 1])
+    hand.compute(stored, 8)
+    hand.step(stored)
+    asking = SmallRequest("asking", range(16))
+    assert hand.scheduler.get_num_new_matched_tokens(asking, 0) == (None, False)
+    hand.step()
+    assert hand.scheduler.get_num_new_matched_tokens(asking, 0) == (0, False)
+    *_, answer = of_kind(hand, ev.HitMatched)
+    assert answer.missed == asking.block_hashes[0] + group_suffix(0)
+
+
+def test_no_key_is_missed_if_only_the_last_token_is_left_to_compute() -> None:
+    """One token left (S18): the last block of a prompt is never asked for, so nothing of it is missing."""
+    hand = Hand(FULL)
+    stored = SmallRequest("stored", range(8))
+    hand.admit(stored, [0, 1])
+    hand.compute(stored, 4)
+    hand.end(hand.step(stored))
+    assert hand.scheduler.get_num_new_matched_tokens(SmallRequest("asking", range(8)), 0) == (4, True)
+    *_, answer = of_kind(hand, ev.HitMatched)
+    assert answer.missed is None
 
 
 def test_hybrid_groups_are_asked_until_all_serve_the_same_end() -> None:

@@ -91,6 +91,22 @@ class TestStore:
         assert job is not None
         assert log[-2].transfer == log[-1].seq == job.transfer
 
+    def test_eviction_names_its_store_if_a_part_of_the_offer_is_skipped(self) -> None:
+        """What does not fit is recorded before the eviction, not between it and its store."""
+        core, log = new_core(host_blocks=2)
+        store(core, "r", keys(2))
+        job = core.prepare_store("r", keys(3, "new"), [4, 5, 6]).job
+        assert job is not None
+        assert kinds(log)[-3:] == ["StoreSkipped", "BlocksEvicted", "StorePlanned"]
+        assert log[-2].transfer == log[-1].seq == job.transfer
+
+    def test_request_without_a_key_in_the_offer_owns_nothing(self) -> None:
+        """A reader of the log would name it as one for which others were evicted."""
+        core, log = new_core()
+        core.store((("r", 0), ("s", 1)), keys(1), [0])
+        core.skip((("r", 0), ("s", 1)), keys(1), SkipReason.DRAINING)
+        assert [one.owners for one in log[-2:]] == [(("s", 1),), (("s", 1),)]
+
     def test_failed_store_gives_its_slots_back(self) -> None:
         """Failure is not success (S6), conservation (S1): and the key can be stored again."""
         core, _ = new_core(workers=2)

@@ -132,16 +132,19 @@ def _plain_array(values: object) -> NDArray[np.int64] | None:
 
 
 def owners_of(call: str, owners: Owners, keys: int) -> Owners:
-    """The requests of a batch and their numbers of keys, as many as the batch has; or nobody."""
+    """The requests of a batch and their numbers of keys, as many as the batch has; or nobody.
+
+    A request without a key owns nothing and is left out, so that no log names it as an owner.
+    """
     if type(owners) is tuple and not owners:
         return owners
     if not _are_plain(owners):
         pairs = items(call, "owners", owners)
         owners = tuple([_owner(call, f"owners[{n}]", pair) for n, pair in enumerate(pairs)])
-    total = sum([count for _, count in owners])
-    if owners and total != keys:
-        raise WrongArgument(call, "owners", f"have {total} keys, and the batch has {keys}")
-    return owners
+    counts = [count for _, count in owners]
+    if owners and sum(counts) != keys:
+        raise WrongArgument(call, "owners", f"have {sum(counts)} keys, and the batch has {keys}")
+    return owners if all(counts) else tuple([one for one in owners if one[1]])
 
 
 def _are_plain(owners: Owners) -> bool:

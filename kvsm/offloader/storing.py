@@ -18,6 +18,7 @@ from kvsm.offloader.arguments import ids_of, integers, keys_of, offers_of, one_k
 from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
 from kvsm.offloader.transfers import host_blocks
 from kvsm.plan import TransferJob
+from kvsm.policies import Choice
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
 
@@ -106,7 +107,7 @@ def _store(
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
     wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
-    room, evicted = _make_room(core, wanted, resident)
+    room, choice = _room_for(core, wanted, resident)
     if room < len(new):
         reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
         _skip_places(core, owners, keys, new[room:], reason, again)
@@ -114,6 +115,8 @@ def _store(
         new, wanted = new[:room], wanted[:room]
     if len(new) < len(keys):
         owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
+    # What is skipped was told before: the plan must be the next event after the eviction.
+    evicted = () if choice is None else _evict(core, choice)
     job = _plan_store(core, owners, wanted, sources) if room else None
     return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new)
 
@@ -273,16 +276,16 @@ def _admit(
     return Admission.STORE
 
 
-def _make_room(
+def _room_for(
     core: EventEmitter, keys: tuple[bytes, ...], protected: Sequence[int]
-) -> tuple[int, Sequence[bytes]]:
-    """(how many of these keys there is room for, the keys that were evicted for them).
+) -> tuple[int, Choice | None]:
+    """(how many of these keys there is room for, what must be evicted first).
 
     protected: slots that are not evicted: what the offer itself found resident.
     """
     ledger = core.ledger
     if not has_room_for_transfer(core):
-        return 0, ()
+        return 0, None
     policy, free = ledger.policy, len(ledger.free)
     if len(keys) > free:
         evictable = len(policy) - sum([slot in policy for slot in protected])
@@ -292,16 +295,20 @@ def _make_room(
         core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
     lacking = len(keys) - free
     if lacking <= 0:
-        return len(keys), ()
+        return len(keys), None
     choice = policy.choose(lacking, frozenset(protected))
     if choice is None:
-        return free, ()
+        return free, None
     victims = ids_of("policy.choose", "victims", choice.victims)
-    moved = ids_of("policy.choose", "moved", choice.moved)
-    evicted = ledger.keys_of(victims)
-    # The plan is the event after the eviction, and its number names the transfer.
-    core.emit(ev.BlocksEvicted, pack(victims), pack(moved), ledger.seq + 2)
-    return len(keys), evicted
+    return len(keys), Choice(victims, ids_of("policy.choose", "moved", choice.moved))
+
+
+def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:
+    """Evict what the policy chose. Returns the keys. The caller plans the store at once."""
+    evicted = core.ledger.keys_of(choice.victims)
+    # The number of the next event, the plan, names the transfer.
+    core.emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), core.ledger.seq + 2)
+    return evicted
 
 
 def _sources_of(core: EventEmitter, sources: IdArray, places: Sequence[int]) -> IdArray:

@@ -36,6 +36,8 @@ class HitSearch:
 
     keys: its keys, by group.
     local: tokens that the device has.
+    lacking: after a search, the key that ended the hit: with it the hit would be longer, unless other keys
+        lack too. None if the hit reaches the limit, or if the engine has no hash of what follows.
     """
 
     def __init__(
@@ -44,13 +46,14 @@ class HitSearch:
         self._groups, self._alignment = config.groups, config.alignment
         self._chunk_tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
         self._keys, self._local = keys, local
+        self.lacking: bytes | None = None
 
     def longest_hit(self, limit: int, has: Has) -> int:
         """Where the longest hit ends, at most at `limit`; `local` if there is none.
 
         has: whether a key can be counted on.
         """
-        end = self._align(limit)
+        end, self.lacking = self._align(limit), None
         asked: int | None = None
         while end != asked and end > self._local:
             asked = end
@@ -68,29 +71,23 @@ class HitSearch:
             spans.append(Span(first // tokens, -(-end // tokens)))
         return spans
 
-    def missed(self, end: int, has: Has) -> bytes | None:
-        """The first key behind `end` that cannot be counted on, and so ended the hit there."""
-        for keys, tokens in zip(self._keys, self._chunk_tokens):
-            for key in keys[end // tokens :]:
-                if not has(key):
-                    return key
-        return None
-
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 
     def _served(self, index: int, end: int, has: Has) -> int:
         """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
-        end = min(end, len(keys) * tokens)
+        if end > len(keys) * tokens:
+            end, self.lacking = len(keys) * tokens, None
         while end > self._local:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
-            if group.kind is GroupKind.FULL:
-                missing = next((n for n in range(first, last) if not has(keys[n])), last)
-                return min(end, missing * tokens)
-            missing = next((n for n in range(last - 1, first - 1, -1) if not has(keys[n])), -1)
+            full = group.kind is GroupKind.FULL
+            chunks = range(first, last) if full else range(last - 1, first - 1, -1)
+            missing = next((n for n in chunks if not has(keys[n])), -1)
             if missing < 0:
                 return end
-            end = self._align(missing * tokens)
+            end, self.lacking = self._align(missing * tokens), keys[missing]
+            if full:
+                return end
         return end

@@ -128,8 +128,7 @@ class OffloadScheduler:
 
             end = lookup.longest_hit(limit, known)
             slots = self._slots(lookup, tracked, end)
-        missed = lookup.missed(end, index.__contains__) if end < limit else None
-        return self._pin(tracked, slots, end, missed)
+        return self._pin(tracked, slots, end, lookup.lacking)
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader
