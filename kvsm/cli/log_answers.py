@@ -6,6 +6,7 @@ from rich.table import Table
 
 from kvsm.cli.output import complain, say_table
 from kvsm.replay import LogCondition
+from kvsm.replay.unfinished import Unfinished, end_rows
 
 
 def print_rows(*rows: tuple[str, str]) -> None:
@@ -16,6 +17,11 @@ def print_rows(*rows: tuple[str, str]) -> None:
     for row in rows:
         table.add_row(*row)
     say_table(table)
+
+
+def end_lines(found: Unfinished) -> list[str]:
+    """What is open at the end of a log: the lines under "at the end:"."""
+    return [f"  {name:<18}{text}" for name, text in end_rows(found)]
 
 
 def leave(condition: LogCondition, good: bool = True) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvsm.cli.log_answers import leave, print_rows
+from kvsm.cli.log_answers import end_lines, leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.invariants import PROPERTIES
@@ -29,28 +29,41 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     breakage: that event in detail.
     damage: where and why the log cannot be read further.
     condition: what else is wrong with the log.
+    unfinished: what is open at the end; null if the log could not be folded to its end.
+    finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
     """
 
     is_good: bool = msgspec.field(name="good")
+    is_finished: bool = msgspec.field(name="finished")
 
 
 @click.command(cls=Command)
 @log_argument()
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit with 1 also if business is unfinished: a request, copy, wait or plan without an end, a device "
+    "block still held, or an engine that did not close LOG (it still runs, was killed, or met an error).",
+)
 @trust_options
 @json_option
-def verify(log: Path, as_json: bool, **trust: Any) -> None:
+def verify(log: Path, strict: bool, as_json: bool, **trust: Any) -> None:
     """Check every property that a log can show, at every event of LOG.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
+    Then tells what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
+
     Exits with 1 if a property is broken, or if the log is damaged or lacks events.
     """
     verification = _verify_with_progress(log, trust)
+    finished = verification.unfinished is not None and verification.unfinished.finished
     if as_json:
-        say_json(VerifyAnswer(**msgspec.structs.asdict(verification), is_good=verification.good))
+        facts = msgspec.structs.asdict(verification)
+        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished))
     else:
         _print_verification(verification)
-    leave(verification.condition, good=verification.good)
+    leave(verification.condition, good=verification.good and (finished or not strict))
 
 
 def _verify_with_progress(log: Path, trust: dict[str, Any]) -> Verification:
@@ -67,6 +80,8 @@ def _print_verification(found: Verification) -> None:
     rate = found.events / found.seconds if found.seconds else 0
     whole = found.damage is None and found.condition.complete
     broken = "no violation" if whole else "no violation in what is left of an incomplete log"
+    if found.unfinished is not None and not found.unfinished.finished:
+        broken += "; not finished (see the end)"
     if found.violations:
         broken = f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}"
     print_rows(
@@ -83,5 +98,7 @@ def _print_verification(found: Verification) -> None:
         for violation in breakage.violations:
             say(f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}")
         say("", "what led there:", *[f"  {line}" for line in breakage.led_there])
+    if found.unfinished is not None:
+        say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:
         complain(found.damage)

@@ -73,7 +73,11 @@ def render_keys(keys: Sequence[bytes]) -> str:
 
 def render_owners(owners: Owners) -> str:
     """`request r1`, `requests r1, r2`; `no request` if there is no owner."""
-    names = list(dict.fromkeys(name for name, _ in owners))
+    return render_requests(list(dict.fromkeys(name for name, _ in owners)))
+
+
+def render_requests(names: Sequence[str]) -> str:
+    """`request r1`, `requests r1, r2`; `no request` if there is none."""
     if len(names) < 2:
         return f"request {names[0]}" if names else "no request"
     return f"requests {_some_of(names)}"

@@ -33,6 +33,7 @@ from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import render
 from kvsm.replay.trust import Trust
+from kvsm.replay.unfinished import Unfinished, unfinished_at_end
 from kvsm.replay.witness import Witness
 from kvsm.snapshot import digest, restore, snapshot
 
@@ -73,6 +74,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     breakage: that event in detail.
     damage: where and why the log cannot be read further, or None.
     condition: its torn tail, gaps and broken mark.
+    unfinished: what is open at the end; None if the log could not be folded to its end.
     """
 
     log: str
@@ -85,6 +87,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     breakage: Breakage | None
     damage: str | None
     condition: LogCondition
+    unfinished: Unfinished | None
     seconds: float
 
     @property
@@ -197,6 +200,8 @@ def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, 
     if breakage is not None:
         breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader.directory, breakage, trust))
     last = run.auditor.ledger if run.auditor is not None else None
+    condition = condition_of(reader) if last is not None else LogCondition(reader.torn, None, (), False)
+    whole = breakage is None and damage is None
     return Verification(
         log=str(log),
         first=run.first,
@@ -207,7 +212,8 @@ def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, 
         violations=() if breakage is None else breakage.violations,
         breakage=breakage,
         damage=damage,
-        condition=condition_of(reader) if last is not None else LogCondition(reader.torn, None, (), False),
+        condition=condition,
+        unfinished=unfinished_at_end(reader, last, condition) if last is not None and whole else None,
         seconds=time.perf_counter() - began,
     )
 
