@@ -18,10 +18,13 @@ def check_options(
     max_bytes: int | None,
     on_failure: str,
     run: bytes | None,
+    first: int,
 ) -> None:
     """Raises `ConfigError` for an option of `LogWriter` that cannot work."""
     if run is not None and len(run) != RUN_BYTES:
         raise ConfigError(f"run has {len(run)} bytes; it must have {RUN_BYTES}")
+    if first < 1:
+        raise ConfigError(f"first is {first}; events count from 1")
     if durability not in ("none", "interval", "every"):
         raise ConfigError(f"durability is {durability!r}; it must be none, interval or every")
     if on_failure not in ("stop", "continue"):

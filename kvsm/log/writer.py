@@ -105,6 +105,7 @@ class LogWriter:
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
     run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it.
+    first: number of the first event. A log that does not begin with event 1 begins with a snapshot.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
@@ -127,15 +128,16 @@ class LogWriter:
         on_failure: OnFailure = "stop",
         clock: Callable[[], int] = time.time_ns,
         run: bytes | None = None,
+        first: int = 1,
     ) -> None:
-        check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run)
+        check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run, first)
         self.directory = Path(directory)
         self.broken_from: int | None = None
         self.failure: str | None = None
         self._snapshot = snapshot
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
-        self._segment_bytes = segment_bytes
+        self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress)
         self._last_of_frame = FRAME_EVENTS - 1
@@ -150,7 +152,7 @@ class LogWriter:
         self._calls: list[object] = []
         self._opening: SegmentFile | None = None
         claim(self.directory, self._syncs)
-        self._place = self._start()
+        self._place = self._start(first)
 
     @property
     def events(self) -> int:
@@ -391,7 +393,7 @@ class LogWriter:
         """Write and sync the last record of the segment. If that fails, try to take it back."""
         place = self._place
         loss = place.segment.loss
-        following = place.written + place.dropped + 1 if loss is None else loss.first
+        following = self._first + place.written + place.dropped if loss is None else loss.first
         frame = self._encoder.tail(tail, following, place.segment.synced.offset)
         beside = 0 if self._opening is None else self._opening.size
         try:
@@ -484,11 +486,11 @@ class LogWriter:
 
     # ------------------------------------------------------------------------------------- segments
 
-    def _start(self) -> WritePlace:
+    def _start(self, first: int) -> WritePlace:
         """Open the first segment."""
-        segment = SegmentFile(self.directory, 1)
+        segment = SegmentFile(self.directory, first)
         try:
-            self._maker.make(segment, bytes)
+            self._maker.make(segment, bytes if first == 1 else self._snapshot)
             self._maker.publish(segment, self.directory)
         except BaseException as error:
             with suppress(OSError):
@@ -499,7 +501,7 @@ class LogWriter:
                 raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
             raise
         self._retention.add(segment)
-        return WritePlace(segment, segment.size, 1, [], 0, 0)
+        return WritePlace(segment, segment.size, first, [], 0, 0)
 
     def _start_next_segment(self) -> None:
         """Open the next segment, and delete the oldest ones beyond `max_bytes`.

@@ -15,10 +15,11 @@ from kvsm.errors import Poisoned
 from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
+from kvsm.ledger import Ledger
 from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name
-from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, LogFlush
+from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.snapshot import snapshot
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
@@ -81,6 +82,19 @@ class Offloader(EventEmitter):
         )
         for event in opened:
             core.log.append(event)
+        return core
+
+    @classmethod
+    def resumed(
+        cls: type[_Core],
+        ledger: Ledger,
+        log: EventSink | None = None,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> _Core:
+        """A core that goes on from this ledger, which it takes over. `log` gets the events that follow."""
+        core = cls(ledger.config, clock_ns=clock_ns)
+        core.ledger, core.log, core.step = ledger, log, ledger.step
         return core
 
     def close(self, error: BaseException | None = None) -> None:

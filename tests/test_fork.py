@@ -1,0 +1,186 @@
+"""A fork is the real core, going on: without another choice it decides what the log says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from replay_life import CONFIGS, OPERATIONS, Life, Operations, key, random_life
+
+from kvsm import events as ev
+from kvsm.analysis.fork import _CALLS, Forked, OtherChoices, fork
+from kvsm.errors import ConfigError, LogError
+from kvsm.events import KINDS, OffloadingEvent
+from kvsm.log import LogReader
+from kvsm.replay import verify_log
+
+
+def events_of(log: Path) -> list[OffloadingEvent]:
+    return [event for batch in LogReader(log).batches() for event in batch]
+
+
+def test_each_kind_of_event_has_the_call_that_leads_to_it() -> None:
+    assert set(_CALLS) == set(KINDS)
+
+
+@settings(max_examples=40)
+@given(CONFIGS, OPERATIONS, st.integers(0, 10**6))
+def test_without_another_choice_a_fork_repeats_the_log(
+    config: dict[str, Any], operations: Operations, place: int
+) -> None:
+    """From any event on: each call that is found in the log leads to the very events that the log has."""
+    with TemporaryDirectory() as scratch:
+        log, other = Path(scratch) / "log", Path(scratch) / "fork"
+        life = Life(log, **config)
+        life.drive(operations).close()
+        at = 1 + place % life.core.ledger.seq
+        forked = fork(log, at, OtherChoices(), other)
+        assert forked == Forked(at, None, life.core.ledger.seq, forked.not_offered, 0)
+        assert events_of(other) == events_of(log)
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1000), st.integers(0, 1000), st.data())
+def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data: st.DataObject) -> None:
+    """Each property that a log shows holds in the fork: the real core made it."""
+    with TemporaryDirectory() as scratch:
+        log, other = Path(scratch) / "log", Path(scratch) / "fork"
+        life = random_life(seed, 80, log)
+        life.close()
+        at = 1 + place % life.core.ledger.seq
+        planned = [event for event in life.events if isinstance(event, ev.StorePlanned | ev.LoadPlanned)]
+        transfers = [event.seq for event in planned]
+        some = st.lists(st.sampled_from(transfers), max_size=3).map(tuple) if transfers else st.just(())
+        choices = OtherChoices(
+            policy=data.draw(st.sampled_from([None, "arc", "s3fifo", "slru", "sieve"])),
+            reset=data.draw(st.booleans()),
+            fail=data.draw(some),
+            lose=data.draw(some),
+            late=dict.fromkeys(data.draw(some), 7),
+        )
+        fork(log, at, choices, other)
+        verification = verify_log(other)
+        assert verification.good, verification
+        assert events_of(other)[1:at] == events_of(log)[1:at]
+
+
+def _thrashed(log: Path) -> None:
+    """Two blocks in a pool of two: `r1` hits them. Then a third block takes the place of one."""
+    life = Life(log, host_blocks=2, workers=1, defer_ticks=0)
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    life.core.match("r1", [key(0), key(1)])
+    life.core.finish("r1")
+    life.stored("r2", [key(2)], [2])
+    life.core.match("r3", [key(2)])
+    life.core.finish("r3")
+    life.close()
+
+
+def _first(log: Path, kind: type[OffloadingEvent], number: int = 0) -> int:
+    return [event.seq for event in events_of(log) if isinstance(event, kind)][number]
+
+
+CHOICES: dict[str, tuple[Callable[[int], OtherChoices], str]] = {
+    "failed store": (lambda transfer: OtherChoices(fail=(transfer,)), "WorkerReported"),
+    "lost store": (lambda transfer: OtherChoices(lose=(transfer,)), "TransferLost"),
+    "reset": (lambda _: OtherChoices(reset=True), "CacheReset"),
+}
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_choice_parts_the_futures_where_it_is_made(choice: str, tmp_path: Path) -> None:
+    """`r3` hits in the log, and misses in the fork: its block is not there."""
+    log = tmp_path / "log"
+    _thrashed(log)
+    store = _first(log, ev.StorePlanned, 1)
+    make, kind = CHOICES[choice]
+    forked = fork(log, store, make(store), tmp_path / "fork")
+    after = events_of(tmp_path / "fork")
+    assert forked.parted is not None
+    assert after[forked.parted - 1].kind == kind
+    [hit] = [event for event in events_of(log) if isinstance(event, ev.HitMatched) and event.request == "r3"]
+    assert len(hit.slots) == 1
+    missed = [event for event in after if isinstance(event, ev.HitMatched) and event.request == "r3"]
+    assert [event.missed for event in missed] == [key(2)]
+
+
+def test_a_late_report_comes_that_many_events_later(tmp_path: Path) -> None:
+    """`r3` asks before the report, and misses."""
+    log = tmp_path / "log"
+    _thrashed(log)
+    store = _first(log, ev.StorePlanned, 1)
+    fork(log, store, OtherChoices(late={store: 100}), tmp_path / "fork")
+    after = events_of(tmp_path / "fork")
+    reports = [event.seq for event in after if isinstance(event, ev.WorkerReported)]
+    asked = [event for event in after if isinstance(event, ev.HitMatched) and event.request == "r3"]
+    assert reports[-1] > asked[0].seq
+    assert asked[0].missed == key(2)
+
+
+def test_an_aborted_request_makes_no_more_calls(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    _thrashed(log)
+    matched = _first(log, ev.HitMatched)
+    fork(log, matched, OtherChoices(abort=("r1",)), tmp_path / "fork")
+    after = [event for event in events_of(tmp_path / "fork")[matched:] if "r1" in str(event)]
+    assert [(event.kind, event.aborted) for event in after if isinstance(event, ev.RequestFinished)] == [
+        ("RequestFinished", True)
+    ]
+    assert len(after) == 1
+
+
+def test_another_policy_has_seen_the_log_from_its_beginning(tmp_path: Path) -> None:
+    """The fork's log names the policy, and is a log like any other."""
+    life = random_life(3, 400, tmp_path / "log", host_blocks=6)
+    life.close()
+    forked = fork(tmp_path / "log", 40, OtherChoices(policy="arc"), tmp_path / "fork")
+    assert LogReader(tmp_path / "fork").head.config.policy == "arc"
+    assert forked.parted is not None
+    assert forked.parted > 40
+
+
+def test_a_log_that_begins_with_a_snapshot_can_be_forked(tmp_path: Path) -> None:
+    """Retention deletes the oldest events of a long run. Only another policy must have seen them."""
+    life = random_life(5, 3000, tmp_path / "log", writer={"segment_bytes": 4000, "max_bytes": 40_000})
+    life.close()
+    first = LogReader(tmp_path / "log").head.seq
+    assert first > 0
+    fork(tmp_path / "log", first + 10, OtherChoices(), tmp_path / "fork")
+    assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
+    with pytest.raises(ConfigError, match="would have to see them"):
+        fork(tmp_path / "log", first + 10, OtherChoices(policy="arc"), tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    ("at", "choices", "says"),
+    [
+        (10**9, OtherChoices(), "there is no event 1000000000"),
+        (5, OtherChoices(abort=("nobody",)), "request nobody is not alive after event 5"),
+        (5, OtherChoices(policy="nonsense"), "policy 'nonsense'"),
+    ],
+)
+def test_what_cannot_be_forked_is_refused_and_leaves_nothing(
+    at: int, choices: OtherChoices, says: str, tmp_path: Path
+) -> None:
+    _thrashed(tmp_path / "log")
+    with pytest.raises((ConfigError, LogError), match=says):
+        fork(tmp_path / "log", at, choices, tmp_path / "fork")
+    assert not (tmp_path / "fork").exists()
+
+
+@settings(max_examples=300)
+@given(st.integers(0, 10**6))
+@pytest.mark.slow
+def test_long_lives_are_repeated(seed: int) -> None:
+    with TemporaryDirectory() as scratch:
+        log, other = Path(scratch) / "log", Path(scratch) / "fork"
+        life = random_life(seed, 1000, log)
+        life.close()
+        forked = fork(log, 1 + seed % life.core.ledger.seq, OtherChoices(), other)
+        assert forked.parted is None
+        assert forked.pointless == 0
