@@ -1,8 +1,8 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
 The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`Worker` carries plans out, by an engine of `kvsm.copy_engines` or `kvsm.cuda_io`; `kvsm.replay` rebuilds,
-verifies and explains; `kvsm.testing` tests what is built on it.
+`open` gives a log as tables; `Worker` carries plans out, by an engine of `kvsm.copy_engines` or
+`kvsm.cuda_io`; `kvsm.replay` rebuilds, verifies and explains; `kvsm.testing` tests what is built on it.
 
 The names below are imported when they are first used: pytest imports this package in every project beside
 which it is installed, for its plugin, and must not wait for numpy there.
@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsm.analysis.opened import OpenedLog, open
     from kvsm.copy_engines import CopyEngine, FileCopyEngine, HostCopyEngine, HostPool
     from kvsm.errors import (
         ConfigError,
@@ -56,6 +57,8 @@ __all__ = [
     "OffloadingEvent",
     "LogWriter",
     "LogReader",
+    "open",
+    "OpenedLog",
     "KvsmError",
     "ConfigError",
     "IllegalTransition",
@@ -78,6 +81,7 @@ _HOMES = (
     "kvsm.errors",
     "kvsm.worker",
     "kvsm.copy_engines",
+    "kvsm.analysis.opened",
 )
 """The modules that these names are from."""
 

@@ -13,6 +13,7 @@ from replay_life import CONFIGS, OPERATIONS, Life, Operations
 from test_core_world import walked
 
 from kvsm import ledger
+from kvsm.analysis import extract
 from kvsm.checker.walk import random_of
 from kvsm.events import (
     REACHES,
@@ -44,6 +45,7 @@ KINDS = OffloadingEvent.__subclasses__()
         ("REACHES in kvsm/events.py", REACHES),
         ("HANDLERS in kvsm/ledger/ledger.py", ledger.HANDLERS),
         ("HANDLERS in kvsm/replay/book.py", book.HANDLERS),
+        ("HANDLERS in kvsm/analysis/extract.py", extract.HANDLERS),
     ],
 )
 def test_table_has_an_entry_for_every_kind(place: str, table: dict[type[OffloadingEvent], Any]) -> None:

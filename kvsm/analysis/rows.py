@@ -4,6 +4,9 @@ Every row says where in the log it comes from: an event number, the engine step 
 in ns). A column is None if the log does not tell it, or not yet: a transfer without an end is still in flight
 where the log ends. An older log tells less.
 
+A log may lack events: its oldest segments were deleted, or a write failed. A thing that began or ended there
+has the last event that the log lacks as its beginning or end, and no step and no time.
+
 `KEYS` names the columns that identify a row of each table. The docs, the SQL schema and the export are made
 from these classes.
 """
@@ -50,14 +53,15 @@ class RequestRow(msgspec.Struct, frozen=True):
     state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
     asked: blocks of its prompt that were looked up, in device blocks, at its first lookup after its arrival
         or its last preemption; `on_device` of them the device had, `on_host` of them the host served.
-    loaded: blocks that its loads brought. stored: blocks that were stored for it.
-    deferred_ns, loading_ns: how long it waited for other transfers, and for its own loads.
+    loads: loads that were planned for it; `failed_loads` of them did not bring all their blocks.
+    loaded: host slots that its loads brought. stored: host slots that were stored for it.
+    deferred_ns, loading_ns: how long it waited for other transfers, and for its own loads, so far.
     """
 
     request: str
     arrived: int
-    arrived_step: int
-    arrived_ns: int
+    arrived_step: int | None
+    arrived_ns: int | None
     finished: int | None
     finished_step: int | None
     finished_ns: int | None
@@ -85,8 +89,8 @@ class RequestStateRow(msgspec.Struct, frozen=True):
 
     request: str
     began: int
-    began_step: int
-    began_ns: int
+    began_step: int | None
+    began_ns: int | None
     state: str
     transfer: int | None
     ended: int | None
@@ -128,13 +132,14 @@ class TransferRow(msgspec.Struct, frozen=True):
     direction: `store` or `load`. requests: a JSON list of the requests it is for.
     slots: host slots that it copies. workers: ranks that must report it; `pending` have not.
     submitted: the event with which it left for the workers. ended: the event that ended it.
-    outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; None: it has not ended.
+    outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; None: it has not ended, or the log lacks
+        its end.
     waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
     """
 
     transfer: int
-    step: int
-    wall_ns: int
+    step: int | None
+    wall_ns: int | None
     direction: str
     requests: str
     slots: int
@@ -160,7 +165,7 @@ class CopyRow(msgspec.Struct, frozen=True):
     transfer: int
     worker: int
     direction: str
-    submitted_ns: int
+    submitted_ns: int | None
     reported: int | None
     reported_step: int | None
     reported_ns: int | None
@@ -169,22 +174,25 @@ class CopyRow(msgspec.Struct, frozen=True):
 
 
 class BlockRow(msgspec.Struct, frozen=True):
-    """The life of one block in a host slot: from the plan to store it until the slot holds it no more.
+    """The life of one block in a host slot: from the plan to store it until its key is not found any more.
 
     transfer: the store that made it. key: in hex. requests: a JSON list of the requests that stored it.
+    planned_ns: when its store was planned; None: before the log begins, or in a gap of it.
     stored, stored_ns: the event from which on it could be read; None: it never could.
     hits: lookups that it served; `last_hit`, `last_hit_ns`: the latest of them.
     gone, gone_ns: the event that ended its life; None: the slot holds it where the log ends.
     why: the `Gone` of its end.
     gone_for: the store for which it was evicted; `gone_for_requests`: a JSON list of the store's requests.
-    wanted, wanted_ns, wanted_by: the first lookup after its end that stopped at its key, and its request.
+    gone_by: the transfer that failed, was cancelled or was lost, and so ended it.
+    wanted, wanted_ns, wanted_by: the first lookup that stopped at its key after its end, and before the key
+        was stored again; and the lookup's request.
     """
 
     transfer: int
     slot: int
     key: str
     requests: str
-    planned_ns: int
+    planned_ns: int | None
     stored: int | None
     stored_ns: int | None
     hits: int
@@ -195,6 +203,7 @@ class BlockRow(msgspec.Struct, frozen=True):
     why: str | None
     gone_for: int | None
     gone_for_requests: str | None
+    gone_by: int | None
     wanted: int | None
     wanted_ns: int | None
     wanted_by: str | None
@@ -212,7 +221,7 @@ class SkipRow(msgspec.Struct, frozen=True):
 
 
 class ResetRow(msgspec.Struct, frozen=True):
-    """A reset of the cache: how many keys it dropped, how many transfers it cancelled and abandoned."""
+    """A reset of the cache: how many keys it dropped, and how many transfers it cancelled and abandoned."""
 
     event: int
     step: int

@@ -1,0 +1,444 @@
+"""One pass over a log: each event becomes rows of the tables in `rows.py`.
+
+`Extractor.follow` applies an event to the ledger and takes note of it. A row is finished when nothing of it
+can change any more; `take` gives the finished rows. `unfinished` gives the rows of what still goes on, as
+they are now. So a log that is still written can be read at any time, and read on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from kvsm import events as ev
+from kvsm.analysis.lives import BlockLives, End, NoPast, Past, Wanted
+from kvsm.analysis.open_rows import Flight, Moved, OpenRequest, awaited
+from kvsm.analysis.rows import (
+    SAMPLE_EVENTS,
+    TABLES,
+    EventRow,
+    Gone,
+    LookupRow,
+    OccupancyRow,
+    RejectionRow,
+    ResetRow,
+    Row,
+    SkipRow,
+)
+from kvsm.errors import InvalidEvent
+from kvsm.events import LOAD, STORE, OffloadingEvent, Owners
+from kvsm.ids import count
+from kvsm.ledger import Ledger, TransferRecord
+from kvsm.states.block import BlockState
+from kvsm.states.request import RequestState
+from kvsm.states.transfer import TransferState
+from kvsm.states.words import STATE_MASK
+
+
+class Extractor:
+    """Turns events into rows. past: what an index knows of keys whose fates are not in memory any more."""
+
+    def __init__(self, past: Past | None = None) -> None:
+        self._lives = BlockLives(past or NoPast())
+        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+        self._ledger: Ledger | None = None
+        self._requests: dict[str, OpenRequest] = {}
+        """Requests that the ledger knows."""
+        self._over: dict[tuple[str, int], OpenRequest] = {}
+        """Requests that are over, but for their stores."""
+        self._deferred: set[str] = set()
+        self._flights: dict[int, Flight] = {}
+        self._last = EventRow(0, 0, 0, "")
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger after the last event."""
+        assert self._ledger is not None
+        return self._ledger
+
+    def follow(self, ledger: Ledger, event: OffloadingEvent) -> None:
+        """Apply the next event to its ledger, and note what it means.
+
+        ledger: a new one where the log begins, and behind a gap.
+
+        Raises `IllegalTransition` or `InvalidEvent`, with nothing noted, if the event cannot follow.
+        """
+        if ledger is not self._ledger:
+            self._begin(ledger)
+        ended = ledger.apply(event)
+        kind = type(event)
+        if kind is not ev.StorePlanned:
+            self._lives.store_follows(None)
+        HANDLERS[kind](self, event, ended)
+        self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
+        self._rows["events"].append(self._last)
+        if not event.seq % SAMPLE_EVENTS:
+            self._rows["occupancy"].append(self._occupancy())
+
+    def take(self) -> tuple[dict[str, list[Row]], list[Wanted]]:
+        """The rows that were finished since the last call, by table, and blocks that are wanted since."""
+        rows, wanted = self._rows, self._lives.wanted
+        rows["blocks"] = [*self._lives.rows]
+        self._rows = {table: [] for table in TABLES}
+        self._lives.rows, self._lives.wanted = [], []
+        return rows, wanted
+
+    def unfinished(self) -> dict[str, list[Row]]:
+        """The rows of what still goes on, as they are now. Nothing is changed."""
+        if self._ledger is None:
+            return {}
+        flights, workers = list(self._flights.values()), self._ledger.config.workers
+        requests = self._requests.values()
+        rows: dict[str, list[Row]] = {
+            "requests": [one.row(self._last.wall_ns) for one in chain(requests, self._over.values())],
+            "request_states": [one.stay(None) for one in requests],
+            "transfers": [one.row(workers, None, None) for one in flights],
+            "copies": [row for one in flights for row in one.silent_copies(workers)],
+            "blocks": list(self._lives.living(self._ledger)),
+        }
+        if self._last.event % SAMPLE_EVENTS:
+            rows["occupancy"] = [self._occupancy()]
+        return rows
+
+    # Where the log begins, and behind a gap.
+
+    def _begin(self, ledger: Ledger) -> None:
+        before, self._ledger = self._ledger, ledger
+        if before is not None and before.config != ledger.config:
+            raise InvalidEvent(ledger.seq + 1, "the log goes on behind a gap with another configuration")
+        self._lives.begin(ledger, before)
+        gap = Moved(ledger.seq)
+        for name in [name for name in self._requests if name not in ledger.requests]:
+            request = self._requests[name]
+            request.finished = request.finished or gap
+            self._move(request, int(RequestState.RELEASED), None, gap)
+        for name, record in ledger.requests.items():
+            state = record.word & STATE_MASK
+            awaits = awaited(record)
+            known = self._requests.get(name)
+            if known is None:
+                self._requests[name] = OpenRequest(name, gap, state, gap, awaits, fresh=False)
+            elif known.state != state:
+                self._move(known, state, awaits, gap)
+        self._deferred = set(ledger.deferred)
+        for transfer in [one for one in self._flights if one not in ledger.transfers]:
+            self._land(self._flights.pop(transfer), None, gap)
+        for transfer, found in ledger.transfers.items():
+            if transfer not in self._flights:
+                self._flights[transfer] = self._found_in_flight(found)
+
+    def _found_in_flight(self, record: TransferRecord) -> Flight:
+        """A transfer of which only the ledger tells."""
+        store = record.direction is STORE
+        flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
+        flight.sent = record.state is not TransferState.PLANNED
+        flight.reported = record.reported
+        return flight
+
+    # Requests.
+
+    def _request(self, event: Any) -> OpenRequest:
+        """The event's request, which may be known from now on."""
+        name: str = event.request
+        request = self._requests.get(name)
+        if request is None:
+            at = _at(event)
+            request = self._requests[name] = OpenRequest(name, at, int(RequestState.NEW), at)
+        return request
+
+    def _settle(self, name: str, event: OffloadingEvent) -> None:
+        """Note the state that the request has now."""
+        request, record = self._requests.get(name), self.ledger.requests.get(name)
+        if request is None:
+            return
+        state = int(RequestState.RELEASED) if record is None else record.word & STATE_MASK
+        if state != request.state:
+            awaits = None if record is None else awaited(record)
+            self._move(request, state, awaits, _at(event))
+
+    def _move(self, request: OpenRequest, state: int, awaits: int | None, at: Moved) -> None:
+        """The stay of a request ends, and the next one begins, unless the request is over."""
+        name = request.request
+        if request.since.event != at.event:
+            self._rows["request_states"].append(request.stay(at))
+        if request.state == RequestState.DEFERRED:
+            self._deferred.discard(name)
+        request.move(state, awaits, at)
+        if state == RequestState.DEFERRED:
+            self._deferred.add(name)
+        elif state == RequestState.RELEASED:
+            del self._requests[name]
+            if request.stores:
+                self._over[name, request.arrived.event] = request
+            else:
+                self._rows["requests"].append(request.row(0))
+
+    def _wake(self, event: OffloadingEvent) -> None:
+        """Note which requests wait no more."""
+        for name in [name for name in self._deferred if name not in self.ledger.deferred]:
+            self._settle(name, event)
+
+    def _arrived(self, event: ev.RequestArrived, _ended: TransferRecord | None) -> None:
+        self._request(event)
+
+    def _preempted(self, event: ev.RequestPreempted, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        request.preemptions += 1
+        request.fresh = True
+        self._settle(event.request, event)
+
+    def _finished(self, event: ev.RequestFinished, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        request.finished, request.aborted = _at(event), event.aborted
+        self._settle(event.request, event)
+
+    def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        request.lookups += 1
+        asked, on_device, on_host = _asked(event)
+        if request.fresh:
+            request.fresh = False
+            request.asked, request.on_device, request.on_host = asked, on_device, on_host
+        self._lives.matched(event)
+        row = LookupRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.request,
+            asked,
+            on_device,
+            on_host,
+            count(event.slots),
+            None if event.missed is None else event.missed.hex(),
+            *self._lives.missed(self.ledger, event),
+        )
+        self._rows["lookups"].append(row)
+        self._settle(event.request, event)
+
+    def _released(self, event: ev.HitReleased, _ended: TransferRecord | None) -> None:
+        self._settle(event.request, event)
+
+    def _began_to_wait(self, event: ev.RequestDeferred, _ended: TransferRecord | None) -> None:
+        self._request(event)
+        self._settle(event.request, event)
+
+    def _ticked(self, event: ev.Ticked, _ended: TransferRecord | None) -> None:
+        if self._deferred:
+            self._wake(event)
+
+    # Blocks.
+
+    def _evicted(self, event: ev.BlocksEvicted, _ended: TransferRecord | None) -> None:
+        self._lives.evicted(self.ledger, event)
+
+    def _skipped(self, event: ev.StoreSkipped, _ended: TransferRecord | None) -> None:
+        self._lives.skipped(event)
+        names, reason = _names(event.owners), event.reason.value
+        row = SkipRow(event.seq, event.step, event.wall_ns, names, len(event.keys), reason)
+        self._rows["skips"].append(row)
+
+    # Transfers.
+
+    def _flight(self, planned: Moved, store: bool, owners: Owners, slots: int) -> Flight:
+        known = [(name, self._requests[name], blocks) for name, blocks in owners if name in self._requests]
+        shares = tuple([(name, request.arrived.event, blocks) for name, request, blocks in known])
+        for _, request, _ in known if store else ():
+            request.stores += 1
+        return Flight(planned, store, _names(owners), shares, slots)
+
+    def _store_planned(self, event: ev.StorePlanned, _ended: TransferRecord | None) -> None:
+        flight = self._flight(_at(event), True, event.owners, count(event.slots))
+        self._flights[event.seq] = flight
+        self._lives.planned(event, flight.requests)
+
+    def _load_planned(self, event: ev.LoadPlanned, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        request.loads += 1
+        if event.voided:
+            request.failed_loads += 1
+        else:
+            slots = count(event.slots)
+            self._flights[event.seq] = self._flight(_at(event), False, ((event.request, slots),), slots)
+        self._settle(event.request, event)
+
+    def _submitted(self, event: ev.TransfersSubmitted, _ended: TransferRecord | None) -> None:
+        for transfer in event.transfers:
+            flight = self._flights[transfer]
+            flight.sent, flight.submitted = True, _at(event)
+
+    def _flushed(self, event: ev.FlushRequested, _ended: TransferRecord | None) -> None:
+        for transfer in event.transfers:
+            self._flights[transfer].waited_for += 1
+
+    def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
+        flight = self._flights[event.transfer]
+        flight.reported |= 1 << event.worker
+        self._rows["copies"].append(flight.copy(event.worker, _at(event), event.good, _error(event)))
+        if ended is None:
+            return
+        state = ended.state
+        if state is TransferState.COMPLETED and flight.store:
+            self._lives.stored(ended.id, event.seq, event.wall_ns)
+        elif state is TransferState.FAILED:
+            why = Gone.STORE_FAILED if flight.store else Gone.LOAD_FAILED
+            end = End(event.seq, event.wall_ns, why, ended.id, flight.requests)
+            self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, state)
+
+    def _cancelled(self, event: ev.TransferCancelled, ended: TransferRecord | None) -> None:
+        assert ended is not None
+        flight = self._flights[event.transfer]
+        if flight.store:
+            end = End(event.seq, event.wall_ns, Gone.CANCELLED, ended.id, flight.requests)
+            self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, ended.state)
+
+    def _lost(self, event: ev.TransferLost, ended: TransferRecord | None) -> None:
+        assert ended is not None
+        flight = self._flights[event.transfer]
+        end = End(event.seq, event.wall_ns, Gone.LOST, ended.id, flight.requests)
+        self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, ended.state)
+
+    def _ended(self, event: Any, state: TransferState) -> None:
+        """The event's transfer has ended: its requests go on."""
+        flight = self._flights.pop(event.transfer)
+        self._land(flight, state, _at(event))
+        if not flight.store:
+            self._settle(flight.owners[0][0], event)
+        if self._deferred:
+            self._wake(event)
+
+    def _land(self, flight: Flight, outcome: TransferState | None, at: Moved) -> None:
+        """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
+        workers = self.ledger.config.workers
+        self._rows["copies"] += flight.silent_copies(workers)
+        self._rows["transfers"].append(flight.row(workers, outcome, at))
+        completed, told = outcome is TransferState.COMPLETED, outcome is not None
+        for name, arrived, slots in flight.owners:
+            request = self._requests.get(name)
+            if request is None or request.arrived.event != arrived:
+                request = self._over.get((name, arrived))
+            if request is None:
+                continue
+            if not flight.store:
+                request.loaded += slots if completed else 0
+                request.failed_loads += told and not completed
+                continue
+            request.stored += slots if completed else 0
+            request.stores -= 1
+            if not request.stores and request.state == RequestState.RELEASED:
+                del self._over[name, arrived]
+                self._rows["requests"].append(request.row(0))
+
+    def _rejected(self, event: ev.ReportRejected, _ended: TransferRecord | None) -> None:
+        row = RejectionRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.transfer,
+            event.worker,
+            event.good,
+            event.reason.value,
+        )
+        self._rows["rejections"].append(row)
+
+    # The pool.
+
+    def _reset(self, event: ev.CacheReset, _ended: TransferRecord | None) -> None:
+        ledger, at = self.ledger, _at(event)
+        keys = self._lives.all_gone(ledger, End(event.seq, event.wall_ns, Gone.RESET))
+        cancelled = [transfer for transfer in self._flights if transfer not in ledger.transfers]
+        abandoned = [one for one in ledger.transfers.values() if one.epoch == event.epoch - 1]
+        ended = len(cancelled), len(abandoned)
+        row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended)
+        self._rows["resets"].append(row)
+        for transfer in cancelled:
+            self._land(self._flights.pop(transfer), TransferState.CANCELLED, at)
+        for name in list(self._requests):
+            self._settle(name, event)
+
+    def _occupancy(self) -> OccupancyRow:
+        """The pool as it is now."""
+        ledger = self.ledger
+        free, idle = len(ledger.free), len(ledger.policy)
+        transfers = ledger.transfers.values()
+        loads = sum([one.direction is LOAD for one in transfers])
+        held = _held(ledger)
+        last = self._last
+        return OccupancyRow(
+            last.event,
+            last.step,
+            last.wall_ns,
+            free,
+            idle,
+            ledger.config.host_blocks - free - idle - sum(held),
+            *held,
+            len(transfers) - loads,
+            loads,
+            len(ledger.requests),
+            len(ledger.deferred),
+        )
+
+    def _nothing(self, _event: OffloadingEvent, _ended: TransferRecord | None) -> None:
+        """The table `events` says all."""
+
+
+def _held(ledger: Ledger) -> tuple[int, int, int]:
+    """(slots that are being stored, quarantined, retired)."""
+    states = ledger.blocks.view & STATE_MASK
+    counts = [int((states == state).sum()) for state in BlockState]
+    storing = counts[BlockState.ALLOCATED] + counts[BlockState.STORING]
+    return storing, counts[BlockState.QUARANTINED], counts[BlockState.RETIRED]
+
+
+def _at(event: OffloadingEvent) -> Moved:
+    return Moved(event.seq, event.step, event.wall_ns)
+
+
+def _names(owners: Owners) -> str:
+    """The requests among the owners, each once, as a JSON list."""
+    return msgspec.json.encode(list(dict.fromkeys([name for name, _ in owners]))).decode()
+
+
+def _asked(_event: ev.HitMatched) -> tuple[int | None, int | None, int | None]:
+    """(asked, on_device, on_host) of a lookup. The log does not tell it yet."""
+    return None, None, None
+
+
+def _error(_event: ev.WorkerReported) -> str | None:
+    """Why the worker's copy failed. The log does not tell it yet."""
+    return None
+
+
+HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord | None], None]] = {
+    ev.LogOpened: Extractor._nothing,
+    ev.RequestArrived: Extractor._arrived,
+    ev.RequestPreempted: Extractor._preempted,
+    ev.RequestFinished: Extractor._finished,
+    ev.HitMatched: Extractor._matched,
+    ev.HitReleased: Extractor._released,
+    ev.RequestDeferred: Extractor._began_to_wait,
+    ev.KeysRecalled: Extractor._nothing,
+    ev.BlocksEvicted: Extractor._evicted,
+    ev.StorePlanned: Extractor._store_planned,
+    ev.StoreSkipped: Extractor._skipped,
+    ev.LoadPlanned: Extractor._load_planned,
+    ev.TransfersSubmitted: Extractor._submitted,
+    ev.TransferCancelled: Extractor._cancelled,
+    ev.WorkerReported: Extractor._reported,
+    ev.ReportRejected: Extractor._rejected,
+    ev.TransferLost: Extractor._lost,
+    ev.BlocksTouched: Extractor._nothing,
+    ev.FlushRequested: Extractor._flushed,
+    ev.CacheReset: Extractor._reset,
+    ev.StepEnded: Extractor._nothing,
+    ev.Ticked: Extractor._ticked,
+    ev.BlocksOffered: Extractor._nothing,
+    ev.OffersCounted: Extractor._nothing,
+    ev.BlocksRewritten: Extractor._nothing,
+}
+"""What each kind of event means for the tables. A handler runs when the ledger has applied its event."""

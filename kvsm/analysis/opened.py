@@ -1,0 +1,213 @@
+"""A log, opened: its events and its tables.
+
+with kvsm.open("log") as log:
+    for lookup in log.lookups("why = ?", ("evicted",)):
+        print(lookup.request, lookup.cause, lookup.cause_requests)
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvsm.analysis.extract import Extractor
+from kvsm.analysis.rows import (
+    BlockRow,
+    CopyRow,
+    LookupRow,
+    OccupancyRow,
+    RejectionRow,
+    RequestRow,
+    RequestStateRow,
+    ResetRow,
+    SkipRow,
+    TransferRow,
+)
+from kvsm.analysis.sqlite_tables import index_statements, read, schema, write
+from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.log import LogReader
+from kvsm.replay import LogCondition, Trust
+from kvsm.replay.fold import condition_of, walk
+
+BATCH_EVENTS = 8192
+"""Events from one write of rows to the next."""
+
+Progress = Callable[[int], None]
+"""Is told the number of events that were read so far."""
+
+
+class OpenedLog:
+    """A log whose tables can be read. A context manager: leave it, or call `close`, to let the tables go.
+
+    directory: of the log.
+    config: its configuration.
+    condition: what was found out about the log besides its events.
+    first, last: numbers of its first and last event.
+    began_ns, ended_ns: their wall times (Unix time in ns).
+    stopped: why the tables end before the log does: the error of damage, or of an event that cannot follow.
+        None: they hold all of the log.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        connection: sqlite3.Connection,
+        config: OffloadConfig,
+        condition: LogCondition,
+        stopped: KvsmError | None,
+    ) -> None:
+        self.directory, self.config, self.condition, self.stopped = directory, config, condition, stopped
+        self._connection = connection
+        ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
+        self.first, self.began_ns = connection.execute(ends.format("ASC")).fetchone()
+        self.last, self.ended_ns = connection.execute(ends.format("DESC")).fetchone()
+
+    def __enter__(self) -> OpenedLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let the tables go."""
+        self._connection.close()
+
+    def events(self, first: int | None = None, last: int | None = None) -> Iterator[OffloadingEvent]:
+        """The events from `first` to `last`, streamed. Raises `LogError` if the log does not keep `first`."""
+        for segment in LogReader(self.directory).segments(first):
+            for event in segment.events():
+                if last is not None and event.seq > last:
+                    return
+                if first is None or event.seq >= first:
+                    yield event
+
+    # The tables. where: a condition in SQL, with ? for each of `params`. Rows come in the order of their key.
+
+    def requests(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RequestRow]:
+        """The requests."""
+        return read(self._connection, "requests", RequestRow, where, params)
+
+    def request_states(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RequestStateRow]:
+        """The stays of requests in their states."""
+        return read(self._connection, "request_states", RequestStateRow, where, params)
+
+    def lookups(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[LookupRow]:
+        """The lookups of prefixes."""
+        return read(self._connection, "lookups", LookupRow, where, params)
+
+    def transfers(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[TransferRow]:
+        """The stores and loads."""
+        return read(self._connection, "transfers", TransferRow, where, params)
+
+    def copies(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[CopyRow]:
+        """Each rank's part of the submitted transfers."""
+        return read(self._connection, "copies", CopyRow, where, params)
+
+    def blocks(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[BlockRow]:
+        """The lives of blocks."""
+        return read(self._connection, "blocks", BlockRow, where, params)
+
+    def skips(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[SkipRow]:
+        """Offered blocks that were not stored."""
+        return read(self._connection, "skips", SkipRow, where, params)
+
+    def resets(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[ResetRow]:
+        """The resets of the cache."""
+        return read(self._connection, "resets", ResetRow, where, params)
+
+    def rejections(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RejectionRow]:
+        """The reports of workers that changed nothing."""
+        return read(self._connection, "rejections", RejectionRow, where, params)
+
+    def occupancy(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[OccupancyRow]:
+        """Samples of the pool."""
+        return read(self._connection, "occupancy", OccupancyRow, where, params)
+
+    def sql(self, query: str, params: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """The result of a query over the tables. The tables cannot be changed.
+
+        Raises `ConfigError` for a query that SQLite refuses.
+        """
+        try:
+            return self._connection.execute(query, params)
+        except sqlite3.Error as error:
+            raise ConfigError(f"the query cannot be run: {error}") from error
+
+    def resolve_request(self, name: str) -> list[str]:
+        """The requests that the log means by `name`, in the order in which they arrived.
+
+        An engine adds a suffix to the name that a client gave: `r7` becomes `r7-0a1b2c3d`. So these are the
+        request of this name and each request whose name begins with it and a dash.
+        """
+        rows = self._connection.execute(
+            "SELECT request, MIN(arrived) AS came FROM requests WHERE request = ?"
+            " OR (request >= ? AND request < ?) GROUP BY request ORDER BY came, request",
+            (name, f"{name}-", f"{name}."),
+        )
+        return [request for request, _ in rows]
+
+
+def open(
+    directory: str | os.PathLike[str],
+    *,
+    allow_policies: Collection[str] = (),
+    max_slots: int | None = None,
+    progress: Progress | None = None,
+) -> OpenedLog:
+    """Open a log: read it, and make its tables.
+
+    directory: of the log. It may still be written; the tables hold what was there when it was opened.
+    allow_policies, max_slots: as in `kvsm.replay.Trust`.
+    progress: is told the number of events that were read so far.
+
+    Damage and an event that cannot follow end the tables; `OpenedLog.stopped` tells them. Raises `LogError`
+    if there is no log, no whole event in it, or if it claims more than is allowed.
+    """
+    reader, trust = LogReader(directory), Trust(allow_policies, max_slots)
+    config = reader.head.config
+    connection = sqlite3.connect(":memory:")
+    try:
+        for statement in schema():
+            connection.execute(statement)
+        with trust.guarded(directory):
+            stopped = _fill(connection, reader, trust, progress)
+        for statement in index_statements():
+            connection.execute(statement)
+        connection.execute("PRAGMA query_only = ON")
+        if connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
+            raise stopped or LogError(f"{reader.directory}: there is no whole event")
+        return OpenedLog(reader.directory, connection, config, condition_of(reader), stopped)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _fill(
+    connection: sqlite3.Connection, reader: LogReader, trust: Trust, progress: Progress | None
+) -> KvsmError | None:
+    """Fill the tables. Returns why they end before the log does."""
+    extractor, stopped = Extractor(), None
+    follow = extractor.follow
+    events = 0
+    try:
+        for events, (ledger, event, _) in enumerate(walk(reader, trust), 1):
+            follow(ledger, event)
+            if not events % BATCH_EVENTS:
+                write(connection, *extractor.take())
+                if progress is not None:
+                    progress(events)
+    except (LogDamaged, IllegalTransition, InvalidEvent) as error:
+        stopped = error
+    write(connection, *extractor.take())
+    write(connection, extractor.unfinished())
+    connection.commit()
+    if progress is not None:
+        progress(events)
+    return stopped
