@@ -117,6 +117,7 @@ class OutsideBooks:
         self.stays: list[Stay] = []
         self.lookups: list[LookupBook] = []
         self.resets: list[Span] = []
+        self._last_life: dict[bytes, BlockBook] = {}
         self._gone: dict[bytes, Reason] = {}
         self._skipped: dict[bytes, Reason] = {}
         self._waiting: dict[str, Stay] = {}
@@ -199,9 +200,9 @@ class OutsideBooks:
         for slot in slots:
             self.in_slot[slot].hits.append(span[1])
         reason = None if missed is None else self.why(missed)
-        for block in self.blocks:
-            if block.key == missed and block.gone is not None and block.wanted is None:
-                block.wanted = span[1]
+        last = None if missed is None else self._last_life.get(missed)
+        if last is not None and last.gone is not None and last.wanted is None:
+            last.wanted = span[1]
         self.lookups.append(LookupBook(span[1], request, tuple(slots), missed, reason))
 
     # Waits.
@@ -278,9 +279,8 @@ class OutsideBooks:
         blocks = []
         for key, slot in zip(result.keys, self._slots(result.job), strict=True):
             assert key not in self.here
-            whose = tuple(dict.fromkeys(names[p] for p in result.stored if keys[p] == key and names[p]))
-            block = BlockBook(id, slot, key, whose)
-            self.here[key] = self.in_slot[slot] = block
+            block = BlockBook(id, slot, key, requests)
+            self.here[key] = self.in_slot[slot] = self._last_life[key] = block
             self._skipped.pop(key, None)
             blocks.append(block)
         self.blocks += blocks

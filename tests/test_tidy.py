@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "kvsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("printable", "properties", "errors", "ids", "options", "states", "events", "plan", "private_files"),
+    ("properties", "errors", "ids", "options", "states", "events", "plan", "private_files"),
     (
         "copy_engines",
         "diagrams",

@@ -7,16 +7,21 @@ preemptions, resets, failures, losses, chunks. `fate_reference` keeps plain book
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from fate_reference import NEVER, OutsideBooks, Reason
+import pytest
+from fate_reference import NEVER, OutsideBooks, Reason, Span
+from msgspec.structs import replace
+from planted_bugs import plant
 
 from kvsm import events as ev
-from kvsm.analysis.rows import Gone
+from kvsm.analysis.extract import Extractor
+from kvsm.analysis.lives import BlockLives
+from kvsm.analysis.rows import TABLES, Gone
 from kvsm.checker.targets import TARGETS
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
@@ -28,8 +33,8 @@ from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import ServingOptions, ServingWorld
 
-CORE_RUNS, SERVING_RUNS = range(16), range(40)
-ACTIONS = 900
+CORE_RUNS, SERVING_RUNS = range(7), range(20)
+ACTIONS = 800
 
 
 class Run(NamedTuple):
@@ -56,7 +61,7 @@ def serving_run(seed: int, actions: int = ACTIONS) -> Run:
     random = Random(seed)
     options = TARGETS["serving"].draw(random)
     assert isinstance(options, ServingOptions)
-    options = msgspec.structs.replace(options, transfer_ticks=random.choice((0, 0, 4)))
+    options = replace(options, transfer_ticks=random.choice((0, 0, 4)))
     world = ServingWorld(options)
     books = OutsideBooks(world.engine.core, world.engine.log)
     for _ in range(actions):
@@ -69,7 +74,7 @@ def serving_run(seed: int, actions: int = ACTIONS) -> Run:
 
 @cache
 def runs() -> tuple[Run, ...]:
-    """The runs that all tests of this file look at."""
+    """The runs that the fast tests look at."""
     return *map(core_run, CORE_RUNS), *map(serving_run, SERVING_RUNS)
 
 
@@ -136,3 +141,183 @@ def test_show_tells_why_each_key_was_missed() -> None:
             assert text in told[event], where
             assert any(one in told[event] for one in skipped) == ("skipped" in told[event]), where
             assert bool(skipped) == ("skipped" in told[event]), where
+
+
+# The tables.
+
+Tables = dict[str, list[Any]]
+
+
+def tables_of(run: Run) -> Tables:
+    """The rows that one pass over the events gives."""
+    extractor, ledger = Extractor(), Ledger(run.config)
+    for event in run.events:
+        extractor.follow(ledger, event)
+    rows, wanted = extractor.take()
+    tables: Tables = {name: [*rows[name], *extractor.unfinished().get(name, ())] for name in TABLES}
+    blocks = {(row.transfer, row.slot): row for row in tables["blocks"]}
+    for one in wanted:
+        place = one.transfer, one.slot
+        blocks[place] = replace(blocks[place], wanted=one.event, wanted_by=one.request)
+    return tables | {"blocks": list(blocks.values())}
+
+
+def is_within(event: int | None, span: Span | None) -> bool:
+    """Whether the row's event is one of the call's, or both are not there."""
+    return event is None if span is None else event is not None and span[0] <= event <= span[1]
+
+
+def requests_in(json: str | None) -> tuple[str, ...] | None:
+    return None if json is None else msgspec.json.decode(json, type=tuple[str, ...])
+
+
+def wrong_lookups(run: Run, tables: Tables) -> Iterator[str]:
+    """Lookups that say another key, or another reason, than the books."""
+    kinds = {event.seq: event.kind for event in run.events}
+    rows = {row.event: row for row in tables["lookups"]}
+    books = {one.event: one for one in run.books.lookups}
+    if rows.keys() != books.keys():
+        yield f"lookups {rows.keys() ^ books.keys()}"
+    for event, book in books.items():
+        row, reason = rows.get(event), book.reason
+        if row is None:
+            continue
+        missed = None if book.missed is None else book.missed.hex()
+        if (row.request, row.hit_slots, row.missed) != (book.request, len(book.slots), missed):
+            yield f"{row} is {book}"
+        if reason is None:
+            if (row.why, row.cause, row.cause_transfer, row.cause_requests) != (None,) * 4:
+                yield f"{row} has no reason"
+            continue
+        gone = reason.before or reason
+        cause = row.why, row.cause_transfer, requests_in(row.cause_requests)
+        if cause != (gone.why, gone.transfer, None if gone.transfer is None else gone.requests):
+            yield f"{row} is because of {gone}"
+        if not is_within(row.cause, gone.at) or kinds.get(row.cause or 0, "") != gone.kind:
+            yield f"{row} happened at {gone}"
+
+
+def wrong_waits(run: Run, tables: Tables) -> Iterator[str]:
+    """Waits that began or ended elsewhere, or for another transfer."""
+    rows = {
+        (row.request, row.began): row
+        for row in tables["request_states"]
+        if row.state in ("DEFERRED", "LOADING")
+    }
+    stays = {(one.request, one.began[1]): one for one in run.books.stays}
+    if rows.keys() != stays.keys():
+        yield f"waits {rows.keys() ^ stays.keys()}"
+    for place, stay in stays.items():
+        row = rows.get(place)
+        if row is not None and (
+            (row.state, row.transfer) != (stay.state, stay.transfer) or not is_within(row.ended, stay.ended)
+        ):
+            yield f"{row} is {stay}"
+
+
+def wrong_blocks(run: Run, tables: Tables) -> Iterator[str]:
+    """Lives of blocks that are told otherwise: stored, used, gone, wanted afterwards."""
+    rows = {(row.transfer, row.slot): row for row in tables["blocks"]}
+    books = {(one.store, one.slot): one for one in run.books.blocks}
+    if rows.keys() != books.keys():
+        yield f"blocks {rows.keys() ^ books.keys()}"
+    for place, book in books.items():
+        row, end = rows.get(place), book.reason or NEVER
+        if row is None:
+            continue
+        told = row.key, requests_in(row.requests), row.hits, row.last_hit, row.wanted
+        if told != (book.key.hex(), book.requests, len(book.hits), max(book.hits, default=None), book.wanted):
+            yield f"{row} is {book}"
+        if not is_within(row.stored, book.stored) or not is_within(row.gone, book.gone):
+            yield f"{row} began and ended as {book}"
+        evicted, by = end.why is Gone.EVICTED, end.transfer
+        why = (row.why, row.gone_for, requests_in(row.gone_for_requests), row.gone_by)
+        if why != (
+            None if book.reason is None else end.why,
+            by if evicted else None,
+            end.requests if evicted else None,
+            None if evicted else by,
+        ):
+            yield f"{row} ended because of {end}"
+
+
+def wrong_transfers(run: Run, tables: Tables) -> Iterator[str]:
+    """Transfers with another end, another owner or other reports."""
+    rows = {row.transfer: row for row in tables["transfers"]}
+    if rows.keys() != run.books.transfers.keys():
+        yield f"transfers {rows.keys() ^ run.books.transfers.keys()}"
+    reports = {(row.transfer, row.worker): (row.reported, row.good) for row in tables["copies"]}
+    for id, book in run.books.transfers.items():
+        row = rows.get(id)
+        if row is None:
+            continue
+        told = row.direction, requests_in(row.requests), row.slots, row.outcome
+        direction = book.direction.name.lower()
+        if told != (direction, book.requests, len(book.blocks), book.outcome):
+            yield f"{row} is {book}"
+        if not is_within(row.ended, book.ended) or row.pending != run.config.workers - len(book.reports):
+            yield f"{row} ended as {book}"
+        for worker in range(run.config.workers) if book.submitted else ():
+            at, good = book.reports.get(worker, (None, None))
+            reported, was_good = reports.get((id, worker), (0, None))
+            if not is_within(reported, at) or was_good is not good:
+                yield f"the copy of {id} on worker {worker}"
+
+
+COMPARISONS: dict[str, Callable[[Run, Tables], Iterator[str]]] = {
+    "lookups": wrong_lookups,
+    "waits": wrong_waits,
+    "blocks": wrong_blocks,
+    "transfers": wrong_transfers,
+}
+
+
+@pytest.mark.parametrize("what", COMPARISONS)
+def test_tables_tell_a_whole_run_as_it_was(what: str) -> None:
+    """Every miss, every wait, every life of a block and every copy of every run, against the books."""
+    for run in runs():
+        wrong = list(COMPARISONS[what](run, tables_of(run)))
+        assert not wrong, f"{run.name}: {len(wrong)} differ, the first: {wrong[0]}"
+
+
+BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
+    "an eviction forgets its last victim": (BlockLives.evicted, "(event.slots))", "(event.slots)[:-1])"),
+    "an eviction names the event, not the store": (BlockLives.evicted, "event.transfer", "event.seq"),
+    "a store in flight is not seen": (BlockLives.missed, "ledger.index.get(key)", "None"),
+    "a skip is not noted": (BlockLives.skipped, "event.seq", "0"),
+    "a failed load voids nothing": (
+        Extractor._reported,
+        "self._lives.gone(self.ledger, ended.slots, end)",
+        "flight.store and self._lives.gone(self.ledger, ended.slots, end)",
+    ),
+    "a failed load counts as a failed store": (
+        Extractor._reported,
+        "if flight.store else Gone.LOAD_FAILED",
+        "if True else Gone.LOAD_FAILED",
+    ),
+    "a cancelled load ends lives": (Extractor._cancelled, "if flight.store:", "if True:"),
+    "a lost copy counts as cancelled": (Extractor._lost, "Gone.LOST", "Gone.CANCELLED"),
+    "a reset counts as an eviction": (Extractor._reset, "Gone.RESET", "Gone.EVICTED"),
+    "a tick wakes nobody": (Extractor._ticked, "self._wake(event)", "pass"),
+    "the end of a copy wakes nobody": (Extractor._ended, "self._wake(event)", "pass"),
+    "a preemption ends no wait": (Extractor._preempted, "self._settle(event.request, event)", "pass"),
+    "a lookup counts one hit too many": (BlockLives.matched, "+= 1", "+= 2"),
+    "a life begins with the hits of the last one": (BlockLives.planned, "self._hits[slots] = 0", "pass"),
+}
+"""Ways to tell a log wrongly: a function, and what of it is replaced."""
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_bug_in_the_tables_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: it notices each of these bugs."""
+    plant(monkeypatch, *BUGS[bug])
+    assert any(is_told_wrongly(run) for run in runs())
+
+
+def is_told_wrongly(run: Run) -> bool:
+    """Whether the tables of a run differ from the books, or cannot be made."""
+    try:
+        tables = tables_of(run)
+    except (AssertionError, LookupError):
+        return True
+    return any(any(wrong(run, tables)) for wrong in COMPARISONS.values())
