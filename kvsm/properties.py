@@ -10,8 +10,6 @@ from enum import Enum
 from json import JSONEncoder
 from typing import Any
 
-import msgspec
-
 
 class Property(Enum):
     """What must hold. Defined as MEMBER = id, title, sentence."""
@@ -150,6 +148,8 @@ _ENCODER = JSONEncoder(separators=(",", ":"))
 
 def json_with_titles(told: Any) -> bytes:
     """JSON in which the title of a property, "property", stands beside each "property_id". It is ASCII."""
+    import msgspec  # Only here: `kvsm --help` must not wait for it.
+
     facts = _with_titles(msgspec.to_builtins(told))
     return _ENCODER.encode(facts).encode("ascii")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.schemas import SCHEMAS
 from kvsm.properties import Property
 
@@ -20,9 +21,20 @@ _TITLE = {"enum": [one.title for one in Property], "description": "The title of 
 _FREE_TITLE = {"type": "string", "description": "The title of the property."}
 
 _PAGE = """\
-# What `--json` prints
+# kvsm in scripts
 
-<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/cli/schemas.py. Do not edit. -->
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/cli. Do not edit. -->
+
+The result of a command goes to standard output. Notes, progress and errors go to standard error.
+
+## Exit codes
+
+A code has the same meaning in every command. The help of a command says what it means there.
+
+| code | meaning |
+| --- | --- |
+{exit_codes}
+## What `--json` prints
 
 With `--json` a command prints JSON objects, one on each line, and nothing else on standard output. The first
 key of each is `schema`: its name and version. Within a version a schema may gain fields, so ignore the fields
@@ -31,6 +43,20 @@ characters are escaped. A property has its id in `property_id` and its title in 
 
 | `schema` | printed by | what it is |
 | --- | --- | --- |
+{schemas}
+## Completion
+
+Press the tabulator key for commands, options and directories, once your shell knows how:
+
+```sh
+eval "$(_KVSM_COMPLETE=bash_source kvsm)"             # in ~/.bashrc
+eval "$(_KVSM_COMPLETE=zsh_source kvsm)"              # in ~/.zshrc
+_KVSM_COMPLETE=fish_source kvsm | source              # in ~/.config/fish/completions/kvsm.fish
+```
+
+## Colours
+
+On a terminal a verdict is green, yellow or red. Its words say the same. `NO_COLOR=1` turns the colours off.
 """
 
 
@@ -44,14 +70,15 @@ def schema_texts() -> dict[str, str]:
     return {file_name(name): json.dumps(json_schema(kind), indent=2) + "\n" for name, kind in SCHEMAS.items()}
 
 
-def schemas_page() -> str:
-    """The page that lists them."""
+def scripts_page() -> str:
+    """The page for people who call kvsm from scripts."""
     rows = []
     for name, kind in SCHEMAS.items():
         first = str(json_schema(kind)["description"]).split("\n")[0]
         command, _, said = first.removeprefix("What ").partition(" prints: ")
         rows.append(f"| [`{name}`](schemas/{file_name(name)}) | {command} | {said} |\n")
-    return _PAGE + "".join(rows)
+    codes = [f"| {one.value} | {one.says} |\n" for one in ExitCode]
+    return _PAGE.format(exit_codes="".join(codes), schemas="".join(rows))
 
 
 def json_schema(kind: type) -> dict[str, Any]:

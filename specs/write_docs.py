@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from json_schemas import schema_texts, schemas_page
+from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
 
@@ -68,7 +68,7 @@ def pages() -> dict[str, str]:
     return {
         "properties.md": properties_page(),
         "bugs.md": bugs_page(),
-        "json.md": schemas_page(),
+        "scripts.md": scripts_page(),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }
 

@@ -15,11 +15,11 @@ from test_counterexample import model_of
 from toy_models import TwoPhaseCommit
 
 from kvsm.checker.explorer import ExplorationProgress
-from kvsm.checker.model import Exploration
+from kvsm.checker.model import INTERRUPT, Exploration, Verdict
 from kvsm.checker.models import MODELS, Bounds, CheckedModel, ExplorationLimits
 from kvsm.checker.rerun import RerunModel
 from kvsm.cli import main
-from kvsm.cli.check import check, progress_line
+from kvsm.cli.check import progress_line
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -64,21 +64,21 @@ def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(check, ["--jobs", "1", *arguments])
+    return CliRunner().invoke(main, ["check", "--jobs", "1", *arguments])
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "verdict"),
     [
         (["commit"], 0, "PROVED"),
-        (["commit", "-b", "hasty=1"], 2, "REFUTED"),
+        (["commit", "-b", "hasty=1"], 1, "REFUTED"),
         (["commit", "--scope", "full", "--states", "50"], 3, "UNDETERMINED (stopped at 50 states)"),
         (["commit", "--depth", "2"], 3, "UNDETERMINED (stopped at the depth of 2 actions)"),
         (["commit", "--seconds", "0"], 3, "UNDETERMINED (stopped at 0 seconds)"),
         ([], 0, "PROVED"),
-        (["-b", "hasty=1"], 2, "REFUTED"),
+        (["-b", "hasty=1"], 1, "REFUTED"),
         (["--depth", "4"], 3, "UNDETERMINED (stopped at the depth of 4 actions)"),
-        (["--depth", "5", "--bound", "hasty=1"], 2, "UNDETERMINED (stopped at the depth of 5 actions)"),
+        (["--depth", "5", "--bound", "hasty=1"], 1, "UNDETERMINED (stopped at the depth of 5 actions)"),
     ],
     ids=str,
 )
@@ -115,7 +115,7 @@ def test_a_refutation_is_told_step_by_step() -> None:
 def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> None:
     """Without a manager, none commits."""
     result = run("commit", "-b", "managers=0", "--log", str(tmp_path / "logs"))
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert result.stdout.splitlines()[3:] == [
         "  unreached  all commit, all abort",
         "             all states were seen, so they are unreachable: this refutes the model",
@@ -150,14 +150,14 @@ def test_json_has_one_line_per_model() -> None:
 
 def test_the_log_of_a_refutation_is_kept(tmp_path: Path) -> None:
     result = run("core", "--scope", "broken", "--log", str(tmp_path / "logs"))
-    assert result.exit_code == 2
+    assert result.exit_code == 1
     assert f"its 5 events are in {tmp_path / 'logs' / 'core'}; try kvsm show" in result.stderr
     assert list((tmp_path / "logs" / "core").glob("*.kvsm"))
 
 
 def test_a_model_without_a_core_says_that_it_has_no_log(tmp_path: Path) -> None:
     result = run("commit", "-b", "hasty=1", "--log", str(tmp_path))
-    assert (result.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert (result.exit_code, list(tmp_path.iterdir())) == (1, [])
     assert "commit runs no offload core, so it has no event log" in result.stderr
 
 
@@ -201,25 +201,31 @@ def test_models_are_listed_as_json_too() -> None:
     ],
     ids=str,
 )
-def test_unusable_input_exits_with_1(arguments: list[str], told: str) -> None:
-    """2 would mean refuted."""
+def test_unusable_input_exits_with_2(arguments: list[str], told: str) -> None:
+    """As every command of kvsm does; 1 means refuted."""
     result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert told in result.stderr
 
 
-def test_kvsm_keeps_the_exit_codes_of_check() -> None:
-    group = type(main)()
-    group.add_command(check)
-    for arguments, code in ((["--nonsense"], 1), (["nothing"], 1), (["commit", "-b", "hasty=1"], 2)):
-        assert CliRunner().invoke(group, ["check", *arguments]).exit_code == code
+def test_ctrl_c_ends_with_130_unless_something_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No verdict, and no limit of the user's: the same code as in every command."""
+    explored = MODELS["commit"].explore
+
+    def interrupted(scope: Any, limits: ExplorationLimits) -> Exploration:
+        found = explored(scope, limits)
+        return msgspec.structs.replace(found, verdict=Verdict.UNDETERMINED, limit=INTERRUPT)
+
+    monkeypatch.setattr(MODELS["commit"], "explore", interrupted)
+    assert run("commit").exit_code == 130
+    assert run("core", "commit", "--scope", "small").exit_code == 130
 
 
 def test_a_log_directory_in_use_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "something").touch()
     result = run("--log", str(tmp_path))
-    assert (result.exit_code, result.stdout) == (1, "")
+    assert (result.exit_code, result.stdout) == (2, "")
     assert f"{tmp_path / 'core'} is not empty" in result.stderr
 
 

@@ -17,6 +17,7 @@ from kvsm.checker import failures
 from kvsm.checker.targets import TARGETS
 from kvsm.checker.walk import WalkResult, walk
 from kvsm.cli import main
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.errors import LogError
 
 COUNTED = ("--runs", 2, "--jobs", 1)
@@ -103,7 +104,7 @@ def test_ctrl_c_saves_the_walk_and_says_how_to_continue(
     monkeypatch.setattr(import_module("kvsm.cli.fuzz"), "walk", interrupted)
     monkeypatch.chdir(tmp_path)
     result = fuzz("--seed", 3, "--jobs", 1)
-    assert result.exit_code == 0
+    assert result.exit_code == ExitCode.INTERRUPTED
     assert "interrupted; to continue: kvsm fuzz --resume kvsm-fuzz.json" in result.stdout
     assert json.loads((tmp_path / "kvsm-fuzz.json").read_bytes())["next_run"] == 1
 

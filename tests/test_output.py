@@ -15,8 +15,9 @@ import pytest
 from replay_life import after_reset, scene, story_life, written
 
 from kvsm.cli import output
-from kvsm.cli.output import OUTPUT_LOST
+from kvsm.cli.exit_codes import ExitCode
 
+OUTPUT_LOST = int(ExitCode.OUTPUT_LOST)
 KVSM = [sys.executable, "-m", "kvsm"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -24,7 +24,7 @@ from replay_life import Life, key
 from kvsm import events as ev
 from kvsm.cli import main, output
 from kvsm.cli.output import say
-from kvsm.replay.render import printable
+from kvsm.printable import printable
 
 HARMLESS = "name"
 HOSTILE = (

@@ -82,8 +82,8 @@ def tagged(kind: type) -> Iterator[type]:
 
 def test_each_answer_is_registered_under_its_name() -> None:
     """`kvsm.VERB/N`: the tag of the struct, and its only name."""
-    for room in {*COMMANDS.values()}:
-        import_module(f"kvsm.cli.{room}")
+    for one in COMMANDS.values():
+        import_module(f"kvsm.cli.{one.room}")
     assert {one.__struct_config__.tag: one for one in SCHEMAS.values()} == SCHEMAS
     ours = {one for one in tagged(import_module("msgspec").Struct) if one.__module__.startswith("kvsm.")}
     assert ours == {*SCHEMAS.values()}

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "kvsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("properties", "errors", "ids", "options", "states", "events", "plan", "private_files"),
+    ("printable", "properties", "errors", "ids", "options", "states", "events", "plan", "private_files"),
     (
         "copy_engines",
         "diagrams",

@@ -23,7 +23,7 @@ from kvsm.checker.model import Model, Refutation
 from kvsm.errors import LogError
 from kvsm.events import LogOpened, OffloadingEvent
 from kvsm.log import RUN_BYTES, LogWriter
-from kvsm.replay.render import printable
+from kvsm.printable import printable
 from kvsm.worlds.world import Finding
 
 Described = dict[str, str]

@@ -32,7 +32,7 @@ import msgspec
 from kvsm.checker import coverage
 from kvsm.checker.coverage import TableEdge
 from kvsm.checker.expansion import Expander, Expansion, Processes, collecting_young_objects
-from kvsm.checker.model import Exploration, Kind, Model, Refutation, Verdict
+from kvsm.checker.model import INTERRUPT, Exploration, Kind, Model, Refutation, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
 from kvsm.errors import ConfigError
 from kvsm.worlds.world import Finding
@@ -270,7 +270,7 @@ class _ExplorerSearch:
     def _look_at_the_clock(self) -> None:
         now = time.monotonic()
         if self.is_interrupted:
-            raise _SearchLimit("an interrupt")
+            raise _SearchLimit(INTERRUPT)
         if self._report is not None and now - self._reported >= PROGRESS_SECONDS:
             self._reported = now
             states, seconds = len(self.numbers), now - self._started

@@ -45,6 +45,10 @@ class Verdict(Enum):
     """Nothing was refuted, but a limit ended the search."""
 
 
+INTERRUPT = "an interrupt"
+"""The limit of an exploration that Ctrl-C ended."""
+
+
 class Kind(Enum):
     """The kinds of requirement, as the table above explains them."""
 

@@ -1,35 +1,54 @@
-"""The command line: one file a command, and one place where errors become exit codes.
+"""The command line: one file a command, and one place where errors become exit codes (`ExitCode`).
 
-Exit codes: 0 good; 1 a property is broken or a log is damaged; 2 unusable input; 74 the output cannot be
-written; 130 interrupted. `check` has its own for the first three, which its help tells.
+`COMMANDS` lists the commands. Help and completion read only this list, so that neither imports a command.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import CommandGroup, complain
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
-BROKEN, UNUSABLE, INTERRUPTED = 1, 2, 130
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+LOOK, RUN, CHECK = SECTIONS = ("Look into a log", "Run", "Check")
+"""The sections of the help, by purpose."""
+
+
+class Listed(NamedTuple):
+    """A command in the help.
+
+    room: the file of kvsm/cli that it is in.
+    section: where the help lists it.
+    says: its line there, which is the first sentence of its own help.
+    """
+
+    room: str
+    section: str
+    says: str
 
 
 COMMANDS = {
-    "run": "run",
-    "replay": "replay",
-    "verify": "verify",
-    "show": "show",
-    "check": "check",
-    "fuzz": "fuzz",
-    "museum": "museum",
-    "diagram": "diagram",
-    "vllm-check": "vllm",
-    "bench": "vllm",
+    "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
+    "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
+    "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
+    "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
+    "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
+    "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),
+    "fuzz": Listed("fuzz", CHECK, "Walk at random through the real code, and reduce a failure."),
+    "museum": Listed("museum", CHECK, "Put real bugs back into kvsm, and let the checkers find them."),
+    "vllm-check": Listed("vllm", CHECK, "Test whether the installed vLLM works with kvsm."),
+    "diagram": Listed("diagram", CHECK, "Draw MACHINE as its table declares it."),
 }
-"""Each command, and the file that it is in; imported only if it is called, so that none waits for another."""
+"""Each command, in the order of the help. A test compares `says` with the command's own help."""
 
 
 class _Commands(CommandGroup):
@@ -41,40 +60,72 @@ class _Commands(CommandGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             return None
-        room = import_module(f"kvsm.cli.{COMMANDS[cmd_name]}")
+        room = import_module(f"kvsm.cli.{COMMANDS[cmd_name].room}")
         command: click.Command = getattr(room, cmd_name.replace("-", "_"))
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """List the commands by purpose."""
+        width = max(map(len, COMMANDS))
+        for section in SECTIONS:
+            listed = [(name, one.says) for name, one in COMMANDS.items() if one.section == section]
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), says) for name, says in listed])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The commands that begin so, with their lines."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=one.says)
+            for name, one in COMMANDS.items()
+            if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def invoke(self, ctx: click.Context) -> Any:
+        _note_system()
         try:
             return super().invoke(ctx)
         except (IllegalTransition, InvalidEvent, LogDamaged, LogWriteFailed) as error:
             complain(str(error))
-            ctx.exit(BROKEN)
+            ctx.exit(ExitCode.BROKEN)
         except KvsmError as error:
             complain(str(error))
-            ctx.exit(UNUSABLE)
+            ctx.exit(ExitCode.UNUSABLE)
         except click.ClickException as error:
             command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "kvsm"
             complain(f"{error.format_message()} See {command} --help.")
-            ctx.exit(UNUSABLE)
+            ctx.exit(ExitCode.UNUSABLE)
         except KeyboardInterrupt:
             complain("interrupted")
-            ctx.exit(INTERRUPTED)
+            ctx.exit(ExitCode.INTERRUPTED)
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except Exception:
+            for line in traceback.format_exc().splitlines():
+                complain(line)
+            ctx.exit(ExitCode.BUG)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def _note_system() -> None:
+    """Say on a system that kvsm does not support what may work there. Ends the command if nothing does."""
+    if sys.platform == "linux":
+        return
+    if sys.platform == "win32":
+        complain("kvsm does not run on Windows; it supports Linux (WSL, too)")
+        raise SystemExit(ExitCode.UNUSABLE)
+    complain(f"kvsm supports Linux, and is not tested on {sys.platform}; commands that read a log may work")
+
+
+@click.group("kvsm", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="kvsm")
 def main() -> None:
-    """An event-sourced state machine for KV-cache offload: run it, replay it, ask it why, check it.
+    """An event-sourced state machine for KV-cache offload: run it, ask its log why, check it.
 
     \b
-    Start with:
-      kvsm run                    a multi-turn workload through the whole machine
-      kvsm run --log DIR          ... and keep its event log
-      kvsm verify DIR             check at every event what a log can show
-      kvsm show DIR --block 42    the life of a host slot, with causes
-      kvsm check                  explore every interleaving within bounds
-      kvsm fuzz                   walk at random, for as long as you like
-      kvsm vllm-check             does the vLLM that is installed here work with kvsm
+    Begin with:
+      kvsm run --log DIR          a workload through the whole machine
+      kvsm verify DIR             check its log
+      kvsm COMMAND --help         what a command does, with examples and exit codes
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,24 @@ from rich.text import Text
 from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render, save_log
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
-from kvsm.checker.model import Exploration, Refutation, Verdict
+from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
-from kvsm.cli.output import Command, complain, say, say_json
-from kvsm.errors import ConfigError, KvsmError
+from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.errors import ConfigError
 from kvsm.states import MACHINES
 
-UNUSABLE = 1
 MOST = 1_000_000
 """The largest bound. Nothing of that size can be explored, nor always be packed."""
-EXIT_CODES = {Verdict.REFUTED: 2, Verdict.UNDETERMINED: 3, Verdict.PROVED: 0}
-"""The worst verdict first."""
+WORST_FIRST = (ExitCode.BROKEN, ExitCode.INTERRUPTED, ExitCode.UNDETERMINED, ExitCode.GOOD)
+
+_CODES = {
+    Verdict.REFUTED: ExitCode.BROKEN,
+    Verdict.UNDETERMINED: ExitCode.UNDETERMINED,
+    Verdict.PROVED: ExitCode.GOOD,
+}
+_COLOURS = {Verdict.REFUTED: in_red, Verdict.UNDETERMINED: in_yellow, Verdict.PROVED: in_green}
 
 
 class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.check/1"):
@@ -93,31 +98,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     scopes: dict[str, dict[str, int]]
 
 
-class _CheckCommand(Command):
-    """Exits with 1 for unusable input, because 2 means refuted here."""
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        with _unusable():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        with _unusable():
-            return super().invoke(ctx)
-
-
-@contextmanager
-def _unusable() -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        complain(f"{error.format_message()} See kvsm check --help.")
-        raise SystemExit(UNUSABLE) from None
-    except KvsmError as error:
-        complain(str(error))
-        raise SystemExit(UNUSABLE) from None
-
-
-@click.command(cls=_CheckCommand)
+@click.command(cls=Command)
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds; check nothing.")
 @click.option("--scope", default="small", show_default=True, help="What to explore; see --list.")
@@ -156,11 +137,11 @@ def check(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Explore every interleaving of MODEL within bounds, or of all models.
+    """Explore every interleaving of MODEL within bounds.
 
-    Exploration is breadth first: every action in every reachable state. A refutation therefore shows a
-    shortest path, with what each step changed. --log also writes it as an event log
-    (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
+    Without MODEL all models are explored. Exploration is breadth first: every action in every reachable
+    state. A refutation therefore shows a shortest path, with what each step changed. --log also writes it as
+    an event log (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
 
     \b
     kvsm check                                 a small scope of each model, some seconds
@@ -169,7 +150,7 @@ def check(
     kvsm check --list                          all models and scopes
 
     \b
-    Exit codes: 0 proved; 2 refuted; 3 undetermined, because a limit came first; 1 unusable input.
+    Exit codes: 0 proved; 1 refuted; 2 unusable input; 3 undetermined, because a limit came first.
     Several models: refuted if any is, else undetermined if any is.
     """
     if only_list:
@@ -179,7 +160,7 @@ def check(
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
     limit = ExplorationLimits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
-    verdicts = set()
+    codes = set()
     for model, wanted in chosen:
         found = _explore(model, wanted, limit if models else _those_taken(limit, model))
         way = _way(found)
@@ -190,8 +171,8 @@ def check(
             say(*_lines(model, found, told))
         if log is not None and way is not None:
             _keep_log(log / model.name, model, wanted, way)
-        verdicts.add(found.verdict)
-    raise SystemExit(next(code for verdict, code in EXIT_CODES.items() if verdict in verdicts))
+        codes.add(_exit_code(found))
+    raise SystemExit(next(code for code in WORST_FIRST if code in codes))
 
 
 # What to check.
@@ -294,7 +275,7 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
     """The summary of a model, for people."""
     yield f"{found.model}: {found.bounds}"
     limit = f" (stopped at {found.limit})" if found.limit else ""
-    yield f"  verdict    {found.verdict.value}{limit}"
+    yield _COLOURS[found.verdict](f"  verdict    {found.verdict.value}{limit}")
     yield (
         f"  seen       {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}; "
         f"{found.seconds:.1f} s, {found.states_per_second:,.0f} states/s"
@@ -338,6 +319,12 @@ def _answer(model: CheckedModel, found: Exploration, told: Counterexample | None
         edges=tuple(map(str, found.edges)),
         never_taken=tuple(map(str, never_taken(found.edges, model.machines))),
     )
+
+
+def _exit_code(found: Exploration) -> ExitCode:
+    if found.verdict is Verdict.UNDETERMINED and found.limit == INTERRUPT:
+        return ExitCode.INTERRUPTED
+    return _CODES[found.verdict]
 
 
 def _way(found: Exploration) -> Refutation | None:

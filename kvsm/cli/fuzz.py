@@ -19,8 +19,9 @@ from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
 from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult, walk
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
-from kvsm.cli.output import Command, say, say_json
+from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.private_files import write_whole
 from kvsm.worlds.world import World
@@ -119,7 +120,7 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
 def fuzz(
     replayed: Path | None, jobs: int | None, as_json: bool, allow_policies: tuple[str, ...], **choices: Any
 ) -> None:
-    """Walk at random through the real code, and reduce a failure to the few actions that it takes.
+    """Walk at random through the real code, and reduce a failure.
 
     A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
     order, reports fail, come late or twice, the cache is reset. Each answer is compared with plain books that
@@ -145,7 +146,7 @@ def fuzz(
     walk and prints how to continue.
 
     \b
-    Exit codes: 0 nothing found; 1 a failure; 2 unusable input.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, and nothing found.
     """
     if replayed is None:
         _find(_FuzzOptions(**choices), jobs or os.cpu_count() or 1, as_json)
@@ -182,7 +183,9 @@ def _find(choices: _FuzzOptions, jobs: int, as_json: bool) -> None:
     else:
         _print(report, choices.resume)
     if report.failure is not None:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.BROKEN)
+    if report.interrupted:
+        raise SystemExit(ExitCode.INTERRUPTED)
 
 
 def _begin(choices: _FuzzOptions) -> FuzzProgress:
@@ -272,7 +275,7 @@ def _print(report: FuzzAnswer, resume: Path | None) -> None:
     if report.interrupted:
         say(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
     if report.failure is None:
-        say("no property was broken")
+        say(in_green("no property was broken"))
         return
     say("", *told(report.failure).split("\n"), "")
     say(f"saved in {report.directory}; to repeat it: kvsm fuzz --replay {report.directory}")
@@ -291,4 +294,4 @@ def _do_again(failure: SavedFailure, as_json: bool) -> None:
     else:
         say(*told(failure).split("\n"))
     if outcome.finding is not None:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.BROKEN)

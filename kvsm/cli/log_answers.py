@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import complain, say_table
 from kvsm.replay import LogCondition
 from kvsm.replay.unfinished import Unfinished, end_rows
@@ -32,4 +33,4 @@ def leave(condition: LogCondition, good: bool = True) -> None:
     for note in condition.notes():
         complain(note)
     if not good or not condition.complete:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.BROKEN)

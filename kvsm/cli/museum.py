@@ -15,11 +15,11 @@ import click
 import msgspec
 
 import kvsm
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, say, say_json, say_text
 from kvsm.errors import ConfigError
 
-FAILED = 1
 UNCHANGED = "the unchanged code"
 ROOT = Path(kvsm.__file__).resolve().parents[1]
 
@@ -94,8 +94,8 @@ def museum(
     or in the unpacked source distribution, after `pip install -e '.[test]'` there.
 
     \b
-    Exit codes: 0 all found; 1 one escaped, a search was cut short, or the unchanged code was not clean;
-    2 unusable input, or a process was killed.
+    Exit codes: 0 all found; 1 one escaped, or the unchanged code was not clean; 2 unusable input, or a
+    process was killed; 3 undetermined, because --seconds came first.
 
     \b
     kvsm museum                 all exhibits, some minutes
@@ -114,8 +114,7 @@ def museum(
     else:
         sought = (*(ids or exhibits), search.CLEAN)
         results = search.search_all(sought, jobs, seconds, all_look=all_look)
-        if not _tell(search, results, as_json=as_json, with_steps=bool(ids)):
-            context.exit(FAILED)
+        context.exit(_tell(search, results, as_json=as_json, with_steps=bool(ids)))
 
 
 def _import_museum(name: str) -> Any:
@@ -159,8 +158,8 @@ def _story(exhibit: Any) -> str:
     return "\n".join(lines).rstrip("\n")
 
 
-def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool) -> bool:
-    """Print results as they come. Returns whether all bugs were found and the unchanged code is clean."""
+def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool) -> ExitCode:
+    """Print results as they come. Good if all bugs were found and the unchanged code is clean."""
     results = []
     for result in found:
         results.append(result)
@@ -174,7 +173,9 @@ def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool)
                 say(f"      {result.finding}")
     if not as_json:
         _print_sum(search, results)
-    return all(one.is_as_expected for one in results)
+    if any(one.is_wrong for one in results):
+        return ExitCode.BROKEN
+    return ExitCode.UNDETERMINED if any(one.cut for one in results) else ExitCode.GOOD
 
 
 def _answer(result: Any) -> MuseumAnswer:

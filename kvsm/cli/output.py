@@ -4,6 +4,9 @@ Names, paths and messages may come from a log, and anybody may have written the 
 `printable` as it leaves: nothing in it moves the cursor, colours text, forges a line or is read as markup.
 JSON is plain ASCII.
 
+A verdict is `in_green`, `in_red` or `in_yellow`. It has this colour on a terminal, unless the environment has
+NO_COLOR. The words alone tell the verdict, too.
+
 Standard output that cannot be written ends the command with its own exit code, because a full disk is not a
 broken property. A reader who leaves early (`kvsm show ... | head`) ends it with 0.
 """
@@ -14,25 +17,68 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TextIO
+from difflib import get_close_matches
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
-import msgspec
-from rich.console import Console
-from rich.text import Text
 
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.printable import printable
 from kvsm.properties import json_with_titles
-from kvsm.replay.render import printable
 
-OUTPUT_LOST = 74
-"""Exit code if standard output cannot be written: `EX_IOERR` of sysexits.h, and no command's verdict."""
+if TYPE_CHECKING:
+    import msgspec
+
+
+class Tone(Enum):
+    """The colour of a verdict, in the words of click and rich."""
+
+    GREEN = "green"
+    RED = "red"
+    YELLOW = "yellow"
+
+
+class Toned(str):
+    """A line, or a cell of a table, with a colour. What is joined to it has none."""
+
+    tone: Tone
+
+    def __new__(cls, text: str, tone: Tone) -> Toned:
+        """The text is made printable when it is printed, as any other."""
+        toned = super().__new__(cls, text)
+        toned.tone = tone
+        return toned
+
+
+def in_green(text: str) -> Toned:
+    """A good verdict."""
+    return Toned(text, Tone.GREEN)
+
+
+def in_red(text: str) -> Toned:
+    """A bad verdict."""
+    return Toned(text, Tone.RED)
+
+
+def in_yellow(text: str) -> Toned:
+    """A verdict that is open, or one with a reservation."""
+    return Toned(text, Tone.YELLOW)
 
 
 def say(*lines: str) -> None:
     """Print lines for people. A line break inside of a line is shown, not made."""
     with writing() as out:
-        out.write("".join(f"{_encodable(line, out)}\n" for line in lines))
+        out.write("".join(f"{_shown(line, out)}\n" for line in lines))
         out.flush()
+
+
+def _shown(line: str, out: TextIO) -> str:
+    """The line, printable, and coloured if it is a verdict and this is a terminal."""
+    text = encodable(line, out)
+    if isinstance(line, Toned) and out.isatty() and not os.environ.get("NO_COLOR"):
+        return click.style(text, fg=line.tone.value)
+    return text
 
 
 def say_text(text: str) -> None:
@@ -51,8 +97,10 @@ def say_json(answer: msgspec.Struct) -> None:
 
 def say_table(table: Any) -> None:
     """Print a table of `rich`. Its cells are made printable."""
+    from kvsm.cli.plain_console import PlainConsole  # Only here: `kvsm --help` must not wait for it.
+
     with writing() as out:
-        _PlainConsole(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True).print(table)
+        PlainConsole(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True).print(table)
 
 
 def complain(text: str) -> None:
@@ -61,7 +109,7 @@ def complain(text: str) -> None:
     if err is not None:
         # Nobody can be told that nobody can be told.
         with suppress(OSError):
-            err.write(f"kvsm: {_encodable(text, err)}\n")
+            err.write(f"kvsm: {encodable(text, err)}\n")
             err.flush()
 
 
@@ -76,7 +124,7 @@ def writing() -> Iterator[TextIO]:
     except BrokenPipeError:
         # The reader of our output has left: nothing is wrong.
         _discard_output()
-        raise SystemExit(0) from None
+        raise SystemExit(ExitCode.GOOD) from None
     except OSError as error:
         _discard_output()
         _lose_output(error.strerror or str(error))
@@ -92,22 +140,21 @@ class Command(click.Command):
 
 
 class CommandGroup(Command, click.Group):
-    """The same for a group of commands."""
+    """The same for a group of commands. Suggests a command for a name that is misspelt."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that is called, with its arguments."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
+            near = get_close_matches(name, known)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"There is no command {name!r}.{meant}")
+        return super().resolve_command(ctx, args)
 
 
-class _PlainConsole(Console):
-    """A console that makes all text of a table printable."""
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a cell."""
-        return super().render_str(_encodable(text, self.file), **options)
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Leave it to `writing`."""
-        raise BrokenPipeError
-
-
-def _encodable(line: str, out: Any) -> str:
+def encodable(line: str, out: Any) -> str:
     """The line, printable, and only with characters that the stream can encode."""
     encoding = getattr(out, "encoding", None) or "utf-8"
     return printable(line).encode(encoding, "backslashreplace").decode(encoding)
@@ -121,4 +168,4 @@ def _discard_output() -> None:
 
 def _lose_output(reason: str) -> NoReturn:
     complain(f"standard output cannot be written: {reason}; the result is not told in full")
-    raise SystemExit(OUTPUT_LOST)
+    raise SystemExit(ExitCode.OUTPUT_LOST)

@@ -11,6 +11,7 @@ import click
 import msgspec
 import numpy as np
 
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say_json
@@ -94,10 +95,10 @@ def _tally(names: Iterable[str]) -> dict[str, int]:
 @trust_options
 @json_option
 def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: Any) -> None:
-    """Rebuild the state from LOG, a directory of segments, and print it.
+    """Rebuild the state after any event of LOG, and print it.
 
-    Without --at and --step every event is folded. With one of them the fold starts from the nearest snapshot
-    before that point.
+    LOG is a directory of segments. Without --at and --step every event is folded. With one of them the fold
+    starts from the nearest snapshot before that point.
     """
     try:
         with Trust(**trust).guarded(log):
@@ -105,7 +106,7 @@ def replay(log: Path, at: int | None, step: int | None, as_json: bool, **trust: 
             state = state_of(rebuilt.ledger)
     except (IllegalTransition, InvalidEvent) as error:
         complain(f"{log}: {error}; `kvsm verify` shows what led there")
-        raise SystemExit(1) from None
+        raise SystemExit(ExitCode.BROKEN) from None
     if as_json:
         answer = ReplayAnswer(
             first=rebuilt.first,

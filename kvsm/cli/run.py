@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, complain, say, say_json, say_table
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
@@ -63,7 +64,7 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
 @_option("--time-scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
-    """Serve a workload with KV-cache offload, then replay the log and prove it.
+    """Serve a workload with KV-cache offload, and verify its log.
 
     Requests arrive at a small serving engine: continuous batching, a prefix cache on the device, a host
     pool behind it, and real copies of real bytes between the two. Every decision is an event in a log. At
@@ -90,13 +91,13 @@ def run(as_json: bool, **options: object) -> None:
         result = _run_with_progress(chosen) if sys.stderr.isatty() else run_workload(chosen)
     except PropertyBroken as broken:
         complain(str(broken))
-        raise SystemExit(1) from broken
+        raise SystemExit(ExitCode.BROKEN) from broken
     if as_json:
         say_json(result)
     else:
         _print(result)
     if not result.good:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.BROKEN)
 
 
 def _run_with_progress(options: RunOptions) -> RunResult:

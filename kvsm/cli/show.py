@@ -46,10 +46,10 @@ def show(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Tell the life of one thing in LOG, with causes: which request stored a block, what it was evicted for,
-    why a request missed.
+    """Tell the life of one thing in LOG, with causes.
 
-    One line for each event, with the state before and after. With --json each line is a JSON object.
+    It shows which request stored a block, what the block was evicted for, and why a request missed. There is
+    one line for each event, with the state before and after. With --json each line is a JSON object.
     """
     target = _target(block, key, request, transfer)
     reader = LogReader(log)

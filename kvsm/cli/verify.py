@@ -12,7 +12,7 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from kvsm.cli.log_answers import end_lines, leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
 from kvsm.invariants import PROPERTIES
 from kvsm.replay import Verification, verify_log
 
@@ -49,7 +49,7 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
 @trust_options
 @json_option
 def verify(log: Path, strict: bool, as_json: bool, **trust: Any) -> None:
-    """Check every property that a log can show, at every event of LOG.
+    """Check every property that LOG can show, at every event.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
     Then tells what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
@@ -78,19 +78,13 @@ def _verify_with_progress(log: Path, trust: dict[str, Any]) -> Verification:
 
 def _print_verification(found: Verification) -> None:
     rate = found.events / found.seconds if found.seconds else 0
-    whole = found.damage is None and found.condition.complete
-    broken = "no violation" if whole else "no violation in what is left of an incomplete log"
-    if found.unfinished is not None and not found.unfinished.finished:
-        broken += "; not finished (see the end)"
-    if found.violations:
-        broken = f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}"
     print_rows(
         ("log", found.log),
         ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
         ("time", f"{found.seconds:.3f} s, {rate:,.0f} events/s"),
         ("properties", ", ".join(map(str, PROPERTIES))),
         ("digest", found.digest),
-        ("verdict", broken),
+        ("verdict", _verdict(found)),
     )
     if found.breakage is not None:
         breakage = found.breakage
@@ -102,3 +96,13 @@ def _print_verification(found: Verification) -> None:
         say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:
         complain(found.damage)
+
+
+def _verdict(found: Verification) -> str:
+    if found.violations:
+        return in_red(f"broken: {', '.join(sorted({str(one.property) for one in found.violations}))}")
+    whole = found.damage is None and found.condition.complete
+    verdict = "no violation" if whole else "no violation in what is left of an incomplete log"
+    if found.unfinished is not None and not found.unfinished.finished:
+        return in_yellow(f"{verdict}; not finished (see the end)")
+    return in_green(verdict) if whole else in_yellow(verdict)

@@ -12,12 +12,21 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from kvsm.cli.output import Command, CommandGroup, complain, say, say_json, say_table, say_text
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.output import (
+    Command,
+    CommandGroup,
+    complain,
+    in_green,
+    in_red,
+    say,
+    say_json,
+    say_table,
+    say_text,
+)
 from kvsm.vllm.bench import Bench, compare, page
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
-
-_BROKEN = 1
 
 
 @contextmanager
@@ -68,7 +77,7 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     else:
         _print_report(report)
     if report.wrong:
-        raise SystemExit(_BROKEN)
+        raise SystemExit(ExitCode.BROKEN)
 
 
 class VllmCheckAnswer(
@@ -102,8 +111,9 @@ def _print_report(report: InstallationCheck) -> None:
     for one in report.engines:
         if one.log is not None:
             say(f"log of {one.name}: {one.log}")
-    verdict = "does not work" if report.wrong else "works"
-    say(f"kvsm {verdict} with this vLLM")
+    say(
+        in_red("kvsm does not work with this vLLM") if report.wrong else in_green("kvsm works with this vLLM")
+    )
 
 
 _ROWS: tuple[tuple[str, Callable[[EngineCheck], str]], ...] = (

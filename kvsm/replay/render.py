@@ -18,17 +18,6 @@ MOST_NAMES = 4
 """Requests named in one line."""
 
 
-def printable(text: str) -> str:
-    r"""`text` on one line, with nothing in it that a terminal acts on: `r\x1b[31m`, `a\nb`, `\u202e`.
-
-    Text of a log may be anything: escape sequences, line breaks, marks that turn the direction of writing.
-    Whatever Python does not call printable is shown as its escape, but for the space that breaks no line.
-    """
-    if text.isprintable():
-        return text
-    return "".join([one if one.isprintable() or one == "\xa0" else ascii(one)[1:-1] for one in text])
-
-
 def render(event: OffloadingEvent) -> str:
     """An event as one line: its kind and its fields, without number, step and time."""
     values = [(name, getattr(event, name)) for name in event.__struct_fields__[3:]]

@@ -51,9 +51,14 @@ class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     cut: bool = False
 
     @property
+    def is_wrong(self) -> bool:
+        """Whether a bug escaped every checker, or the unchanged code is not clean."""
+        return self.finding is not None if self.id == CLEAN else self.finding is None and not self.cut
+
+    @property
     def is_as_expected(self) -> bool:
         """Whether a bug was found, or the unchanged code is clean."""
-        return not self.cut and (self.finding is None) == (self.id == CLEAN)
+        return not self.cut and not self.is_wrong
 
 
 def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> SearchResult:

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from kvsm.checker.coverage import TableEdge, edge_of
 from kvsm.checker.explorer import ExplorationProgress
-from kvsm.checker.model import Exploration, Refutation, Verdict
+from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.protocol.arrays import Successors, Taken, Transitions, columns_of, rows_of
 from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import ArrayNode, Columns, StateBatch
@@ -132,7 +132,7 @@ class _ProtocolSearch:
         except _SearchEnds as limit:
             self._limit = str(limit)
         except KeyboardInterrupt:
-            self._limit = "an interrupt"
+            self._limit = INTERRUPT
 
     def exploration(self) -> Exploration:
         """The result."""

@@ -1,0 +1,24 @@
+"""The console of `rich` that prints kvsm's tables. It is a file of its own because `rich` loads slowly."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.text import Text
+
+from kvsm.cli.output import Toned, encodable
+
+
+class PlainConsole(Console):
+    """A console that makes all text of a table printable, and gives a `Toned` cell its colour."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text of a cell."""
+        if isinstance(text, Toned):
+            options = {**options, "style": text.tone.value}
+        return super().render_str(encodable(text, self.file), **options)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Leave it to `writing`."""
+        raise BrokenPipeError
