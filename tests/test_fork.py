@@ -10,13 +10,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_life import CONFIGS, OPERATIONS, Life, Operations, key, random_life
+from replay_life import (
+    CONFIGS,
+    OPERATIONS,
+    Life,
+    Operations,
+    after_reset,
+    key,
+    random_life,
+    scene,
+    written,
+)
 
 from kvsm import events as ev
 from kvsm.analysis.fork import _CALLS, Forked, OtherChoices, fork
+from kvsm.analysis.unavoidable import unavoidable
 from kvsm.errors import ConfigError, LogError
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.log import LogReader
+from kvsm.properties import Property
 from kvsm.replay import verify_log
 
 
@@ -184,3 +196,34 @@ def test_long_lives_are_repeated(seed: int) -> None:
         forked = fork(log, 1 + seed % life.core.ledger.seq, OtherChoices(), other)
         assert forked.parted is None
         assert forked.pointless == 0
+
+
+# From where on a break is unavoidable.
+
+
+def test_a_break_that_only_the_logs_core_made_is_avoided_to_the_last(tmp_path: Path) -> None:
+    """The log says that a block matched after a reset: no stale data (S14). kvsm's core never says so."""
+    life = scene()
+    life.core.reset()
+    log = written(tmp_path / "log", life, [*life.events, *after_reset(life)[1:]])
+    found = unavoidable(log)
+    assert found.avoided_until == found.event - 1
+    assert {probe.broken for probe in found.probes} == {None}
+
+
+def test_a_break_that_the_engines_calls_make_is_avoided_nowhere(tmp_path: Path) -> None:
+    """The engine moves a cursor back although no store failed: no doubled or lost store (S13)."""
+    life = Life(tmp_path / "log", workers=1)
+    life.core.arrive("r0")
+    life.core.advance([("r0", (2,), (2,))])
+    life.core.advance([("r0", (0,), (0,))])
+    life.close()
+    found = unavoidable(tmp_path / "log")
+    assert found.broken is Property.STORED_ONCE
+    assert found.avoided_until is None
+
+
+def test_a_good_log_has_nothing_to_avoid(tmp_path: Path) -> None:
+    _thrashed(tmp_path / "log")
+    with pytest.raises(ConfigError, match="no property is broken"):
+        unavoidable(tmp_path / "log")

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from kvsm import events as ev
-from kvsm.errors import ConfigError, KvsmError, LogError
+from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogError
 from kvsm.events import STORE, Offer, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
@@ -68,6 +68,7 @@ class Forked(msgspec.Struct, frozen=True):
     last: the number of the fork's last event.
     not_offered: blocks that the log's core skipped, and that the fork could not offer.
     pointless: calls that make no sense in the fork: what they are about is not there.
+    stopped: why the fork ends before the log: an event of the log that cannot follow. None: it does not.
     """
 
     at: int
@@ -75,6 +76,7 @@ class Forked(msgspec.Struct, frozen=True):
     last: int
     not_offered: int
     pointless: int
+    stopped: str | None = None
 
 
 def fork(
@@ -83,6 +85,7 @@ def fork(
     choices: OtherChoices,
     directory: str | os.PathLike[str],
     *,
+    until: int | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Forked:
@@ -90,6 +93,7 @@ def fork(
 
     at: the last event that is kept as it is.
     directory: of the new log; must be empty or absent. After an error nothing of it is left.
+    until: the last event of the log whose call is made; None: to its end.
     allow_policies, max_slots: as in `Trust`.
 
     Raises `LogError` if the log has no such event or lacks events, and `ConfigError` for a choice that cannot
@@ -111,17 +115,17 @@ def fork(
         )
         try:
             future = _Future(ledger, writer, choices, at)
-            _live_on(future, reader, at, trust)
+            _live_on(future, reader, at, until, trust)
             writer.close()
         except BaseException:
             writer.close()
             shutil.rmtree(Path(directory))
             raise
-    return Forked(at, future.parted, ledger.seq, future.not_offered, future.pointless)
+    return Forked(at, future.parted, ledger.seq, future.not_offered, future.pointless, future.stopped)
 
 
-def _live_on(future: _Future, reader: LogReader, at: int, trust: Trust) -> None:
-    """Repeat the events up to `at`, then make the calls that led to the others."""
+def _live_on(future: _Future, reader: LogReader, at: int, until: int | None, trust: Trust) -> None:
+    """Repeat the events up to `at`, then make the calls that led to the others, up to `until`."""
     for moment in walk(reader, trust):
         event = moment.event
         if event.seq != future.recorded + 1:
@@ -132,9 +136,17 @@ def _live_on(future: _Future, reader: LogReader, at: int, trust: Trust) -> None:
             future.repeat(event)
         else:
             future.call(moment)
-        moment.ledger.apply(event)
+        try:
+            moment.ledger.apply(event)
+        except (IllegalTransition, InvalidEvent) as error:
+            if event.seq <= at:
+                raise
+            future.stopped = str(error)
+            break
         if event.seq == at:
             future.begin(event)
+        if event.seq == until:
+            break
     if future.recorded < at:
         raise LogError(f"{reader.directory}: there is no event {at}; the last one is {future.recorded}")
     future.finish()
@@ -150,6 +162,7 @@ class _Future:
         """The last event of the log that was looked at."""
         self.parted: int | None = None
         self.not_offered = self.pointless = 0
+        self.stopped: str | None = None
         self._transfers: dict[int, int] = {}
         """The fork's transfer for a transfer of the log that was planned after the fork."""
         self.touching: list[bytes] = []

@@ -7,7 +7,10 @@ imports all commands.
 
 from __future__ import annotations
 
+from kvsm.analysis.diff import LogDiff
+from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.check import CheckAnswer, ListedModel
+from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.replay import ReplayAnswer
@@ -22,6 +25,9 @@ SCHEMAS: dict[str, type] = {
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,
+    "kvsm.diff/1": LogDiff,
+    "kvsm.fork/1": ForkAnswer,
+    "kvsm.unavoidable/1": Unavoidable,
     "kvsm.check/1": CheckAnswer,
     "kvsm.check-list/1": ListedModel,
     "kvsm.fuzz/1": FuzzAnswer,

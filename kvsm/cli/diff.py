@@ -1,0 +1,102 @@
+"""`kvsm diff`: where two logs of one workload part, and what differs at the end. It needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+import kvsm
+from kvsm.analysis.diff import Changed, LogDiff, Parting, StoryStep
+from kvsm.analysis.diff import diff as compare
+from kvsm.analysis.opened import OpenedLog
+from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.replay.times import after_start, utc
+
+
+@click.command(cls=Command)
+@log_argument("good")
+@log_argument("bad")
+@trust_options
+@json_option
+def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
+    """Say where two logs of one workload part first. Then say what differs in the end.
+
+    GOOD and BAD are aligned by request and by key, not by event number or time. Each request and each key
+    has a story: what was looked up, stored, evicted and loaded, what failed, how it ended. Waits and the
+    order of reports differ from run to run and are not compared. The eight characters that vLLM's server
+    appends to a request's name are left out. If the logs share no key, because block hashes start from a
+    random value, a key is named by the request that stored it first.
+
+    \b
+    Examples:
+      kvsm diff monday/kvsm-log tuesday/kvsm-log
+      kvsm diff GOOD BAD --json
+
+    \b
+    Exit code: 0 if every story goes the same way; 1 if not; 2 for input that cannot be used.
+    """
+    with kvsm.open(good, **trust) as one, kvsm.open(bad, **trust) as other:
+        found = compare(one, other)
+        if as_json:
+            say_json(found)
+        else:
+            print_diff(found, one, other)
+    if not found.same:
+        raise SystemExit(1)
+
+
+def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:
+    """Print a difference for people: settings, the first partings, figures."""
+    if found.keys_by_owner:
+        say("The logs share no key. A key is named by the request that stored it first.", "")
+    _print_changed("setting", found.settings)
+    if found.same:
+        say(f"All {found.things:,} requests and keys have the same story in both logs.")
+        return
+    share = f"{found.parted:,} of {found.things:,} requests and keys have another story."
+    say(f"{share} They part here first:", "", *_told(found.partings[0], good, bad), "")
+    rest = found.partings[1:]
+    if rest:
+        say(f"The next {len(rest)}:" if len(rest) > 1 else "The other one:", "")
+    for parting in rest:
+        say(*_told(parting, good, bad), "")
+    _print_changed("figure", found.figures)
+
+
+def _told(parting: Parting, good: OpenedLog, bad: OpenedLog) -> list[str]:
+    lines = [parting.about]
+    if parting.common is not None:
+        lines.append(f"  both  {parting.common.text}")
+    lines.append(f"  good  {_step(parting.good, good)}")
+    lines.append(f"  bad   {_step(parting.bad, bad)}")
+    return lines
+
+
+def _step(step: StoryStep | None, log: OpenedLog) -> str:
+    if step is None:
+        return "nothing more"
+    when = f"{utc(step.wall_ns)} {after_start(step.wall_ns, log.began_ns)}"
+    return f"{step.text}  (event {step.event}, {when})"
+
+
+def _print_changed(what: str, changed: Sequence[Changed]) -> None:
+    if not changed:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name, justify in ((what, "left"), ("good", "right"), ("bad", "right")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for one in changed:
+        table.add_row(one.name, _shown(one.good), _shown(one.bad))
+    say_table(table)
+    say("")
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not told"
+    return f"{value:,}" if type(value) is int else str(value)

@@ -1,0 +1,166 @@
+"""`kvsm fork`: from any moment of a log the real core goes on, with other choices. It needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+import kvsm
+from kvsm.analysis.diff import LogDiff
+from kvsm.analysis.diff import diff as compare
+from kvsm.analysis.fork import Forked, OtherChoices
+from kvsm.analysis.fork import fork as fork_log
+from kvsm.analysis.unavoidable import Unavoidable, unavoidable
+from kvsm.cli.diff import print_diff
+from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.output import Command, say, say_json
+from kvsm.errors import ConfigError
+from kvsm.policies import POLICIES
+
+
+class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fork/1"):
+    """What `kvsm fork --json` prints.
+
+    log: directory of the new log.
+    forked: how the core went on.
+    difference: between the old log and the new one.
+    """
+
+    log: str
+    forked: Forked
+    difference: LogDiff
+
+
+class _Late(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`TRANSFER:EVENTS`, as (transfer, events)."""
+
+    name = "late"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read it. Complains if it is something else."""
+        transfer, _, events = value.partition(":")
+        if not transfer.isdigit() or not events.isdigit():
+            self.fail(f"{value!r} is not TRANSFER:EVENTS, for example 1017:200", param, ctx)
+        return int(transfer), int(events)
+
+
+_TRANSFER = click.IntRange(min=1)
+
+
+@click.command(cls=Command)
+@log_argument()
+@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The last event that is kept.")
+@click.option(
+    "--unavoidable", "chart", is_flag=True, help="Where a broken property could still be avoided; no --at."
+)
+@click.option("--policy", metavar="NAME", help=f"Another eviction policy: {', '.join(POLICIES)}.")
+@click.option("--abort", multiple=True, metavar="REQUEST", help="Abort this request at once. Repeatable.")
+@click.option("--reset", is_flag=True, help="Reset the cache at once.")
+@click.option(
+    "--fail", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="Its reports are bad. Repeatable."
+)
+@click.option(
+    "--lose", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="No worker reports it. Repeatable."
+)
+@click.option(
+    "--late",
+    type=_Late(),
+    multiple=True,
+    metavar="TRANSFER:EVENTS",
+    help="Its reports come later. Repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The new log.  [default: LOG-fork-SEQ]",
+)
+@trust_options
+@json_option
+def fork(log: Path, at: int | None, chart: bool, output: Path | None, as_json: bool, **options: Any) -> None:
+    """Go on from event SEQ of LOG with other choices. Say where the futures part.
+
+    The calls that the engine made after SEQ are made again, on the real core. Without another choice it
+    decides what LOG says. The engine is not simulated: it makes the same calls, so the fork shows what kvsm
+    would have done with them. The new log is a log like any other: verify it, show it, report on it.
+
+    \b
+    Examples:
+      kvsm fork LOG --at 1200 --policy arc         another policy, from event 1200 on
+      kvsm fork LOG --at 1200 --late 1017:500      the reports of transfer 1017 come 500 events later
+      kvsm fork LOG --at 1200 --abort r7 --reset   r7 is aborted, then the cache is reset
+      kvsm fork LOG --unavoidable                  a property is broken: from where on was that certain?
+
+    \b
+    Exit code: 0 if the new log is written; 2 for input that cannot be used (nothing is written then).
+    """
+    trust = {name: options.pop(name) for name in ("allow_policies", "max_slots")}
+    late = dict(options.pop("late"))
+    if chart == (at is not None):
+        raise ConfigError("fork takes either --at SEQ or --unavoidable")
+    if at is None:
+        _chart(_unavoidable(log, trust), as_json)
+        return
+    directory = output or log.resolve().parent / f"{log.resolve().name}-fork-{at}"
+    forked = fork_log(log, at, OtherChoices(**options, late=late), directory, **trust)
+    with kvsm.open(log, **trust) as one, kvsm.open(directory, **trust) as other:
+        found = compare(one, other)
+        if as_json:
+            say_json(ForkAnswer(log=str(directory), forked=forked, difference=found))
+            return
+        say(*_told(directory, forked), "")
+        print_diff(found, one, other)
+
+
+def _unavoidable(log: Path, trust: dict[str, Any]) -> Unavoidable:
+    """Fork the log at many places. On a terminal a line counts the forks."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return unavoidable(log, **trust)
+    columns = (TextColumn("verified {task.completed:,.0f} forks"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("fork", total=None)
+        return unavoidable(log, progress=lambda forks: progress.update(task, completed=forks), **trust)
+
+
+def _chart(found: Unavoidable, as_json: bool) -> None:
+    """A line for each fork: up to where the core avoids the break."""
+    if as_json:
+        say_json(found)
+        return
+    say(f"Event {found.event} breaks {found.broken}. Forked before it, with the same calls:", "")
+    width = len(f"{found.event:,}")
+    for probe in found.probes:
+        verdict = "avoided" if probe.broken is None else f"breaks {probe.broken}"
+        say(f"  from event {probe.at:>{width},}  {'.' if probe.broken is None else '#'}  {verdict}")
+    last = found.avoided_until
+    if last is None:
+        say("", "No fork avoids it: the calls of the engine break it, or the state was wrong from the start.")
+    elif last == found.event - 1:
+        say("", f"kvsm's core avoids it to the last: event {found.event} is not what it decides there.")
+    else:
+        say("", f"kvsm's core avoids it up to event {last:,}. From event {last + 1:,} on it is certain.")
+
+
+def _told(directory: Path, forked: Forked) -> list[str]:
+    lines = [f"The fork is a log of {forked.last:,} events: {directory}"]
+    if forked.parted is None:
+        lines.append("The core decided what the log says, event for event.")
+    else:
+        lines.append(f"The same up to event {forked.parted - 1}; the first other event is {forked.parted}.")
+    if forked.not_offered:
+        lines.append(
+            f"Not offered: {forked.not_offered:,} blocks that the log's core skipped. The log does not tell "
+            f"where they lie on the device."
+        )
+    if forked.stopped is not None:
+        lines.append(f"The fork ends where the log cannot go on: {forked.stopped}")
+    if forked.pointless:
+        lines.append(f"Left out: {forked.pointless:,} calls about what does not exist in the fork.")
+    return lines
