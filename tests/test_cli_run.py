@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +16,22 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from kvsm import invariants
 from kvsm.cli import main
 from kvsm.cli.run import _progress_line
+from kvsm.cli.run_result import CHECKED, count, print_result
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.log import LogReader
-from kvsm.serving import RunOptions, RunProgress, WorkloadRun, in_flight, run_workload
+from kvsm.properties import Property
+from kvsm.serving import (
+    RunOptions,
+    RunProgress,
+    RunResult,
+    WorkloadRun,
+    in_flight,
+    offload_checks,
+    run_workload,
+)
 from kvsm.traces import multi_turn
 
 SMALL = ["--requests", "60", "--block-bytes", "64"]
@@ -40,30 +53,85 @@ def kvsm(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["run", *map(str, arguments)], catch_exceptions=False)
 
 
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run keeps its log in the working directory: not in this checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
+ALWAYS = ("requests", "time", "tokens missed", "decision time", "log events", "log bytes", "verified in")
+SOMETIMES = (
+    "loads failed",
+    "remote decode",
+    "resets",
+    "tokens hit on host",
+    "blocks loaded",
+    "blocks evicted",
+)
+
+
+def rows_in(text: str) -> set[str]:
+    """The names of the rows that are printed."""
+    return {name for name in ALWAYS + SOMETIMES if f"\n{name} " in text}
+
+
 def test_the_main_job_tells_what_happened() -> None:
-    """Exit code 0, every figure of the table, and the verdict in words."""
+    """Exit code 0, the figures that are not zero, and the verdict in words."""
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 0
-    for name in (
-        "requests",
-        "tokens hit on device",
-        "tokens hit on host",
-        "tokens missed",
-        "loads failed",
-        "remote decode",
-        "resets",
-        "blocks stored",
-        "blocks loaded",
-        "blocks evicted",
-        "blocks skipped",
-        "decision time",
-        "log events",
-        "log bytes",
-        "verified in",
-    ):
-        assert f"\n{name} " in f"\n{result.stdout}"
-    assert "digest equal: " in result.stdout
-    assert "violations 0" in result.stdout
+    assert rows_in(result.stdout) == {*ALWAYS}
+    assert re.search(r"\D0 ", result.stdout) is None
+    assert re.search(r"^good: [\d,]+ events give the engine's own state", result.stdout, re.MULTILINE)
+
+
+def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tokens that the device did not hold, and how many of them were loaded."""
+    pressed = RunOptions(requests=100, device_blocks=96, block_bytes=64, copies="simulated")
+    result = run_workload(pressed)
+    loaded, computed = result.host_hit_tokens, result.computed_tokens
+    print_result(result)
+    told = f"offload saved {count(loaded)} of {count(loaded + computed)} prompt tokens"
+    assert capsys.readouterr().out.startswith(told)
+    assert count(2_949_120) == "2.9 M"
+    assert kvsm("--requests", 2, "--copies", "simulated").stdout.startswith("offload saved nothing here")
+
+
+def test_what_was_checked_is_told_in_words_and_by_name() -> None:
+    """Each property that a run can check is in one group, and each is named if it was checked."""
+    grouped = [one for _, _, properties in CHECKED for one in properties]
+    checked = {*invariants.PROPERTIES, *offload_checks.PROPERTIES, Property.COPY_ORDER}
+    assert (len(grouped), {*grouped}) == (len(checked), checked)
+    told = " ".join(kvsm("--requests", 2, "--copies", "simulated").stdout.split())
+    assert [one for one in checked if str(one) not in told] == []
+    assert str(Property.COPY_ORDER) not in " ".join(kvsm("--requests", 2).stdout.split())
+
+
+def test_the_log_is_kept_and_never_overwritten() -> None:
+    """`kvsm-log` in the working directory; the next run takes another name."""
+    for name in ("kvsm-log", "kvsm-log-2", "kvsm-log-3"):
+        assert json.loads(kvsm("--requests", 2, "--json").stdout)["log"] == name
+        assert list(Path(name).glob("*.kvsm"))
+    assert len([*Path.cwd().iterdir()]) == 3
+
+
+def test_a_broken_link_is_no_free_name() -> None:
+    """A log is not written where somebody's link leads."""
+    Path("kvsm-log").symlink_to("elsewhere")
+    assert json.loads(kvsm("--requests", 2, "--json").stdout)["log"] == "kvsm-log-2"
+    assert not Path("elsewhere").exists()
+
+
+@pytest.mark.parametrize("name", [None, "a log"])
+def test_the_commands_to_try_next_work(name: str | None) -> None:
+    """Three of them, with the path of this log, as a shell reads it."""
+    result = kvsm(*SMALL, "--copies", "simulated", *(["--log", name] if name else []))
+    commands = [shlex.split(line) for line in result.stdout.split("try next:\n")[1].splitlines()]
+    assert len(commands) == 3
+    for program, *arguments in commands:
+        assert program == "kvsm"
+        assert (name or "kvsm-log") in arguments
+        done = CliRunner().invoke(main, arguments)
+        assert (done.exit_code, bool(done.stdout)) == (0, True), done.output
 
 
 def test_json_holds_the_same() -> None:
@@ -88,8 +156,8 @@ def test_a_trace_is_served(tmp_path: Path) -> None:
     assert json.loads(kvsm("--trace", path, "--requests", 7, "--json").stdout)["requests"] == 7
 
 
-def test_everything_that_can_go_wrong_goes_wrong_at_once() -> None:
-    """All options together are legal, and the result counts each kind of event."""
+def test_everything_that_can_go_wrong_goes_wrong_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """All options together are legal, and the result counts each kind of event. People see it, too."""
     told = json.loads(kvsm(*EVERYTHING, "--copies", "host", "--json").stdout)
     assert told["violations"] == []
     assert told["digest"] == told["replayed_digest"]
@@ -97,6 +165,8 @@ def test_everything_that_can_go_wrong_goes_wrong_at_once() -> None:
         assert told[name] > 0, name
     assert told["stores"]["failed"] > 0
     assert set(told["properties"]) >= {"S15", "S16", "S17", "S18"}
+    print_result(msgspec.convert(told, RunResult))
+    assert rows_in(capsys.readouterr().out) == {*ALWAYS, *SOMETIMES}
 
 
 def test_help_teaches() -> None:
@@ -184,9 +254,10 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(NumpyPools, "copy", careless)
     result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
     assert result.exit_code == 1
-    assert "digest equal" in result.stdout
+    assert re.search(r"^BROKEN, \d+ times, in [\d,]+ events:$", result.stdout, re.MULTILINE)
     assert "  correct bytes (S15): request " in result.stdout
-    assert " more" in result.stdout.splitlines()[-1]
+    assert re.search(r"^  and \d+ more$", result.stdout, re.MULTILINE)
+    assert "good:" not in result.stdout
 
 
 def test_a_state_that_replay_does_not_give_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +281,8 @@ def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPat
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 1
     assert result.stderr.startswith("kvsm: progress (S9): no report for 0 s of transfers ")
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.endswith("\nkvsm: the log until then is in kvsm-log\n")
+    assert result.stderr.count("\n") == 2
 
 
 # Progress.

@@ -6,6 +6,7 @@ Order of copies (S12): without the check its blocks would be stored before they 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -165,7 +166,7 @@ def test_engine_that_counts_in_time_is_never_told(
     drive(engine, acts)
 
 
-def test_a_run_checks_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_checks_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`kvsm run` and `kvsm fuzz` drive their engines with the check."""
     real = OffloadScheduler.build_connector_meta
 
@@ -175,6 +176,6 @@ def test_a_run_checks_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(self, output)
 
     monkeypatch.setattr(OffloadScheduler, "build_connector_meta", early)
-    result = CliRunner().invoke(main, ["run", "--requests", "2"])
+    result = CliRunner().invoke(main, ["run", "--requests", "2", "--log", str(tmp_path / "log")])
     assert result.exit_code != 0
     assert "after build_connector_meta, not before" in result.output + str(result.exception)

@@ -127,7 +127,7 @@ def main() -> None:
 
     \b
     Begin with:
-      kvsm run --log DIR          a workload through the whole machine
-      kvsm verify DIR             check its log
+      kvsm run                    a workload through the whole machine; its log stays in ./kvsm-log
+      kvsm verify kvsm-log        check at each event of the log what it can show
       kvsm COMMAND --help         what a command does, with examples and exit codes
     """

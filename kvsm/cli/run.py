@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.output import Command, complain, say, say_json, say_table
+from kvsm.cli.output import Command, complain, say_json
+from kvsm.cli.run_result import print_result
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
 from kvsm.serving.ranks import COPIES
@@ -22,7 +24,8 @@ from kvsm.serving.run_options import LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 _DEFAULTS = RunOptions()
-_VIOLATIONS_SHOWN = 10
+LOG = "kvsm-log"
+"""Where the log is kept if no place was named."""
 
 
 def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any]:
@@ -60,20 +63,25 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
     f"Who copies: {'; '.join(f'{name} ({choice.told})' for name, choice in COPIES.items())}.",
 )
 @click.option("--verify-copies", is_flag=True, help="Check the bytes of every block that is loaded.")
-@click.option("--log", metavar="DIR", help="Keep the event log in DIR, which must be empty or absent.")
+@click.option(
+    "--log",
+    metavar="DIR",
+    help="Keep the event log in DIR, which must be empty or absent.  [default: kvsm-log, or kvsm-log-2, ...]",
+)
 @_option("--time-scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, and verify its log.
 
-    Requests arrive at a small serving engine: continuous batching, a prefix cache on the device, a host
-    pool behind it, and real copies of real bytes between the two. Every decision is an event in a log. At
-    the end the log is replayed. It must give the state that the engine ended with, and every property must
-    hold at every event. The bytes that a request computes from are compared with those that were stored.
+    Without options this takes about ten seconds. Requests arrive at a small serving engine: continuous
+    batching, a prefix cache on the device, a host pool behind it, and real copies of real bytes between the
+    two. Every decision is an event in a log. At the end the log is replayed. It must give the state that the
+    engine ended with, and every property must hold at every event. The bytes that a request
+    computes from are compared with the bytes that were stored.
 
     \b
     Examples:
-      kvsm run                                  4000 requests of generated conversations
+      kvsm run                                  4000 requests of generated conversations; log in ./kvsm-log
       kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
@@ -86,18 +94,26 @@ def run(as_json: bool, **options: object) -> None:
     Exit code: 0 if all of this holds; 1 if the digest differs or a property is broken; 2 for input that
     cannot be used (nothing is written then).
     """
+    options["log"] = options["log"] or free_name(LOG)
     chosen = RunOptions(**options)  # type: ignore[arg-type]
     try:
         result = _run_with_progress(chosen) if sys.stderr.isatty() else run_workload(chosen)
     except PropertyBroken as broken:
         complain(str(broken))
+        complain(f"the log until then is in {chosen.log}")
         raise SystemExit(ExitCode.BROKEN) from broken
     if as_json:
         say_json(result)
     else:
-        _print(result)
+        print_result(result)
     if not result.good:
         raise SystemExit(ExitCode.BROKEN)
+
+
+def free_name(name: str) -> str:
+    """`name` if nothing has it, else the first of `name-2`, `name-3`, ... that nothing has."""
+    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
+    return next(one for one in names if not os.path.lexists(one))
 
 
 def _run_with_progress(options: RunOptions) -> RunResult:
@@ -122,115 +138,3 @@ def _progress_line(progress: RunProgress) -> str:
         f"{progress.requests_done:,} of {progress.requests:,} requests   hit rate {progress.hit_rate:.1%}   "
         f"{rate:.2f} GB/s copied   {progress.seconds:.0f} s"
     )
-
-
-def _print(result: RunResult) -> None:
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
-    table.add_column(style="dim", overflow="fold")
-    for section in (_request_rows, _block_rows, _log_rows):
-        for row in section(result):
-            table.add_row(*row)
-        table.add_section()
-        table.add_row()
-    say_table(table)
-    say(*_verdict(result))
-
-
-_Row = tuple[str, str, str]
-
-
-def _request_rows(result: RunResult) -> list[_Row]:
-    tokens = result.device_hit_tokens + result.host_hit_tokens + result.computed_tokens
-    rows = [
-        (
-            "requests",
-            f"{result.requests:,}",
-            f"{result.finished:,} finished, {result.aborted:,} aborted, {result.preemptions:,} preemptions, "
-            f"{result.deferrals:,} waits for a block in flight",
-        ),
-        (
-            "loads failed",
-            f"{result.failed_loads:,}",
-            f"{result.restarts:,} requests restarted; {result.transfers_lost:,} copies lost",
-        ),
-        (
-            "remote decode",
-            f"{result.remote_decode:,}",
-            f"requests over, {result.fully_offloaded:,} of them offloaded in full",
-        ),
-        ("resets", f"{result.resets:,}", "of the whole cache"),
-        (
-            "time",
-            f"{result.run_seconds:.1f} s",
-            f"{result.workload_seconds:,.0f} s of workload, {result.steps:,} steps",
-        ),
-    ]
-    for name, count in (
-        ("tokens hit on device", result.device_hit_tokens),
-        ("tokens hit on host", result.host_hit_tokens),
-        ("tokens missed", result.computed_tokens),
-    ):
-        rows.append((name, f"{count:,}", f"{count / max(1, tokens):.1%}"))
-    return rows
-
-
-def _block_rows(result: RunResult) -> list[_Row]:
-    skipped = ", ".join(f"{count:,} {reason}" for reason, count in result.blocks_skipped.items())
-    rows = [
-        ("blocks evicted", f"{result.blocks_evicted:,}", ""),
-        ("blocks skipped", f"{sum(result.blocks_skipped.values()):,}", skipped),
-    ]
-    for name, blocks, copies in (
-        ("blocks loaded", result.blocks_loaded, result.loads),
-        ("blocks stored", result.blocks_stored, result.stores),
-    ):
-        rate = copies.gigabytes_per_second
-        speed = f" at {rate:.2f} GB/s a thread" if rate else ""
-        failed = f", {copies.failed:,} failed" if copies.failed else ""
-        detail = f"{copies.transfers:,} copies{failed}, {copies.bytes / 1e9:.2f} GB{speed}"
-        rows.insert(0, (name, f"{blocks:,}", detail))
-    if result.verified is not None:
-        wrong, unknown = result.verified.mismatched, result.verified.unverified
-        rows.append(
-            ("blocks verified", f"{result.verified.checked:,}", f"{wrong:,} wrong, {unknown:,} unknown")
-        )
-    return rows
-
-
-def _log_rows(result: RunResult) -> list[_Row]:
-    beside_keys = (result.log_bytes - result.log_key_bytes) / max(1, result.log_entries)
-    return [
-        ("decision time", f"{result.decision_us:.2f} us", "a block named in an event, log included"),
-        ("log events", f"{result.log_events:,}", f"{result.log_entries:,} block entries"),
-        (
-            "log bytes",
-            f"{result.log_bytes:,}",
-            f"{beside_keys:.1f} a block entry, and {result.log_key_bytes:,} of keys",
-        ),
-        (
-            "verified in",
-            f"{result.verify_seconds:.1f} s",
-            result.log or "the log was not kept: --log DIR keeps it",
-        ),
-    ]
-
-
-def _verdict(result: RunResult) -> list[str]:
-    if result.digest == result.replayed_digest:
-        lines = [f"digest equal: {result.digest}, live and replayed"]
-    else:
-        lines = [f"DIGEST DIFFERS: live {result.digest}, replayed {result.replayed_digest}"]
-    if result.damage is not None:
-        lines.append(f"LOG DAMAGED: {result.damage}")
-    checked = ", ".join(map(str, result.properties))
-    lines.append(
-        f"properties checked: {checked}; at each of {result.log_events:,} events; "
-        f"violations {len(result.violations)}"
-    )
-    lines += [f"  {one.property}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN]]
-    hidden = len(result.violations) - _VIOLATIONS_SHOWN
-    if hidden > 0:
-        lines.append(f"  and {hidden} more")
-    return lines

@@ -1,0 +1,199 @@
+"""What `kvsm run` says of its result: what offload saved, what was checked, what to try next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from kvsm.cli.log_answers import print_rows
+from kvsm.cli.output import in_green, in_red, say, say_table
+from kvsm.properties import Property
+from kvsm.serving.workload_run import CopyTotals, RunResult
+
+_VIOLATIONS_SHOWN = 10
+
+CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
+    (
+        "memory",
+        "no slot is lost, and none is reused while a copy touches it",
+        (Property.CONSERVATION, Property.NO_REUSE_IN_FLIGHT, Property.ONE_RELEASE_PER_HOLD),
+    ),
+    (
+        "keys",
+        "a key matches only when every worker has stored its bytes, and they are of this epoch",
+        (
+            Property.PUBLISH_AFTER_COMMIT,
+            Property.STORED_ONCE,
+            Property.NO_STALE_DATA,
+            Property.EVENTS_ARE_STATE,
+        ),
+    ),
+    (
+        "reports",
+        "a late, doubled or bad report never counts as a success",
+        (Property.STALE_REPORTS, Property.FAILURE_IS_NOT_SUCCESS),
+    ),
+    (
+        "requests",
+        "a match keeps its blocks, and nothing waits forever",
+        (Property.MATCH_HOLDS, Property.PROGRESS),
+    ),
+    (
+        "bytes",
+        "each request computed from the bytes that were stored",
+        (Property.CORRECT_BYTES, Property.COPY_ORDER),
+    ),
+    (
+        "offload",
+        "each full block is stored, in flight, or skipped for a reason; no copy is left behind",
+        (Property.FULL_OFFLOAD, Property.LAST_STEP, Property.ONE_TOKEN_LEFT),
+    ),
+)
+"""What a run checks, in words: (about what, what held, the properties)."""
+
+
+def print_result(result: RunResult) -> None:
+    """Print the result for people."""
+    say(_saved(result), "")
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column(style="dim", overflow="fold")
+    for section in (_request_rows, _block_rows, _log_rows):
+        for name, count, detail in section(result):
+            table.add_row(name, count, detail)
+        table.add_section()
+        table.add_row()
+    say_table(table)
+    say(*_verdict(result))
+    if result.good:
+        print_rows(*[(f"  {about}", told) for about, told in _checks(result)])
+    if result.log is not None:
+        say("", "try next:", *[f"  {command}" for command in next_commands(result.log, result.requests)])
+
+
+def next_commands(log: str, requests: int) -> list[str]:
+    """Three commands that look into the log of a run."""
+    place = shlex.quote(log)
+    return [
+        f"kvsm verify {place}",
+        f"kvsm show {place} --request r{requests // 2}",
+        f"kvsm show {place} --block 0",
+    ]
+
+
+def count(number: int) -> str:
+    """`12,345`; from a million on `2.9 M`."""
+    return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:,.1f} M"
+
+
+def _saved(result: RunResult) -> str:
+    """What offload was good for. The device's own cache would have found its hits without it."""
+    loaded, all_missed = result.host_hit_tokens, result.host_hit_tokens + result.computed_tokens
+    if not loaded:
+        return "offload saved nothing here: no prompt token was found in host memory"
+    return (
+        f"offload saved {count(loaded)} of {count(all_missed)} prompt tokens that the device did not hold: "
+        "they were loaded from host memory, not computed again"
+    )
+
+
+_Row = tuple[str, str, str]
+
+
+def _rows(*rows: tuple[str, int, str]) -> Iterator[_Row]:
+    """The rows that count something."""
+    return ((name, f"{number:,}", detail) for name, number, detail in rows if number)
+
+
+def _parts(*parts: tuple[int, str]) -> str:
+    """`3,990 finished, 10 aborted`: the parts that are not zero."""
+    return ", ".join(f"{number:,} {what}" for number, what in parts if number)
+
+
+def _request_rows(result: RunResult) -> Iterator[_Row]:
+    served = _parts(
+        (result.finished, "finished"),
+        (result.aborted, "aborted"),
+        (result.preemptions, "preemptions"),
+        (result.deferrals, "waits for a block in flight"),
+        (result.restarts, "restarts after a failed load"),
+    )
+    full = f"requests, {result.fully_offloaded:,} of them offloaded in full"
+    yield from _rows(
+        ("requests", result.requests, served),
+        ("loads failed", result.failed_loads, ""),
+        ("copies lost", result.transfers_lost, "given up, because a worker did not report"),
+        ("remote decode", result.remote_decode, full),
+        ("resets", result.resets, "of the whole cache"),
+    )
+    workload = f"{result.workload_seconds:,.0f} s of workload, {result.steps:,} steps"
+    yield "time", f"{result.run_seconds:.1f} s", workload
+    tokens = result.device_hit_tokens + result.host_hit_tokens + result.computed_tokens
+    for name, number in (
+        ("tokens hit on device", result.device_hit_tokens),
+        ("tokens hit on host", result.host_hit_tokens),
+        ("tokens missed", result.computed_tokens),
+    ):
+        yield from _rows((name, number, f"{number / max(1, tokens):.1%}"))
+
+
+def _block_rows(result: RunResult) -> Iterator[_Row]:
+    skipped = _parts(*((number, reason) for reason, number in result.blocks_skipped.items()))
+    yield from _rows(
+        ("blocks stored", result.blocks_stored, _copies(result.stores)),
+        ("blocks loaded", result.blocks_loaded, _copies(result.loads)),
+        ("blocks evicted", result.blocks_evicted, ""),
+        ("blocks skipped", sum(result.blocks_skipped.values()), skipped),
+    )
+    if result.verified is not None:
+        wrong, unknown = result.verified.mismatched, result.verified.unverified
+        yield "blocks verified", f"{result.verified.checked:,}", f"{wrong:,} wrong, {unknown:,} unknown"
+
+
+def _copies(copies: CopyTotals) -> str:
+    rate = copies.gigabytes_per_second
+    speed = f" at {rate:.2f} GB/s a thread" if rate else ""
+    failed = f", {copies.failed:,} failed" if copies.failed else ""
+    return f"{copies.transfers:,} copies{failed}, {copies.bytes / 1e9:.2f} GB{speed}"
+
+
+def _log_rows(result: RunResult) -> Iterator[_Row]:
+    beside_keys = (result.log_bytes - result.log_key_bytes) / max(1, result.log_entries)
+    yield "decision time", f"{result.decision_us:.2f} us", "a block named in an event, log included"
+    yield "log events", f"{result.log_events:,}", f"{result.log_entries:,} block entries"
+    detail = f"{beside_keys:.1f} a block entry, and {result.log_key_bytes:,} of keys"
+    yield "log bytes", f"{result.log_bytes:,}", detail
+    yield "verified in", f"{result.verify_seconds:.1f} s", f"in {result.log}" if result.log else ""
+
+
+def _verdict(result: RunResult) -> Iterator[str]:
+    """Whether the run was good; what is wrong if it was not."""
+    events = f"{result.log_events:,} events"
+    if result.good:
+        yield in_green(
+            f"good: {events} give the engine's own state, and no property is broken at any of them"
+        )
+        yield ""
+        yield "what was checked:"
+        return
+    if result.digest != result.replayed_digest:
+        yield in_red(f"DIGEST DIFFERS: live {result.digest}, replayed {result.replayed_digest}")
+    if result.damage is not None:
+        yield in_red(f"LOG DAMAGED: {result.damage}")
+    if result.violations:
+        yield in_red(f"BROKEN, {len(result.violations)} times, in {events}:")
+    yield from (f"  {one.property}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN])
+    if len(result.violations) > _VIOLATIONS_SHOWN:
+        yield f"  and {len(result.violations) - _VIOLATIONS_SHOWN} more"
+
+
+def _checks(result: RunResult) -> Iterator[tuple[str, str]]:
+    """What was checked, in words and by name."""
+    yield "state", f"the log, replayed, gives the state that the engine ended with: digest {result.digest}"
+    for about, told, properties in CHECKED:
+        names = [str(one) for one in properties if one in result.properties]
+        if names:
+            yield about, f"{told}: {', '.join(names)}"
