@@ -27,6 +27,9 @@ from kvsm.states.transfer import TRANSFER
 
 SCHEMA_VERSION = 1
 
+ERROR_CHARACTERS_MAX = 400
+"""The longest error that `WorkerReported` holds. The rest of a longer one is cut off."""
+
 
 class Direction(IntEnum):
     """Which way a transfer copies. STORE: device to host. LOAD: host to device."""
@@ -53,6 +56,8 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ticks: ticks in flight after which a transfer counts as lost. 0: never.
     store_threshold: a key is stored when it is offered for this many times.
     offer_history: keys whose number of offers is remembered.
+    block_tokens: tokens of one device block, in which `HitMatched` counts a prompt. If KV cache groups have
+        blocks of different sizes: their least common multiple. 0: not told.
     """
 
     host_blocks: int
@@ -66,6 +71,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ticks: int = 10_000
     store_threshold: int = 1
     offer_history: int = 65_536
+    block_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -80,6 +86,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("transfer_ticks", 0, 1 << 31),
             ("store_threshold", 1, 1 << 31),
             ("offer_history", 1, 1 << 31),
+            ("block_tokens", 0, 1 << 31),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
@@ -184,12 +191,22 @@ class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
     """The host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
 
-    missed: the first key that was not readable. None if all were.
+    missed: the first key that was not readable. None if all were, or if none was looked up.
+    asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too. If
+        `on_device` is None, only the blocks that the caller asked the host for.
+    on_device: how many of them the device had.
+    on_host: how many of them the answer serves from the host, behind the ones of the device.
+
+    The last three count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
+    None: the caller did not tell, or the log is older than the field.
     """
 
     request: str
     slots: Ids
     missed: bytes | None = None
+    asked: Id | None = None
+    on_device: Id | None = None
+    on_host: Id | None = None
 
 
 class HitReleased(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=6):
@@ -274,11 +291,16 @@ class TransferCancelled(OffloadingEvent, frozen=True, array_like=True, gc=False,
 
 class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=15):
     """Worker `worker` is done with its shard. The last worker's report ends the transfer in this event: a
-    good store is published, a failed store gives its slots back, a failed load voids what it read."""
+    good store is published, a failed store gives its slots back, a failed load voids what it read.
+
+    error: why the copy failed, in the worker's words (at most `ERROR_CHARACTERS_MAX` characters). Empty if
+        the copy is good, or if the worker did not say.
+    """
 
     transfer: Id
     worker: Id
     good: bool
+    error: str = ""
 
 
 class ReportRejected(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=16):

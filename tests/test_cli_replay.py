@@ -118,8 +118,8 @@ def test_show_tells_a_line_an_event(log: Path) -> None:
     result = kvsm("show", log, "--request", "r4")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "event 18 step 2: request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to "
-        "make room for store 15 of request r3  [not there -> RUNNING]",
+        "event 18 step 2: request r4 matches nothing (of 1 block asked, the host serves 0); it misses key "
+        "000000010000..: evicted at event 14 to make room for store 15 of request r3  [not there -> RUNNING]",
         "event 19 step 2: request r4 is aborted  [RUNNING -> RELEASED]",
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Union, get_type_hints
+from typing import Any, Union, get_type_hints
 
 import msgspec
 import numpy as np
@@ -72,6 +72,25 @@ class TestEvents:
         older = msgspec.msgpack.encode([4, 7, 1, 2, "r"])
         assert decoder.decode(older).aborted is False
 
+    @pytest.mark.parametrize(
+        ("record", "fields"),
+        [
+            ([5, 7, 1, 2, "r", [3], None], {"asked": None, "on_device": None, "on_host": None}),
+            ([15, 7, 1, 2, 4, 0, False], {"error": ""}),
+        ],
+    )
+    def test_record_from_before_a_field_was_added_is_read(
+        self, record: list[Any], fields: dict[str, Any]
+    ) -> None:
+        """A log of an older kvsm tells less, and nothing false."""
+        decoder = msgspec.msgpack.Decoder(Union[KINDS])  # type: ignore[valid-type]  # noqa: UP007
+        event = decoder.decode(msgspec.msgpack.encode(record))
+        assert {name: getattr(event, name) for name in fields} == fields
+
+    def test_configuration_from_before_block_tokens_is_read(self) -> None:
+        older = msgspec.msgpack.encode({"host_blocks": 4, "device_blocks": 8})
+        assert msgspec.msgpack.decode(older, type=OffloadConfig).block_tokens == 0
+
     def test_fields_after_the_first_with_a_default_have_one_too(self) -> None:
         for kind in KINDS:
             fields = msgspec.structs.fields(kind)
@@ -105,6 +124,7 @@ class TestConfig:
             ("transfer_ticks", -1),
             ("store_threshold", 0),
             ("offer_history", 0),
+            ("block_tokens", -1),
         ],
     )
     def test_value_out_of_bounds_names_field_value_and_bound(self, field: str, value: int) -> None:

@@ -68,6 +68,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
         st.tuples(st.text(max_size=20), CURSORS, CURSORS),
         max_size=5,
     ).map(tuple),
+    Id | None: st.none() | NUMBERS,
     bytes | None: st.none() | st.binary(max_size=40),
     OffloadConfig: st.builds(
         OffloadConfig, host_blocks=st.integers(1, 2**31), device_blocks=st.integers(1, 2**31)

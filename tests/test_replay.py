@@ -139,6 +139,13 @@ def test_every_kind_of_event_renders_as_one_short_line() -> None:
 
 def test_fields_that_say_nothing_are_left_out() -> None:
     assert render(ev.HitMatched(1, 0, 0, "r1", NO_IDS)) == "HitMatched request r1 no slots"
+    assert render(ev.HitMatched(1, 0, 0, "r1", (4,), None, 5, 2, 1)) == (
+        "HitMatched request r1 slot 4 asked 5 on device 2 on host 1"
+    )
+    assert render(ev.WorkerReported(1, 0, 0, 7, 1, False, "no room")) == (
+        "WorkerReported transfer 7 worker 1 failed (no room)"
+    )
+    assert render(ev.WorkerReported(1, 0, 0, 7, 1, True)) == "WorkerReported transfer 7 worker 1 good"
     assert render(ev.RequestFinished(1, 0, 0, "r1")) == "RequestFinished request r1"
     assert render(ev.RequestFinished(1, 0, 0, "r1", True)) == "RequestFinished request r1 aborted"
     assert render(ev.BlocksEvicted(1, 0, 0, (5, 6, 9), (), 3)) == "BlocksEvicted slots 5..6, 9 (3) transfer 3"

@@ -71,8 +71,8 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
     assert lines[0].endswith("[not on the host -> slot 0 ALLOCATED(copies=0, pins=0)]")
     assert lines[-2].endswith(f"[slot 0 {STORED} -> not on the host]")
     assert lines[-1] == (
-        "18 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
-        "store 15 of request r3 [not on the host -> not on the host]"
+        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key 000000010000..: "
+        "evicted at event 14 to make room for store 15 of request r3 [not on the host -> not on the host]"
     )
 
 
@@ -80,7 +80,8 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
     """From its first match to its release, and why it missed a key."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", RequestLife("r2")))) == [
-        "8 request r2 matches slot 0; it misses key 000000070000..: never stored [not there -> MATCHED]",
+        "8 request r2 matches slot 0 (of 2 blocks asked, the host serves 1); it misses key 000000070000..: "
+        "never stored [not there -> MATCHED]",
         "9 load 9 of request r2 is planned: slot 0 to device block 15 [MATCHED -> LOADING]",
         "10 submitted: load 9 of request r2 [LOADING -> LOADING]",
         "11 worker 0 reports load 9 of request r2: good; the last one: loaded [LOADING -> RUNNING]",
@@ -93,8 +94,8 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
         "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> not there]",
     ]
     assert told(list(tell(tmp_path / "log", RequestLife("r4")))) == [
-        "18 request r4 matches nothing; it misses key 000000010000..: evicted at event 14 to make room for "
-        "store 15 of request r3 [not there -> RUNNING]",
+        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key 000000010000..: "
+        "evicted at event 14 to make room for store 15 of request r3 [not there -> RUNNING]",
         "19 request r4 is aborted [RUNNING -> RELEASED]",
     ]
 
@@ -217,6 +218,16 @@ def why_missed(life: Life, wanted: bytes, log: Path) -> str:
     life.flush()
     (line,) = tell(log, RequestLife("asker"))
     return line.text.split(": ", 1)[1]
+
+
+def test_a_copy_that_failed_is_told_with_the_error_of_its_worker(tmp_path: Path) -> None:
+    """The error may hold what a terminal acts on; the line leaves it to the output to show it harmless."""
+    life = scene(log=tmp_path / "log")
+    store = life.core.ledger.seq - 1
+    life.core.report(store, 0, False, "CUDA error 719")
+    life.flush()
+    told_last = list(tell(tmp_path / "log", TransferLife(store)))[-1].text
+    assert f"worker 0 reports store {store} of request r2: failed (CUDA error 719); the last" in told_last
 
 
 def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.errors import WrongArgument
-from kvsm.events import Offer, Owners
+from kvsm.events import ERROR_CHARACTERS_MAX, Offer, Owners
 from kvsm.ids import SMALL, IdArray
 
 KEY_BYTES_MAX = 1 << 12
@@ -67,6 +67,15 @@ def request_name(call: str, value: object, argument: str = "request") -> str:
     except UnicodeEncodeError as error:
         raise WrongArgument(call, argument, f"cannot be written: {error}") from None
     return name
+
+
+def worker_error(call: str, value: object) -> str:
+    """Why a copy failed, as a log can hold it: cut to `ERROR_CHARACTERS_MAX`. An operating system's message
+    may have characters that cannot be written; they become escapes."""
+    if not isinstance(value, str):
+        raise WrongArgument(call, "error", f"is {a(value)}; what went wrong is told as a str")
+    text = str.__str__(value)[: ERROR_CHARACTERS_MAX + 1].encode(errors="backslashreplace").decode()
+    return text if len(text) <= ERROR_CHARACTERS_MAX else text[: ERROR_CHARACTERS_MAX - 3] + "..."
 
 
 def one_key(call: str, argument: str, value: object) -> bytes:

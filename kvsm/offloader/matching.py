@@ -8,7 +8,7 @@ from enum import Enum
 import msgspec
 
 from kvsm import events as ev
-from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached
+from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import LOAD
 from kvsm.ids import IdArray, listed, pack, to_list, unpack
 from kvsm.ledger import RequestRecord
@@ -52,7 +52,8 @@ def lookup(core: EventEmitter, key: bytes) -> LookupResult:
 def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     """Pin the longest prefix of `keys` that can be read, until it is loaded or released (S7).
 
-    keys: what the device lacks, in prefix order.
+    keys: what the device lacks, in prefix order. The event counts their blocks as asked for. It does not say
+        what the device had, because a core without a scheduler does not know it.
 
     A second match replaces the first; an equal one emits nothing. A request that is loading or finished has
     no match.
@@ -75,7 +76,8 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
         missed = keys[len(slots)]
         if type(missed) is not bytes or len(missed) > KEY_BYTES_MAX:
             missed = one_key("match", f"keys[{len(slots)}]", missed)
-    _pin(core, request, slots, missed)
+    chunk = core.config.blocks_per_chunk
+    _pin(core, request, slots, missed, len(keys) * chunk, None, len(slots) * chunk)
     return Match(len(slots))
 
 
@@ -106,10 +108,19 @@ def may_match(core: EventEmitter, request: str) -> bool:
     return entry is None or not entry.load
 
 
-def pin(core: EventEmitter, request: str, slots: Sequence[int], missed: bytes | None) -> None:
+def pin(
+    core: EventEmitter,
+    request: str,
+    slots: Sequence[int],
+    missed: bytes | None,
+    asked: int | None = None,
+    on_device: int | None = None,
+    on_host: int | None = None,
+) -> None:
     """Let the request hold exactly these readable slots, in place of what it held.
 
     missed: the first key that was not served.
+    asked, on_device, on_host: for the log; see `HitMatched`.
 
     Raises `LimitReached` if a block has as many pins as can be counted, or cannot be read.
     """
@@ -117,7 +128,16 @@ def pin(core: EventEmitter, request: str, slots: Sequence[int], missed: bytes | 
         request = request_name("pin", request)
     if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
         missed = one_key("pin", "missed", missed)
-    _pin(core, request, _checked_slots(core, "pin", slots), missed)
+    if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
+        asked = _count("asked", asked)
+        on_device, on_host = _count("on_device", on_device), _count("on_host", on_host)
+    if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
+        raise WrongArgument("pin", "asked, on_device, on_host", "count blocks below 0")
+    _pin(core, request, _checked_slots(core, "pin", slots), missed, asked, on_device, on_host)
+
+
+def _count(argument: str, value: object) -> int | None:
+    return None if value is None else integer("pin", argument, value)
 
 
 def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int]) -> IdArray:
@@ -125,7 +145,15 @@ def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int]) -> IdArr
     return checked_ids(core, call, "slots", slots, core.config.host_blocks, problem)
 
 
-def _pin(core: EventEmitter, request: str, slots: Sequence[int] | IdArray, missed: bytes | None) -> None:
+def _pin(
+    core: EventEmitter,
+    request: str,
+    slots: Sequence[int] | IdArray,
+    missed: bytes | None,
+    asked: int | None,
+    on_device: int | None,
+    on_host: int | None,
+) -> None:
     entry = core.ledger.requests.get(request) or RequestRecord(request)
     state = entry.word & STATE_MASK
     try:
@@ -142,7 +170,7 @@ def _pin(core: EventEmitter, request: str, slots: Sequence[int] | IdArray, misse
             core.emit(ev.HitReleased, request)
         elif state == RUNNING and not len(slots):
             return
-        core.emit(ev.HitMatched, request, pack(slots), missed)
+        core.emit(ev.HitMatched, request, pack(slots), missed, asked, on_device, on_host)
     except IllegalTransition as refusal:
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
 

@@ -13,7 +13,7 @@ from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import LOAD, STORE, Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
 from kvsm.ledger import TransferRecord
-from kvsm.offloader.arguments import flag, integer, integers, request_name
+from kvsm.offloader.arguments import flag, integer, integers, request_name, worker_error
 from kvsm.offloader.emitter import (
     EventEmitter,
     LogFlush,
@@ -122,12 +122,14 @@ def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
         core.flush_log(LogFlush.JOBS_LEAVE)
 
 
-def report(core: EventEmitter, transfer: int, worker: int, good: bool) -> ReportResult:
+def report(core: EventEmitter, transfer: int, worker: int, good: bool, error: str = "") -> ReportResult:
     """Take a worker's report. Its result says whether it counted, and whether the transfer is over.
+
+    error: why the copy failed, for people. Of a good report it is ignored.
 
     A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
     """
-    return _report(core, "report", transfer, worker, good, None)
+    return _report(core, "report", transfer, worker, good, None, error)
 
 
 def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
@@ -135,9 +137,9 @@ def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportR
     return _report(core, "complete_load", transfer, worker, True, LOAD)
 
 
-def fail_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
+def fail_load(core: EventEmitter, transfer: int, worker: int = 0, error: str = "") -> ReportResult:
     """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
-    return _report(core, "fail_load", transfer, worker, False, LOAD)
+    return _report(core, "fail_load", transfer, worker, False, LOAD, error)
 
 
 def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
@@ -145,24 +147,32 @@ def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> Report
     return _report(core, "complete_store", transfer, worker, True, STORE)
 
 
-def fail_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
+def fail_store(core: EventEmitter, transfer: int, worker: int = 0, error: str = "") -> ReportResult:
     """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
-    return _report(core, "fail_store", transfer, worker, False, STORE)
+    return _report(core, "fail_store", transfer, worker, False, STORE, error)
 
 
 def _report(
-    core: EventEmitter, call: str, transfer: int, worker: int, good: bool, direction: Direction | None
+    core: EventEmitter,
+    call: str,
+    transfer: int,
+    worker: int,
+    good: bool,
+    direction: Direction | None,
+    error: str = "",
 ) -> ReportResult:
     if type(transfer) is not int or type(worker) is not int or type(good) is not bool:
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         good = flag(call, "good", good)
+    if type(error) is not str or error:
+        error = worker_error(call, error)
     reason = _why_reject(core, transfer, worker, direction)
     if reason is not None:
         # A transfer or a worker that does not exist may have any number, even one that no log can hold.
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
         return _REJECTED[reason]
-    ended = core.emit(ev.WorkerReported, transfer, worker, good)
+    ended = core.emit(ev.WorkerReported, transfer, worker, good, "" if good else error)
     return _COUNTED if ended is None else ReportResult(_ended(core, ended))
 
 

@@ -292,10 +292,20 @@ def _matched(telling: _Telling, event: ev.HitMatched) -> str:
         place = matched.index(telling.slots[0]) + 1
         return f"request {event.request} matches it (block {place} of {len(matched)})"
     hits = f"matches {render_ids('slot', matched)}" if matched else "matches nothing"
+    hits += _shares(event)
     if event.missed is None:
         return f"request {event.request} {hits}"
     why = telling.fates.why(telling.ledger, event.missed)
     return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
+
+
+def _shares(event: ev.HitMatched) -> str:
+    """How much of the prompt the device and the host have, as far as the log tells."""
+    if event.asked is None:
+        return ""
+    told = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
+    parts = [f"{holder} {blocks}" for blocks, holder in told if blocks is not None]
+    return f" (of {event.asked} block{'' if event.asked == 1 else 's'} asked, {' and '.join(parts)})"
 
 
 def _preempted(telling: _Telling, event: ev.RequestPreempted) -> str:
@@ -410,7 +420,7 @@ def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:
 
 
 def _reported(telling: _Telling, event: ev.WorkerReported) -> str:
-    how = "good" if event.good else "failed"
+    how = "good" if event.good else f"failed ({event.error})" if event.error else "failed"
     return f"worker {event.worker} reports {describe_transfer(telling.ledger, event.transfer)}: {how}"
 
 

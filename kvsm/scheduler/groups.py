@@ -128,6 +128,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, core: OffloadConfig) -> None:
         """Raises `ConfigError` if these two configurations cannot go together."""
+        if core.block_tokens not in (0, self.alignment):
+            raise ConfigError(
+                f"OffloadConfig.block_tokens is {core.block_tokens}, and a block of every group ends each "
+                f"{self.alignment} tokens; give {self.alignment}, or 0 for not told"
+            )
         if core.blocks_per_chunk > 1:
             if any(group.kind is GroupKind.MAMBA for group in self.groups):
                 raise ConfigError("blocks_per_chunk is for attention; a mamba group has one state a block")

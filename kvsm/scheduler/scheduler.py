@@ -64,6 +64,7 @@ class OffloadScheduler:
         self.walk: FreeQueueWalk | None = None
         self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._block_tokens = config.alignment
 
     # The engine's side.
 
@@ -111,7 +112,8 @@ class OffloadScheduler:
         tracked.local = num_computed_tokens
         limit = hit_limit(request.num_tokens, num_computed_tokens, tracked.max_load_tokens)
         if not self._may_load(tracked, limit):
-            core.release(name)
+            if core.may_match(name):
+                self._pin(tracked, (), num_computed_tokens, None)
             return 0, False
         tracked.update_keys()
         lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.keys, num_computed_tokens)
@@ -135,7 +137,7 @@ class OffloadScheduler:
         return (
             limit > local
             and not tracked.request.skip_reading_prefix_cache
-            and local % self.config.alignment == 0
+            and local % self._block_tokens == 0
             and core.may_match(tracked.name)
             and not core.ledger.draining()
             and len(core.ledger.transfers) < core.config.max_live_transfers
@@ -155,11 +157,20 @@ class OffloadScheduler:
         self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
     ) -> tuple[int, bool]:
         try:
-            self.offloader.pin(tracked.name, slots, missed)
+            self._record_match(tracked, slots, end, missed)
         except LimitReached:
             # What cannot be pinned is not promised (a match holds what it counts, S7).
             return 0, False
         return end - tracked.local, end > tracked.local
+
+    def _record_match(
+        self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
+    ) -> None:
+        """Pin these slots, which serve the tokens up to `end`. The log hears how much was asked for, and how
+        much of it the device had."""
+        size, local = self._block_tokens, tracked.local
+        asked, on_device, on_host = tracked.request.num_tokens // size, local // size, (end - local) // size
+        self.offloader.pin(tracked.name, slots, missed, asked, on_device, on_host)
 
     def update_state_after_alloc(
         self, request: EngineRequest, block_ids: Sequence[Sequence[int]], num_external_tokens: int
@@ -248,7 +259,7 @@ class OffloadScheduler:
             # The engine accepted less than was matched. With several groups, other blocks serve that.
             if any(slot is None or not core.ledger.readable(slot) for slot in slots):
                 return None
-            core.pin(tracked.name, [slot for slot in slots if slot is not None], None)
+            self._record_match(tracked, [slot for slot in slots if slot is not None], end, None)
         try:
             whole = len(parts) == len(slots) * size
             return core.prepare_load(tracked.name, targets, () if whole else parts)
@@ -429,7 +440,7 @@ class OffloadScheduler:
         failed: set[bytes] = set()
         reports = worker_reports(reports)
         for report in reports:
-            ended = core.report(report.transfer, report.worker, report.good).ended
+            ended = core.report(report.transfer, report.worker, report.good, report.error).ended
             if ended is not None:
                 self._note_transfer_end(ended)
                 if not ended.good:

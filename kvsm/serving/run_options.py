@@ -123,6 +123,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             policy=self.policy,
             defer_ticks=self.defer_ticks,
             store_threshold=self.store_threshold,
+            block_tokens=self.scheduler_config().alignment,
         )
 
     def scheduler_config(self) -> SchedulerConfig:

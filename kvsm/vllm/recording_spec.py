@@ -8,6 +8,7 @@ says which properties such a log shows, and what it cannot show.
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 from vllm.platforms import current_platform
@@ -69,6 +70,8 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             block_bytes=self.kv_bytes_per_chunk,
             defer_ticks=0,
             transfer_ticks=0,
+            # A chunk of vLLM's counts as one block in this log.
+            block_tokens=lcm(*self.tokens_per_block) * self.blocks_per_chunk,
         )
         options, engine = self._options, self.config.parallel.data_parallel_index
         event_log = open_event_log(

@@ -55,16 +55,15 @@ class SchedulerSide:
     """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
-        config = _core_config(options, vllm_config, kv_cache_config)
+        scheduler_config = _scheduler_config(options, vllm_config, kv_cache_config)
+        config = _core_config(options, vllm_config, kv_cache_config, scheduler_config.alignment)
         parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
         publisher = None
         if events is not None and events.enable_kv_cache_events:
             publisher = Publisher(self_describing=options.self_describing_kv_events)
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
-        self._scheduler = OffloadScheduler(
-            self._core.offloader, _scheduler_config(options, vllm_config, kv_cache_config)
-        )
+        self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config)
         self._stats = StatsSource(self._core.metrics)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
@@ -240,7 +239,9 @@ class SchedulerSide:
         self._core.close()
 
 
-def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> OffloadConfig:
+def _core_config(
+    options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, block_tokens: int
+) -> OffloadConfig:
     ranks = vllm_config.parallel_config.world_size
     chunk, block_bytes = options.blocks_per_chunk, block_bytes_of(kv_cache_config)
     return OffloadConfig(
@@ -255,6 +256,7 @@ def _core_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: A
         # waits long for a block in flight, and `TransferDeadlines` bounds a transfer.
         defer_ticks=256,
         transfer_ticks=0,
+        block_tokens=block_tokens,
     )
 
 

@@ -7,6 +7,7 @@ say what vLLM's interface leaves out; docs/vllm.md, what vLLM's connector does w
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
@@ -96,4 +97,5 @@ class KvsmSpec(OffloadingSpec):
             defer_ticks=0,
             transfer_ticks=0,
             store_threshold=self._options.store_threshold,
+            block_tokens=lcm(*self.tokens_per_block),
         )

@@ -141,15 +141,19 @@ class SmallEngine(SmallWorkers):
         core: Mapping[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:
+        self.config = SchedulerConfig(
+            groups=tuple(groups), hash_tokens=HASH_TOKENS, check_computed_tokens=True, **scheduler
+        )
         config = OffloadConfig(
-            host_blocks=host_blocks, device_blocks=device_blocks, workers=workers, **(core or {})
+            host_blocks=host_blocks,
+            device_blocks=device_blocks,
+            workers=workers,
+            block_tokens=self.config.alignment,
+            **(core or {}),
         )
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
         self.log = MemoryLog()
         self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
-        self.config = SchedulerConfig(
-            groups=tuple(groups), hash_tokens=HASH_TOKENS, check_computed_tokens=True, **scheduler
-        )
         self.scheduler = OffloadScheduler(self.core, self.config)
         self.pool = SmallPool(device_blocks)
         if references:

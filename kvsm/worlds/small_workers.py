@@ -25,6 +25,9 @@ from kvsm.worlds.small_request import NULL, Cell, SmallRequest
 TORN = b"torn"
 """What memory holds while a copy is to write it, and after a copy that failed."""
 
+COPY_ERROR = "it was told to fail"
+"""What a worker says of a copy that failed."""
+
 
 class SmallCopy(msgspec.Struct):
     """A job at the workers. left: the workers that have not carried it out yet."""
@@ -153,7 +156,7 @@ class SmallWorkers:
         for rank in sorted(copy.left) if worker is None else sorted(copy.left & {worker}):
             copy.left.discard(rank)
             self._copy(copy.job, rank, good)
-            self.reports.append(WorkerReport(transfer, rank, good))
+            self.reports.append(WorkerReport(transfer, rank, good, "" if good else COPY_ERROR))
         if not copy.left:
             del self.copies[transfer]
 

@@ -83,8 +83,8 @@ ENDING = (
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
-                "ended = core.report(report.transfer, report.worker, report.good).ended",
-                "ended = core.report(report.transfer, report.worker, True).ended",
+                "ended = core.report(report.transfer, report.worker, report.good, report.error).ended",
+                "ended = core.report(report.transfer, report.worker, True, report.error).ended",
             ),
         ),
     ),
