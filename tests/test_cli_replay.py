@@ -101,9 +101,10 @@ def test_verify_names_the_first_false_event_and_what_led_there(tmp_path: Path) -
         in result.stdout
     )
     assert Property.NO_STALE_DATA.sentence in result.stdout
+    dated = "  1970-01-01T00:00:00.000Z +0.000s"
     told = result.stdout.split("what led there:\n")[1].splitlines()
-    assert told[-1] == f"  event {last} step 0: HitMatched request r3 slot 0"
-    assert told[-2] == f"  event {last - 1} step 0: CacheReset epoch 1"
+    assert told[-1] == f"{dated} event {last} step 0: HitMatched request r3 slot 0"
+    assert told[-2] == f"{dated} event {last - 1} step 0: CacheReset epoch 1"
     found = parsed(kvsm("verify", log, "--json"))
     assert found["good"] is False
     assert [one["property_id"] for one in found["violations"]] == ["S14"]
@@ -118,16 +119,19 @@ def test_show_tells_a_line_an_event(log: Path) -> None:
     result = kvsm("show", log, "--request", "r4")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
-        "event 18 step 2: request r4 matches nothing (of 1 block asked, the host serves 0); it misses key "
-        "000000010000..: evicted at event 14 to make room for store 15 of request r3  [not there -> RUNNING]",
-        "event 19 step 2: request r4 is aborted  [RUNNING -> RELEASED]",
+        "1970-01-01T00:00:00.000Z +0.000s event 18 step 2: request r4 matches nothing (of 1 "
+        "block asked, the host serves 0); it misses key "
+        "000000010000..0000: evicted at event 14 to make room for store 15 of request r3  [not "
+        "there -> RUNNING]",
+        "1970-01-01T00:00:00.000Z +0.000s event 19 step 2: request r4 is aborted  [RUNNING -> RELEASED]",
     ]
 
 
 def test_show_takes_a_key_as_it_was_printed(log: Path) -> None:
     """`show --key` understands the abbreviation in which keys are shown."""
     assert (
-        kvsm("show", log, "--key", "000000010000..").stdout == kvsm("show", log, "--key", key(1).hex()).stdout
+        kvsm("show", log, "--key", "000000010000..0000").stdout
+        == kvsm("show", log, "--key", key(1).hex()).stdout
     )
 
 
@@ -139,6 +143,41 @@ def test_show_json_is_an_object_a_line(log: Path) -> None:
         "PLANNED",
     )
     assert kvsm("show", log, "--block", 0, "--json").exit_code == 0
+
+
+def test_show_takes_a_window(log: Path) -> None:
+    """The lines of these events, as they stand in the whole story."""
+    whole = kvsm("show", log, "--block", 0).stdout.splitlines()
+    assert kvsm("show", log, "--block", 0, "--since", 8, "--until", 10).stdout.splitlines() == whole[3:6]
+
+
+def test_show_tells_a_wait_and_what_is_open(tmp_path: Path) -> None:
+    """A request that hangs is read off the last lines, with times."""
+    ticks = iter(range(10**9, 10**12, 10**8))
+    life = Life(tmp_path / "log", workers=1, clock_ns=lambda: next(ticks))
+    plan = life.core.prepare_store("r0", [key(1)], [1]).job
+    assert plan is not None
+    life.core.submit([plan.transfer])
+    life.core.match("r1", [key(1)])
+    life.core.finish("r0")
+    life.core.end_step()
+    life.kill()
+    result = kvsm("show", tmp_path / "log", "--request", "r1")
+    assert result.stdout.splitlines()[1:] == [
+        "    waited 0 steps, 0.10 s",
+        "1970-01-01T00:00:01.400Z +0.400s event 5 step 0: the log ends here, and request r1 has not ended"
+        "  [DEFERRED]",
+    ]
+
+
+def test_show_lists_requests_that_share_a_clients_name(tmp_path: Path) -> None:
+    life = Life(tmp_path / "log")
+    for name in ("job-1a", "job-2b", "jobs"):
+        life.core.arrive(name)
+    life.close()
+    result = kvsm("show", tmp_path / "log", "--request", "job")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "2 requests are named job: job-1a, job-2b; give the full id of one" in result.stderr
 
 
 # Input that cannot be used: one line, exit 2.
@@ -159,11 +198,18 @@ def test_show_json_is_an_object_a_line(log: Path) -> None:
         (("show", "{log}"), "show takes exactly one of --block, --key, --request and --transfer"),
         (("show", "{log}", "--block", 1, "--request", "r1"), "show takes exactly one of"),
         (("show", "{log}", "--block", 2), "there is no slot 2; the pool has 2"),
-        (("show", "{log}", "--request", "nobody"), "nothing in this log concerns request nobody"),
+        (("show", "{log}", "--request", "nobody"), "there is no request nobody; the log names 4"),
+        (("show", "{log}", "--request", "r44"), "there is no request r44; did you mean r4?"),
+        (("show", "{log}", "--block", 0, "--since", 19), "nothing in this part of the log concerns slot 0"),
+        (
+            ("show", "{log}", "--block", 0, "--since", 21),
+            "no event is at or after --since; it has events 1 to 20",
+        ),
+        (("show", "{log}", "--block", 0, "--until", "soon"), "'soon' names no point of a log"),
         (("show", "{log}", "--transfer", 4), "nothing in this log concerns transfer 4"),
         (("show", "{log}", "--key", "ffff"), "nothing in this log concerns key ffff"),
-        (("show", "{log}", "--key", "xyz"), "--key 'xyz' is not made of hex digits"),
-        (("show", "{log}", "--key", ""), "--key '' is not made of hex digits"),
+        (("show", "{log}", "--key", "xyz"), "key 'xyz' is not made of hex digits"),
+        (("show", "{log}", "--key", ""), "key '' is not made of hex digits"),
     ],
 )
 def test_unusable_input_is_one_clear_line(

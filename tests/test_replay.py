@@ -132,7 +132,7 @@ def test_every_kind_of_event_renders_as_one_short_line() -> None:
     keys = tuple(key(number) for number in range(3000))
     big = ev.StorePlanned(1, 0, 0, (("r1", 3000),), keys, tuple(range(3000)), tuple(range(3000)))
     assert render(big) == (
-        "StorePlanned request r1 keys 000000000000.. to 00000bb70000.. (3000) slots 0..2999 (3000) "
+        "StorePlanned request r1 keys 000000000000..0000 to 00000bb70000..0000 (3000) slots 0..2999 (3000) "
         "device blocks 0..2999 (3000)"
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from replay_life import (
     CONFIGS,
     OPERATIONS,
@@ -29,10 +30,15 @@ from kvsm.replay import (
     BlockLife,
     KeyLife,
     RequestLife,
+    Story,
     StoryLine,
     TransferLife,
+    Trust,
     tell,
 )
+from kvsm.replay.names import full_name, key_pattern
+from kvsm.replay.render import render_key
+from kvsm.scheduler.groups import group_suffix
 
 # Stories.
 
@@ -48,7 +54,7 @@ def test_the_life_of_a_block(tmp_path: Path) -> None:
     """Which requests stored and read it, and what it was evicted for."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", BlockLife(0))))[:8] == [
-        "3 allocated for key 000000010000.., from device block 11, by store 3 of request r1 "
+        "3 allocated for key 000000010000..0000, from device block 11, by store 3 of request r1 "
         "[FREE(copies=0, pins=0) -> ALLOCATED(copies=0, pins=0)]",
         "4 submitted: store 3 of request r1 [ALLOCATED(copies=0, pins=0) -> STORING(copies=1, pins=0)]",
         "5 worker 0 reports store 3 of request r1: good; the last one: stored, and can be matched "
@@ -59,7 +65,7 @@ def test_the_life_of_a_block(tmp_path: Path) -> None:
         "10 submitted: load 9 of request r2 [LOADING(copies=1, pins=0) -> LOADING(copies=1, pins=0)]",
         f"11 worker 0 reports load 9 of request r2: good; the last one: loaded "
         f"[LOADING(copies=1, pins=0) -> {STORED}]",
-        f"14 key 000000010000.. evicted to make room for store 15 of request r3 [{STORED} -> {EVICTED}]",
+        f"14 key 000000010000..0000 evicted to make room for store 15 of request r3 [{STORED} -> {EVICTED}]",
     ]
 
 
@@ -71,7 +77,8 @@ def test_the_life_of_a_key(tmp_path: Path) -> None:
     assert lines[0].endswith("[not on the host -> slot 0 ALLOCATED(copies=0, pins=0)]")
     assert lines[-2].endswith(f"[slot 0 {STORED} -> not on the host]")
     assert lines[-1] == (
-        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key 000000010000..: "
+        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key "
+        "000000010000..0000: "
         "evicted at event 14 to make room for store 15 of request r3 [not on the host -> not on the host]"
     )
 
@@ -80,7 +87,8 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
     """From its first match to its release, and why it missed a key."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", RequestLife("r2")))) == [
-        "8 request r2 matches slot 0 (of 2 blocks asked, the host serves 1); it misses key 000000070000..: "
+        "8 request r2 matches slot 0 (of 2 blocks asked, the host serves 1); it misses key "
+        "000000070000..0000: "
         "never stored [not there -> MATCHED]",
         "9 load 9 of request r2 is planned: slot 0 to device block 15 [MATCHED -> LOADING]",
         "10 submitted: load 9 of request r2 [LOADING -> LOADING]",
@@ -88,13 +96,15 @@ def test_the_life_of_a_request(tmp_path: Path) -> None:
         "12 request r2 finishes [RUNNING -> RELEASED]",
     ]
     assert told(list(tell(tmp_path / "log", RequestLife("r3"))))[:2] == [
-        "14 slots 1, 0 (2), keys 000000020000.. to 000000010000.. (2), evicted to make room for store 15 of "
+        "14 slots 1, 0 (2), keys 000000020000..0000 to 000000010000..0000 (2), evicted to make "
+        "room for store 15 of "
         "request r3 [not there -> not there]",
-        "15 store 15 of request r3 is planned: keys 000000030000.. to 000000040000.. (2), "
+        "15 store 15 of request r3 is planned: keys 000000030000..0000 to 000000040000..0000 (2), "
         "device blocks 13..14 (2) to slots 1, 0 (2) [not there -> not there]",
     ]
     assert told(list(tell(tmp_path / "log", RequestLife("r4")))) == [
-        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key 000000010000..: "
+        "18 request r4 matches nothing (of 1 block asked, the host serves 0); it misses key "
+        "000000010000..0000: "
         "evicted at event 14 to make room for store 15 of request r3 [not there -> RUNNING]",
         "19 request r4 is aborted [RUNNING -> RELEASED]",
     ]
@@ -132,18 +142,19 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
     lines = told(list(tell(tmp_path / "log", RequestLife("r0"))))
     assert lines == [
         "2 request r0 arrives [not there -> NEW]",
-        "5 offered by request r0, not stored: keys 000000000000.. to 000000010000.. (2) (offered too seldom) "
+        "5 offered by request r0, not stored: keys 000000000000..0000 to 000000010000..0000 (2) "
+        "(offered too seldom) "
         "[NEW -> NEW]",
         "6 request r0: blocks 0..1 of group 0 offered, and not settled yet; "
         "block 0 of group 1 offered, and not settled yet [NEW -> NEW]",
-        "8 store 8 of request r0 is planned: keys 000000000000.. to 000000010000.. (2), "
+        "8 store 8 of request r0 is planned: keys 000000000000..0000 to 000000010000..0000 (2), "
         "device blocks 0..3 (4) to slots 0..1 (2) [NEW -> NEW]",
         "9 submitted: store 8 of request r0 [NEW -> NEW]",
         "10 worker 0 reports store 8 of request r0: good; the last one: stored, and can be matched "
         "[NEW -> NEW]",
         "11 request r0: blocks 0..1 of group 0 settled; block 0 of group 1 settled; "
         "block 1 of group 1 offered, and not settled yet [NEW -> NEW]",
-        "12 store 12 of request r0 is planned: key 000000020000.., device blocks 4..5 (2) to slot 2 "
+        "12 store 12 of request r0 is planned: key 000000020000..0000, device blocks 4..5 (2) to slot 2 "
         "[NEW -> NEW]",
         "13 submitted: store 12 of request r0 [NEW -> NEW]",
         "15 worker 0 reports store 12 of request r0: good; the last one: stored, and can be matched "
@@ -153,11 +164,13 @@ def test_how_far_the_blocks_of_a_request_were_stored(tmp_path: Path) -> None:
     ]
     texts = [line.text for line in tell(tmp_path / "log", RequestLife("r1"))]
     assert texts[1:3] == [
-        "offered by request r1, not stored: key 000000090000.. (offered too seldom)",
+        "offered by request r1, not stored: key 000000090000..0000 (offered too seldom)",
         "request r1: block 0 offered, and not settled yet",
     ]
     assert "reset: epoch 1 begins; the blocks of request r1 are offered again" in texts
-    skipped = "offered by request r1, not stored: key 000000000000.. (brought by a load of an older epoch)"
+    skipped = (
+        "offered by request r1, not stored: key 000000000000..0000 (brought by a load of an older epoch)"
+    )
     assert skipped in texts
 
 
@@ -166,7 +179,8 @@ def test_which_part_of_a_block_is_loaded(tmp_path: Path) -> None:
     offered_life(tmp_path / "log")
     texts = [[line.text for line in tell(tmp_path / "log", BlockLife(slot))] for slot in (0, 1)]
     assert (
-        "allocated for key 000000010000.., from device blocks 2..3 (2), by store 8 of request r0" in texts[1]
+        "allocated for key 000000010000..0000, from device blocks 2..3 (2), by store 8 of request r0"
+        in texts[1]
     )
     assert "load 18 of request r1 will read parts 0..1 (2) of it into device blocks 6..7 (2)" in texts[0]
     assert "load 18 of request r1 will read part 1 of it into device block 8" in texts[1]
@@ -200,14 +214,19 @@ def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
     texts = {
         name: [line.text for line in tell(tmp_path / "log", RequestLife(name))] for name in ("r1", "r2", "r5")
     }
-    assert texts["r1"][0].startswith("store 2 of requests r1, r2 (request r1: key 000000010000..) is planned")
-    assert texts["r2"][0].startswith(
-        "store 2 of requests r1, r2 (request r2: keys 000000020000.. to 000000030000.. (2)) is planned"
+    assert texts["r1"][0].startswith(
+        "store 2 of requests r1, r2 (request r1: key 000000010000..0000) is planned"
     )
-    assert texts["r1"][1] == "offered by request r1, not stored: key 000000040000.. (device block in flight)"
-    assert texts["r2"][1] == "offered by request r2, not stored: key 000000010000.. (key in flight)"
+    assert texts["r2"][0].startswith(
+        "store 2 of requests r1, r2 (request r2: keys 000000020000..0000 to 000000030000..0000 "
+        "(2)) is planned"
+    )
+    assert (
+        texts["r1"][1] == "offered by request r1, not stored: key 000000040000..0000 (device block in flight)"
+    )
+    assert texts["r2"][1] == "offered by request r2, not stored: key 000000010000..0000 (key in flight)"
     assert [line.text for line in tell(tmp_path / "log", KeyLife(key(3).hex()))][-1] == (
-        "key 000000030000.. evicted to make room for store 8 of no request"
+        "key 000000030000..0000 evicted to make room for store 8 of no request"
     )
     assert texts["r5"][0].endswith("evicted to make room for store 12 of requests r4, r5")
 
@@ -236,12 +255,30 @@ def test_a_request_is_found_as_its_client_knows_it(tmp_path: Path) -> None:
     life.core.match("cmpl-4-0a1b2c3d", [key(2)])
     life.core.match("cmpl-42", [key(2)])
     life.flush()
-    lines = [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4"))]
-    assert lines == [line.text for line in tell(tmp_path / "log", RequestLife("cmpl-4-0a1b2c3d"))]
-    assert lines
+    assert full_name(LogReader(tmp_path / "log"), "cmpl-4") == "cmpl-4-0a1b2c3d"
 
 
-def test_what_a_request_shares_with_others_is_told_to_its_client_too(tmp_path: Path) -> None:
+def test_a_request_is_not_told_the_story_of_one_whose_id_goes_on(tmp_path: Path) -> None:
+    """`r1` and `r1-2` are two requests, and each part of a story means one of them."""
+    life = Life(tmp_path / "log", host_blocks=8, workers=1)
+    core = life.core
+    for name in ("r1", "r1-2"):
+        core.arrive(name)
+    core.skip((("r1", 1), ("r1-2", 1)), [key(1), key(2)], SkipReason.DRAINING)
+    core.advance([("r1", (0,), (2,)), ("r1-2", (0,), (1,))])
+    life.ended(core.store((("r1", 1), ("r1-2", 1)), [key(1), key(2)], [1, 2]).job)
+    core.match("r1-2", [key(5)])
+    core.finish("r1-2")
+    life.close()
+    lines = told(list(tell(tmp_path / "log", RequestLife("r1"))))
+    assert lines[1:3] == [
+        f"4 offered by request r1, not stored: key 000000010000..0000 ({SkipReason.DRAINING}) [NEW -> NEW]",
+        "5 request r1: blocks 0..1 offered, and not settled yet [NEW -> NEW]",
+    ]
+    assert not any("RELEASED" in line or "matches nothing" in line for line in lines)
+
+
+def test_all_that_a_request_shares_with_others_is_told(tmp_path: Path) -> None:
     """Its part of a store, its cursors and its end."""
     life = Life(tmp_path / "log", host_blocks=8, workers=1)
     name, core = "cmpl-4-0a1b2c3d", life.core
@@ -254,11 +291,7 @@ def test_what_a_request_shares_with_others_is_told_to_its_client_too(tmp_path: P
     core.preempt(name)
     core.finish(name)
     life.close()
-    lines = told(list(tell(tmp_path / "log", RequestLife("cmpl-4"))))
-    whole = told(list(tell(tmp_path / "log", RequestLife(name))))
-    assert [line.replace(name, "cmpl-4") for line in lines] == [
-        line.replace(name, "cmpl-4") for line in whole
-    ]
+    lines = told(list(tell(tmp_path / "log", RequestLife(name))))
     assert len(lines) == 10
     assert lines[-1].endswith("-> RELEASED]")
 
@@ -346,6 +379,72 @@ def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[s
             for earlier, later in pairwise(lines):
                 if earlier.after != "RELEASED":
                     assert later.before == earlier.after, (target, earlier, later)
+
+
+def test_groups_of_a_hybrid_model_are_told_apart(tmp_path: Path) -> None:
+    """Keys of two KV cache groups share the hash. What is shown of each finds this key alone."""
+    hash_of_block = bytes(range(32))
+    full, sliding = hash_of_block + group_suffix(0), hash_of_block + group_suffix(1)
+    assert (render_key(full), render_key(sliding)) == ("000102030405..0000", "000102030405..0001")
+    life = Life(tmp_path / "log", workers=1)
+    life.stored("r1", [full, sliding], [1, 2])
+    life.close()
+    for slot, one in enumerate((full, sliding)):
+        planned, *_ = tell(tmp_path / "log", KeyLife(render_key(one)))
+        assert f"key {render_key(one)}, from device block {slot + 1}," in planned.text
+    both, *_ = tell(tmp_path / "log", KeyLife("000102030405.."))
+    assert both.after.count("ALLOCATED") == 2
+
+
+@given(st.binary(min_size=1, max_size=40), st.binary(min_size=1, max_size=40))
+def test_a_key_is_found_by_what_is_shown_of_it(one: bytes, other: bytes) -> None:
+    """And another key only if it is shown alike."""
+    pattern = key_pattern(render_key(one))
+    assert pattern.fits(one)
+    assert not pattern.fits(other) or render_key(other) == render_key(one) or len(one) < 10
+
+
+# Times.
+
+
+def test_each_line_tells_when_it_was_and_how_long_after_the_last(tmp_path: Path) -> None:
+    """So that it can be laid beside the engine's own log, and a wait is seen."""
+    now = [1_000_000_000]
+    life = Life(tmp_path / "log", workers=1, defer_ticks=9, clock_ns=lambda: now[0])
+    core = life.core
+    core.arrive("r1")
+    now[0] += 2_000_000_000
+    plan = core.prepare_store("r0", [key(1)], [1]).job
+    assert plan is not None
+    core.submit([plan.transfer])
+    core.match("r1", [key(1)])
+    for _ in range(3):
+        core.tick()
+        core.end_step()
+    now[0] += 610_000_000
+    core.report(plan.transfer, 0, True)
+    now[0] += 5
+    core.end_step()
+    life.kill()
+    story = Story(tmp_path / "log", RequestLife("r1"), Trust())
+    lines = [(one.kind, one.after_start_ns, one.gap_steps, one.gap_ns, one.waited) for one in story]
+    assert lines == [
+        ("RequestArrived", 0, 0, 0, False),
+        ("RequestDeferred", 2_000_000_000, 0, 2_000_000_000, False),
+        ("WorkerReported", 2_610_000_000, 3, 610_000_000, True),
+    ]
+    end = story.end()
+    assert end is not None
+    assert (end.kind, end.text) == ("", "the log ends here, and request r1 has not ended")
+    assert (end.after_start_ns, end.before, end.after) == (2_610_000_005, "NEW", "NEW")
+
+
+def test_a_life_that_is_over_has_no_line_for_the_end_of_the_log(tmp_path: Path) -> None:
+    story_life(tmp_path / "log")
+    for life in (RequestLife("r2"), TransferLife(15), BlockLife(0), KeyLife("00000003")):
+        story = Story(tmp_path / "log", life, Trust())
+        assert list(story)
+        assert story.end() is None
 
 
 def test_a_slot_that_the_pool_does_not_have_is_refused(tmp_path: Path) -> None:

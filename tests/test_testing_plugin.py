@@ -4,6 +4,7 @@ leaves or costs anything."""
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -118,11 +119,11 @@ def test_report_tells_the_life_of_what_the_failure_names(ran: tuple[Path, str]) 
     directory, output = ran
     log = directory / ".kvsm" / "test_mine.py-test_fails"
     told = output.split(f"$ kvsm show {log} --transfer 2\n")[1].splitlines()
-    assert told[0] == (
-        "event 2 step 0: store 2 of request r1 is planned: keys 666972737400.. to 7365636f6e64.. (2), "
-        "device blocks 0..1 (2) to slots 0..1 (2)  [not planned -> PLANNED]"
+    assert re.sub("^.*? event", "event", told[0]) == (
+        "event 2 step 0: store 2 of request r1 is planned: keys 666972737400000000 to 7365636f6e64..0000 "
+        "(2), device blocks 0..1 (2) to slots 0..1 (2)  [not planned -> PLANNED]"
     )
-    assert told[1].startswith("event 3 step 0: ")
+    assert " event 3 step 0: " in told[1]
 
 
 def test_report_tells_of_the_last_event_where_the_failure_names_nothing(ran: tuple[Path, str]) -> None:

@@ -160,7 +160,7 @@ def test_an_event_that_cannot_be_is_found_and_named(
     assert found.breakage is not None
     assert {violation.property for violation in found.violations} == {property}
     assert found.breakage.event == len(life.events) + 1
-    assert found.breakage.led_there[-1].startswith(f"event {found.breakage.event} ")
+    assert f" event {found.breakage.event} step " in found.breakage.led_there[-1]
 
 
 def after_failed_store(life: Life) -> list[OffloadingEvent]:
@@ -398,7 +398,8 @@ def test_what_led_there_are_the_last_ten_events_of_the_same_things(tmp_path: Pat
     lines = found.breakage.led_there
     assert len(lines) == 10
     assert all("slot 0" in line or "request r1" in line for line in lines)
-    assert lines[-1] == f"event {seq} step 0: {render(events[-1])}"
+    dated = "1970-01-01T00:00:00.000Z +0.000s"
+    assert lines[-1] == f"{dated} event {seq} step 0: {render(events[-1])}"
 
 
 # Verifying incomplete logs.

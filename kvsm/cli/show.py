@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,20 @@ import click
 import msgspec
 
 from kvsm.cli.log_answers import leave
-from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, say, say_json
 from kvsm.errors import ConfigError, LogError
 from kvsm.log import LogReader
-from kvsm.replay import BlockLife, KeyLife, RequestLife, StoryLine, TransferLife, tell
+from kvsm.replay import BlockLife, KeyLife, RequestLife, Story, StoryLine, TransferLife, Trust
 from kvsm.replay.fold import condition_of
+from kvsm.replay.names import full_name
+from kvsm.replay.times import duration
+from kvsm.replay.window import LogPoint, Window, find_window
+
+GAP_STEPS, GAP_NS = 100, 10**9
+"""A gap between two lines is told from here on."""
+WAIT_STEPS, WAIT_NS = 2, 10**7
+"""The same, if the thing waited for a copy."""
 
 
 class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.show/1"):
@@ -23,18 +32,22 @@ class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="
     event: its number.
     step: the engine's step.
     wall_ns: when it was written (ns since 1970, UTC).
-    kind: the class of the event.
+    kind: the class of the event; empty in the last line if the thing has not ended where the log ends.
     text: the event as a line.
     before, after: the state of the thing; equal if only a cause is told.
+    after_start_ns: time since the first event of the log (ns).
+    gap_steps, gap_ns: steps and time since the line before; 0 in the first line.
+    waited: whether the thing waited for a copy meanwhile.
     """
 
 
 @click.command(cls=Command)
 @log_argument()
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
-@click.option("--key", metavar="HEX", help="A key, or the hex digits that it starts with.")
+@click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
 @click.option("--request", metavar="ID", help="A request, as in the log or as vLLM's client knows it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
+@window_options
 @trust_options
 @json_option
 def show(
@@ -43,45 +56,65 @@ def show(
     key: str | None,
     request: str | None,
     transfer: int | None,
+    since: LogPoint | None,
+    until: LogPoint | None,
     as_json: bool,
     **trust: Any,
 ) -> None:
     """Tell the life of one thing in LOG, with causes.
 
     It shows which request stored a block, what the block was evicted for, and why a request missed. There is
-    one line for each event, with the state before and after. With --json each line is a JSON object.
+    one line for each event: when it was (UTC, and after the first event of LOG), what happened, and the state
+    before and after. A line between them tells a long gap. With --json each line is a JSON object.
     """
-    target = _target(block, key, request, transfer)
     reader = LogReader(log)
+    target = _target(reader, block, key, request, transfer)
+    window = find_window(reader, since, until)
+    story = Story(reader, target, Trust(**trust))
     lines = 0
-    for line in tell(reader, target, **trust):
+    for line in _lines(story, window):
         lines += 1
         if as_json:
             say_json(ShowAnswer(**msgspec.structs.asdict(line)))
         else:
-            say(_told(line))
+            say(*_told(line))
     if not lines:
-        raise LogError(f"{log}: nothing in this log concerns {target}")
+        where = "this log" if window == Window() else "this part of the log"
+        raise LogError(f"{log}: nothing in {where} concerns {target}")
     leave(condition_of(reader))
 
 
 def _target(
-    block: int | None, key: str | None, request: str | None, transfer: int | None
+    reader: LogReader, block: int | None, key: str | None, request: str | None, transfer: int | None
 ) -> BlockLife | KeyLife | RequestLife | TransferLife:
     if sum(one is not None for one in (block, key, request, transfer)) != 1:
         raise ConfigError("show takes exactly one of --block, --key, --request and --transfer")
     if block is not None:
         return BlockLife(block)
     if request is not None:
-        return RequestLife(request)
+        return RequestLife(full_name(reader, request))
     if transfer is not None:
         return TransferLife(transfer)
     assert key is not None
-    if not key or not set(key.lower().removesuffix("..")) <= set("0123456789abcdef"):
-        raise ConfigError(f"--key {key!r} is not made of hex digits")
     return KeyLife(key)
 
 
-def _told(line: StoryLine) -> str:
-    change = line.before if line.before == line.after else f"{line.before} -> {line.after}"
-    return f"event {line.event} step {line.step}: {line.text}  [{change}]"
+def _lines(story: Story, window: Window) -> Iterator[StoryLine]:
+    """The lines in the window and, if it reaches to the end of the log, what is open there."""
+    for line in story:
+        if window.last is not None and line.event > window.last:
+            return
+        if line.event in window:
+            yield line
+    end = story.end()
+    if end is not None and window.last is None:
+        yield end
+
+
+def _told(line: StoryLine) -> Iterator[str]:
+    """A line for people, and the gap before it if that is long."""
+    steps, ns = (WAIT_STEPS, WAIT_NS) if line.waited else (GAP_STEPS, GAP_NS)
+    if line.gap_steps >= steps or line.gap_ns >= ns:
+        what = "waited" if line.waited else "no event for"
+        yield f"    {what} {line.gap_steps:,} steps, {duration(line.gap_ns)}"
+    yield line.told()

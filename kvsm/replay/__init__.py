@@ -6,8 +6,9 @@ for line in tell("log", RequestLife("r7")): ... # what happened to request r7, a
 """
 
 from kvsm.replay.fold import LogCondition, Rebuilt, entries, rebuild
+from kvsm.replay.lives import BlockLife, KeyLife, RequestLife, TransferLife
 from kvsm.replay.render import render
-from kvsm.replay.story import BlockLife, KeyLife, RequestLife, StoryLine, TransferLife, tell
+from kvsm.replay.story import Story, StoryLine, tell
 from kvsm.replay.trust import Trust
 from kvsm.replay.verify import Auditor, Breakage, Verification, verify_log
 from kvsm.replay.witness import Witness
@@ -18,6 +19,7 @@ __all__ = [
     "Breakage",
     "LogCondition",
     "KeyLife",
+    "Story",
     "StoryLine",
     "Rebuilt",
     "RequestLife",

@@ -1,17 +1,22 @@
-"""Which request a person means: by its full id in the log, or as a client of vLLM's server knows it.
+"""Which request or key a person means.
 
-The server appends a hyphen and characters of its own to the id that a client sends. So a name that no request
-has exactly stands for all requests whose ids begin with it and a hyphen.
+A request is named by its full id in the log, or as a client of vLLM's server knows it. The server appends a
+hyphen and characters of its own to the id that a client sends. So a name that no request has exactly stands
+for all requests whose ids begin with it and a hyphen.
+
+A key is named by the hex digits that it begins with, or as it is shown: `3fa90c11d2e4..0001`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
-from kvsm.errors import LogError
+from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import KINDS
 from kvsm.log import LogReader
 from kvsm.replay.concern import NAMED_BY_FIELDS
@@ -33,15 +38,52 @@ _REQUEST_FIELDS = {
 """The fields of each kind that name requests, and how to read them."""
 
 
-def requests_in(reader: LogReader) -> dict[str, None]:
-    """Every request that an event of the log names, each once, in the order of the log."""
-    found: dict[str, None] = {}
+class KeyPattern(NamedTuple):
+    """The keys whose hex digits begin with `first` and end with `last`."""
+
+    first: str
+    last: str
+
+    def fits(self, key: bytes) -> bool:
+        """Whether this key is meant."""
+        digits = key.hex()
+        return digits.startswith(self.first) and digits.endswith(self.last)
+
+    def __str__(self) -> str:
+        return f"{self.first}..{self.last}" if self.last else self.first
+
+
+def key_pattern(text: str) -> KeyPattern:
+    """The keys that a person means. Raises `ConfigError` if the text has anything but hex digits."""
+    found = re.fullmatch(r"([0-9a-f]+)(?:\.\.([0-9a-f]*))?", text.lower())
+    if found is None:
+        raise ConfigError(f"key {text!r} is not made of hex digits, like 3fa9 or 3fa90c11d2e4..0001")
+    return KeyPattern(found[1], found[2] or "")
+
+
+def full_name(reader: LogReader, asked: str) -> str:
+    """The full id of the one request in a log that `asked` means.
+
+    Raises `LogError` as `only_match` does, and `LogDamaged` if damage may hide the request.
+    """
+    names: dict[str, None] = {}
+    damage: LogDamaged | None = None
+    try:
+        for name in requests_in(reader):
+            names[name] = None
+    except LogDamaged as error:
+        damage = error
+    if damage is not None and len(matching(asked, names)) != 1:
+        raise damage
+    return only_match(asked, names, reader.directory)
+
+
+def requests_in(reader: LogReader) -> Iterator[str]:
+    """The request that each event names, in the order of the log: the same one many times."""
     for segment in reader.segments():
         for event in segment.events():
             for field, read in _REQUEST_FIELDS[type(event)]:
-                for name in read(getattr(event, field)):
-                    found[name] = None
-    return found
+                yield from read(getattr(event, field))
 
 
 def matching(asked: str, names: Iterable[str]) -> list[str]:

@@ -7,9 +7,10 @@ from typing import Any
 
 from kvsm.events import Offer, OffloadingEvent, Owners
 from kvsm.ids import IdArray, Ids, MalformedIds, to_list
+from kvsm.replay.times import after_start, utc
 
-KEY_DIGITS = 12
-"""Hex digits shown of a key. `kvsm show --key` takes them as a prefix."""
+KEY_DIGITS, LAST_KEY_DIGITS = 12, 4
+"""Hex digits shown of a key: its first ones, and its last ones, which tell KV cache groups apart."""
 
 MOST_RANGES = 4
 """Ranges of ids in one line."""
@@ -23,6 +24,14 @@ def render(event: OffloadingEvent) -> str:
     values = [(name, getattr(event, name)) for name in event.__struct_fields__[3:]]
     fields = [FIELDS[name](value) for name, value in values if value is not None]
     return " ".join(filter(None, [event.kind, *fields]))
+
+
+def dated(event: int, step: int, wall_ns: int, began_ns: int, text: str) -> str:
+    """A line about an event, with its wall time in front: UTC, and after the start of the log.
+
+    wall_ns, began_ns: Unix time of the event and of the first event of the log (ns).
+    """
+    return f"{utc(wall_ns)} {after_start(wall_ns, began_ns)} event {event} step {step}: {text}"
 
 
 def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
@@ -48,13 +57,18 @@ def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:
 
 
 def render_key(key: bytes) -> str:
-    """The first hex digits of a key, enough to find it again in the log."""
+    """A key as `3fa90c11d2e4..0001`, enough to find it again in the log: `kvsm show --key` takes this form.
+
+    A key is a hash and the index of a KV cache group. The groups of a hybrid model share the hash.
+    """
     digits = key.hex()
-    return digits if len(digits) <= KEY_DIGITS + 2 else digits[:KEY_DIGITS] + ".."
+    if len(digits) <= KEY_DIGITS + 2 + LAST_KEY_DIGITS:
+        return digits
+    return f"{digits[:KEY_DIGITS]}..{digits[-LAST_KEY_DIGITS:]}"
 
 
 def render_keys(keys: Sequence[bytes]) -> str:
-    """`key 00ab`, `keys 00ab.. to 17cd.. (38)`."""
+    """`key 00ab`, `keys 3fa90c11d2e4..0001 to 17cd0b9e22f0..0001 (38)`."""
     if len(keys) < 2:
         return f"key {render_key(keys[0])}" if keys else "no keys"
     return f"keys {render_key(keys[0])} to {render_key(keys[-1])} ({len(keys)})"

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,24 +26,22 @@ from kvsm.ids import to_list
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
 from kvsm.replay.concern import Concern, concern, names_of
-from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for, makers_of
+from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for
 from kvsm.replay.fold import Moment, walk
-from kvsm.replay.render import render, render_ids, render_key, render_keys, render_owners
+from kvsm.replay.lives import NOT_PLANNED, NOT_THERE, BlockLife, KeyLife, Life, RequestLife, TransferLife
+from kvsm.replay.render import dated, render, render_ids, render_key, render_keys, render_owners
 from kvsm.replay.trust import Trust
-from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 
-MOST_TOLD = 4
-"""Number of blocks whose states are told in one line."""
-
-
-NOT_THERE, NOT_PLANNED = "not there", "not planned"
-"""The states of a request and of a transfer that the ledger does not know."""
-
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """One event in the life of a thing. before, after: its state; equal if only a cause is told."""
+    """One event in the life of a thing. before, after: its state; equal if only a cause is told.
+
+    after_start_ns: time since the first event of the log (ns).
+    gap_steps, gap_ns: steps and time since the line before; 0 in the first line.
+    waited: whether the thing waited for a copy meanwhile.
+    """
 
     event: int
     step: int
@@ -53,114 +50,73 @@ class StoryLine(msgspec.Struct, frozen=True):
     text: str
     before: str
     after: str
+    after_start_ns: int
+    gap_steps: int
+    gap_ns: int
+    waited: bool
+
+    def told(self) -> str:
+        """The line for people: when, what, and the state before and after."""
+        change = self.before if self.before == self.after else f"{self.before} -> {self.after}"
+        began_ns = self.wall_ns - self.after_start_ns
+        return dated(self.event, self.step, self.wall_ns, began_ns, f"{self.text}  [{change}]")
 
 
-class Life(Protocol):
-    """A thing whose life can be told."""
+class Story:
+    """The lines of a thing's life, oldest first; none if the log knows nothing of it.
 
-    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        """The thing's slots among those that the event concerns. None if the event does not concern it."""
-
-    def state(self, ledger: Ledger) -> str:
-        """Its state in words."""
-
-
-class BlockLife(NamedTuple):
-    """A host slot, through all blocks that it held."""
-
-    slot: int
-
-    def met_by(self, _moment: Moment, found: Concern) -> Sequence[int] | None:
-        return (self.slot,) if self.slot in found.slots else None
-
-    def state(self, ledger: Ledger) -> str:
-        return BLOCK_WORDS.describe(ledger.blocks.words[self.slot])
-
-    def __str__(self) -> str:
-        return f"slot {self.slot}"
-
-
-class KeyLife:
-    """All blocks whose key starts with these hex digits. A state is told of the keys in one event."""
-
-    def __init__(self, digits: str) -> None:
-        self.digits = digits.lower().removesuffix("..")
-        self._met: dict[bytes, None] = {}
-        """The matching keys that the current event concerns."""
-
-    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        ledger, event = moment.ledger, moment.event
-        self._met = dict.fromkeys(filter(self.is_named, found.keys))
-        if isinstance(event, ev.StorePlanned):
-            return [slot for slot, key in zip(to_list(event.slots), event.keys) if key in self._met] or None
-        slots = [slot for slot in found.slots if self._is_held(ledger, slot)]
-        self._met.update(dict.fromkeys(ledger.key_of[slot] for slot in slots))
-        return slots if self._met else None
-
-    def state(self, ledger: Ledger) -> str:
-        held = [ledger.index[key] for key in self._met if key in ledger.index]
-        words = [
-            f"slot {slot} {BLOCK_WORDS.describe(ledger.blocks.words[slot])}" for slot in held[:MOST_TOLD]
-        ]
-        return "; ".join(words) + ("; ..." if len(held) > MOST_TOLD else "") if held else "not on the host"
-
-    def _is_held(self, ledger: Ledger, slot: int) -> bool:
-        key = ledger.key_of[slot]
-        return self.is_named(key) and ledger.index.get(key) == slot
-
-    def is_named(self, key: bytes) -> bool:
-        """Whether this key starts with the digits."""
-        return key.hex().startswith(self.digits)
-
-    def __str__(self) -> str:
-        return f"key {self.digits}"
-
-
-class RequestLife(NamedTuple):
-    """A request, through all its lives if its name was used again.
-
-    name: as in the log, or as a client of vLLM's server knows it. The server appends a hyphen and eight
-    characters of its own.
+    Pass a `LogReader` to ask it afterwards for gaps and a torn tail.
     """
 
-    name: str
+    def __init__(self, log: str | os.PathLike[str] | LogReader, life: Life, trust: Trust) -> None:
+        """Raises `LogError` if there is no log or no such slot, or if the log claims more than is allowed."""
+        self._reader = log if isinstance(log, LogReader) else LogReader(log)
+        self._life, self._trust = life, trust
+        config = self._reader.head.config
+        trust.check(config, self._reader.directory)
+        if isinstance(life, BlockLife) and life.slot >= config.host_blocks:
+            slots = config.host_blocks
+            raise LogError(f"{self._reader.directory}: there is no slot {life.slot}; the pool has {slots}")
+        self._began_ns = 0
+        self._before: StoryLine | None = None
+        self._last: OffloadingEvent | None = None
 
-    def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        named = (*found.requests, *names_of(makers_of(moment) or ()))
-        return () if any(map(self.is_named, named)) else None
+    def __iter__(self) -> Iterator[StoryLine]:
+        """Fold the log. Raises `IllegalTransition` or `InvalidEvent` for an event that cannot follow."""
+        life, reader = self._life, self._reader
+        fates = Fates(_missed_by(reader, life))
+        with self._trust.guarded(reader.directory):
+            for moment in walk(reader, self._trust):
+                self._began_ns = moment.event.wall_ns if self._last is None else self._began_ns
+                self._last = moment.event
+                told = _follow(life, fates, moment)
+                if told is not None:
+                    self._before = self._line(moment.event, moment.event.kind, *told)
+                    yield self._before
 
-    def state(self, ledger: Ledger) -> str:
-        states = [request.state.name for name, request in ledger.requests.items() if self.is_named(name)]
-        return ", ".join(states) or NOT_THERE
+    def end(self) -> StoryLine | None:
+        """After all other lines: one of no kind, if the thing has not ended where the log ends."""
+        before, last = self._before, self._last
+        if before is None or last is None or not self._life.is_open(before.after):
+            return None
+        text = f"the log ends here, and {self._life} has not ended"
+        return self._line(last, "", text, before.after, before.after)
 
-    def is_named(self, name: str) -> bool:
-        """Whether the log means this request by `name`."""
-        return name == self.name or name.startswith(f"{self.name}-")
-
-    def share(self, owners: Owners, keys: Sequence[bytes]) -> list[bytes]:
-        """The keys of a store that this request owns."""
-        ends = [0, *accumulate(count for _, count in owners)]
-        own = [span for (owner, _), span in zip(owners, pairwise(ends)) if self.is_named(owner)]
-        return [key for start, end in own for key in keys[start:end]]
-
-    def __str__(self) -> str:
-        return f"request {self.name}"
-
-
-class TransferLife(NamedTuple):
-    """A store or a load."""
-
-    id: int
-
-    def met_by(self, _moment: Moment, found: Concern) -> Sequence[int] | None:
-        return () if self.id in found.transfers else None
-
-    def state(self, ledger: Ledger) -> str:
-        transfer = ledger.transfers.get(self.id)
-        return NOT_PLANNED if transfer is None else transfer.state.name
-
-    def __str__(self) -> str:
-        return f"transfer {self.id}"
+    def _line(self, event: OffloadingEvent, kind: str, text: str, was: str, is_now: str) -> StoryLine:
+        before = self._before
+        return StoryLine(
+            event=event.seq,
+            step=event.step,
+            wall_ns=event.wall_ns,
+            kind=kind,
+            text=text,
+            before=was,
+            after=is_now,
+            after_start_ns=event.wall_ns - self._began_ns,
+            gap_steps=0 if before is None else event.step - before.step,
+            gap_ns=0 if before is None else event.wall_ns - before.wall_ns,
+            waited=before is not None and self._life.waits(before.after),
+        )
 
 
 def tell(
@@ -170,25 +126,8 @@ def tell(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Iterator[StoryLine]:
-    """The lines of a thing's life, oldest first. None if the log knows nothing of it.
-
-    allow_policies, max_slots: as in `Trust`.
-
-    Pass a `LogReader` to ask it afterwards for gaps and a torn tail. Raises `LogError` if there is no log, or
-    no such slot, or if the log claims more than is allowed; `IllegalTransition` or `InvalidEvent` for an
-    event that cannot follow.
-    """
-    reader = log if isinstance(log, LogReader) else LogReader(log)
-    config, trust = reader.head.config, Trust(allow_policies, max_slots)
-    trust.check(config, reader.directory)
-    if isinstance(life, BlockLife) and life.slot >= config.host_blocks:
-        raise LogError(f"{reader.directory}: there is no slot {life.slot}; the pool has {config.host_blocks}")
-    fates = Fates(_missed_by(reader, life))
-    with trust.guarded(reader.directory):
-        for moment in walk(reader, trust):
-            line = _follow(life, fates, moment)
-            if line is not None:
-                yield line
+    """The lines of a `Story`. allow_policies, max_slots: as in `Trust`. Raises as `Story` does."""
+    yield from Story(log, life, Trust(allow_policies, max_slots))
 
 
 def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
@@ -201,13 +140,13 @@ def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
         event.missed
         for segment in reader.segments()
         for event in segment.events()
-        if isinstance(event, ev.HitMatched) and life.is_named(event.request) and event.missed is not None
+        if isinstance(event, ev.HitMatched) and event.request == life.name and event.missed is not None
     }
     return missed.__contains__
 
 
-def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
-    """Fold the moment's event. Returns its line, if it concerns the thing."""
+def _follow(life: Life, fates: Fates, moment: Moment) -> tuple[str, str, str] | None:
+    """Fold the moment's event. If it concerns the thing: what to tell, and the states before and after."""
     ledger, event, _ = moment
     found = concern(ledger, event)
     _refuse_unknown(ledger, event, found)
@@ -224,8 +163,7 @@ def _follow(life: Life, fates: Fates, moment: Moment) -> StoryLine | None:
     if ended is not None and isinstance(event, ev.WorkerReported):
         outcome = _OUTCOMES.get((ended.direction, ended.state), "what the reset left is drained")
         text += f"; the last one: {outcome}"
-    after = _state_after(life, ledger, ended, before)
-    return StoryLine(event.seq, event.step, event.wall_ns, event.kind, text, before, after)
+    return text, before, _state_after(life, ledger, ended, before)
 
 
 def _refuse_unknown(ledger: Ledger, event: OffloadingEvent, found: Concern) -> None:
@@ -276,10 +214,9 @@ class _Telling(NamedTuple):
     @property
     def offered_before(self) -> bool:
         """Whether the thing is a request that has offered blocks."""
-        life, requests = self.life, self.ledger.requests.items()
-        return isinstance(life, RequestLife) and any(
-            one.offered for name, one in requests if life.is_named(name)
-        )
+        life = self.life
+        request = self.ledger.requests.get(life.name) if isinstance(life, RequestLife) else None
+        return request is not None and bool(request.offered)
 
 
 def _by_its_fields(_telling: _Telling, event: OffloadingEvent) -> str:
@@ -326,7 +263,7 @@ def _offered(telling: _Telling, event: ev.BlocksOffered) -> str:
     life, told = telling.life, []
     assert isinstance(life, RequestLife)
     for name, settled, offered in event.offers:
-        if not life.is_named(name):
+        if name != life.name:
             continue
         request, news = telling.ledger.requests.get(name), []
         starts = (request and request.settled) or (0,) * len(settled)
@@ -346,7 +283,7 @@ def _skipped(telling: _Telling, event: ev.StoreSkipped) -> str:
     keys: Sequence[bytes] = event.keys
     if isinstance(telling.life, RequestLife):
         keys = telling.life.share(owners, keys)
-        owners = tuple(one for one in owners if telling.life.is_named(one[0]))
+        owners = tuple(one for one in owners if one[0] == telling.life.name)
     return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
 
 
@@ -412,7 +349,7 @@ def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:
         if isinstance(life, TransferLife):
             return transfer.id == life.id
         if isinstance(life, RequestLife):
-            return any(map(life.is_named, names_of(transfer.owners)))
+            return life.name in names_of(transfer.owners)
         return not set(to_list(transfer.slots)).isdisjoint(telling.slots)
 
     live = [ledger.transfers[id] for id in event.transfers if id in ledger.transfers]

@@ -30,7 +30,7 @@ def after_start(ns: int, began_ns: int) -> str:
     """
     passed = ns - began_ns
     milliseconds = abs(passed) // _MS
-    return f"{'-' if passed < 0 else '+'}{milliseconds // 1000}.{milliseconds % 1000:03}s"
+    return f"{'-' if passed <= -_MS else '+'}{milliseconds // 1000}.{milliseconds % 1000:03}s"
 
 
 def duration(ns: int) -> str:

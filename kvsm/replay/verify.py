@@ -31,7 +31,7 @@ from kvsm.log import LogReader, Segment
 from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
-from kvsm.replay.render import render
+from kvsm.replay.render import dated, render
 from kvsm.replay.trust import Trust
 from kvsm.replay.unfinished import Unfinished, unfinished_at_end
 from kvsm.replay.witness import Witness
@@ -362,11 +362,13 @@ def _led_there(directory: Path, breakage: Breakage, trust: Trust) -> tuple[str, 
     )
     if not any(wanted):
         wanted = _own_concern(directory, breakage.event, trust)
+    began_ns: int | None = None
     with suppress(LogDamaged, InvalidEvent):  # What is broken may be the head, or the form of the event.
         for ledger, event, _ in walk(LogReader(directory), trust):
+            began_ns = event.wall_ns if began_ns is None else began_ns
             breaks = event.seq == breakage.event
             if breaks or concern(ledger, event).meets(wanted):
-                lines.append(f"event {event.seq} step {event.step}: {render(event)}")
+                lines.append(dated(event.seq, event.step, event.wall_ns, began_ns, render(event)))
             if breaks:
                 break
             ledger.apply(event)

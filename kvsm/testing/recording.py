@@ -126,18 +126,15 @@ def story(log: Path, message: str) -> list[str]:
 def _lives(log: Path, things: Sequence[Thing], trust: Trust) -> list[tuple[Thing, list[str]]]:
     lives = []
     for thing in things:
-        told = [
-            f"event {line.event} step {line.step}: {line.text}  "
-            f"[{line.before if line.before == line.after else f'{line.before} -> {line.after}'}]"
-            for line in tell(log, thing, **trust._asdict())
-        ]
+        told = [line.told() for line in tell(log, thing, **trust._asdict())]
         if told:
             lives.append((thing, told))
     return lives
 
 
 _NAMED = re.compile(
-    r"(?<!device )\b(slot|block|transfer|store|load|request)s? ([\w.-]*\w)|\bkeys? ([0-9a-f]{6,})"
+    r"(?<!device )\b(slot|block|transfer|store|load|request)s? ([\w.-]*\w)"
+    r"|\bkeys? ([0-9a-f]{6,}(?:\.\.[0-9a-f]*)?)"
 )
 
 
