@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, WIDE, Hand, drive, of_kind
 
 from kvsm import events as ev
+from kvsm.analysis.extract import Extractor
 from kvsm.errors import ConfigError, WrongArgument
 from kvsm.events import ERROR_CHARACTERS_MAX, OffloadConfig
+from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
@@ -29,8 +31,17 @@ class Answer(NamedTuple):
     loading: bool
 
 
-def counted(event: ev.HitMatched) -> tuple[int | None, int | None, int | None]:
-    return event.asked, event.on_device, event.on_host
+def counted(one: Any) -> tuple[int | None, int | None, int | None]:
+    """The three counts of an event, or of a row of a table."""
+    return one.asked, one.on_device, one.on_host
+
+
+def tables_of(engine: SmallEngine) -> dict[str, list[Any]]:
+    """The finished rows that the engine's log gives."""
+    extractor, ledger = Extractor(), Ledger(engine.core.config)
+    for event in engine.log:
+        extractor.follow(ledger, event)
+    return extractor.take()[0]
 
 
 def watch(engine: SmallEngine) -> dict[str, list[Answer | str]]:
@@ -57,17 +68,15 @@ def watch(engine: SmallEngine) -> dict[str, list[Answer | str]]:
     return seen
 
 
-def first_answers(seen: dict[str, list[Answer | str]]) -> list[tuple[int, int, int]]:
-    """The first answer to each request after its arrival, and after each preemption."""
-    firsts = []
-    for answers in seen.values():
-        fresh = True
-        for one in answers:
-            if isinstance(one, str):
-                fresh = True
-            elif fresh and not one.loading:
-                firsts.append(one.counts)
-                fresh = False
+def first_answers(answers: list[Answer | str]) -> list[tuple[int, int, int]]:
+    """The first answers to a request: after its arrival, and after each preemption."""
+    firsts, fresh = [], True
+    for one in answers:
+        if isinstance(one, str):
+            fresh = True
+        elif fresh and not one.loading:
+            firsts.append(one.counts)
+            fresh = False
     return firsts
 
 
@@ -103,9 +112,16 @@ def test_the_log_counts_prompts_as_the_engine_does(acts: list[int], layout: dict
     engine = SmallEngine(**{"device_blocks": 16, "host_blocks": 8, "workers": 2, **layout})
     seen = watch(engine)
     drive(engine, acts)
-    ours, truth = first_events(engine), first_answers(seen)
-    assert [sum(column) for column in zip(*ours)] == [sum(column) for column in zip(*truth)]
-    assert sorted(ours) == sorted(truth)
+    truth = {name: first_answers(answers) for name, answers in seen.items()}
+    ours, theirs = first_events(engine), [counts for firsts in truth.values() for counts in firsts]
+    assert [sum(column) for column in zip(*ours)] == [sum(column) for column in zip(*theirs)]
+    assert sorted(ours) == sorted(theirs)
+    rows = tables_of(engine)
+    last = {name: firsts[-1] for name, firsts in truth.items() if firsts}
+    assert {row.request: counted(row) for row in rows["requests"] if row.asked is not None} == last
+    assert [counted(row) for row in rows["lookups"]] == [
+        counted(event) for event in of_kind(engine, ev.HitMatched)
+    ]
 
 
 @settings(max_examples=30, deadline=None)
@@ -115,6 +131,8 @@ def test_a_copy_that_failed_says_why_in_the_log(acts: list[int]) -> None:
     drive(engine, acts)
     for event in of_kind(engine, ev.WorkerReported):
         assert event.error == ("" if event.good else COPY_ERROR)
+    for row in tables_of(engine)["copies"]:
+        assert row.error == (None if row.good else COPY_ERROR)
 
 
 def test_core_alone_counts_what_it_was_asked_and_not_what_the_device_had() -> None:

@@ -198,19 +198,18 @@ class Extractor:
     def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
         request = self._request(event)
         request.lookups += 1
-        asked, on_device, on_host = _asked(event)
         if request.fresh:
             request.fresh = False
-            request.asked, request.on_device, request.on_host = asked, on_device, on_host
+            request.asked, request.on_device, request.on_host = event.asked, event.on_device, event.on_host
         self._lives.matched(event)
         row = LookupRow(
             event.seq,
             event.step,
             event.wall_ns,
             event.request,
-            asked,
-            on_device,
-            on_host,
+            event.asked,
+            event.on_device,
+            event.on_host,
             count(event.slots),
             None if event.missed is None else event.missed.hex(),
             *self._lives.missed(self.ledger, event),
@@ -276,7 +275,7 @@ class Extractor:
     def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
         flight = self._flights[event.transfer]
         flight.reported |= 1 << event.worker
-        self._rows["copies"].append(flight.copy(event.worker, _at(event), event.good, _error(event)))
+        self._rows["copies"].append(flight.copy(event.worker, _at(event), event.good, event.error or None))
         if ended is None:
             return
         state = ended.state
@@ -402,16 +401,6 @@ def _at(event: OffloadingEvent) -> Moved:
 def _names(owners: Owners) -> str:
     """The requests among the owners, each once, as a JSON list."""
     return msgspec.json.encode(list(dict.fromkeys([name for name, _ in owners]))).decode()
-
-
-def _asked(_event: ev.HitMatched) -> tuple[int | None, int | None, int | None]:
-    """(asked, on_device, on_host) of a lookup. The log does not tell it yet."""
-    return None, None, None
-
-
-def _error(_event: ev.WorkerReported) -> str | None:
-    """Why the worker's copy failed. The log does not tell it yet."""
-    return None
 
 
 HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord | None], None]] = {
