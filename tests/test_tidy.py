@@ -30,7 +30,7 @@ FLOORS = (
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
-    ("analysis", "checker"),
+    ("analysis", "checker", "timeline"),
     ("testing",),
     ("cli", "__main__"),
 )
@@ -143,4 +143,4 @@ def test_every_file_of_the_package_is_installed() -> None:
     others = [path for path in PACKAGE.rglob("*") if path.is_file() and path.suffix not in {".py", ".pyc"}]
     assert {path.name for path in others} >= {"py.typed", "copy.cu"}
     for path in others:
-        assert f'"{path.name}"' in named.split("[tool.")[0], path
+        assert f'{path.name}"' in named.split("[tool.")[0], path

@@ -39,6 +39,7 @@ class Listed(NamedTuple):
 COMMANDS = {
     "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
+    "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
     "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
     "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),

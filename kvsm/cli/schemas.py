@@ -15,6 +15,7 @@ from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.show import ShowAnswer
+from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
 from kvsm.cli.vllm import VllmCheckAnswer
 from kvsm.serving.workload_run import RunResult
@@ -28,6 +29,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.diff/1": LogDiff,
     "kvsm.fork/1": ForkAnswer,
     "kvsm.unavoidable/1": Unavoidable,
+    "kvsm.timeline/1": TimelineAnswer,
     "kvsm.check/1": CheckAnswer,
     "kvsm.check-list/1": ListedModel,
     "kvsm.fuzz/1": FuzzAnswer,
