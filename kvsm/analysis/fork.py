@@ -284,7 +284,9 @@ class _Future:
         if transfer is None:
             self.pointless += 1
         else:
-            self.core.report(transfer, event.worker, event.good and event.transfer not in self.choices.fail)
+            fails = event.good and event.transfer in self.choices.fail
+            error = "it fails in this fork of the log" if fails else event.error
+            self.core.report(transfer, event.worker, event.good and not fails, error)
 
 
 # Which call led to an event. One entry a kind.
@@ -336,7 +338,17 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
             missed = key
             break
         slots.append(slot)
-    future.core.pin(event.request, slots, missed)
+    on_host = _on_host(event, len(slots), future.core.config.blocks_per_chunk)
+    future.core.pin(event.request, slots, missed, event.asked, event.on_device, on_host)
+
+
+def _on_host(event: ev.HitMatched, slots: int, blocks_per_chunk: int) -> int | None:
+    """Blocks that the fork's host serves. None if it serves other slots and they tell no number of blocks."""
+    served = len(to_list(event.slots))
+    if slots == served:
+        return event.on_host
+    one_group = event.on_host == served * blocks_per_chunk
+    return slots * blocks_per_chunk if one_group else None
 
 
 def _deferred(future: _Future, _recorded: Ledger, event: ev.RequestDeferred) -> None:
