@@ -20,7 +20,7 @@ from kvsm import events as ev
 from kvsm.analysis.extract import Extractor
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import KEYS, TABLES, Gone
-from kvsm.analysis.sqlite_tables import schema, write
+from kvsm.analysis.sqlite_tables import TableWriter, make_tables
 from kvsm.checker.walk import random_of
 from kvsm.errors import ConfigError, InvalidEvent, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
@@ -36,15 +36,15 @@ Rows = dict[str, list[dict[str, Any]]]
 
 def extracted(config: OffloadConfig, events: Sequence[OffloadingEvent]) -> tuple[Rows, Ledger]:
     """The tables of these events, and the ledger at their end."""
-    connection, extractor, ledger = sqlite3.connect(":memory:"), Extractor(), Ledger(config)
-    for statement in schema():
-        connection.execute(statement)
+    connection, ledger = sqlite3.connect(":memory:"), Ledger(config)
+    make_tables(connection)
+    tables = TableWriter(connection)
+    extractor = Extractor(tables)
     for number, event in enumerate(events):
         extractor.follow(ledger, event)
         if number % 50 == 49:
-            write(connection, *extractor.take())
-    write(connection, *extractor.take())
-    write(connection, extractor.unfinished())
+            tables.flush()
+    extractor.write_unfinished()
     return rows_of(connection), ledger
 
 

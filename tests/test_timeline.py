@@ -193,7 +193,7 @@ def test_lanes_are_few_and_nothing_overlaps(drawn: list[tuple[int, int]]) -> Non
 
 
 def test_the_columns_are_columns_of_the_tables() -> None:
-    assert set(COLUMNS) == set(CONDITIONS) == set(TABLES) - {"events", "occupancy"}
+    assert set(COLUMNS) == set(CONDITIONS) == set(TABLES) - {"events", "occupancy", "block_runs"}
     for table, names in COLUMNS.items():
         assert set(names) <= set(TABLES[table].__struct_fields__), table
 

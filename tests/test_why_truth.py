@@ -6,6 +6,7 @@ preemptions, resets, failures, losses, chunks. `fate_reference` keeps plain book
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -22,6 +23,7 @@ from kvsm import events as ev
 from kvsm.analysis.extract import Extractor
 from kvsm.analysis.lives import BlockLives
 from kvsm.analysis.rows import TABLES, Gone
+from kvsm.analysis.sqlite_tables import TableWriter, make_tables, read
 from kvsm.checker.targets import TARGETS
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
@@ -150,16 +152,13 @@ Tables = dict[str, list[Any]]
 
 def tables_of(run: Run) -> Tables:
     """The rows that one pass over the events gives."""
-    extractor, ledger = Extractor(), Ledger(run.config)
+    connection, ledger = sqlite3.connect(":memory:"), Ledger(run.config)
+    make_tables(connection)
+    extractor = Extractor(TableWriter(connection))
     for event in run.events:
         extractor.follow(ledger, event)
-    rows, wanted = extractor.take()
-    tables: Tables = {name: [*rows[name], *extractor.unfinished().get(name, ())] for name in TABLES}
-    blocks = {(row.transfer, row.slot): row for row in tables["blocks"]}
-    for one in wanted:
-        place = one.transfer, one.slot
-        blocks[place] = replace(blocks[place], wanted=one.event, wanted_by=one.request)
-    return tables | {"blocks": list(blocks.values())}
+    extractor.write_unfinished()
+    return {table: list(read(connection, table, kind, "", ())) for table, kind in TABLES.items()}
 
 
 def is_within(event: int | None, span: Span | None) -> bool:
@@ -281,7 +280,11 @@ def test_tables_tell_a_whole_run_as_it_was(what: str) -> None:
 
 
 BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
-    "an eviction forgets its last victim": (BlockLives.evicted, "(event.slots))", "(event.slots)[:-1])"),
+    "an eviction forgets its last victim": (
+        BlockLives.evicted,
+        "_indices(event.slots)",
+        "_indices(event.slots)[:-1]",
+    ),
     "an eviction names the event, not the store": (BlockLives.evicted, "event.transfer", "event.seq"),
     "a store in flight is not seen": (BlockLives.missed, "ledger.index.get(key)", "None"),
     "a skip is not noted": (BlockLives.skipped, "event.seq", "0"),
@@ -302,7 +305,7 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "the end of a copy wakes nobody": (Extractor._ended, "self._wake(event)", "pass"),
     "a preemption ends no wait": (Extractor._preempted, "self._settle(event.request, event)", "pass"),
     "a lookup counts one hit too many": (BlockLives.matched, "+= 1", "+= 2"),
-    "a life begins with the hits of the last one": (BlockLives.planned, "self._hits[slots] = 0", "pass"),
+    "a life begins with the hits of the last one": (BlockLives._number, "self._hits[own] = 0", "pass"),
 }
 """Ways to tell a log wrongly: a function, and what of it is replaced."""
 

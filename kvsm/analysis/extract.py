@@ -1,8 +1,8 @@
 """One pass over a log: each event becomes rows of the tables in `rows.py`.
 
-`Extractor.follow` applies an event to the ledger and takes note of it. A row is finished when nothing of it
-can change any more; `take` gives the finished rows. `unfinished` gives the rows of what still goes on, as
-they are now. So a log that is still written can be read at any time, and read on later.
+`Extractor.follow` applies an event to the ledger and takes note of it. A row is written when nothing of it
+can change any more. `write_unfinished` writes the rows of what still goes on, as they are now. So a log that
+is still written can be read at any time, and read on later.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from itertools import chain
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvsm import events as ev
-from kvsm.analysis.lives import BlockLives, End, NoPast, Past, Wanted
-from kvsm.analysis.open_rows import Flight, Moved, OpenRequest, awaited
+from kvsm.analysis.lives import BlockLives, LifeEnd
+from kvsm.analysis.open_rows import Flight, Moved, RequestInProgress, awaited
 from kvsm.analysis.rows import (
     SAMPLE_EVENTS,
-    TABLES,
     EventRow,
     Gone,
     LookupRow,
     OccupancyRow,
     RejectionRow,
     ResetRow,
-    Row,
     SkipRow,
 )
+from kvsm.analysis.sqlite_tables import TableWriter
 from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD, STORE, OffloadingEvent, Owners
 from kvsm.ids import count
@@ -39,19 +39,21 @@ from kvsm.states.words import STATE_MASK
 
 
 class Extractor:
-    """Turns events into rows. past: what an index knows of keys whose fates are not in memory any more."""
+    """Turns events into rows. tables: where they are written. Call its `flush` now and then."""
 
-    def __init__(self, past: Past | None = None) -> None:
-        self._lives = BlockLives(past or NoPast())
-        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+    def __init__(self, tables: TableWriter) -> None:
+        self._tables = tables
+        self._lives = BlockLives(tables)
         self._ledger: Ledger | None = None
-        self._requests: dict[str, OpenRequest] = {}
+        self._requests: dict[str, RequestInProgress] = {}
         """Requests that the ledger knows."""
-        self._over: dict[tuple[str, int], OpenRequest] = {}
+        self._over: dict[tuple[str, int], RequestInProgress] = {}
         """Requests that are over, but for their stores."""
         self._deferred: set[str] = set()
         self._flights: dict[int, Flight] = {}
         self._last = EventRow(0, 0, 0, "")
+        self._interim: list[int] = []
+        """The runs of blocks that are written as they were, and will be written again."""
 
     @property
     def ledger(self) -> Ledger:
@@ -74,34 +76,37 @@ class Extractor:
             self._lives.store_follows(None)
         HANDLERS[kind](self, event, ended)
         self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
-        self._rows["events"].append(self._last)
+        self._tables.add("events", self._last)
         if not event.seq % SAMPLE_EVENTS:
-            self._rows["occupancy"].append(self._occupancy())
+            self._tables.add("occupancy", self._occupancy())
 
-    def take(self) -> tuple[dict[str, list[Row]], list[Wanted]]:
-        """The rows that were finished since the last call, by table, and blocks that are wanted since."""
-        rows, wanted = self._rows, self._lives.wanted
-        rows["blocks"] = [*self._lives.rows]
-        self._rows = {table: [] for table in TABLES}
-        self._lives.rows, self._lives.wanted = [], []
-        return rows, wanted
-
-    def unfinished(self) -> dict[str, list[Row]]:
-        """The rows of what still goes on, as they are now. Nothing is changed."""
+    def write_unfinished(self) -> None:
+        """Write the rows of what still goes on, as they are now. Before the log is read on, call `go_on`."""
         if self._ledger is None:
-            return {}
-        flights, workers = list(self._flights.values()), self._ledger.config.workers
-        requests = self._requests.values()
-        rows: dict[str, list[Row]] = {
-            "requests": [one.row(self._last.wall_ns) for one in chain(requests, self._over.values())],
-            "request_states": [one.stay(None) for one in requests],
-            "transfers": [one.row(workers, None, None) for one in flights],
-            "copies": [row for one in flights for row in one.silent_copies(workers)],
-            "blocks": list(self._lives.living(self._ledger)),
-        }
+            return
+        workers, add = self._ledger.config.workers, self._tables.add
+        for request in chain(self._requests.values(), self._over.values()):
+            add("requests", request.row(self._last.wall_ns))
+        for request in self._requests.values():
+            add("request_states", request.stay(None))
+        for flight in self._flights.values():
+            add("transfers", flight.row(workers, None, None))
+            for copy in flight.silent_copies(workers):
+                add("copies", copy)
+        for run in self._lives.living(self._ledger):
+            self._interim.append(run.life)
+            add("block_runs", run)
         if self._last.event % SAMPLE_EVENTS:
-            rows["occupancy"] = [self._occupancy()]
-        return rows
+            add("occupancy", self._occupancy())
+        self._tables.flush()
+
+    def go_on(self) -> None:
+        """Remove what `write_unfinished` wrote, if no later row will replace it."""
+        lives = [(life,) for life in self._interim]
+        self._tables.connection.executemany("DELETE FROM block_runs WHERE life = ?", lives)
+        self._interim = []
+        if self._last.event % SAMPLE_EVENTS:
+            self._tables.connection.execute("DELETE FROM occupancy WHERE event = ?", (self._last.event,))
 
     # Where the log begins, and behind a gap.
 
@@ -120,7 +125,7 @@ class Extractor:
             awaits = awaited(record)
             known = self._requests.get(name)
             if known is None:
-                self._requests[name] = OpenRequest(name, gap, state, gap, awaits, fresh=False)
+                self._requests[name] = RequestInProgress(name, gap, state, gap, awaits, fresh=False)
             elif known.state != state:
                 self._move(known, state, awaits, gap)
         self._deferred = set(ledger.deferred)
@@ -140,13 +145,13 @@ class Extractor:
 
     # Requests.
 
-    def _request(self, event: Any) -> OpenRequest:
+    def _request(self, event: Any) -> RequestInProgress:
         """The event's request, which may be known from now on."""
         name: str = event.request
         request = self._requests.get(name)
         if request is None:
             at = _at(event)
-            request = self._requests[name] = OpenRequest(name, at, int(RequestState.NEW), at)
+            request = self._requests[name] = RequestInProgress(name, at, int(RequestState.NEW), at)
         return request
 
     def _settle(self, name: str, event: OffloadingEvent) -> None:
@@ -159,11 +164,11 @@ class Extractor:
             awaits = None if record is None else awaited(record)
             self._move(request, state, awaits, _at(event))
 
-    def _move(self, request: OpenRequest, state: int, awaits: int | None, at: Moved) -> None:
+    def _move(self, request: RequestInProgress, state: int, awaits: int | None, at: Moved) -> None:
         """The stay of a request ends, and the next one begins, unless the request is over."""
         name = request.request
         if request.since.event != at.event:
-            self._rows["request_states"].append(request.stay(at))
+            self._tables.add("request_states", request.stay(at))
         if request.state == RequestState.DEFERRED:
             self._deferred.discard(name)
         request.move(state, awaits, at)
@@ -174,7 +179,7 @@ class Extractor:
             if request.stores:
                 self._over[name, request.arrived.event] = request
             else:
-                self._rows["requests"].append(request.row(0))
+                self._tables.add("requests", request.row(0))
 
     def _wake(self, event: OffloadingEvent) -> None:
         """Note which requests wait no more."""
@@ -214,7 +219,7 @@ class Extractor:
             None if event.missed is None else event.missed.hex(),
             *self._lives.missed(self.ledger, event),
         )
-        self._rows["lookups"].append(row)
+        self._tables.add("lookups", row)
         self._settle(event.request, event)
 
     def _released(self, event: ev.HitReleased, _ended: TransferRecord | None) -> None:
@@ -237,7 +242,7 @@ class Extractor:
         self._lives.skipped(event)
         names, reason = _names(event.owners), event.reason.value
         row = SkipRow(event.seq, event.step, event.wall_ns, names, len(event.keys), reason)
-        self._rows["skips"].append(row)
+        self._tables.add("skips", row)
 
     # Transfers.
 
@@ -275,7 +280,7 @@ class Extractor:
     def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
         flight = self._flights[event.transfer]
         flight.reported |= 1 << event.worker
-        self._rows["copies"].append(flight.copy(event.worker, _at(event), event.good, event.error or None))
+        self._tables.add("copies", flight.copy(event.worker, _at(event), event.good, event.error or None))
         if ended is None:
             return
         state = ended.state
@@ -283,7 +288,7 @@ class Extractor:
             self._lives.stored(ended.id, event.seq, event.wall_ns)
         elif state is TransferState.FAILED:
             why = Gone.STORE_FAILED if flight.store else Gone.LOAD_FAILED
-            end = End(event.seq, event.wall_ns, why, ended.id, flight.requests)
+            end = LifeEnd(event.seq, event.wall_ns, why, ended.id, flight.requests)
             self._lives.gone(self.ledger, ended.slots, end)
         self._ended(event, state)
 
@@ -291,14 +296,14 @@ class Extractor:
         assert ended is not None
         flight = self._flights[event.transfer]
         if flight.store:
-            end = End(event.seq, event.wall_ns, Gone.CANCELLED, ended.id, flight.requests)
+            end = LifeEnd(event.seq, event.wall_ns, Gone.CANCELLED, ended.id, flight.requests)
             self._lives.gone(self.ledger, ended.slots, end)
         self._ended(event, ended.state)
 
     def _lost(self, event: ev.TransferLost, ended: TransferRecord | None) -> None:
         assert ended is not None
         flight = self._flights[event.transfer]
-        end = End(event.seq, event.wall_ns, Gone.LOST, ended.id, flight.requests)
+        end = LifeEnd(event.seq, event.wall_ns, Gone.LOST, ended.id, flight.requests)
         self._lives.gone(self.ledger, ended.slots, end)
         self._ended(event, ended.state)
 
@@ -314,8 +319,9 @@ class Extractor:
     def _land(self, flight: Flight, outcome: TransferState | None, at: Moved) -> None:
         """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
         workers = self.ledger.config.workers
-        self._rows["copies"] += flight.silent_copies(workers)
-        self._rows["transfers"].append(flight.row(workers, outcome, at))
+        for copy in flight.silent_copies(workers):
+            self._tables.add("copies", copy)
+        self._tables.add("transfers", flight.row(workers, outcome, at))
         completed, told = outcome is TransferState.COMPLETED, outcome is not None
         for name, arrived, slots in flight.owners:
             request = self._requests.get(name)
@@ -331,7 +337,7 @@ class Extractor:
             request.stores -= 1
             if not request.stores and request.state == RequestState.RELEASED:
                 del self._over[name, arrived]
-                self._rows["requests"].append(request.row(0))
+                self._tables.add("requests", request.row(0))
 
     def _rejected(self, event: ev.ReportRejected, _ended: TransferRecord | None) -> None:
         row = RejectionRow(
@@ -343,18 +349,18 @@ class Extractor:
             event.good,
             event.reason.value,
         )
-        self._rows["rejections"].append(row)
+        self._tables.add("rejections", row)
 
     # The pool.
 
     def _reset(self, event: ev.CacheReset, _ended: TransferRecord | None) -> None:
         ledger, at = self.ledger, _at(event)
-        keys = self._lives.all_gone(ledger, End(event.seq, event.wall_ns, Gone.RESET))
+        keys = self._lives.all_gone(ledger, LifeEnd(event.seq, event.wall_ns, Gone.RESET))
         cancelled = [transfer for transfer in self._flights if transfer not in ledger.transfers]
         abandoned = [one for one in ledger.transfers.values() if one.epoch == event.epoch - 1]
         ended = len(cancelled), len(abandoned)
         row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended)
-        self._rows["resets"].append(row)
+        self._tables.add("resets", row)
         for transfer in cancelled:
             self._land(self._flights.pop(transfer), TransferState.CANCELLED, at)
         for name in list(self._requests):
@@ -388,8 +394,7 @@ class Extractor:
 
 def _held(ledger: Ledger) -> tuple[int, int, int]:
     """(slots that are being stored, quarantined, retired)."""
-    states = ledger.blocks.view & STATE_MASK
-    counts = [int((states == state).sum()) for state in BlockState]
+    counts = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
     storing = counts[BlockState.ALLOCATED] + counts[BlockState.STORING]
     return storing, counts[BlockState.QUARANTINED], counts[BlockState.RETIRED]
 

@@ -1,30 +1,33 @@
 """The lives of blocks, and why a key is gone: what `Extractor` knows of slots and keys.
 
-A store makes many blocks. What they share is kept once, in an `Origin`. Only hits are counted by slot. So a
-block costs nothing until its life ends.
+Each life has a number. The blocks of a store get numbers one after another, and a number is left out between
+two stores. What the blocks of a store share is kept once, in an `Origin`. So a block costs a few entries of
+arrays until its life ends, and lives that end alike make one row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.analysis.rows import BlockRow, Gone
+from kvsm.analysis.key_history import KeyHistory
+from kvsm.analysis.rows import BlockRunRow, Gone
+from kvsm.analysis.sqlite_tables import RUN_BLOCKS, TableWriter
 from kvsm.events import BlocksEvicted, HitMatched, StorePlanned, StoreSkipped
-from kvsm.ids import IdArray, Ids, listed, to_list, unpack
+from kvsm.ids import IdArray, Ids, unpack
 from kvsm.ledger import Ledger
-from kvsm.states.block import are_indexed
+from kvsm.states.block import are_indexed, are_readable
+
+_Ints = NDArray[np.int64]
 
 
 class Origin(msgspec.Struct):
-    """What the blocks of one store share.
-
-    blocks: how many of them live.
-    """
+    """What the blocks of one store share. blocks: how many of them live."""
 
     requests: str
     planned_ns: int | None
@@ -33,42 +36,19 @@ class Origin(msgspec.Struct):
     blocks: int = 0
 
 
-class Fate(msgspec.Struct):
-    """How the last life of a key ended. (transfer, slot) names it; `by` is the transfer behind its end.
+class LifeRun(msgspec.Struct, array_like=True):
+    """Lives of one store, one after another, that had the same hits."""
 
-    requests: of that transfer, as a JSON list.
-    wanted: whether a lookup has stopped at the key since.
-    """
-
+    life: int
+    blocks: int
+    store: int
     transfer: int
-    slot: int
-    why: str
-    event: int
-    by: int | None
-    requests: str | None
-    wanted: bool = False
+    hits: int
+    last_hit: int
+    last_hit_ns: int
 
 
-class Cause(NamedTuple):
-    """Why a key is not readable: `why`, `cause`, `cause_transfer` and `cause_requests` of a lookup."""
-
-    why: str | None
-    event: int | None = None
-    transfer: int | None = None
-    requests: str | None = None
-
-
-class Wanted(NamedTuple):
-    """A lookup stopped at the key of a block that is gone."""
-
-    event: int
-    wall_ns: int
-    request: str
-    transfer: int
-    slot: int
-
-
-class End(NamedTuple):
+class LifeEnd(NamedTuple):
     """What ended lives: the event (and its time), why, and the transfer behind it with its requests.
 
     wall_ns: None if the log lacks the event.
@@ -81,83 +61,130 @@ class End(NamedTuple):
     requests: str | None = None
 
 
-Life = tuple[int, int, bytes]
-"""(slot, the store that made its block, its key)."""
+class MissCause(NamedTuple):
+    """Why a key is not readable: `why`, `cause`, `cause_transfer` and `cause_requests` of a lookup."""
+
+    why: str | None
+    event: int | None = None
+    transfer: int | None = None
+    requests: str | None = None
 
 
-class Past(Protocol):
-    """What is known of keys from an earlier part of the log, that is not in memory."""
+class MakingRoom(msgspec.Struct):
+    """An eviction whose store is not planned yet."""
 
-    def fate(self, key: bytes) -> Fate | None:
-        """How the key's last life ended."""
+    transfer: int
+    event: int
+    wall_ns: int
+    lives: list[LifeRun]
 
-    def skipped(self, key: bytes) -> int | None:
-        """The last event that skipped an offer of this key, if it was never stored."""
+
+class SavedLives(msgspec.Struct):
+    """`BlockLives` as data."""
+
+    origins: dict[int, Origin]
+    arrays: tuple[bytes, ...]
+    next_life: int
+    known_from: int
+    making_room: MakingRoom | None
+    recent_keys: dict[bytes, int]
+    recent_skips: dict[bytes, int]
 
 
-class NoPast:
-    """Everything is in memory."""
-
-    def fate(self, _key: bytes) -> Fate | None:
-        """Nothing."""
-        return None
-
-    def skipped(self, _key: bytes) -> int | None:
-        """Nothing."""
-        return None
+_ARRAYS = ("_life", "_store", "_hits", "_last_hit", "_last_hit_ns")
 
 
 class BlockLives:
-    """Follows the blocks of one ledger. The finished rows are in `rows` until somebody takes them."""
+    """Follows the blocks of one ledger, and writes a row for each run of lives that ends.
 
-    def __init__(self, past: Past) -> None:
-        self.rows: list[BlockRow] = []
-        self.wanted: list[Wanted] = []
-        """To be noted in rows that were taken."""
-        self._past = past
+    saved: what `save` gave, if the tables go on.
+    """
+
+    def __init__(self, tables: TableWriter, saved: SavedLives | None = None) -> None:
+        self._tables = tables
         self._origins: dict[int, Origin] = {}
-        self._fates: dict[bytes, Fate] = {}
-        self._skipped: dict[bytes, int] = {}
-        self._complete = True
-        """Whether every event up to now was seen. Else a key without a fate may have had one."""
-        self._making_room: tuple[int, int, int, list[Life]] | None = None
-        """(transfer, event, time, lives) of an eviction, until its store is planned in the next event."""
+        self._next_life = 1
+        self._known_from = 0
+        """The event before the first one since which all were seen. Older ends of keys do not count."""
+        self._making_room: MakingRoom | None = None
+        recent_keys: dict[bytes, int] = {}
+        recent_skips: dict[bytes, int] = {}
         self._size(0)
+        if saved is not None:
+            self._origins, self._next_life = saved.origins, saved.next_life
+            self._known_from, self._making_room = saved.known_from, saved.making_room
+            recent_keys, recent_skips = saved.recent_keys, saved.recent_skips
+            for name, content in zip(_ARRAYS, saved.arrays, strict=True):
+                setattr(self, name, np.frombuffer(bytearray(content), np.int64))
+        self._keys = KeyHistory(tables.connection, "lives", recent_keys)
+        self._skips = KeyHistory(tables.connection, "skips", recent_skips)
 
     def _size(self, slots: int) -> None:
-        self._alive = np.zeros(slots, dtype=np.bool_)
+        self._life = np.zeros(slots, dtype=np.int64)
+        """By slot: the number of the life that lasts; 0 if there is none."""
+        self._store = np.zeros(slots, dtype=np.int64)
+        """By slot: the number of the first life of its store."""
         self._hits = np.zeros(slots, dtype=np.int64)
         self._last_hit = np.zeros(slots, dtype=np.int64)
         self._last_hit_ns = np.zeros(slots, dtype=np.int64)
 
+    def save(self) -> SavedLives:
+        """All of this as data."""
+        return SavedLives(
+            self._origins,
+            tuple([getattr(self, name).tobytes() for name in _ARRAYS]),
+            self._next_life,
+            self._known_from,
+            self._making_room,
+            self._keys.recent,
+            self._skips.recent,
+        )
+
+    def fits(self, ledger: Ledger) -> bool:
+        """Whether the lives are those of the ledger's blocks."""
+        return len(self._life) == ledger.config.host_blocks and bool(
+            np.array_equal(self._life > 0, are_indexed(ledger.blocks.view))
+        )
+
     def begin(self, ledger: Ledger, before: Ledger | None) -> None:
         """The log begins, or goes on after a gap, with this ledger. before: the one up to the gap."""
+        now = are_indexed(ledger.blocks.view)
         if before is None:
             self._size(ledger.config.host_blocks)
         else:
             self.store_follows(None)
-        now = are_indexed(ledger.blocks.view)
-        if ledger.seq:
-            self._complete = False
-            self._fates.clear()
-            self._skipped.clear()
-        if before is not None:
             same = now & (before.generation_view == ledger.generation_view)
-            lost = np.flatnonzero(self._alive & ~same).tolist()
-            self._end(_lives(before, lost), End(ledger.seq, None, Gone.BEFORE_LOG))
-        for slot in np.flatnonzero(now & ~self._alive).tolist():
-            origin = self._origins.setdefault(ledger.generation[slot], Origin("[]", None))
-            origin.blocks += 1
-            self._hits[slot] = 0
-        self._alive = now
-        self._stored_in_gap(ledger)
-
-    def _stored_in_gap(self, ledger: Ledger) -> None:
-        """A store that had not ended before the gap, and is readable behind it, was stored in it."""
-        for slot in np.flatnonzero(self._alive).tolist():
+            lost = np.flatnonzero((self._life > 0) & ~same)
+            self._end(self._runs(before, lost), LifeEnd(ledger.seq, None, Gone.BEFORE_LOG))
+            self._life[lost] = 0
+        self._known_from = ledger.seq
+        found = np.flatnonzero(now & (self._life == 0))
+        by_store = found[np.argsort(ledger.generation_view[found], kind="stable")].tolist()
+        for transfer, some in groupby(by_store, lambda slot: ledger.generation[slot]):
+            slots = list(some)
+            origin = self._origins.setdefault(transfer, Origin("[]", None))
+            origin.blocks += len(slots)
+            self._number([ledger.key_of[slot] for slot in slots], np.array(slots))
+        for slot in np.flatnonzero(are_readable(ledger.blocks.view)).tolist():
             origin = self._origins[ledger.generation[slot]]
-            if origin.stored is None and ledger.readable(slot):
+            if origin.stored is None:
                 origin.stored = ledger.seq
+
+    def _number(self, keys: Sequence[bytes], slots: _Ints) -> None:
+        """Give numbers to lives that begin."""
+        start = 0
+        for _, some in groupby(keys, len):
+            part = list(some)
+            life, end = self._next_life, start + len(part)
+            own = slots[start:end]
+            self._next_life += len(part) + 1
+            self._life[own] = np.arange(life, life + len(part))
+            self._store[own] = life
+            self._hits[own] = 0
+            self._last_hit[own] = self._last_hit_ns[own] = 0
+            self._tables.add_store(life, part, own.tolist())
+            self._keys.note(part, range(life, life + len(part)))
+            start = end
 
     # What events do. Each is called when the ledger has applied the event.
 
@@ -165,13 +192,8 @@ class BlockLives:
         """New lives begin. The eviction that made room for them knows their requests now."""
         self.store_follows(event.seq, requests)
         slots = _indices(event.slots)
-        self._alive[slots] = True
-        self._hits[slots] = 0
         self._origins[event.seq] = Origin(requests, event.wall_ns, blocks=len(slots))
-        for known in (self._fates, self._skipped):
-            if known:
-                for key in event.keys:
-                    known.pop(key, None)
+        self._number(event.keys, slots)
 
     def stored(self, transfer: int, event: int, wall_ns: int) -> None:
         """A store is complete."""
@@ -189,60 +211,86 @@ class BlockLives:
 
     def skipped(self, event: StoreSkipped) -> None:
         """These keys were offered in vain."""
-        self._skipped.update(dict.fromkeys(event.keys, event.seq))
+        self._skips.note(event.keys, [event.seq] * len(event.keys))
 
     def evicted(self, ledger: Ledger, event: BlocksEvicted) -> None:
         """These lives end as soon as it is known for whom: with the next event."""
-        lives = _lives(ledger, to_list(event.slots))
-        self._making_room = event.transfer, event.seq, event.wall_ns, lives
+        slots = _indices(event.slots)
+        lives = self._runs(ledger, slots)
+        self._life[slots] = 0
+        self._making_room = MakingRoom(event.transfer, event.seq, event.wall_ns, lives)
 
     def store_follows(self, planned: int | None, requests: str | None = None) -> None:
         """Finish an eviction that waits for its store. planned: the store that follows; None: none does."""
-        if self._making_room is not None:
-            transfer, event, wall_ns, lives = self._making_room
+        room = self._making_room
+        if room is not None:
             self._making_room = None
-            whose = requests if planned == transfer else None
-            self._end(lives, End(event, wall_ns, Gone.EVICTED, transfer, whose))
+            whose = requests if planned == room.transfer else None
+            self._end(room.lives, LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer, whose))
 
-    def gone(self, ledger: Ledger, slots: IdArray, end: End) -> None:
+    def gone(self, ledger: Ledger, slots: IdArray, end: LifeEnd) -> None:
         """An event removed the keys of these slots, if they lived."""
-        self._end(_lives(ledger, [slot for slot in listed(slots) if self._alive[slot]]), end)
+        self._all_end(ledger, np.array(slots, dtype=np.int64), end)
 
-    def all_gone(self, ledger: Ledger, end: End) -> int:
+    def all_gone(self, ledger: Ledger, end: LifeEnd) -> int:
         """An event removed all keys. Returns how many there were."""
-        slots = np.flatnonzero(self._alive).tolist()
-        self._end(_lives(ledger, slots), end)
-        return len(slots)
+        return self._all_end(ledger, np.arange(len(self._life)), end)
 
-    def _end(self, lives: Sequence[Life], end: End) -> None:
-        alive, known = self._alive, end.why is not Gone.BEFORE_LOG
-        for life in lives:
-            slot, transfer, key = life
-            alive[slot] = False
-            self.rows.append(self._row(life, end))
-            origin = self._origins[transfer]
-            origin.blocks -= 1
+    def _all_end(self, ledger: Ledger, slots: _Ints, end: LifeEnd) -> int:
+        living = slots[self._life[slots] > 0]
+        self._end(self._runs(ledger, living), end)
+        self._life[living] = 0
+        return len(living)
+
+    # Rows.
+
+    def _runs(self, ledger: Ledger, slots: _Ints) -> list[LifeRun]:
+        """The lives in these slots, as runs. The ledger still knows the generations of their blocks."""
+        if not len(slots):
+            return []
+        slots = slots[np.argsort(self._life[slots])]
+        life, store, hits, last = (
+            column[slots] for column in (self._life, self._store, self._hits, self._last_hit)
+        )
+        new = np.ones(len(slots), dtype=np.bool_)
+        new[1:] = (np.diff(life) != 1) | (np.diff(hits) != 0) | (np.diff(last) != 0)
+        new[1:] |= (life[1:] - store[1:]) % RUN_BLOCKS == 0
+        starts = np.flatnonzero(new)
+        columns = (
+            life[starts],
+            np.diff(starts, append=len(slots)),
+            store[starts],
+            ledger.generation_view[slots[starts]],
+            hits[starts],
+            last[starts],
+            self._last_hit_ns[slots[starts]],
+        )
+        return [LifeRun(*run) for run in zip(*[column.tolist() for column in columns])]
+
+    def _end(self, runs: Sequence[LifeRun], end: LifeEnd) -> None:
+        for run in runs:
+            self._tables.add("block_runs", self._row(run, end))
+            origin = self._origins[run.transfer]
+            origin.blocks -= run.blocks
             if not origin.blocks:
-                del self._origins[transfer]
-            if known:
-                self._fates[key] = Fate(transfer, slot, end.why.value, end.event, end.by, end.requests)
+                del self._origins[run.transfer]
 
-    def _row(self, life: Life, end: End | None) -> BlockRow:
-        slot, transfer, key = life
-        origin, hits = self._origins[transfer], int(self._hits[slot])
+    def _row(self, run: LifeRun, end: LifeEnd | None) -> BlockRunRow:
+        origin = self._origins[run.transfer]
         event, wall_ns, why, by, requests = end or (None, None, None, None, None)
         evicted = why is Gone.EVICTED
-        return BlockRow(
-            transfer,
-            slot,
-            key.hex(),
+        return BlockRunRow(
+            run.life,
+            run.blocks,
+            run.store,
+            run.transfer,
             origin.requests,
             origin.planned_ns,
             origin.stored,
             origin.stored_ns,
-            hits,
-            int(self._last_hit[slot]) if hits else None,
-            int(self._last_hit_ns[slot]) if hits else None,
+            run.hits,
+            run.last_hit if run.hits else None,
+            run.last_hit_ns if run.hits else None,
             event,
             wall_ns,
             None if why is None else why.value,
@@ -254,48 +302,43 @@ class BlockLives:
             wanted_by=None,
         )
 
-    def living(self, ledger: Ledger) -> Iterator[BlockRow]:
-        """A row for each life that lasts, or that ended with an eviction whose store is not known yet."""
-        over: set[int] = set()
-        if self._making_room is not None:
-            transfer, event, wall_ns, lives = self._making_room
-            end = End(event, wall_ns, Gone.EVICTED, transfer)
-            yield from (self._row(life, end) for life in lives)
-            over = {slot for slot, _, _ in lives}
-        lasting = [slot for slot in np.flatnonzero(self._alive).tolist() if slot not in over]
-        yield from (self._row(life, None) for life in _lives(ledger, lasting))
+    def living(self, ledger: Ledger) -> Iterator[BlockRunRow]:
+        """Rows for the lives that last, or that ended with an eviction whose store is not known yet."""
+        room = self._making_room
+        if room is not None:
+            end = LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer)
+            yield from (self._row(run, end) for run in room.lives)
+        lasting = np.flatnonzero(self._life)
+        yield from (self._row(run, None) for run in self._runs(ledger, lasting))
 
     # Why a key is gone.
 
-    def missed(self, ledger: Ledger, event: HitMatched) -> Cause:
+    def missed(self, ledger: Ledger, event: HitMatched) -> MissCause:
         """Why the lookup stops at its missed key; the key's last life is wanted."""
         key = event.missed
         if key is None:
-            return Cause(None)
+            return MissCause(None)
         slot = ledger.index.get(key)
         if slot is not None:
             store = ledger.generation[slot]
-            in_flight = Cause(Gone.IN_FLIGHT.value, store, store, self._origins[store].requests)
-            return Cause(None) if ledger.readable(slot) else in_flight
-        fate = self._fates.get(key) or self._past.fate(key)
-        if fate is not None:
-            if not fate.wanted:
-                fate.wanted = True
-                self.wanted.append(Wanted(event.seq, event.wall_ns, event.request, fate.transfer, fate.slot))
-            return Cause(fate.why, fate.event, fate.by, fate.requests)
-        skipped = self._skipped.get(key) or self._past.skipped(key)
-        if skipped is not None:
-            return Cause(Gone.SKIPPED.value, skipped)
-        return Cause((Gone.NEVER_STORED if self._complete else Gone.BEFORE_LOG).value)
+            in_flight = MissCause(Gone.IN_FLIGHT.value, store, store, self._origins[store].requests)
+            return MissCause(None) if ledger.readable(slot) else in_flight
+        life = next((one for one in self._keys.candidates(key) if self._tables.key_of(one) == key), None)
+        run = None if life is None else self._tables.run_of(life)
+        if life is not None and run is not None and (run.gone or 0) > self._known_from:
+            if run.wanted is None:
+                self._tables.want(run, life, event.seq, event.wall_ns, event.request)
+            if run.gone_for is not None:
+                return MissCause(run.why, run.gone, run.gone_for, run.gone_for_requests)
+            by = run.gone_by
+            return MissCause(run.why, run.gone, by, None if by is None else self._tables.requests_of(by))
+        # Two keys with one hash are so rare that a skip of the other one is not ruled out.
+        skipped = next(self._skips.candidates(key), 0)
+        if skipped > self._known_from:
+            return MissCause(Gone.SKIPPED.value, skipped)
+        return MissCause((Gone.BEFORE_LOG if self._known_from else Gone.NEVER_STORED).value)
 
 
-def _lives(ledger: Ledger, slots: Iterable[int]) -> list[Life]:
-    """The blocks of these slots, as the ledger names them."""
-    generation, key_of = ledger.generation, ledger.key_of
-    return [(slot, generation[slot], key_of[slot]) for slot in slots]
-
-
-def _indices(slots: Ids) -> list[int] | NDArray[np.int64]:
+def _indices(slots: Ids) -> _Ints:
     """The slots that an event names, as numpy takes them for an index."""
-    numbers = unpack(slots)
-    return list(numbers) if type(numbers) is tuple else np.asarray(numbers)
+    return np.array(unpack(slots), dtype=np.int64)

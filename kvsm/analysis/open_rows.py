@@ -28,7 +28,7 @@ def _columns(at: Moved | None) -> tuple[int | None, int | None, int | None]:
     return (None, None, None) if at is None else (at.event, at.step, at.wall_ns)
 
 
-class OpenRequest(msgspec.Struct):
+class RequestInProgress(msgspec.Struct):
     """A request whose row may still change: it is not over, or a store of its blocks has not ended.
 
     state, since, awaits: the stay that lasts.

@@ -17,6 +17,7 @@ from typing import Any
 from kvsm.analysis.extract import Extractor
 from kvsm.analysis.rows import (
     BlockRow,
+    BlockRunRow,
     CopyRow,
     LookupRow,
     OccupancyRow,
@@ -27,7 +28,7 @@ from kvsm.analysis.rows import (
     SkipRow,
     TransferRow,
 )
-from kvsm.analysis.sqlite_tables import index_statements, read, schema, write
+from kvsm.analysis.sqlite_tables import TableWriter, make_tables, read
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log import LogReader
@@ -114,6 +115,10 @@ class OpenedLog:
         """The lives of blocks."""
         return read(self._connection, "blocks", BlockRow, where, params)
 
+    def block_runs(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[BlockRunRow]:
+        """Runs of blocks of one store that lived alike."""
+        return read(self._connection, "block_runs", BlockRunRow, where, params)
+
     def skips(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[SkipRow]:
         """Offered blocks that were not stored."""
         return read(self._connection, "skips", SkipRow, where, params)
@@ -174,12 +179,9 @@ def open(
     config = reader.head.config
     connection = sqlite3.connect(":memory:")
     try:
-        for statement in schema():
-            connection.execute(statement)
+        make_tables(connection)
         with trust.guarded(directory):
             stopped = _fill(connection, reader, trust, progress)
-        for statement in index_statements():
-            connection.execute(statement)
         connection.execute("PRAGMA query_only = ON")
         if connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
             raise stopped or LogError(f"{reader.directory}: there is no whole event")
@@ -193,20 +195,20 @@ def _fill(
     connection: sqlite3.Connection, reader: LogReader, trust: Trust, progress: Progress | None
 ) -> KvsmError | None:
     """Fill the tables. Returns why they end before the log does."""
-    extractor, stopped = Extractor(), None
+    tables, stopped = TableWriter(connection), None
+    extractor = Extractor(tables)
     follow = extractor.follow
     events = 0
     try:
         for events, (ledger, event, _) in enumerate(walk(reader, trust), 1):
             follow(ledger, event)
             if not events % BATCH_EVENTS:
-                write(connection, *extractor.take())
+                tables.flush()
                 if progress is not None:
                     progress(events)
     except (LogDamaged, IllegalTransition, InvalidEvent) as error:
         stopped = error
-    write(connection, *extractor.take())
-    write(connection, extractor.unfinished())
+    extractor.write_unfinished()
     connection.commit()
     if progress is not None:
         progress(events)

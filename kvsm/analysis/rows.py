@@ -186,11 +186,44 @@ class BlockRow(msgspec.Struct, frozen=True):
     gone_by: the transfer that failed, was cancelled or was lost, and so ended it.
     wanted, wanted_ns, wanted_by: the first lookup that stopped at its key after its end, and before the key
         was stored again; and the lookup's request.
+    life: its number. The blocks of a store have numbers one after another, in the order of its keys.
     """
 
     transfer: int
     slot: int
     key: str
+    requests: str
+    planned_ns: int | None
+    stored: int | None
+    stored_ns: int | None
+    hits: int
+    last_hit: int | None
+    last_hit_ns: int | None
+    gone: int | None
+    gone_ns: int | None
+    why: str | None
+    gone_for: int | None
+    gone_for_requests: str | None
+    gone_by: int | None
+    wanted: int | None
+    wanted_ns: int | None
+    wanted_by: str | None
+    life: int
+
+
+class BlockRunRow(msgspec.Struct, frozen=True):
+    """Blocks of one store, one after another, whose lives were alike. Count them here: it is much faster.
+
+    life: the number of the first of them. blocks: how many there are, and so lives `life` and following.
+    store: the number of the first life of their store.
+
+    The other columns are as in `BlockRow`.
+    """
+
+    life: int
+    blocks: int
+    store: int
+    transfer: int
     requests: str
     planned_ns: int | None
     stored: int | None
@@ -274,6 +307,7 @@ Row = (
     | TransferRow
     | CopyRow
     | BlockRow
+    | BlockRunRow
     | SkipRow
     | ResetRow
     | RejectionRow
@@ -291,6 +325,7 @@ TABLES: dict[str, type[Row]] = {
     "transfers": TransferRow,
     "copies": CopyRow,
     "blocks": BlockRow,
+    "block_runs": BlockRunRow,
     "skips": SkipRow,
     "resets": ResetRow,
     "rejections": RejectionRow,
@@ -304,7 +339,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "lookups": ("event",),
     "transfers": ("transfer",),
     "copies": ("transfer", "worker"),
-    "blocks": ("transfer", "slot"),
+    "blocks": ("life",),
+    "block_runs": ("life",),
     "skips": ("event",),
     "resets": ("event",),
     "rejections": ("event",),

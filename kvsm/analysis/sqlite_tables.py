@@ -2,46 +2,75 @@
 
 The schema is made from the classes of the rows, so a column is declared once. A row that is written again
 replaces the one with the same key: that of a thing that went on.
+
+Blocks are many, and most blocks of a store live alike. So `block_runs` has a row for each run of them, and
+`blocks` is a view that names each block. Two tables that begin with `_` give it slots and keys:
+
+- `_stores` has the keys and slots of a store in one row. Lives are numbered, so `life - store` is a block's
+  place in it. Keys of other lengths begin another row.
+- `_numbers` has the numbers below `RUN_BLOCKS`.
+
+Everything is plain SQL: `sqlite3` and DuckDB read the file as well.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
-from kvsm.analysis.lives import Wanted
-from kvsm.analysis.rows import KEYS, TABLES, Row
+from kvsm.analysis import key_history
+from kvsm.analysis.rows import KEYS, TABLES, BlockRow, BlockRunRow, Row
 from kvsm.errors import ConfigError, LogError
 from kvsm.replay.window import Window
 
 INDEXES: dict[str, tuple[str, ...]] = {
-    "lookups": ("request", "missed"),
+    "lookups": ("request",),
     "transfers": ("ended",),
-    "blocks": ("key", "gone"),
+    "block_runs": ("transfer", "gone"),
 }
 """Columns that are looked up often, besides the keys of the tables."""
 
+RUN_BLOCKS = 4096
+"""Most blocks of one run."""
+
 _TYPES = {int: "INTEGER", str: "TEXT", bool: "INTEGER"}
+_VIEWS = ("blocks",)
+_PLACE = "r.life + n.n - s.life"
+_DERIVED = {
+    "life": "r.life + n.n",
+    "slot": f"CAST(substr(s.slots, 1 + ({_PLACE}) * s.slot_digits, s.slot_digits) AS INTEGER)",
+    "key": f"lower(hex(substr(s.keys, 1 + ({_PLACE}) * s.key_bytes, s.key_bytes)))",
+}
 _R = TypeVar("_R", bound=Row)
 
 
 def schema() -> list[str]:
     """The statements that make the tables."""
-    return [_create(table) for table in TABLES]
-
-
-def index_statements() -> list[str]:
-    """The statements that make the indexes of the tables."""
     return [
-        f"CREATE INDEX {table}_by_{column} ON {table} ({column})"
-        for table, columns in INDEXES.items()
-        for column in columns
+        *[_create(table) for table in TABLES if table not in _VIEWS],
+        "CREATE TABLE _stores (life INTEGER PRIMARY KEY, key_bytes INTEGER, keys BLOB, slot_digits INTEGER,"
+        " slots TEXT)",
+        "CREATE TABLE _numbers (n INTEGER PRIMARY KEY)",
+        key_history.SCHEMA,
+        _create_blocks(),
+        *[
+            f"CREATE INDEX {table}_by_{column} ON {table} ({column})"
+            for table, columns in INDEXES.items()
+            for column in columns
+        ],
     ]
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty database."""
+    for statement in schema():
+        connection.execute(statement)
+    connection.executemany("INSERT INTO _numbers VALUES (?)", ((number,) for number in range(RUN_BLOCKS)))
 
 
 def columns_of(table: str) -> dict[str, tuple[type, bool]]:
@@ -66,27 +95,85 @@ def _create(table: str) -> str:
     return f"CREATE TABLE {table} ({', '.join(lines)}, PRIMARY KEY ({', '.join(keys)})) WITHOUT ROWID"
 
 
+def _create_blocks() -> str:
+    columns = [f"{_DERIVED.get(name, f'r.{name}')} AS {name}" for name in BlockRow.__struct_fields__]
+    return (
+        f"CREATE VIEW blocks AS SELECT {', '.join(columns)} FROM block_runs r"
+        " CROSS JOIN _numbers n ON n.n < r.blocks LEFT JOIN _stores s ON s.life = r.store"
+    )
+
+
 @cache
 def _insert(table: str) -> str:
     marks = ", ".join("?" * len(TABLES[table].__struct_fields__))
     return f"INSERT OR REPLACE INTO {table} VALUES ({marks})"
 
 
-def write(connection: sqlite3.Connection, rows: dict[str, list[Row]], wanted: Iterable[Wanted] = ()) -> None:
-    """Write rows, and then note which blocks are wanted.
+class TableWriter:
+    """Writes rows, some at a time, and finds again what an extractor must know of the past."""
 
-    Raises `LogError` for a number that no kvsm writes.
-    """
-    try:
-        for table, some in rows.items():
-            if some:
-                connection.executemany(_insert(table), map(astuple, some))
-        connection.executemany(
-            "UPDATE blocks SET wanted = ?, wanted_ns = ?, wanted_by = ? WHERE transfer = ? AND slot = ?",
-            wanted,
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+        self._stores: list[tuple[int, int, bytes, int, str]] = []
+
+    def add(self, table: str, row: Row) -> None:
+        """Keep a row until the next `flush`."""
+        self._rows[table].append(row)
+
+    def add_store(self, life: int, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        """Keep the keys, all of one length, and the slots of blocks. life: the first block's."""
+        digits = len(str(max(slots)))
+        listed = f"%0{digits}d" * len(slots) % tuple(slots)
+        self._stores.append((life, len(keys[0]), b"".join(keys), digits, listed))
+
+    def flush(self) -> None:
+        """Write the rows. Raises `LogError` for a number that no kvsm writes."""
+        try:
+            for table, rows in self._rows.items():
+                if rows:
+                    self.connection.executemany(_insert(table), map(astuple, rows))
+                    rows.clear()
+            if self._stores:
+                self.connection.executemany("INSERT INTO _stores VALUES (?, ?, ?, ?, ?)", self._stores)
+                self._stores.clear()
+        except OverflowError as error:
+            raise LogError(f"the log holds a number that is larger than any kvsm writes: {error}") from error
+
+    def key_of(self, life: int) -> bytes:
+        """The key of a life."""
+        found = self._found(
+            "SELECT substr(keys, 1 + (? - life) * key_bytes, key_bytes) FROM _stores"
+            " WHERE life <= ? ORDER BY life DESC LIMIT 1",
+            (life, life),
         )
-    except OverflowError as error:
-        raise LogError(f"the log holds a number that is larger than any kvsm writes: {error}") from error
+        return b"" if found is None else bytes(found[0])
+
+    def run_of(self, life: int) -> BlockRunRow | None:
+        """The run with this life. None: the life is not over."""
+        found = self._found("SELECT * FROM block_runs WHERE life <= ? ORDER BY life DESC LIMIT 1", (life,))
+        run = None if found is None else BlockRunRow(*found)
+        return run if run is not None and life < run.life + run.blocks else None
+
+    def requests_of(self, transfer: int) -> str | None:
+        """The requests of a transfer that has ended, as a JSON list."""
+        found = self._found("SELECT requests FROM transfers WHERE transfer = ?", (transfer,))
+        return None if found is None else str(found[0])
+
+    def want(self, run: BlockRunRow, life: int, event: int, wall_ns: int, request: str) -> None:
+        """Note in the run's block of this life that a lookup wants it. The run is cut around it."""
+        before, after = life - run.life, run.life + run.blocks - life - 1
+        parts = [replace(run, life=life, blocks=1, wanted=event, wanted_ns=wall_ns, wanted_by=request)]
+        if before:
+            parts.append(replace(run, blocks=before))
+        if after:
+            parts.append(replace(run, life=life + 1, blocks=after))
+        self.connection.executemany(_insert("block_runs"), map(astuple, parts))
+
+    def _found(self, query: str, params: Sequence[Any]) -> tuple[Any, ...] | None:
+        self.flush()
+        found: tuple[Any, ...] | None = self.connection.execute(query, params).fetchone()
+        return found
 
 
 def within(window: Window, column: str = "event") -> tuple[str, tuple[int, ...]]:
