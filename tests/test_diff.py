@@ -111,10 +111,13 @@ def test_the_first_parting_is_the_first_other_decision(tmp_path: Path) -> None:
     [lookup] = [parting for parting in others if parting.about == "request r3"]
     assert lookup.good is not None
     assert lookup.bad is not None
-    assert (lookup.good.text, lookup.bad.text) == (
-        "has some blocks on the device and 1 on the host",
-        f"has some blocks on the device and 0 on the host; stops at key {key(2).hex()}: store failed",
+    assert lookup.good.text == "has some blocks on the device and 1 on the host"
+    assert (
+        lookup.bad.text == "has some blocks on the device and 0 on the host; its prefix stops: store failed"
     )
+    assert lookup.bad.key == key(2).hex()
+    assert lookup.bad.cause is not None
+    assert f"transfer {store}" in lookup.bad.cause
 
 
 def test_settings_and_figures_that_differ_are_told(tmp_path: Path) -> None:
@@ -194,7 +197,17 @@ def test_the_store_of_no_request_has_a_story(tmp_path: Path) -> None:
         life.core.store((), [key(one) for one in range(count)], list(range(count)))
         life.close()
     found = difference(tmp_path / "good", tmp_path / "bad")
-    assert [parting.about for parting in found.partings] == [f"key {key(1).hex()}"]
+    assert [(parting.about, parting.others) for parting in found.partings] == [(f"key {key(1).hex()}", 0)]
+
+
+def test_things_that_part_in_the_same_events_are_told_once(tmp_path: Path) -> None:
+    for name, count in (("good", 1), ("bad", 4)):
+        life = Life(tmp_path / name, workers=1)
+        life.core.store((), [key(one) for one in range(count)], list(range(count)))
+        life.close()
+    found = difference(tmp_path / "good", tmp_path / "bad")
+    assert found.parted == 3
+    assert [parting.others for parting in found.partings] == [2]
 
 
 def test_each_kind_of_event_is_in_a_story_or_left_out_on_purpose() -> None:

@@ -30,22 +30,35 @@ MOST_PARTINGS = 10
 
 
 class StoryStep(msgspec.Struct, frozen=True):
-    """What was decided in one event of a story. text: without numbers of events, so that logs compare."""
+    """What was decided in one event of a story.
+
+    text: what was decided, without numbers of events: it compares.
+    key: the key at which a lookup's prefix stops; None: it does not. It compares too.
+    cause: why, with numbers of this log; None: there is no more to say.
+    """
 
     event: int
     wall_ns: int
     text: str
+    key: str | None
+    cause: str | None
+
+    def is_like(self, other: StoryStep) -> bool:
+        """Whether the same was decided."""
+        return (self.text, self.key) == (other.text, other.key)
 
 
 class Parting(msgspec.Struct, frozen=True):
-    """Where the stories of one thing part.
+    """Where the stories of one thing part, or of several things at once.
 
     about: the thing, `request r7` or `key 00ab..`.
+    others: how many more things part with the same two events.
     common: the last step that both logs have; None: they part from the start.
     good, bad: what follows in each; None: nothing follows.
     """
 
     about: str
+    others: int
     common: StoryStep | None
     good: StoryStep | None
     bad: StoryStep | None
@@ -84,17 +97,15 @@ def diff(good: OpenedLog, bad: OpenedLog) -> LogDiff:
     """Compare two logs of one workload."""
     by_owner = _share_nothing(good, bad)
     things = parted = 0
-    first: list[tuple[_Place, int, Parting]] = []
     clocks = _arrivals(good), _arrivals(bad)
+    first = _First(clocks)
     for about, good_steps, bad_steps in _aligned(_stories(good, by_owner), _stories(bad, by_owner)):
         things += 1
         parting = _parting(about, good_steps, bad_steps)
         if parting is not None:
             parted += 1
-            first.append((_place(parting, clocks), parted, parting))
-            if len(first) > 50 * MOST_PARTINGS:
-                first = nsmallest(MOST_PARTINGS, first)
-    partings = [parting for _, _, parting in nsmallest(MOST_PARTINGS, first)]
+            first.add(parting)
+    partings = first.in_order()
     return LogDiff(_settings(good, bad), things, parted, partings, _figures(good, bad), by_owner)
 
 
@@ -106,14 +117,37 @@ def _arrivals(log: OpenedLog) -> list[int]:
     return [event for (event,) in log.sql("SELECT arrived FROM requests ORDER BY arrived")]
 
 
-def _place(parting: Parting, arrivals: tuple[list[int], list[int]]) -> _Place:
-    """Where the first of the two steps stands. Event numbers of two logs do not compare; arrivals do."""
-    places = []
-    for step, clock in zip((parting.good, parting.bad), arrivals):
-        if step is not None:
-            arrived = bisect_right(clock, step.event)
-            places.append((arrived, step.event - (clock[arrived - 1] if arrived else 0)))
-    return min(places)
+class _First:
+    """The first partings, those with the same two events as one."""
+
+    def __init__(self, arrivals: tuple[list[int], list[int]]) -> None:
+        self._arrivals = arrivals
+        self._found: dict[tuple[object, ...], tuple[_Place, Parting]] = {}
+
+    def add(self, parting: Parting) -> None:
+        """Take a parting, and forget those that can no longer be among the first."""
+        events = tuple([step and step.event for step in (parting.good, parting.bad)])
+        place, same = self._found.get(events, (self._place(parting), parting))
+        if same is not parting:
+            same = msgspec.structs.replace(same, others=same.others + 1)
+        self._found[events] = place, same
+        if len(self._found) > 50 * MOST_PARTINGS:
+            kept = nsmallest(10 * MOST_PARTINGS, self._found.items(), key=lambda item: item[1][0])
+            self._found = dict(kept)
+
+    def in_order(self) -> list[Parting]:
+        """The first ones."""
+        found = nsmallest(MOST_PARTINGS, self._found.values(), key=itemgetter(0))
+        return [parting for _, parting in found]
+
+    def _place(self, parting: Parting) -> _Place:
+        """Where the first of the two steps stands. Event numbers of two logs do not compare; arrivals do."""
+        places = []
+        for step, clock in zip((parting.good, parting.bad), self._arrivals):
+            if step is not None:
+                arrived = bisect_right(clock, step.event)
+                places.append((arrived, step.event - (clock[arrived - 1] if arrived else 0)))
+        return min(places)
 
 
 # The stories, in SQL: one SELECT for each kind of step.
@@ -121,43 +155,58 @@ def _place(parting: Parting, arrivals: tuple[list[int], list[int]]) -> _Place:
 
 _STEPS = """
 WITH labels AS ({labels})
-SELECT 1 AS sort, {name_request} AS thing, arrived AS event, arrived_ns AS wall_ns, 'arrives' AS text
+SELECT 1 AS sort, {name_request} AS thing, arrived AS event, arrived_ns AS wall_ns, 'arrives' AS text,
+       NULL AS key, NULL AS cause
   FROM requests
 UNION ALL
-SELECT 1, {name_request}, finished, finished_ns, CASE WHEN aborted THEN 'is aborted' ELSE 'finishes' END
+SELECT 1, {name_request}, finished, finished_ns, CASE WHEN aborted THEN 'is aborted' ELSE 'finishes' END,
+       NULL, NULL
   FROM requests WHERE finished IS NOT NULL
 UNION ALL
-SELECT 1, {name_request}, began, began_ns, 'is preempted'
+SELECT 1, {name_request}, began, began_ns, 'is preempted', NULL, NULL
   FROM request_states WHERE state = 'PREEMPTED'
 UNION ALL
 SELECT 1, {name_request}, event, wall_ns,
        printf('has %s blocks on the device and %s on the host', ifnull(on_device, 'some'),
-              ifnull(on_host, hit_slots))
-       || CASE WHEN missed IS NULL THEN ''
-               ELSE printf('; stops at key %s: %s', ifnull(labels.label, 'that nobody stored'), why) END
+              ifnull(on_host, hit_slots)) || ifnull('; its prefix stops: ' || why, ''),
+       CASE WHEN missed IS NULL THEN NULL ELSE ifnull(labels.label, 'that nobody stored') END,
+       CASE WHEN cause IS NULL THEN NULL
+            ELSE printf('because of event %d', cause)
+                 || ifnull(printf(', transfer %d (%s)', cause_transfer, {names_cause_requests}), '') END
   FROM lookups LEFT JOIN labels ON labels.key = missed
 UNION ALL
-SELECT 1, {name_owner}, transfer, transfers.wall_ns, printf('plans a load of %d slots', slots)
+SELECT 1, {name_owner}, transfer, transfers.wall_ns, printf('plans a load of %d slots', slots), NULL, NULL
   FROM transfers, json_each(requests) AS owner WHERE direction = 'load'
 UNION ALL
 SELECT 1, {name_owner}, ended, ended_ns, printf('hears that its %s %s', direction,
-       CASE outcome WHEN 'failed' THEN 'failed' WHEN 'lost' THEN 'was lost' ELSE 'was ' || outcome END)
+       CASE outcome WHEN 'failed' THEN 'failed' WHEN 'lost' THEN 'was lost' ELSE 'was ' || outcome END),
+       NULL,
+       (SELECT printf('worker %d: %s', worker, ifnull(error, 'the log does not tell why')) FROM copies
+         WHERE copies.transfer = transfers.transfer AND NOT good LIMIT 1)
   FROM transfers, json_each(requests) AS owner WHERE outcome <> 'completed'
 UNION ALL
-SELECT 1, {name_owner}, event, wall_ns, 'offers blocks that are not stored: ' || reason
+SELECT 1, {name_owner}, event, wall_ns, 'offers blocks that are not stored: ' || reason, NULL, NULL
   FROM skips, json_each(requests) AS owner
 UNION ALL
-SELECT 2, labels.label, transfer, planned_ns, 'gets a slot, to be stored'
+SELECT 2, labels.label, transfer, planned_ns, 'gets a slot, to be stored', NULL, 'for ' || {names_requests}
   FROM blocks JOIN labels USING (key)
 UNION ALL
-SELECT 2, labels.label, gone, gone_ns, 'is gone: ' || why
+SELECT 2, labels.label, gone, gone_ns, 'is gone: ' || why, NULL,
+       CASE WHEN gone_for IS NOT NULL THEN printf('for store %d (%s)', gone_for, {names_gone_for_requests})
+            WHEN gone_by IS NOT NULL THEN printf('by transfer %d', gone_by) END
   FROM blocks JOIN labels USING (key) WHERE gone IS NOT NULL AND why <> 'reset'
 UNION ALL
-SELECT 3, 'the cache', event, wall_ns, 'is reset' FROM resets
+SELECT 3, 'the cache', event, wall_ns, 'is reset', NULL, NULL FROM resets
 """
 
 # vLLM's server appends a hyphen and eight characters of its own to the name that a client chose.
 _NAME = "CASE WHEN {0} GLOB '*-" + "[0-9a-f]" * 8 + "' THEN substr({0}, 1, length({0}) - 9) ELSE {0} END"
+
+# The first names of a JSON list.
+_NAMES = (
+    "ifnull((SELECT group_concat(value, ', ') FROM (SELECT value FROM json_each({}) LIMIT 4)), 'no request')"
+)
+_LISTS = ("requests", "cause_requests", "gone_for_requests")
 
 _SHARED_KEYS = "SELECT DISTINCT key, key AS label FROM blocks"
 _KEYS_BY_OWNER = f"""
@@ -173,6 +222,7 @@ def _steps_of(by_owner: bool) -> str:
         labels=_KEYS_BY_OWNER if by_owner else _SHARED_KEYS,
         name_request=_NAME.format("request"),
         name_owner=_NAME.format("owner.value"),
+        **{f"names_{column}": _NAMES.format(column) for column in _LISTS},
     )
 
 
@@ -192,7 +242,7 @@ def _stories(log: OpenedLog, by_owner: bool) -> Iterator[_Story]:
     """Each thing with its steps, sorted by thing."""
     rows = log.sql(f"SELECT * FROM ({_steps_of(by_owner)}) ORDER BY sort, thing, event, text")
     for about, of_thing in groupby(rows, key=itemgetter(0, 1)):
-        yield _Story(about, [StoryStep(event, ns, text) for _, _, event, ns, text in of_thing])
+        yield _Story(about, [StoryStep(*step) for _, _, *step in of_thing])
 
 
 def _aligned(
@@ -216,8 +266,8 @@ def _named(about: tuple[int, str]) -> str:
 def _parting(about: str, good: list[StoryStep], bad: list[StoryStep]) -> Parting | None:
     common = None
     for one, other in zip_longest(good, bad):
-        if one is None or other is None or one.text != other.text:
-            return Parting(about, common, one, other)
+        if one is None or other is None or not one.is_like(other):
+            return Parting(about, 0, common, one, other)
         common = other
     return None
 

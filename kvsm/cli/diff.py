@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from kvsm.analysis.diff import diff as compare
 from kvsm.analysis.opened import OpenedLog
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.replay.render import render_key
 from kvsm.replay.times import after_start, utc
 
 
@@ -69,9 +71,10 @@ def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:
 
 
 def _told(parting: Parting, good: OpenedLog, bad: OpenedLog) -> list[str]:
-    lines = [parting.about]
+    more = f" and {parting.others:,} more" if parting.others else ""
+    lines = [_short(parting.about) + more]
     if parting.common is not None:
-        lines.append(f"  both  {parting.common.text}")
+        lines.append(f"  both  {_text(parting.common)}")
     lines.append(f"  good  {_step(parting.good, good)}")
     lines.append(f"  bad   {_step(parting.bad, bad)}")
     return lines
@@ -80,8 +83,21 @@ def _told(parting: Parting, good: OpenedLog, bad: OpenedLog) -> list[str]:
 def _step(step: StoryStep | None, log: OpenedLog) -> str:
     if step is None:
         return "nothing more"
-    when = f"{utc(step.wall_ns)} {after_start(step.wall_ns, log.began_ns)}"
-    return f"{step.text}  (event {step.event}, {when})"
+    cause = "" if step.cause is None else f", {step.cause}"
+    when = f"event {step.event}, {utc(step.wall_ns)} {after_start(step.wall_ns, log.began_ns)}"
+    return f"{_text(step)}{cause}  ({when})"
+
+
+def _text(step: StoryStep) -> str:
+    return step.text if step.key is None else f"{step.text}, at key {_short(step.key)}"
+
+
+def _short(text: str) -> str:
+    """The text with each key as `kvsm show --key` takes it."""
+    return _KEY.sub(lambda key: render_key(bytes.fromhex(key[0])), text)
+
+
+_KEY = re.compile(r"\b(?:[0-9a-f]{2}){16,}\b")
 
 
 def _print_changed(what: str, changed: Sequence[Changed]) -> None:
