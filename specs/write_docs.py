@@ -1,4 +1,4 @@
-"""Writes the pages of docs/ that only list what the code declares: properties, bugs, JSON schemas.
+"""Writes the pages of docs/ that only list what the code declares: properties, bugs, JSON schemas, pictures.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -8,13 +8,17 @@ A test compares the pages with what this would write.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
 
+from kvsm.diagrams import svg
+from kvsm.errors import ConfigError
 from kvsm.properties import Property
+from kvsm.states import MACHINES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -58,6 +62,10 @@ harm is done ("every call is legal"), or a checker sees an earlier effect.
 
 
 def main() -> None:
+    for machine in MACHINES.values():
+        # Where Graphviz is missing, the pictures stay as they are; a test reads them.
+        with suppress(ConfigError):
+            (DOCS / "pictures" / f"{machine.name}.svg").write_text(svg(machine), encoding="utf-8")
     for name, text in pages().items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")

@@ -181,7 +181,16 @@ class TestSvg:
     @EVERY_MACHINE
     def test_names_every_state_guard_and_effect(self, machine: Machine) -> None:
         """And is well-formed."""
-        root = ElementTree.fromstring(picture(machine.name))
+        self._check_words(machine, picture(machine.name))
+
+    @EVERY_MACHINE
+    def test_the_site_has_the_machine_of_today(self, machine: Machine) -> None:
+        """`PYTHONPATH=specs python -m write_docs` draws docs/pictures where Graphviz is."""
+        kept = Path(__file__).parent.parent / "docs" / "pictures" / f"{machine.name}.svg"
+        self._check_words(machine, kept.read_text(encoding="utf-8"))
+
+    def _check_words(self, machine: Machine, text: str) -> None:
+        root = ElementTree.fromstring(text)
         lines = {"".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")}
         said = {line.removeprefix("↻ ") for line in lines}
         expected = {state.name for state in machine.states} | {step[1] for step in steps_of(machine)}

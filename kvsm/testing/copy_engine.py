@@ -138,9 +138,8 @@ class CopyEngineMachine(PropertyMachine):
         """Submit a transfer of the pairs that no live transfer touches.
 
         pairs: (device block, host block).
-        hold: hold compute, which may then use what the transfer touches. Not if the transfer may be bad:
-            its bytes
-        are unknown.
+        hold: hold compute, which may then use what the transfer touches. It does not if the transfer may be
+        bad, because its bytes are unknown.
         """
         devices, hosts = self._busy("device"), self._busy("host")
         pairs = [(device, host) for device, host in pairs if device not in devices and host not in hosts]
