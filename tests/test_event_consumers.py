@@ -29,6 +29,7 @@ from kvsm.ledger import Ledger
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import FIELDS
+from kvsm.whatif import demand
 from kvsm.worlds.core_options import draw_options
 
 KVSM = Path(__file__).parent.parent / "kvsm"
@@ -46,6 +47,7 @@ KINDS = OffloadingEvent.__subclasses__()
         ("HANDLERS in kvsm/ledger/ledger.py", ledger.HANDLERS),
         ("HANDLERS in kvsm/replay/book.py", book.HANDLERS),
         ("HANDLERS in kvsm/analysis/extract.py", extract.HANDLERS),
+        ("HANDLERS in kvsm/whatif/demand.py", demand.HANDLERS),
     ],
 )
 def test_table_has_an_entry_for_every_kind(place: str, table: dict[type[OffloadingEvent], Any]) -> None:

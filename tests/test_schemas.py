@@ -19,6 +19,7 @@ from planted_bugs import free_slots_under_copies
 from replay_life import after_reset, scene, story_life, written
 from test_check_cli import Commit
 from test_vllm_cli import comparison
+from test_whatif import served
 
 from kvsm.checker.models import MODELS
 from kvsm.cli import COMMANDS, main
@@ -34,6 +35,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
+    "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),
@@ -43,8 +45,8 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.vllm-check/1": ("vllm-check --json",),
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
-"""Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property; NEW and FAILURE
-are directories to make."""
+"""Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
+serving engine; NEW and FAILURE are directories to make."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",
@@ -108,6 +110,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {
         "LOG": str(place / "log"),
         "BROKEN": str(broken),
+        "SERVED": str(served(place / "served", requests=30)),
         "NEW": str(place / "new"),
         "FAILURE": str(place / "failure"),
     }

@@ -30,7 +30,7 @@ FLOORS = (
     ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
-    ("analysis", "checker", "timeline"),
+    ("analysis", "checker", "timeline", "whatif"),
     ("testing",),
     ("cli", "__main__"),
 )

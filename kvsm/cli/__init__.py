@@ -43,6 +43,7 @@ COMMANDS = {
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
     "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
     "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),
+    "whatif": Listed("whatif", LOOK, "What LOG would have been with another host pool."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),

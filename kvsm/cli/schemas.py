@@ -18,6 +18,7 @@ from kvsm.cli.show import ShowAnswer
 from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
 from kvsm.cli.vllm import VllmCheckAnswer
+from kvsm.cli.whatif import WhatIfAnswer
 from kvsm.serving.workload_run import RunResult
 from kvsm.vllm.bench import Comparison
 
@@ -30,6 +31,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.fork/1": ForkAnswer,
     "kvsm.unavoidable/1": Unavoidable,
     "kvsm.timeline/1": TimelineAnswer,
+    "kvsm.whatif/1": WhatIfAnswer,
     "kvsm.check/1": CheckAnswer,
     "kvsm.check-list/1": ListedModel,
     "kvsm.fuzz/1": FuzzAnswer,

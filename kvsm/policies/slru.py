@@ -5,6 +5,9 @@ Two LRU queues. A stored block enters `probation`; a use moves it to the tail of
 `probation`, and from `protected` only when `probation` is used up. So blocks that are stored once and never
 read push out only each other.
 
+libCacheSim's SLRU has four segments of a quarter each; a model with these agrees with it to the last hit
+(benchmarks/policy_oracle.py).
+
 As published, except that a block in use stands in neither segment: it returns to `protected`.
 """
 

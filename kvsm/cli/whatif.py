@@ -1,0 +1,295 @@
+"""`kvsm whatif`: a log's lookups and offers with another host pool. It needs no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from kvsm.cli.log_answers import leave, print_rows
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.errors import ConfigError
+from kvsm.log import LogReader
+from kvsm.policies import POLICIES, refuse_foreign
+from kvsm.replay import Trust
+from kvsm.replay.window import LogPoint, Window, find_window
+from kvsm.whatif.accuracy import COMPARISONS
+from kvsm.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of
+from kvsm.whatif.demand import Demand, read_demand
+from kvsm.whatif.plot import plot
+from kvsm.whatif.simulate import EVERYTHING, Scenario
+
+NUMBER_MOST = 1 << 24
+SCENARIOS_MOST = 500
+_RANGE = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10})(?::(\d{1,10}))?)?")
+
+
+class WhatIfAnswer(PoolComparison, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.whatif/1"):
+    """What `kvsm whatif --json` prints: what a log would have been with another host pool.
+
+    first, last: numbers of the events that were read.
+    """
+
+    log: str
+    first: int
+    last: int
+
+
+@click.command(cls=Command)
+@log_argument()
+@click.option(
+    "--host-blocks",
+    "sizes",
+    metavar="SIZES",
+    help="Host slots to try: 500,1000 or 300..2400 (doubling) or 300..2400:300 (steps of 300).  "
+    "[default: a quarter of LOG's to four times as many]",
+)
+@click.option(
+    "--policy",
+    "policies",
+    metavar="NAMES",
+    help=f"Eviction policies to try, with commas: {', '.join(POLICIES)}, or all.  [default: that of LOG]",
+)
+@click.option(
+    "--store-threshold",
+    "thresholds",
+    metavar="NUMBERS",
+    help="Thresholds to try: 1,2,3 stores a block when it is offered for the n-th time.  "
+    "[default: that of LOG]",
+)
+@click.option(
+    "--store", type=click.Choice(("eager", "lazy")), default="eager", show_default=True, help="Store mode."
+)
+@window_options
+@trust_options
+@json_option
+def whatif(
+    log: Path,
+    sizes: str | None,
+    policies: str | None,
+    thresholds: str | None,
+    store: str,
+    since: LogPoint | None,
+    until: LogPoint | None,
+    as_json: bool,
+    **trust: Any,
+) -> None:
+    """What LOG would have been with another host pool.
+
+    Gives its lookups and offers to pools of other sizes, policies and store thresholds.
+    A cell is the share of the looked-up blocks that need not be computed again: the device had them, or the
+    host serves them. The column "bound" is what no policy can exceed in a pool of that size, even if it knew
+    all requests to come. Requests, and what the device has, are taken from LOG as they are.
+
+    --since and --until choose the lookups that count. All events before them warm the pool.
+
+    \b
+    Examples:
+      kvsm whatif LOG                                       would a larger pool help?
+      kvsm whatif LOG --host-blocks 300..2400 --policy all  which size, which policy?
+      kvsm whatif LOG --store-threshold 1,2,3               are stores worth refusing?
+    """
+    if store == "lazy":
+        raise ConfigError(
+            "--store lazy is not validated: it depends on the order in which device blocks become free, "
+            "which a log does not hold; run the workload with a lazy store instead"
+        )
+    wanted_sizes = None if sizes is None else _numbers("--host-blocks", sizes)
+    wanted_thresholds = None if thresholds is None else _numbers("--store-threshold", thresholds)
+    reader = LogReader(log)
+    window = EVERYTHING
+    if since is not None or until is not None:
+        window = find_window(reader, since, until)
+    allowed = Trust(**trust)
+    config = reader.head.config
+    names = _policies(policies, config.policy, allowed)
+    scenarios = list(
+        scenarios_of(
+            wanted_sizes or _around(config.host_blocks),
+            names,
+            wanted_thresholds or [config.store_threshold],
+        )
+    )
+    _check(scenarios)
+    demand, comparison = _with_progress(reader, allowed, scenarios, window)
+    if as_json:
+        answer = {name: getattr(comparison, name) for name in PoolComparison.__struct_fields__}
+        say_json(WhatIfAnswer(log=str(log), first=demand.first, last=demand.last, **answer))
+    else:
+        _print(log, demand, comparison)
+    leave(demand.condition)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    """The numbers that a list or a range names, ascending. Raises `ConfigError`."""
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(
+                f"{option} {text!r}: {part.strip()!r} is no number and no range; write 500,1000 or 300..2400 "
+                "(doubling) or 300..2400:300 (steps)"
+            )
+        first, last, step = (None if one is None else int(one) for one in match.groups())
+        assert first is not None
+        last = first if last is None else last
+        if not 1 <= first <= last <= NUMBER_MOST or step == 0:
+            raise ConfigError(
+                f"{option} {text!r}: a range goes up from at least 1 to at most {NUMBER_MOST:,}"
+            )
+        number = first
+        while number < last and len(found) <= SCENARIOS_MOST:
+            found.add(number)
+            number = number + step if step else 2 * number
+        found.add(last)
+    return sorted(found)
+
+
+def _around(host_blocks: int) -> list[int]:
+    """From a quarter of a size to four times as much."""
+    sizes = {
+        max(1, host_blocks // 4),
+        max(1, host_blocks // 2),
+        host_blocks,
+        2 * host_blocks,
+        4 * host_blocks,
+    }
+    return sorted(size for size in sizes if size <= NUMBER_MOST)
+
+
+def _policies(text: str | None, own: str, trust: Trust) -> list[str]:
+    """The policies that are to be tried. Raises `ConfigError` for a name that may not run."""
+    if text is None:
+        names = [own]
+    elif text.strip() == "all":
+        names = list(POLICIES)
+    else:
+        names = [one.strip() for one in text.split(",")]
+    for name in names:
+        if name != own:
+            _refuse(name, trust)
+    return list(dict.fromkeys(names))
+
+
+def _refuse(name: str, trust: Trust) -> None:
+    if ":" in name:
+        refuse_foreign(name, trust.allow_policies)
+    elif name not in POLICIES:
+        near = get_close_matches(name, POLICIES, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"--policy {name!r} is not one of {', '.join(POLICIES)}, or module:Class{hint}")
+
+
+def _check(scenarios: Sequence[Scenario]) -> None:
+    if len(scenarios) > SCENARIOS_MOST:
+        raise ConfigError(f"{len(scenarios)} configurations; at most {SCENARIOS_MOST}. Name fewer sizes")
+
+
+def _with_progress(
+    reader: LogReader, trust: Trust, scenarios: Sequence[Scenario], window: Window
+) -> tuple[Demand, PoolComparison]:
+    console, name = Console(stderr=True), str(reader.directory)
+    if not console.is_terminal:
+        demand = read_demand(reader, trust)
+        return demand, compare(name, demand, scenarios, window)
+    columns = (TextColumn("{task.description} {task.completed:,.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        reading = progress.add_task("events read:", total=None)
+        demand = read_demand(reader, trust, lambda events: progress.update(reading, completed=events))
+        trying = progress.add_task(f"configurations of {len(scenarios)} tried:", total=None)
+        found = compare(name, demand, scenarios, window, lambda done: progress.update(trying, completed=done))
+    return demand, found
+
+
+# For people.
+
+
+def _print(log: Path, demand: Demand, found: PoolComparison) -> None:
+    config, logged, itself = demand.config, found.logged, found.itself
+    print_rows(
+        ("log", str(log)),
+        ("read", f"events {demand.first:,} to {demand.last:,}, {found.lookups:,} lookups that count"),
+        ("asked", f"{found.asked:,} blocks; the device had {found.on_device / found.asked:.1%} of them"),
+        (
+            "logged",
+            f"found {logged.found_share:.1%}, the host {logged.host_share:.1%} "
+            f"({config.host_blocks:,} slots, {config.policy}, threshold {config.store_threshold})",
+        ),
+        (
+            "simulated",
+            f"found {itself.found_share:.1%}, the host {itself.host_share:.1%}: the same once more",
+        ),
+        ("no limit", f"found {found.unlimited_share:.1%} in a pool that never evicts"),
+    )
+    thresholds = list(dict.fromkeys(one.store_threshold for one in found.outcomes))
+    for threshold in thresholds:
+        outcomes = [one for one in found.outcomes if one.store_threshold == threshold]
+        heading = (
+            f"found on device or host, store threshold {threshold}"
+            if len(thresholds) > 1
+            else ("found on device or host")
+        )
+        say("", heading)
+        say_table(_table(outcomes))
+        if len({one.host_blocks for one in outcomes}) > 1:
+            say("", *plot(*_curves(outcomes)))
+    say("", *_notes(demand, found))
+
+
+def _by_size(outcomes: Sequence[Outcome]) -> dict[int, list[Outcome]]:
+    rows: dict[int, list[Outcome]] = {}
+    for one in outcomes:
+        rows.setdefault(one.host_blocks, []).append(one)
+    return rows
+
+
+def _table(outcomes: Sequence[Outcome]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("host slots", justify="right")
+    rows = _by_size(outcomes)
+    for one in next(iter(rows.values())):
+        table.add_column(one.policy, justify="right")
+    table.add_column("bound", justify="right")
+    for size, row in rows.items():
+        cells = [f"{one.found_share:.1%}" for one in row]
+        table.add_row(f"{size:,}", *cells, f"{max(one.bound_share for one in row):.1%}")
+    return table
+
+
+def _curves(outcomes: Sequence[Outcome]) -> tuple[list[int], dict[str, list[float]]]:
+    rows = _by_size(outcomes)
+    curves: dict[str, list[float]] = {}
+    for row in rows.values():
+        for one in row:
+            curves.setdefault(one.policy, []).append(one.found_share)
+    curves["bound"] = [max(one.bound_share for one in row) for row in rows.values()]
+    return list(rows), curves
+
+
+def _notes(demand: Demand, found: PoolComparison) -> list[str]:
+    most = max(one.error_points for one in found.outcomes)
+    lines = [
+        f"error: up to {most:g} points, the largest difference in {COMPARISONS} comparisons with real runs "
+        f"({found.scope}). Not measured for other engines.",
+        "bound: what no policy can exceed at this size, even one that knows all requests to come.",
+    ]
+    if found.unknown_blocks:
+        lines.append(
+            f"{found.unknown_blocks:,} looked-up blocks have no key in the log, because their request never "
+            "offered them; they count as not found."
+        )
+    if found.failed_copies:
+        lines.append(f"{found.failed_copies:,} copies failed in the log; in the simulation none does.")
+    if demand.first > 1:
+        lines.append(
+            f"The log begins with event {demand.first:,}; what the pool held before is not in the simulation."
+        )
+    return lines

@@ -1,0 +1,130 @@
+"""A log's own result beside those of other configurations: what `kvsm whatif` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+import msgspec
+
+from kvsm.errors import ConfigError
+from kvsm.replay.window import Window
+from kvsm.whatif.accuracy import SCOPE, error_points, refuse_unlike
+from kvsm.whatif.demand import Demand
+from kvsm.whatif.optimum import Optimum
+from kvsm.whatif.simulate import EVERYTHING, Scenario, Served, counted_lookups, recorded, simulate
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What one configuration would have given.
+
+    host_blocks, policy, store_threshold: the configuration.
+    host_share: share of the asked blocks that the host serves.
+    found_share: share that the device has or the host serves; the rest is computed again.
+    error_points: how far `found_share` may be from a real run (percentage points).
+    bound_share: no policy finds more than this share in a pool of this size.
+    stored, evicted: host slots that are filled, and emptied to make room.
+    """
+
+    host_blocks: int
+    policy: str
+    store_threshold: int
+    host_share: float
+    found_share: float
+    error_points: float
+    bound_share: float
+    stored: int
+    evicted: int
+
+
+class PoolComparison(msgspec.Struct, frozen=True):
+    """The log, and what it would have been.
+
+    lookups: lookups that are counted, the last one of each admission of a request.
+    asked: device blocks that they asked for. on_device: of these, blocks that the device had.
+    unknown_blocks: looked-up blocks whose key the log does not name. They count as not found.
+    logged: what the log itself says. itself: what the simulation gives for the log's own configuration.
+    unlimited_share: the share that is found in a pool that never evicts.
+    outcomes: the configurations that were asked for, by threshold, then size, then policy.
+    scope: for which logs `error_points` was measured.
+    failed_copies: copies that failed in the log. In the simulation none does.
+    """
+
+    lookups: int
+    asked: int
+    on_device: int
+    unknown_blocks: int
+    failed_copies: int
+    logged: Outcome
+    itself: Outcome
+    unlimited_share: float
+    outcomes: tuple[Outcome, ...]
+    scope: str = SCOPE
+
+
+def compare(
+    log: str,
+    demand: Demand,
+    scenarios: Sequence[Scenario],
+    window: Window = EVERYTHING,
+    progress: Callable[[int], None] | None = None,
+) -> PoolComparison:
+    """Simulate all scenarios.
+
+    log: its name, for errors.
+    window: which lookups are counted.
+    progress: is told how many scenarios are done.
+
+    Raises `ConfigError` for a scenario that cannot be, and `LogError` if the log does not behave like those
+    for which predictions were measured, or if the window holds no lookup.
+    """
+    lookups = counted_lookups(demand, window)
+    as_logged, own = recorded(lookups), Scenario.of(demand.config)
+    if not as_logged.asked:
+        raise ConfigError(f"{log}: no lookup of a whole block is between --since and --until")
+    optimum = Optimum(demand, lookups)
+    bounds: dict[int, float] = {}
+
+    def outcome(scenario: Scenario, served: Served) -> Outcome:
+        size = scenario.host_blocks
+        if size not in bounds:
+            bounds[size] = optimum.found_share(size)
+        return Outcome(
+            size,
+            scenario.policy,
+            scenario.store_threshold,
+            served.host_share,
+            served.found_share,
+            error_points(demand, scenario),
+            bounds[size],
+            served.stored,
+            served.evicted,
+        )
+
+    itself = simulate(demand, own, lookups)
+    refuse_unlike(log, itself, as_logged)
+    outcomes = []
+    for number, scenario in enumerate(scenarios, 1):
+        served = itself if scenario == own else simulate(demand, scenario, lookups)
+        outcomes.append(outcome(scenario, served))
+        if progress is not None:
+            progress(number)
+    return PoolComparison(
+        lookups=as_logged.lookups,
+        asked=as_logged.asked,
+        on_device=as_logged.on_device,
+        unknown_blocks=demand.unknown_blocks,
+        failed_copies=demand.failed_copies,
+        logged=outcome(own, as_logged),
+        itself=outcome(own, itself),
+        unlimited_share=optimum.unlimited,
+        outcomes=tuple(outcomes),
+    )
+
+
+def scenarios_of(
+    sizes: Sequence[int], policies: Sequence[str], thresholds: Sequence[int]
+) -> Iterator[Scenario]:
+    """All combinations, by threshold, then size, then policy."""
+    for threshold, size, policy in product(thresholds, sizes, policies):
+        yield Scenario(size, policy, threshold)

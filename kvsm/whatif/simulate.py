@@ -1,0 +1,380 @@
+"""The demand of a log, given to a host pool of another size, policy or store threshold.
+
+    simulate(demand, Scenario(host_blocks=4000, policy="arc", store_threshold=1))
+
+The eviction policy is kvsm's own code. Around it stands a pool in which a slot is free, filled or under a
+copy, and which follows the rules of `kvsm.offloader.storing` and `kvsm.scheduler.offer_batch`:
+
+- a lookup serves the prefix of its blocks that the pool has, and holds it until the load has ended;
+- an offer touches what the pool has, and stores the rest, as far as there is room;
+- what found no room is offered again when a copy has ended;
+- a request that ends offers all its blocks again, if the pool has evicted any since it was admitted;
+- a block is stored with its `store_threshold`-th offer.
+
+What is taken from the log, and would not be quite the same: when requests come and go, what the device has,
+and how many steps a copy takes. Copies do not fail. A lookup that meets a block in flight waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.events import OffloadConfig
+from kvsm.ids import SMALL, IdArray
+from kvsm.ledger import OfferHistory
+from kvsm.policies import make_policy
+from kvsm.replay.window import Window
+from kvsm.whatif.demand import (
+    Demand,
+    Emptied,
+    Finished,
+    Lookup,
+    Offers,
+    Operation,
+    Preempted,
+)
+
+Numbers = NDArray[np.int64]
+
+EVERYTHING = Window()
+
+
+class Scenario(msgspec.Struct, frozen=True):
+    """A configuration to try. The fields are those of `OffloadConfig`."""
+
+    host_blocks: int
+    policy: str
+    store_threshold: int
+
+    @classmethod
+    def of(cls, config: OffloadConfig) -> Scenario:
+        """The configuration of a log."""
+        return cls(config.host_blocks, config.policy, config.store_threshold)
+
+
+class Served(msgspec.Struct):
+    """What lookups asked for, in device blocks, and who had it.
+
+    stored, evicted: host slots that were filled, and emptied to make room. 0 in what a log itself says.
+    """
+
+    lookups: int
+    asked: int
+    on_device: int
+    on_host: int
+    stored: int = 0
+    evicted: int = 0
+
+    @property
+    def host_share(self) -> float:
+        """The share of the blocks that the host served."""
+        return self.on_host / self.asked if self.asked else 0.0
+
+    @property
+    def found_share(self) -> float:
+        """The share of the blocks that the device had or the host served: these were not computed again."""
+        return (self.on_device + self.on_host) / self.asked if self.asked else 0.0
+
+
+def counted_lookups(demand: Demand, window: Window = EVERYTHING) -> list[Lookup]:
+    """The lookups that count: of each admission of a request the last one.
+
+    window: events outside of it do not count.
+    """
+    latest: dict[int, Lookup] = {}
+    counted = []
+    for one in demand.operations:
+        if isinstance(one, Lookup):
+            latest[one.life] = one
+        else:
+            counted += [latest.pop(life) for life in admissions_of(one) if life in latest]
+    counted += latest.values()
+    return [one for one in counted if one.seq in window]
+
+
+def admissions_of(one: Operation) -> Sequence[int]:
+    """The requests that must have been admitted before this."""
+    if isinstance(one, Offers):
+        return [life for life, _ in one.offers]
+    return (one.life,) if isinstance(one, Finished | Preempted) else ()
+
+
+def recorded(lookups: Sequence[Lookup]) -> Served:
+    """What the log itself says of these lookups."""
+    return _served(lookups, {one.seq: one.on_host for one in lookups})
+
+
+def _served(lookups: Sequence[Lookup], on_host: Mapping[int, int]) -> Served:
+    return Served(
+        len(lookups),
+        sum(one.asked for one in lookups),
+        sum(one.on_device for one in lookups),
+        sum(on_host[one.seq] for one in lookups),
+    )
+
+
+def simulate(demand: Demand, scenario: Scenario, lookups: Sequence[Lookup]) -> Served:
+    """What the host would have served.
+
+    lookups: those that are counted (`counted_lookups`). All operations before them warm the pool.
+
+    Raises `ConfigError` for a policy that cannot be made.
+    """
+    pool, on_host = _Pool(demand, scenario), {}
+    for one in demand.operations:
+        pool.go_to(one.step)
+        if isinstance(one, Lookup):
+            on_host[one.seq] = pool.lookup(one)
+        else:
+            _STEPS[type(one)](pool, one)
+    served = _served(lookups, on_host)
+    served.stored, served.evicted = pool.stored, pool.evicted
+    return served
+
+
+class _Cursor:
+    """How far a request has offered its chunks. admitted_at: evictions before it was admitted."""
+
+    __slots__ = ("admitted_at", "chain", "offered", "settled")
+
+    def __init__(self, chain: Sequence[int]) -> None:
+        self.chain: Numbers = np.array(chain, dtype=np.int64)
+        self.settled = self.offered = self.admitted_at = 0
+
+
+class _Copy(NamedTuple):
+    """A copy under way. number: decides between copies that end in the same step."""
+
+    ends: int
+    number: int
+    is_store: bool
+    slots: Numbers
+    epoch: int
+
+
+class _Pool:
+    """A host pool under one scenario."""
+
+    def __init__(self, demand: Demand, scenario: Scenario) -> None:
+        self._demand, self._scenario = demand, scenario
+        # The last place stands for UNKNOWN, which is -1, and stays empty.
+        self._slot_of: Numbers = np.full(len(demand.keys) + 1, -1, dtype=np.int64)
+        self._cursors: dict[int, _Cursor] = {}
+        self._copies: list[_Copy] = []
+        self._step = self._started = self._epoch = 0
+        self._waiting: dict[int, None] = {}
+        """Lives with offered chunks that found no room."""
+        self._changed = False
+        """Whether a copy has ended since they were offered."""
+        self.stored = self.evicted = 0
+        self._offers = OfferHistory(demand.config.offer_history)
+        self._empty()
+
+    def _empty(self) -> None:
+        size = self._scenario.host_blocks
+        self._policy = make_policy(self._scenario.policy, size)
+        self._slot_of[:] = -1
+        self._key_in: Numbers = np.full(size, -1, dtype=np.int64)
+        self._readable = np.zeros(size, dtype=np.bool_)
+        self._holds: Numbers = np.zeros(size, dtype=np.int64)
+        self._free = list(range(size - 1, -1, -1))
+
+    # The operations.
+
+    def lookup(self, one: Lookup) -> int:
+        """Serve the prefix that the pool has. Returns how many device blocks of the request it covers."""
+        cursor = self._cursor(one.life)
+        found = self._slot_of[cursor.chain[one.first : one.end]]
+        lacking = np.flatnonzero(found < 0)
+        hits = found[: lacking[0]] if len(lacking) else found
+        cursor.admitted_at = self.evicted
+        if not len(hits):
+            return 0
+        held = hits[self._readable[hits]]
+        self._hold(held)
+        self._begin(held, is_store=False)
+        chunk = self._demand.config.blocks_per_chunk
+        return max(0, (one.first + len(hits)) * chunk - one.on_device)
+
+    def offer(self, one: Offers) -> None:
+        """Requests offer what they have computed."""
+        self._offer([(life, self._cursor(life), upto) for life, upto in one.offers])
+
+    def preempt(self, one: Preempted) -> None:
+        """The request will offer everything again."""
+        cursor = self._cursor(one.life)
+        cursor.settled = cursor.offered = 0
+        self._waiting.pop(one.life, None)
+
+    def finish(self, one: Finished) -> None:
+        """The request offers for the last time: everything, if the pool has evicted since it was admitted."""
+        cursor = self._cursor(one.life)
+        if one.chunks:
+            if self.evicted > cursor.admitted_at:
+                cursor.settled = 0
+            self._offer([(one.life, cursor, one.chunks)])
+        self._waiting.pop(one.life, None)
+        del self._cursors[one.life]
+
+    def reset(self, _one: Emptied) -> None:
+        """Nothing that was stored can be served."""
+        self._empty()
+        self._epoch += 1
+        self._waiting.clear()
+        for cursor in self._cursors.values():
+            cursor.settled = cursor.offered = 0
+
+    def go_to(self, step: int) -> None:
+        """Let the copies end that are over before this step, and offer again what found no room."""
+        while self._copies and self._copies[0].ends <= step:
+            self._end(heappop(self._copies))
+        if self._changed and self._waiting:
+            waiting = [(life, self._cursor(life)) for life in self._waiting]
+            self._changed = False
+            self._offer([(life, cursor, cursor.offered) for life, cursor in waiting])
+        self._step = step
+
+    # Copies and holds.
+
+    def _begin(self, slots: Numbers, *, is_store: bool) -> None:
+        steps = self._demand.store_steps if is_store else self._demand.load_steps
+        self._started += 1
+        heappush(self._copies, _Copy(self._step + steps, self._started, is_store, slots, self._epoch))
+
+    def _end(self, copy: _Copy) -> None:
+        self._changed = True
+        if copy.epoch != self._epoch:
+            return
+        if copy.is_store:
+            self._readable[copy.slots] = True
+            self._policy.admitted(_ids(copy.slots), self._keys_in(copy.slots))
+            self._offers.forget(self._key_in[copy.slots].tolist())
+        else:
+            self._let_go(copy.slots)
+
+    def _hold(self, slots: Numbers) -> None:
+        idle = slots[self._holds[slots] == 0]
+        self._holds[slots] += 1
+        if len(idle):
+            self._policy.busy(_ids(idle))
+
+    def _let_go(self, slots: Numbers) -> None:
+        self._holds[slots] -= 1
+        idle = slots[self._holds[slots] == 0]
+        if len(idle):
+            self._policy.idle(_ids(idle))
+
+    # Stores.
+
+    def _cursor(self, life: int) -> _Cursor:
+        cursor = self._cursors.get(life)
+        if cursor is None:
+            cursor = self._cursors[life] = _Cursor(self._demand.chains[life])
+        return cursor
+
+    def _offer(self, offers: Sequence[tuple[int, _Cursor, int]]) -> None:
+        parts: list[Numbers] = []
+        for _, cursor, upto in offers:
+            upto = max(upto, cursor.offered)
+            part = cursor.chain[cursor.settled : upto]
+            part = part[part >= 0]
+            parts.append(self._often_enough(part, cursor, upto))
+            cursor.offered = upto
+        left = self._store(_distinct(np.concatenate(parts) if len(parts) > 1 else parts[0]))
+        for life, cursor, _ in offers:
+            cursor.settled = cursor.offered
+            self._waiting.pop(life, None)
+            if len(left):
+                places = np.flatnonzero(np.isin(cursor.chain[: cursor.offered], left))
+                if len(places):
+                    cursor.settled = int(places[0])
+                    self._waiting[life] = None
+
+    def _often_enough(self, part: Numbers, cursor: _Cursor, upto: int) -> Numbers:
+        """The keys that `store_threshold` lets be stored. A request counts each of its keys once."""
+        threshold = self._scenario.store_threshold
+        if threshold <= 1:
+            return part
+        fresh = cursor.chain[cursor.offered : upto]
+        fresh = fresh[fresh >= 0]
+        self._offers.count(fresh[self._slot_of[fresh] < 0].tolist())
+        times = self._offers.times
+        enough = [times.get(key, 0) >= threshold for key in part.tolist()]
+        kept: Numbers = part[np.array(enough, dtype=np.bool_) | (self._slot_of[part] >= 0)]
+        return kept
+
+    def _store(self, keys: Numbers) -> Numbers:
+        """Touch the keys that the pool has and store the others. Returns those without room."""
+        slots = self._slot_of[keys]
+        known = slots[slots >= 0]
+        resident = known[self._readable[known]]
+        if len(resident):
+            idle = resident[self._holds[resident] == 0]
+            if len(idle):
+                self._policy.touched(_ids(idle))
+        new = keys[slots < 0]
+        if not len(new):
+            return new
+        room = self._make_room(new, resident)
+        wanted = new[:room]
+        if room:
+            filled = np.array([self._free.pop() for _ in range(room)], dtype=np.int64)
+            self._slot_of[wanted] = filled
+            self._key_in[filled] = wanted
+            self._readable[filled] = False
+            self.stored += room
+            self._begin(filled, is_store=True)
+        return new[room:]
+
+    def _make_room(self, new: Numbers, protected: Numbers) -> int:
+        """Evict for the keys of `new`. Returns how many of them there is room for."""
+        policy, free = self._policy, len(self._free)
+        if len(new) > free:
+            evictable = len(policy) - int(np.count_nonzero(self._holds[protected] == 0))
+            new = new[: free + evictable]
+        names = [self._demand.keys[key] for key in new.tolist()]
+        recalled = policy.recall(names)
+        if recalled:
+            policy.recalled(recalled)
+        lacking = len(new) - free
+        if lacking <= 0:
+            return len(new)
+        choice = policy.choose(lacking, frozenset(protected.tolist()))
+        if choice is None:
+            return free
+        victims = np.asarray(choice.victims, dtype=np.int64)
+        policy.evicted(choice, self._keys_in(victims))
+        self._slot_of[self._key_in[victims]] = -1
+        self._readable[victims] = False
+        self._free.extend(victims.tolist())
+        self.evicted += len(victims)
+        return len(new)
+
+    def _keys_in(self, slots: Numbers) -> list[bytes]:
+        keys = self._demand.keys
+        return [keys[key] for key in self._key_in[slots].tolist()]
+
+
+_STEPS: dict[type[Operation], Callable[[_Pool, Any], None]] = {
+    Offers: _Pool.offer,
+    Preempted: _Pool.preempt,
+    Finished: _Pool.finish,
+    Emptied: _Pool.reset,
+}
+
+
+def _ids(slots: Numbers) -> IdArray:
+    """A batch in the form that policies take."""
+    return tuple(slots.tolist()) if len(slots) <= SMALL else slots
+
+
+def _distinct(keys: Numbers) -> Numbers:
+    """Each key once, in the order of first use."""
+    first = np.unique(keys, return_index=True)[1]
+    return keys if len(first) == len(keys) else keys[np.sort(first)]
