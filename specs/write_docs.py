@@ -1,4 +1,5 @@
-"""Writes the pages of docs/ that only list what the code declares: properties, bugs, JSON schemas, pictures.
+"""Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
+pictures.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -15,6 +16,7 @@ from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
 
+from kvsm.analysis.troubles import DETECTORS, Urgency
 from kvsm.diagrams import svg
 from kvsm.errors import ConfigError
 from kvsm.properties import Property
@@ -61,6 +63,17 @@ harm is done ("every call is legal"), or a checker sees an earlier effect.
 """
 
 
+_TROUBLES = """\
+# What can stand out
+
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/analysis/troubles.py. Do not edit. -->
+
+`kvsm report` tells what stands out in a log, by urgency, and within one urgency by impact: the part of the
+lookups, copies, requests or time that it costs. A trouble is told from its limit on. Below all limits,
+nothing stands out. [incidents.md](incidents.md) says how to go on from each.
+"""
+
+
 def main() -> None:
     for machine in MACHINES.values():
         # Where Graphviz is missing, the pictures stay as they are; a test reads them.
@@ -76,6 +89,7 @@ def pages() -> dict[str, str]:
     return {
         "properties.md": properties_page(),
         "bugs.md": bugs_page(),
+        "troubles.md": troubles_page(),
         "scripts.md": scripts_page(),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }
@@ -83,6 +97,19 @@ def pages() -> dict[str, str]:
 
 def properties_page() -> str:
     return _PROPERTIES + "".join(f"| {one} | {one.sentence} |\n" for one in Property)
+
+
+def troubles_page() -> str:
+    parts = [_TROUBLES]
+    for urgency in Urgency:
+        parts.append(f"\n## {urgency.name.capitalize()}\n\n{urgency.says}\n\n")
+        parts.append("| trouble | what is measured | from | why |\n| --- | --- | --- | --- |\n")
+        parts += [
+            f"| {one.name} | {one.measures} | {one.limit} | {one.why} |\n"
+            for one in DETECTORS
+            if one.urgency is urgency
+        ]
+    return "".join(parts)
 
 
 def bugs_page() -> str:

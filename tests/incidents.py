@@ -137,6 +137,7 @@ class Rig:
     def __init__(
         self,
         directory: Path,
+        seed: int,
         trace: Iterable[TraceRequest],
         *,
         script: Script = usual,
@@ -145,7 +146,7 @@ class Rig:
         writer: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        chosen = RunOptions(**{"workers": 2, "last_step": "keep-stepping", **options})
+        chosen = RunOptions(**{"workers": 2, "last_step": "keep-stepping", "seed": seed, **options})
         config = msgspec.structs.replace(chosen.offload_config(), **(core or {}))
         self.directory, self.clock = directory, DatedClock()
         self.offloader = Offloader.open(
@@ -195,7 +196,7 @@ class Rig:
 # Workloads.
 
 
-def chats(requests: int, seed: int = 1) -> list[TraceRequest]:
+def chats(requests: int, seed: int) -> list[TraceRequest]:
     """Conversations of several turns: what `kvsm run` generates."""
     return list(multi_turn(seed, requests, BLOCK_TOKENS))
 
@@ -229,12 +230,12 @@ def documents(
 # What goes wrong.
 
 
-def pool_too_small(directory: Path) -> Path:
+def pool_too_small(directory: Path, seed: int = 1) -> Path:
     """The host pool holds a fraction of what conversations come back for."""
-    return Rig(directory, chats(500), device_blocks=600, host_blocks=350).serve().close()
+    return Rig(directory, seed, chats(500, seed), device_blocks=600, host_blocks=350).serve().close()
 
 
-def rank_fails(directory: Path) -> Path:
+def rank_fails(directory: Path, seed: int = 1) -> Path:
     """Rank 2 of 4 fails 4 % of its copies."""
 
     def script(copying: Copying) -> Outcome:
@@ -242,21 +243,21 @@ def rank_fails(directory: Path) -> Path:
             return Outcome(copying.usual_ms, "CUDA error: an illegal memory access was encountered")
         return usual(copying)
 
-    return Rig(directory, chats(500), script=script, workers=4, device_blocks=800).serve().close()
+    return Rig(directory, seed, chats(500, seed), script=script, workers=4, device_blocks=800).serve().close()
 
 
-def rank_silent(directory: Path) -> Path:
+def rank_silent(directory: Path, seed: int = 1) -> Path:
     """Rank 1 of 2 reports nothing any more after 40 s. The engine is closed 30 s later."""
 
     def script(copying: Copying) -> Outcome:
         return Outcome(SILENT) if copying.rank == 1 and copying.now_ms > 40_000 else usual(copying)
 
-    return Rig(directory, chats(500), script=script, device_blocks=800).serve(seconds=70).close()
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=800).serve(seconds=70).close()
 
 
-def requests_unfinished(directory: Path) -> Path:
+def requests_unfinished(directory: Path, seed: int = 1) -> Path:
     """The engine's abort path forgets to tell the connector. One request in eight is left behind."""
-    rig = Rig(directory, chats(400), device_blocks=1200, abort_rate=0.2)
+    rig = Rig(directory, seed, chats(400, seed), device_blocks=1200, abort_rate=0.2)
     finished = rig.connector.request_finished
 
     def forgets_aborts(request: ServingRequest, blocks: Any, *, aborted: bool = False) -> Any:
@@ -266,23 +267,23 @@ def requests_unfinished(directory: Path) -> Path:
     return rig.serve().close()
 
 
-def reset_storm(directory: Path) -> Path:
+def reset_storm(directory: Path, seed: int = 1) -> Path:
     """Something resets the prefix cache every few seconds."""
-    return Rig(directory, chats(500), device_blocks=600, reset_every=200).serve().close()
+    return Rig(directory, seed, chats(500, seed), device_blocks=600, reset_every=200).serve().close()
 
 
-def eviction_burst(directory: Path) -> Path:
+def eviction_burst(directory: Path, seed: int = 1) -> Path:
     """A batch job reads long documents for 20 s, and pushes out what conversations come back for."""
-    trace = merged(chats(500), documents(40, 500, 40, begin_ms=50_000))
-    return Rig(directory, trace, device_blocks=1200, host_blocks=1400).serve().close()
+    trace = merged(chats(500, seed), documents(70, 150, 40, begin_ms=90_000))
+    return Rig(directory, seed, trace, device_blocks=560, host_blocks=1700).serve().close()
 
 
-def slow_store(directory: Path) -> Path:
+def slow_store(directory: Path, seed: int = 1) -> Path:
     """An engine without a prefix cache on the device. One store takes 6 s on rank 1, and everybody who begins
     with the same prompt waits for it."""
     shared = range(1 << 35, (1 << 35) + 24)
     same = [prompt(30_800 + 60 * number, shared) for number in range(60)]
-    trace = merged(chats(300), [prompt(30_000, shared)], same)
+    trace = merged(chats(300, seed), [prompt(30_000, shared)], same)
 
     def script(copying: Copying) -> Outcome:
         large = copying.job.direction is Direction.STORE and count(copying.job.device_blocks) >= 15
@@ -290,138 +291,159 @@ def slow_store(directory: Path) -> Path:
             return Outcome(6000.0)
         return usual(copying)
 
-    rig = Rig(directory, trace, script=script, device_blocks=2400, core={"defer_ticks": 4000})
+    rig = Rig(directory, seed, trace, script=script, device_blocks=2400, core={"defer_ticks": 4000})
     rig.engine.scheduler.block_tables.longest_hit = lambda _request: 0  # type: ignore[method-assign]
     return rig.serve().close()
 
 
-def window_thrash(directory: Path) -> Path:
+def window_thrash(directory: Path, seed: int = 1) -> Path:
     """A sliding window with small blocks fills the pool with what nobody reads again."""
     options = {"groups": "full/512,sliding:512/64", "device_blocks": 4000, "host_blocks": 4000}
-    return Rig(directory, chats(300), **options).serve().close()
+    return Rig(directory, seed, chats(300, seed), **options).serve().close()
 
 
-def lazy_behind(directory: Path) -> Path:
+def lazy_behind(directory: Path, seed: int = 1) -> Path:
     """A lazy store keeps two blocks ready, and the engine takes more in a step: most are never stored."""
-    rig = Rig(directory, chats(500), store="lazy", device_blocks=500, scheduler={"lazy_target_blocks": 2})
+    rig = Rig(
+        directory,
+        seed,
+        chats(500, seed),
+        store="lazy",
+        device_blocks=500,
+        scheduler={"lazy_target_blocks": 2},
+    )
     return rig.serve().close()
 
 
-def preemption_storm(directory: Path) -> Path:
+def preemption_storm(directory: Path, seed: int = 1) -> Path:
     """The device pool is too small for the output of the requests on it: they preempt each other."""
     trace = [prompt(400 * n, range(1000 * n, 1000 * n + 2), output=4000) for n in range(150)]
-    return Rig(directory, trace, device_blocks=200).serve().close()
+    return Rig(directory, seed, trace, device_blocks=200).serve().close()
 
 
-def property_broken(directory: Path) -> Path:
+def property_broken(directory: Path, seed: int = 1) -> Path:
     """A bug in the core: a reset leaves what is stored readable."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, cache.cache_reset, "index.invalidate(ledger, np.array(indexed), seq)", "pass")
-        rig = Rig(directory, chats(300), device_blocks=600, reset_every=700)
+        rig = Rig(directory, seed, chats(60, seed), device_blocks=600, reset_every=700)
         try:
             return rig.serve().close()
         except KvsmError as error:  # The bug may show while the engine runs.
             return rig.close(error)
 
 
-def engine_killed(directory: Path) -> Path:
+def engine_killed(directory: Path, seed: int = 1) -> Path:
     """The process is killed in the middle of its work."""
-    return Rig(directory, chats(500), device_blocks=800).serve(seconds=60).kill()
+    return Rig(directory, seed, chats(500, seed), device_blocks=800).serve(seconds=60).kill()
 
 
-def rank_slow(directory: Path) -> Path:
-    """Rank 3 of 4 takes eight times as long as the others."""
+def rank_slow(directory: Path, seed: int = 1) -> Path:
+    """Rank 3 of 4 takes twenty times as long as the others."""
 
     def script(copying: Copying) -> Outcome:
-        return Outcome(copying.usual_ms * (8 if copying.rank == 3 else 1))
+        return Outcome(copying.usual_ms * (20 if copying.rank == 3 else 1))
 
-    return Rig(directory, chats(500), script=script, workers=4, device_blocks=600).serve().close()
+    return Rig(directory, seed, chats(500, seed), script=script, workers=4, device_blocks=600).serve().close()
 
 
-def reports_rejected(directory: Path) -> Path:
+def reports_rejected(directory: Path, seed: int = 1) -> Path:
     """Rank 0 reports every copy three times."""
 
     def script(copying: Copying) -> Outcome:
         return Outcome(copying.usual_ms, reports=1 if copying.rank else 3)
 
-    return Rig(directory, chats(300), script=script, device_blocks=800).serve().close()
+    return Rig(directory, seed, chats(300, seed), script=script, device_blocks=800).serve().close()
 
 
-def too_few_transfers(directory: Path) -> Path:
+def too_few_transfers(directory: Path, seed: int = 1) -> Path:
     """Copies take seconds, and only three of them may be in flight: most blocks are offered and skipped."""
 
     def script(copying: Copying) -> Outcome:
         return Outcome(100 * copying.usual_ms)
 
     core = {"max_live_transfers": 3}
-    return Rig(directory, chats(500), script=script, device_blocks=600, core=core).serve().close()
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=600, core=core).serve().close()
 
 
-def disk_full(directory: Path) -> Path:
+def disk_full(directory: Path, seed: int = 1) -> Path:
     """The disk of the log is full, and a full disk does not stop this engine."""
     writer = {"on_failure": "continue", "segment_bytes": 1 << 16}
     with disk(150_000):
-        rig = Rig(directory, chats(300), device_blocks=800, writer=writer).serve()
+        rig = Rig(directory, seed, chats(300, seed), device_blocks=800, writer=writer).serve()
         with suppress(LogWriteFailed):
             rig.close()
     return directory
 
 
-def engine_stopped(directory: Path) -> Path:
+def engine_stopped(directory: Path, seed: int = 1) -> Path:
     """The engine ends with an error."""
-    rig = Rig(directory, chats(300), device_blocks=800).serve(seconds=50)
+    rig = Rig(directory, seed, chats(300, seed), device_blocks=800).serve(seconds=50)
     return rig.close(RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB"))
 
 
 # Healthy engines.
 
 
-def healthy_eager(directory: Path) -> Path:
+def healthy_eager(directory: Path, seed: int = 1) -> Path:
     """Conversations, and a host pool that holds them."""
-    return Rig(directory, chats(500), device_blocks=800).serve().close()
+    return Rig(directory, seed, chats(500, seed), device_blocks=800).serve().close()
 
 
-def healthy_lazy(directory: Path) -> Path:
+def healthy_lazy(directory: Path, seed: int = 1) -> Path:
     """The same with a lazy store."""
-    return Rig(directory, chats(500), device_blocks=800, store="lazy").serve().close()
+    return Rig(directory, seed, chats(500, seed), device_blocks=800, store="lazy").serve().close()
 
 
-def healthy_hybrid(directory: Path) -> Path:
+def healthy_hybrid(directory: Path, seed: int = 1) -> Path:
     """A hybrid model with three KV cache groups."""
-    return Rig(directory, chats(300), groups="full,sliding:1024,mamba", device_blocks=3000).serve().close()
+    return (
+        Rig(directory, seed, chats(300, seed), groups="full,sliding:1024,mamba", device_blocks=3000)
+        .serve()
+        .close()
+    )
 
 
-def healthy_failures(directory: Path) -> Path:
+def healthy_failures(directory: Path, seed: int = 1) -> Path:
     """Two ranks. One copy in 500 fails, on either."""
 
     def script(copying: Copying) -> Outcome:
         failed = "copy failed: cudaErrorLaunchTimeout" if copying.random.random() < 0.002 else ""
         return Outcome(copying.usual_ms, failed)
 
-    return Rig(directory, chats(500), script=script, device_blocks=800, abort_rate=0.05).serve().close()
+    return (
+        Rig(directory, seed, chats(500, seed), script=script, device_blocks=800, abort_rate=0.05)
+        .serve()
+        .close()
+    )
 
 
-def healthy_reuse(directory: Path) -> Path:
+def healthy_reuse(directory: Path, seed: int = 1) -> Path:
     """A few long prompts, asked again and again. The device holds one of them at a time."""
     shared = [range(number << 32, (number << 32) + 30) for number in range(1, 13)]
     trace = [prompt(250 * number, shared[number * 7 % 12]) for number in range(400)]
-    return Rig(directory, trace, device_blocks=200).serve().close()
+    return Rig(directory, seed, trace, device_blocks=200).serve().close()
 
 
-def healthy_small(directory: Path) -> Path:
+def healthy_small(directory: Path, seed: int = 1) -> Path:
     """Twenty requests."""
-    return Rig(directory, chats(20)).serve().close()
+    return Rig(directory, seed, chats(20, seed)).serve().close()
 
 
-def healthy_restart(directory: Path) -> Path:
-    """The cache is reset once, when the weights were updated. Twenty requests in a hundred are aborted."""
-    return Rig(directory, chats(500), device_blocks=800, reset_every=3000, abort_rate=0.2).serve().close()
+def healthy_restart(directory: Path, seed: int = 1) -> Path:
+    """The cache is reset when weights are updated. Twenty requests in a hundred are aborted."""
+    rig = Rig(directory, seed, chats(500, seed), device_blocks=800, reset_every=3000, abort_rate=0.2)
+    return rig.serve().close()
 
 
-Seed = Callable[[Path], Path]
-"""Makes a log in this directory, which does not exist yet."""
+def healthy_full(directory: Path, seed: int = 1) -> Path:
+    """The host pool is full for most of the time, and evicts what nobody comes back for."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1500).serve().close()
 
-INCIDENTS: dict[str, Seed] = {
+
+Seeding = Callable[..., Path]
+"""Makes a log in this directory, which does not exist yet. `seed=N` gives another log of the same kind."""
+
+INCIDENTS: dict[str, Seeding] = {
     seed.__name__: seed
     for seed in (
         pool_too_small,
@@ -443,7 +465,7 @@ INCIDENTS: dict[str, Seed] = {
         engine_stopped,
     )
 }
-HEALTHY: dict[str, Seed] = {
+HEALTHY: dict[str, Seeding] = {
     seed.__name__: seed
     for seed in (
         healthy_eager,
@@ -453,5 +475,6 @@ HEALTHY: dict[str, Seed] = {
         healthy_reuse,
         healthy_small,
         healthy_restart,
+        healthy_full,
     )
 }

@@ -73,6 +73,7 @@ def commands(place: Path, name: str) -> Iterator[tuple[object, ...]]:
         for form in ((), ("--json",)):
             yield ("replay", log, *form)
             yield ("verify", log, *form)
+            yield ("report", log, *form)
             yield ("show", log, "--request", name, *form)
             yield ("show", log, "--block", 0, *form)
             yield ("show", log, "--key", "0", *form)

@@ -32,6 +32,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
 
 ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.run/1": ("run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",),
+    "kvsm.report/1": ("report LOG --json", "report BROKEN --json", "report BROKEN --no-verify --json"),
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),

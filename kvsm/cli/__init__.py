@@ -37,6 +37,7 @@ class Listed(NamedTuple):
 
 
 COMMANDS = {
+    "report": Listed("report", LOOK, "Say what LOG tells as a whole, and what stands out in it."),
     "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
     "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),

@@ -8,6 +8,7 @@ imports all commands.
 from __future__ import annotations
 
 from kvsm.analysis.diff import LogDiff
+from kvsm.analysis.report import Report
 from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.check import CheckAnswer, ListedModel
 from kvsm.cli.fork import ForkAnswer
@@ -24,6 +25,7 @@ from kvsm.vllm.bench import Comparison
 
 SCHEMAS: dict[str, type] = {
     "kvsm.run/1": RunResult,
+    "kvsm.report/1": Report,
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,

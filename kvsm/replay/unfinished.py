@@ -115,7 +115,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     event, tick: the last event, and the tick there.
     began_ns, ended_ns: wall time of the first and the last event; 0 if nothing is open.
     engine: how the log ends. error: the error that the engine closed it with.
-    read_blocks, written_blocks: device blocks that stores read and loads write.
+    read_blocks, written_blocks: device blocks that stores read and loads write; None: not told.
     retired_blocks, retired_slots: memory that is never used again, because a copy was lost.
     """
 
@@ -129,15 +129,15 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     copies: tuple[OpenCopy, ...]
     waits: tuple[OpenWait, ...]
     plans: tuple[OpenPlan, ...]
-    read_blocks: int
-    written_blocks: int
+    read_blocks: int | None
+    written_blocks: int | None
     retired_blocks: int
     retired_slots: int
 
     @property
     def nothing_open(self) -> bool:
         """Whether nothing waits for an end. Memory lost with a copy is no open business: it was given up."""
-        held = self.read_blocks + self.written_blocks
+        held = self.read_blocks or self.written_blocks
         return not (self.requests or self.copies or self.waits or self.plans or held)
 
     @property
@@ -295,7 +295,8 @@ def end_rows(found: Unfinished) -> Rows:
     rows += _sort("copies", "all reported", "not reported", [_copy(found, one) for one in found.copies])
     rows += _sort("waits", "none is open", "still open", [_wait(found, one) for one in found.waits])
     rows += _sort("plans", "all submitted", "never submitted", [_plan(found, one) for one in found.plans])
-    rows.append(("device blocks", _held(found)))
+    if found.read_blocks is not None and found.written_blocks is not None:
+        rows.append(("device blocks", _held(found.read_blocks, found.written_blocks)))
     if found.retired_blocks or found.retired_slots:
         lost = f"{found.retired_slots:,} slots, {found.retired_blocks:,} device blocks: a copy was lost"
         rows.append(("never used again", lost))
@@ -349,8 +350,7 @@ def _plan(found: Unfinished, one: OpenPlan) -> str:
     return f"{what}: planned {_when(found, one.since)}"
 
 
-def _held(found: Unfinished) -> str:
-    read, written = found.read_blocks, found.written_blocks
+def _held(read: int, written: int) -> str:
     if not read + written:
         return "none is held"
     return f"{read + written:,} still held: {read:,} read by stores, {written:,} written by loads"

@@ -1,0 +1,324 @@
+"""The figures of a report: one struct for each part of it.
+
+`measures.py` fills them from the tables of a log. `findings.py` judges them. A figure is None if the log does
+not tell it. A time that ends in `_ns` is in nanoseconds.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvsm.events import OffloadConfig
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """How long things took (ns). None if there was none."""
+
+    count: int
+    p50_ns: int | None
+    p99_ns: int | None
+    max_ns: int | None
+
+
+class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What lookups found.
+
+    lookups: answers about a prefix. stopped: how many of them ended at a key that the host could not serve.
+    asked, on_device, on_host: device blocks, at one lookup of each request (see `RequestRow.asked`); None:
+        the log does not tell.
+    block_tokens: tokens of such a block; 0: the log does not tell.
+    over_time: share of the asked blocks that the device or the host had, by the arrival of the requests;
+        None: none arrived then. If the log does not tell blocks: share of the lookups that the host served.
+    """
+
+    lookups: int
+    stopped: int
+    asked: int | None
+    on_device: int | None
+    on_host: int | None
+    block_tokens: int
+    over_time: tuple[float | None, ...]
+
+    def share(self, blocks: int | None) -> float | None:
+        """Of the blocks that were asked for."""
+        return blocks / self.asked if self.asked and blocks is not None else None
+
+    @property
+    def missed(self) -> int | None:
+        """Blocks that neither the device nor the host had."""
+        if self.asked is None or self.on_device is None or self.on_host is None:
+            return None
+        return self.asked - self.on_device - self.on_host
+
+
+class StopFigures(msgspec.Struct, frozen=True):
+    """Lookups whose prefix stopped for one reason.
+
+    why: a `kvsm.analysis.rows.Gone`.
+    missed: blocks that these lookups asked for and did not get; None: the log does not tell.
+    """
+
+    why: str
+    lookups: int
+    missed: int | None
+
+
+class RecomputedFigures(msgspec.Struct, frozen=True):
+    """Lookups that stopped at a key that an earlier lookup had stopped at, `apart_ns` before or more, and
+    that was never stored: its block was computed twice, at least.
+
+    keys: how many keys these are.
+    """
+
+    lookups: int
+    keys: int
+    apart_ns: int
+
+
+class BurstFigures(msgspec.Struct, frozen=True):
+    """The shortest time in which most of the wanted blocks were evicted.
+
+    began_ns, ended_ns: Unix time (ns).
+    wanted: how many of them were evicted then.
+    requests: for how many requests. unread: how many of these have no block that was ever hit.
+    names: the ones for which most were evicted.
+    """
+
+    began_ns: int
+    ended_ns: int
+    wanted: int
+    requests: int
+    unread: int
+    names: tuple[str, ...]
+
+
+class EvictionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that were evicted.
+
+    unread: how many of them no lookup ever hit.
+    wanted: at how many of them a later lookup stopped.
+    age: from the end of the store to the eviction.
+    until_wanted: from the eviction to that lookup.
+    over_time: evicted blocks that were wanted later, by the time of their eviction.
+    """
+
+    evicted: int
+    unread: int
+    wanted: int
+    age: Spread
+    until_wanted: Spread
+    over_time: tuple[int, ...]
+    burst: BurstFigures | None
+
+
+class GroupFigures(msgspec.Struct, frozen=True):
+    """Blocks of one KV cache group. stops: lookups that stopped at one of its keys, which was evicted."""
+
+    group: int
+    stored: int
+    hits: int
+    evicted: int
+    unread: int
+    stops: int
+
+
+class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of one rank.
+
+    copies: that were submitted. reported: that it reported. failed: how many of them badly.
+    missing: that it did not report, and that were submitted `late_ns` before the end or earlier, or lost.
+    waiting: other copies that it has not reported.
+    latency: from the submission to its report.
+    errors: what it said most often, with counts.
+    last_ns: time of its last report.
+    """
+
+    rank: int
+    copies: int
+    reported: int
+    failed: int
+    missing: int
+    waiting: int
+    latency: Spread
+    errors: tuple[tuple[str, int], ...]
+    last_ns: int | None
+
+
+class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of all ranks.
+
+    late_ns: after this time a copy counts as missing.
+    transfers: that ended, by direction and outcome.
+    """
+
+    late_ns: int
+    ranks: tuple[RankFigures, ...]
+    transfers: dict[str, int]
+
+
+class WaitedFor(msgspec.Struct, frozen=True):
+    """A transfer that requests waited for. rank: the one that reported last, after `rank_ns`."""
+
+    transfer: int
+    direction: str
+    requests: int
+    waited_ns: int
+    rank: int | None
+    rank_ns: int | None
+
+
+class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The time that requests waited.
+
+    lived_ns: all requests together, from their arrival to their end, or to the end of the log.
+    deferred_ns: for transfers of others. loading_ns: for their own loads.
+    deferred: how many requests waited for transfers of others.
+    longest_ns: the longest such wait.
+    top: the transfers that were waited for longest.
+    """
+
+    lived_ns: int
+    deferred_ns: int
+    loading_ns: int
+    deferred: int
+    longest_ns: int
+    top: tuple[WaitedFor, ...]
+
+
+class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Slots of the host pool, in samples.
+
+    used: slots that are not free; pinned, storing, quarantined, retired: the most at once.
+    pinned_mean: slots.
+    used_over_time, pinned_over_time: share of the pool; None: no sample then.
+    """
+
+    slots: int
+    samples: int
+    used: int
+    pinned: int
+    pinned_mean: float
+    storing: int
+    quarantined: int
+    retired: int
+    used_over_time: tuple[float | None, ...]
+    pinned_over_time: tuple[float | None, ...]
+
+
+class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests.
+
+    finished: that are over, `aborted` of them by the client.
+    preemptions: of `preempted` requests.
+    failed_loads: loads that did not bring all their blocks.
+    longest_ns: the longest life of a request that is over.
+    open: requests without an end. overdue: those that have lived longer than `overdue_ns`.
+    oldest: names of the oldest of them.
+    states: open requests by state.
+    """
+
+    requests: int
+    finished: int
+    aborted: int
+    preemptions: int
+    preempted: int
+    failed_loads: int
+    longest_ns: int
+    open: int
+    overdue: int
+    overdue_ns: int
+    oldest: tuple[str, ...]
+    states: dict[str, int]
+
+
+class ResetFigures(msgspec.Struct, frozen=True):
+    """Resets that dropped keys."""
+
+    resets: int
+    keys: int
+
+
+class RejectedFigures(msgspec.Struct, frozen=True):
+    """Reports of one rank that changed nothing, for one reason."""
+
+    rank: int
+    reason: str
+    reports: int
+
+
+class SkipFigures(msgspec.Struct, frozen=True):
+    """Offered blocks that were not stored when they were offered, for one reason."""
+
+    reason: str
+    blocks: int
+
+
+class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How the log ends.
+
+    engine: a `kvsm.log.LogEnd`; `not reached` if the window ends before the log does.
+    error: with which the engine closed it.
+    complete: whether no event is missing before the end.
+    notes: what a person must know of the log itself.
+    silent_ns: how long ago its last event was, if the log was not closed.
+    """
+
+    engine: str
+    error: str | None
+    complete: bool
+    notes: tuple[str, ...]
+    silent_ns: int | None
+
+
+class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the log's properties.
+
+    verified: whether `kvsm verify` has looked at every event. If not, every event was folded, and events that
+        cannot follow were found; a broken property that the fold does not notice was not.
+    event: the first event that breaks something, or None.
+    broken: what it breaks, a line each.
+    damage: where and why the log cannot be read further, or None.
+    """
+
+    verified: bool
+    event: int | None
+    broken: tuple[str, ...]
+    damage: str | None
+
+
+class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All figures of a log, or of a window of it.
+
+    first, last: the events that they cover. events: of the whole log, its last number.
+    began_ns, ended_ns: wall time of `first` and `last`. log_began_ns: of the log's first event.
+    whole: whether they cover all of the log.
+    stored: blocks that were stored.
+    """
+
+    log: str
+    first: int
+    last: int
+    began_ns: int
+    ended_ns: int
+    log_began_ns: int
+    whole: bool
+    config: OffloadConfig
+    stored: int
+    requests: RequestFigures
+    hits: HitFigures
+    stops: tuple[StopFigures, ...]
+    recomputed: RecomputedFigures
+    evictions: EvictionFigures
+    groups: tuple[GroupFigures, ...]
+    copies: CopyFigures
+    waits: WaitFigures
+    pool: PoolFigures
+    skips: tuple[SkipFigures, ...]
+    resets: ResetFigures
+    rejected: tuple[RejectedFigures, ...]
+    end: EndFigures
+    check: CheckFigures
+
+    def stops_at(self, why: str) -> int:
+        """Lookups that stopped for this reason."""
+        return sum(one.lookups for one in self.stops if one.why == why)

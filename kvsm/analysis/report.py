@@ -1,0 +1,194 @@
+"""The report of a log: its figures, whether its properties hold, and what stands out.
+
+with kvsm.open("log") as log:
+    report = make_report(log)
+    for trouble in report.troubles:
+        print(trouble.text)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+
+from kvsm.analysis import measures
+from kvsm.analysis.detectors import (
+    APART_NS,
+    LATE_LEAST_NS,
+    LATE_TIMES,
+    OVERDUE_LEAST_NS,
+    OVERDUE_TIMES,
+)
+from kvsm.analysis.figures import CheckFigures, EndFigures, LogFigures
+from kvsm.analysis.measures import Tables
+from kvsm.analysis.opened import OpenedLog
+from kvsm.analysis.troubles import Trouble, troubles
+from kvsm.errors import LogDamaged
+from kvsm.log import LogEnd
+from kvsm.log.frames import segment_paths
+from kvsm.replay import verify_log
+from kvsm.replay.unfinished import Beginning, OpenCopy, OpenPlan, OpenRequest, OpenWait, Unfinished
+from kvsm.replay.window import Window
+
+VERIFY_BYTES = 8 << 20
+"""Logs up to this size are verified without being asked to: about 3 s for the largest of them."""
+
+
+WHOLE = Window()
+"""The window that holds all of a log."""
+
+
+class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.report/1"):
+    """What `kvsm report --json` prints: the figures of a log, and what stands out in it.
+
+    troubles: what stands out, the most urgent first. Empty: nothing does.
+    """
+
+    troubles: tuple[Trouble, ...]
+
+
+def make_report(
+    log: OpenedLog,
+    window: Window = WHOLE,
+    *,
+    verify: bool | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int | None = None,
+    now_ns: int | None = None,
+) -> Report:
+    """The report of a log.
+
+    window: the events that it is about. The end of the log is told only if it is in the window.
+    verify: whether every property is checked at every event. None: if the log is small, `VERIFY_BYTES`.
+    allow_policies, max_slots: for `verify_log`.
+    now_ns: Unix time, to tell how old the last event of an unclosed log is; None: the clock's.
+    """
+    tables = Tables(log, window)
+    check = check_figures(log, verify, allow_policies, max_slots)
+    now_ns = time.time_ns() if now_ns is None else now_ns
+    end = end_figures(log, now_ns, reached=tables.last == log.last)
+    figures = LogFigures(
+        log=str(log.directory),
+        first=tables.first,
+        last=tables.last,
+        began_ns=tables.began_ns,
+        ended_ns=tables.ended_ns,
+        log_began_ns=log.began_ns,
+        whole=tables.whole,
+        config=log.config,
+        stored=measures.stored_blocks(tables),
+        requests=measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
+        hits=measures.hit_figures(tables),
+        stops=measures.stop_figures(tables),
+        recomputed=measures.recomputed_figures(tables, APART_NS),
+        evictions=measures.eviction_figures(tables),
+        groups=measures.group_figures(tables),
+        copies=measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
+        waits=measures.wait_figures(tables),
+        pool=measures.pool_figures(tables),
+        skips=measures.skip_figures(tables),
+        resets=measures.reset_figures(tables),
+        rejected=measures.rejected_figures(tables),
+        end=end,
+        check=check,
+    )
+    named = {name: getattr(figures, name) for name in figures.__struct_fields__}
+    return Report(**named, troubles=troubles(figures))
+
+
+def left_open(log: OpenedLog) -> Unfinished:
+    """What is open where the log ends, as its tables tell it. They do not know about device blocks."""
+    requests = log.sql(
+        "SELECT request, state, arrived, arrived_ns FROM requests WHERE state != 'RELEASED' ORDER BY arrived"
+    )
+    waits = log.sql(
+        "SELECT request, transfer, began, began_ns FROM request_states "
+        "WHERE ended IS NULL AND transfer IS NOT NULL ORDER BY began, request"
+    )
+    flights = list(log.transfers("outcome IS NULL AND pending > 0"))
+    ranks: dict[int, list[int]] = {}
+    for transfer, worker in log.sql("SELECT transfer, worker FROM copies WHERE reported IS NULL"):
+        ranks.setdefault(transfer, []).append(worker)
+    reset = max((one.event for one in log.resets()), default=0)
+    [retired] = log.sql("SELECT coalesce(max(retired), 0) FROM occupancy").fetchone()
+    return Unfinished(
+        event=log.last,
+        tick=0,
+        began_ns=log.began_ns,
+        ended_ns=log.ended_ns,
+        engine=log.condition.end,
+        error=log.condition.error,
+        requests=tuple([OpenRequest(name, state, _since(*at)) for name, state, *at in requests]),
+        copies=tuple(
+            [
+                OpenCopy(
+                    one.transfer,
+                    one.direction,
+                    tuple(json.loads(one.requests)),
+                    tuple(ranks.get(one.transfer, ())),
+                    one.transfer < reset,
+                    _since(one.submitted, one.submitted_ns),
+                )
+                for one in flights
+                if one.submitted is not None
+            ]
+        ),
+        waits=tuple([OpenWait(name, transfer, None, _since(*at)) for name, transfer, *at in waits]),
+        plans=tuple(
+            [
+                OpenPlan(
+                    one.transfer,
+                    one.direction,
+                    tuple(json.loads(one.requests)),
+                    _since(one.transfer, one.wall_ns),
+                )
+                for one in flights
+                if one.submitted is None
+            ]
+        ),
+        read_blocks=None,
+        written_blocks=None,
+        retired_blocks=0,
+        retired_slots=retired,
+    )
+
+
+def _since(event: int | None, wall_ns: int | None) -> Beginning | None:
+    return None if event is None or wall_ns is None else Beginning(event, wall_ns)
+
+
+def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
+    """How the log ends. reached: whether the end is in the window."""
+    condition = log.condition
+    end = condition.end if reached else LogEnd.NOT_REACHED
+    open_end = end in (LogEnd.OPEN, LogEnd.CUT)
+    return EndFigures(
+        engine=end.value,
+        error=condition.error if reached else None,
+        complete=condition.complete,
+        notes=tuple(condition.notes()),
+        silent_ns=max(0, now_ns - log.ended_ns) if open_end else None,
+    )
+
+
+def check_figures(
+    log: OpenedLog, verify: bool | None, allow_policies: Collection[str], max_slots: int | None
+) -> CheckFigures:
+    """What is known of the log's properties: by `verify_log`, or by the fold that made the tables.
+
+    The fold refuses an event that cannot follow, and that is nearly every event that breaks a property.
+    """
+    stopped = log.stopped
+    if verify is None:
+        verify = sum(path.stat().st_size for path in segment_paths(log.directory)) <= VERIFY_BYTES
+    if verify:
+        found = verify_log(log.directory, allow_policies=allow_policies, max_slots=max_slots)
+        broken = tuple([f"{one.property}: {one.message}" for one in found.violations])
+        event = None if found.breakage is None else found.breakage.event
+        return CheckFigures(verified=True, event=event, broken=broken, damage=found.damage)
+    if isinstance(stopped, LogDamaged):
+        return CheckFigures(verified=False, event=None, broken=(), damage=str(stopped))
+    if stopped is not None:
+        return CheckFigures(verified=False, event=log.last + 1, broken=(str(stopped),), damage=None)
+    return CheckFigures(verified=False, event=None, broken=(), damage=None)

@@ -1,0 +1,321 @@
+"""`kvsm report`: what a log says as a whole, and what stands out in it. It needs no torch."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from kvsm.analysis.detectors import number, percent
+from kvsm.analysis.figures import LogFigures, RankFigures, Spread
+from kvsm.analysis.opened import OpenedLog
+from kvsm.analysis.opened import open as open_log
+from kvsm.analysis.report import Report, left_open, make_report
+from kvsm.cli.log_answers import end_lines, leave
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.output import Command, say, say_json
+from kvsm.log import LogReader
+from kvsm.replay.times import duration, utc
+from kvsm.replay.window import LogPoint, find_window
+
+_BARS, _PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
+_NAME_WIDTH = 12
+
+
+@click.command(cls=Command)
+@log_argument()
+@window_options
+@click.option(
+    "--verify/--no-verify",
+    default=None,
+    help="Check every property at every event, as `kvsm verify` does.  [default: if LOG is small (8 MB)]",
+)
+@trust_options
+@json_option
+def report(
+    log: Path,
+    since: LogPoint | None,
+    until: LogPoint | None,
+    verify: bool | None,
+    as_json: bool,
+    **trust: Any,
+) -> None:
+    """Say what LOG tells as a whole, and what stands out in it.
+
+    Hits, evictions, copies by rank, waits, the pool, and how LOG ends. Then what stands out, the most urgent
+    first, with the commands that show it. They can be pasted. If nothing stands out, it says so.
+
+    \b
+    Examples:
+      kvsm report kvsm-log
+      kvsm report kvsm-log --since +40s --until +60s     a part of the time
+      kvsm report kvsm-log --json | jq '.troubles[].name'
+
+    Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
+    leaves the exit code at 0.
+    """
+    with _opened(log, trust) as opened:
+        window = find_window(LogReader(log), since, until)
+        found = make_report(opened, window, verify=verify, **trust)
+        if as_json:
+            say_json(found)
+        else:
+            say(*report_lines(found, opened))
+    check = found.check
+    leave(opened.condition, good=not check.broken and check.damage is None)
+
+
+def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return open_log(log, **trust)
+    columns = (TextColumn("read {task.completed:,.0f} events"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("read", total=None)
+        return open_log(log, progress=lambda events: progress.update(task, completed=events), **trust)
+
+
+def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
+    """The report for people, line by line."""
+    yield from _head(found)
+    for name, lines in (
+        ("requests", _requests(found)),
+        ("lookups", _lookups(found)),
+        ("stopped", _stopped(found)),
+        ("evicted", _evicted(found)),
+        ("copies", _copies(found)),
+        ("waits", _waits(found)),
+        ("pool", _pool(found)),
+        ("others", _others(found)),
+        ("properties", _properties(found)),
+    ):
+        for place, line in enumerate(lines):
+            yield f"{'' if place else name:<{_NAME_WIDTH}}{line}"
+    if found.last == opened.last:
+        left = left_open(opened)
+        if left.finished:
+            yield f"{'at the end':<{_NAME_WIDTH}}nothing is open, and the engine closed the log"
+        else:
+            yield from ("", "at the end:", *end_lines(left))
+    yield from ("", *_troubles(found))
+
+
+def _head(found: LogFigures) -> Iterator[str]:
+    config, seconds = found.config, duration(found.ended_ns - found.began_ns)
+    part = "" if found.whole else " (a part of the log)"
+    yield f"{found.log}: events {found.first:,} to {found.last:,}{part}"
+    yield f"{utc(found.began_ns)} to {utc(found.ended_ns)}, {seconds}"
+    tokens = f" of {config.block_tokens:,} tokens" if config.block_tokens else ""
+    chunk = f" of {config.blocks_per_chunk} device blocks" if config.blocks_per_chunk > 1 else ""
+    yield (
+        f"{config.host_blocks:,} host slots{chunk} ({config.policy}), {config.device_blocks:,} device "
+        f"blocks{tokens}, {number(config.workers, 'rank')}"
+    )
+    yield ""
+
+
+def _requests(found: LogFigures) -> Iterator[str]:
+    requests = found.requests
+    told = [f"{requests.finished:,} ended"]
+    told += [f"{requests.aborted:,} of them aborted"] if requests.aborted else []
+    told += [f"{requests.open:,} open"] if requests.open else []
+    told += [f"{requests.preempted:,} preempted"] if requests.preempted else []
+    told += [f"{requests.failed_loads:,} failed loads"] if requests.failed_loads else []
+    yield f"{requests.requests:,}: {', '.join(told)}"
+
+
+def _lookups(found: LogFigures) -> Iterator[str]:
+    hits = found.hits
+    if hits.asked is None:
+        yield f"{hits.lookups:,}; the log does not tell how many blocks they asked for"
+    elif not hits.asked:
+        yield f"{hits.lookups:,}; they asked for no full block"
+    else:
+        shares = [
+            f"{name} {percent(blocks or 0, hits.asked)} ({_amount(blocks or 0, hits.block_tokens)})"
+            for name, blocks in (("device", hits.on_device), ("host", hits.on_host), ("missed", hits.missed))
+        ]
+        yield f"{hits.lookups:,}, for {_amount(hits.asked, hits.block_tokens)}"
+        yield ", ".join(shares)
+    what = "hits" if hits.asked is not None else "served"
+    yield _sparkline(what, hits.over_time)
+
+
+def _amount(blocks: int, block_tokens: int) -> str:
+    told = number(blocks, "block")
+    return f"{told}, {_short(blocks * block_tokens)} tokens" if block_tokens else told
+
+
+def _short(count: int) -> str:
+    """`950`, `12.1 k`, `2.9 M`."""
+    for size, unit in ((10**9, " G"), (10**6, " M"), (10**4, " k")):
+        if count >= size:
+            return f"{count / (1000 if unit == ' k' else size):.1f}{unit}"
+    return f"{count:,}"
+
+
+def _stopped(found: LogFigures) -> Iterator[str]:
+    lookups = found.hits.lookups
+    for one in found.stops:
+        missed = "" if one.missed is None else f", {number(one.missed, 'block')} missed"
+        yield f"{one.lookups:>7,} {percent(one.lookups, lookups):>6}  {one.why}{missed}"
+    if not found.stops:
+        yield "no prefix: the device and the host served all that was asked"
+
+
+def _evicted(found: LogFigures) -> Iterator[str]:
+    evictions = found.evictions
+    if not evictions.evicted:
+        yield f"nothing; {number(found.stored, 'block')} stored"
+        return
+    yield (
+        f"{number(evictions.evicted, 'block')} of {found.stored:,} stored; "
+        f"{percent(evictions.unread, evictions.evicted)} of them never read"
+    )
+    yield f"age at eviction: {_spread(evictions.age)}"
+    if evictions.wanted:
+        yield f"wanted again: {evictions.wanted:,}, after {_spread(evictions.until_wanted)}"
+        most = max(evictions.over_time)
+        yield _sparkline("wanted", [count / most for count in evictions.over_time], f"at most {most:,}")
+    else:
+        yield "wanted again: none"
+
+
+def _spread(spread: Spread) -> str:
+    if not spread.count:
+        return "the log does not tell"
+    return f"p50 {_time(spread.p50_ns)}, p99 {_time(spread.p99_ns)}, max {_time(spread.max_ns)}"
+
+
+def _time(ns: int | None) -> str:
+    return "-" if ns is None else duration(ns)
+
+
+def _copies(found: LogFigures) -> Iterator[str]:
+    ended = ", ".join(f"{count:,} {what}" for what, count in found.copies.transfers.items())
+    yield f"transfers: {ended or 'none ended'}"
+    ranks = found.copies.ranks
+    if not ranks:
+        return
+    worst = _worst(ranks)
+    yield f"{'rank':>6} {'copies':>9} {'failed':>7} {'missing':>8} {'p50':>9} {'p99':>9} {'max':>9}"
+    for one in ranks:
+        latency = one.latency
+        times = " ".join(f"{_time(ns):>9}" for ns in (latency.p50_ns, latency.p99_ns, latency.max_ns))
+        said = f"  {one.errors[0][0][:60]}" if one.errors else ""
+        mark = "  <- worst" if one is worst else ""
+        yield f"{one.rank:>6} {one.copies:>9,} {one.failed:>7,} {one.missing:>8,} {times}{mark}{said}"
+
+
+def _worst(ranks: Sequence[RankFigures]) -> RankFigures | None:
+    """The rank that misses most, fails most, or is slowest. None: all are alike."""
+    for measure in (_missing, _failing, _latency):
+        values = sorted(map(measure, ranks))
+        if len(values) > 1 and values[-1] > 1.5 * values[-2]:
+            return max(ranks, key=measure)
+    return None
+
+
+def _missing(rank: RankFigures) -> float:
+    return rank.missing / max(1, rank.copies)
+
+
+def _failing(rank: RankFigures) -> float:
+    return rank.failed / max(1, rank.reported)
+
+
+def _latency(rank: RankFigures) -> float:
+    return rank.latency.p50_ns or 0
+
+
+def _waits(found: LogFigures) -> Iterator[str]:
+    waits = found.waits
+    part = f" ({percent(waits.deferred_ns, waits.lived_ns)} of their time)" if waits.deferred_ns else ""
+    longest = f", longest {duration(waits.longest_ns)}" if waits.deferred else ""
+    yield (
+        f"for copies of others: {number(waits.deferred, 'request')}, {duration(waits.deferred_ns)}"
+        f"{part}{longest}"
+    )
+    yield f"for their own loads: {duration(waits.loading_ns)} ({percent(waits.loading_ns, waits.lived_ns)})"
+
+
+def _pool(found: LogFigures) -> Iterator[str]:
+    pool = found.pool
+    if not pool.samples:
+        yield "no sample in this part of the log"
+        return
+    yield _sparkline("used", pool.used_over_time, f"at most {percent(pool.used, pool.slots)}")
+    yield _sparkline("pinned", pool.pinned_over_time, f"at most {percent(pool.pinned, pool.slots)}")
+    rest = [
+        f"{count:,} {name}"
+        for name, count in (
+            ("being stored", pool.storing),
+            ("quarantined", pool.quarantined),
+            ("retired", pool.retired),
+        )
+        if count
+    ]
+    if rest:
+        yield f"at most {', '.join(rest)}"
+
+
+def _others(found: LogFigures) -> Iterator[str]:
+    """What most logs do not have."""
+    if found.resets.resets:
+        yield f"{number(found.resets.resets, 'reset')} dropped {number(found.resets.keys, 'block')}"
+    for skip in found.skips:
+        yield f"{skip.blocks:,} blocks offered and not stored: {skip.reason}"
+    for one in found.rejected:
+        yield f"{number(one.reports, 'report')} of rank {one.rank} rejected: {one.reason}"
+    if len(found.groups) > 1:
+        for group in found.groups:
+            yield (
+                f"KV cache group {group.group}: {group.stored:,} stored, {group.hits:,} read, "
+                f"{group.evicted:,} evicted"
+            )
+
+
+def _properties(found: LogFigures) -> Iterator[str]:
+    check = found.check
+    if check.broken or check.damage is not None:
+        yield "BROKEN: see below"
+    elif check.verified:
+        yield "hold at every event (verified)"
+    else:
+        yield "every event follows from those before; for all properties run kvsm verify, or --verify"
+
+
+def _troubles(found: Report) -> Iterator[str]:
+    if not found.troubles:
+        yield "nothing stands out"
+        return
+    yield "what stands out:"
+    for place, one in enumerate(found.troubles, 1):
+        yield f"{place}. {one.text}"
+        yield from (f"     {line}" for line in one.evidence)
+        yield from (f"   $ {line}" for line in one.commands)
+
+
+def _sparkline(name: str, shares: Sequence[float | None], told: str = "") -> str:
+    """Shares over time, from 0 to 1, a character each. A blank: nothing happened then."""
+    bars = _BARS if _can_encode(_BARS) else _PLAIN_BARS
+    line = "".join(
+        " " if share is None else bars[1 + round(min(1.0, max(0.0, share)) * (len(bars) - 2))]
+        for share in shares
+    )
+    known = [share for share in shares if share is not None]
+    told = told or (f"{percent(min(known))} to {percent(max(known))}" if known else "never")
+    return f"{name:<8}|{line}| {told}"
+
+
+def _can_encode(text: str) -> bool:
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
