@@ -114,6 +114,7 @@ class Canvas {
   draw(scroll, selected) {
     const began = performance.now();
     const context = this.context;
+    this.marked = selected?.place ?? null;
     context.fillStyle = this.colour('paper');
     context.fillRect(0, 0, this.width, this.height);
     context.save();
@@ -149,18 +150,24 @@ class Canvas {
       else points.push({ x, i });
       last = Math.floor(x);
     }
-    const right = Math.min(this.width, this.x(this.model.count - 1));
+    const right = Math.min(this.width, Math.round(this.x(this.model.count - 1)));
     let below = points.map(() => 0);
     for (const [name] of track.looks) {
       const above = points.map(({ i }, n) => below[n] + (pool[name][i] / total) * track.height);
       this.context.fillStyle = this.patterns.get(name);
-      this.context.beginPath();
-      points.forEach(({ x }, n) => {
-        const next = n + 1 < points.length ? points[n + 1].x : right;
-        if (above[n] > below[n]) this.context.rect(x, top + track.height - above[n], next - x, above[n] - below[n]);
-      });
-      this.context.fill();
+      this.drawColumns(points, below, above, top + track.height, right);
       below = above;
+    }
+  }
+
+  /* An area as columns of whole pixels, because a path of many pieces is slow to fill. */
+  drawColumns(points, below, above, floor, right) {
+    for (let n = 0; n < points.length;) {
+      const [low, high] = [Math.round(below[n]), Math.round(above[n])];
+      const left = Math.round(points[n].x);
+      do n++; while (n < points.length && Math.round(below[n]) === low && Math.round(above[n]) === high);
+      const end = n < points.length ? Math.round(points[n].x) : right;
+      if (high > low) this.context.fillRect(left, floor - high, end - left, high - low);
     }
   }
 
@@ -189,6 +196,11 @@ class Canvas {
     context.globalAlpha = seen.length > 60 ? 0.35 : 0.8;
     for (let i = 0; i < seen.length; i += stride || 1) this.drawFlight(seen[i], top, track.height);
     context.globalAlpha = 1;
+    context.lineWidth = 2.5;
+    for (const flight of seen) {
+      if (flight.to === this.marked || flight.from === this.marked) this.drawFlight(flight, top, track.height);
+    }
+    context.lineWidth = 1;
     this.hiddenFlights = stride > 1 ? seen.length - Math.ceil(seen.length / stride) : 0;
     if (this.hiddenFlights > 0) {
       context.fillStyle = this.colour('ink');
@@ -289,6 +301,7 @@ class Canvas {
 
   drawResetLines() {
     const track = this.layout.tracks.find(({ id }) => id === 'resets');
+    if (track === undefined) return;
     const context = this.context;
     context.strokeStyle = this.colour('reset');
     context.setLineDash([4, 3]);

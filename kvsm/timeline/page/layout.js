@@ -142,12 +142,12 @@ function markTracks(model) {
   };
 }
 
-/* All tracks with their place on the sheet. */
+/* All tracks with their place on the sheet. One for marks that has none is left out. */
 function makeTracks(model) {
-  const marks = markTracks(model);
+  const { resets, trouble, evictions, flights, misses } = markTracks(model);
   const tracks = [
     { id: 'pool', title: 'host pool', kind: 'pool', looks: POOL_LOOKS },
-    marks.resets, marks.trouble, marks.evictions, marks.flights, marks.misses,
+    ...[resets, trouble, evictions, flights, misses].filter((track) => (track.flights ?? track.things).length > 0),
     ...copyTracks(model), requestTrack(model),
   ];
   let top = RULER + 4;

@@ -13,6 +13,7 @@ class Page {
     this.list = new EventList(document.getElementById('list'), document.getElementById('rows'), this.model, (place) => this.selectPlace(place));
     this.machine = new MachineView(document.getElementById('machine'), document.getElementById('machine-said'), this.model);
     this.search = new Search(this.model, this.why, (thing) => this.select(thing));
+    this.words = { after, duration, quoted };
     this.listen();
     this.showTheme();
     this.showAxis();

@@ -21,7 +21,8 @@ function search(model, query) {
   return found;
 }
 
-/* Requests of this name first, then those that begin with it, then those that have it somewhere. */
+/* Requests of this name first, then names that begin with it, then names that have it somewhere. Each in the
+   order of arrival. */
 function findRequests(model, wanted) {
   const ranks = new Map();
   model.names.forEach((name, place) => {
@@ -30,16 +31,19 @@ function findRequests(model, wanted) {
   });
   const rows = [];
   model.tables.requests.request.forEach((place, row) => { if (ranks.has(place)) rows.push([ranks.get(place), row]); });
-  return rows.sort((a, b) => a[0] - b[0] || a[1] - b[1]).map(([, row]) => ({ type: 'request', row }));
+  const { arrived } = model.tables.requests;
+  return rows.sort((a, b) => a[0] - b[0] || arrived[a[1]] - arrived[b[1]]).map(([, row]) => ({ type: 'request', row }));
 }
 
-/* Blocks whose key begins with these hex digits, and lookups that stopped at one. The page shows keys cut. */
+/* Blocks of a key and lookups that stopped at it. The page shows a key as its first and last digits, and a
+   person may ask for it so, in full, or by the digits that it begins with. */
 function findKeys(model, wanted) {
-  const cut = wanted.replace(/\.\..*$/, '');
-  if (!/^[0-9a-f]{4,}$/.test(cut)) return [];
+  const [first, last = ''] = wanted.split('..');
+  if (!/^[0-9a-f]{4,}$/.test(first) || !/^[0-9a-f]*$/.test(last)) return [];
   const meets = (key) => {
-    const shown = key?.replace(/\.\..*$/, '');
-    return shown !== undefined && (shown.startsWith(cut) || cut.startsWith(shown));
+    if (key === null) return false;
+    const [begin, end = ''] = key.split('..');
+    return (begin.startsWith(first) && end.endsWith(last)) || (first.length > begin.length && first.startsWith(begin) && first.endsWith(end));
   };
   const { blocks, lookups } = model.tables;
   return [
@@ -73,6 +77,7 @@ class Search {
       this.look();
       this.go(0);
       this.results.hidden = true;
+      if (this.found.length > 0) document.getElementById('canvas').focus(); // so that n and p go on
     });
     document.addEventListener('pointerdown', (event) => {
       if (!event.target.closest('#search')) this.results.hidden = true;

@@ -226,7 +226,7 @@ class Why {
           ...(wanted === null ? [] : model.thingsAt(wanted).filter(({ type }) => type === 'lookup')),
         ]),
       ],
-      command: `--key ${blocks.key[row].split('.')[0]}`,
+      command: `--key ${blocks.key[row]}`,
     };
   }
 

@@ -1,0 +1,133 @@
+"""A real browser for the tests of the page: Debian's Chromium, without a window, driven by Selenium.
+
+It is told to reach no network, and everything that it asks for is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+WAIT_SECONDS = 60
+"""Longest wait for a page. A page takes about a second; a machine may be busy."""
+
+
+def why_no_browser() -> str | None:
+    """What is missing for these tests; None if all is there."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        return "apt-get install chromium chromium-driver"
+    return None if find_spec("selenium") else "pip install 'kvsm[test]'"
+
+
+class Browser:
+    """A page in the browser."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, page: Path) -> float:
+        """Open a page, and wait until it is drawn. Returns how long that took, from the outside (s)."""
+        self.driver.get_log("browser")
+        self.driver.get_log("performance")
+        began = time.perf_counter()
+        self.driver.get(page.as_uri())
+        self.wait("return window.kvsmTimeline?.canvas.frames.length > 0")
+        return time.perf_counter() - began
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        """The value of a script in the page. `page` is the page's own object, `arguments` are the rest."""
+        return self.driver.execute_script(f"const page = window.kvsmTimeline; {script}", *arguments)
+
+    def wait(self, script: str, *arguments: Any) -> Any:
+        """Wait until a script gives something true."""
+        until = time.monotonic() + WAIT_SECONDS
+        while not (found := self.run(script, *arguments)):
+            if time.monotonic() > until:
+                raise TimeoutError(f"not true after {WAIT_SECONDS} s: {script}; {self.errors()}")
+            time.sleep(0.02)
+        return found
+
+    def drawn(self) -> None:
+        """Wait until what was asked for is on the canvas."""
+        self.wait("return !page.waiting")
+
+    def text(self, selector: str) -> str:
+        """The text of an element, as it stands in the document."""
+        return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
+
+    def answer(self) -> str:
+        """The answer in the panel."""
+        return self.text("#detail .answer")
+
+    def errors(self) -> list[str]:
+        """What the console says since it was asked last.
+
+        Without a hint that is for these tests alone, because they read pixels.
+        """
+        said = [one["message"] for one in self.driver.get_log("browser")]
+        return [one for one in said if "willReadFrequently" not in one]
+
+    def requests(self) -> list[str]:
+        """The addresses that the page has asked for since it was opened, unless its policy refused to."""
+        messages = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
+        refused = {
+            one["params"]["requestId"] for one in messages if one["params"].get("blockedReason") == "csp"
+        }
+        return [
+            one["params"]["request"]["url"]
+            for one in messages
+            if one["method"] == "Network.requestWillBeSent" and one["params"]["requestId"] not in refused
+        ]
+
+    def click_at(self, x: float, y: float) -> None:
+        """Click at a point of the canvas, as a hand does."""
+        from selenium.webdriver import ActionChains
+        from selenium.webdriver.common.actions.action_builder import ActionBuilder
+
+        self.drawn()
+        box = self.run("const box = page.canvas.element.getBoundingClientRect(); return [box.x, box.y]")
+        actions = ActionBuilder(self.driver)
+        actions.pointer_action.move_to_location(
+            round(box[0] + x), round(box[1] + y)
+        ).pointer_down().pointer_up()
+        actions.perform()
+        ActionChains(self.driver).perform()
+
+    def keys(self, *keys: str) -> None:
+        """Press keys, wherever the focus is."""
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(*keys).perform()
+
+
+@contextmanager
+def started_browser(width: int = 1600, height: int = 1000) -> Iterator[Browser]:
+    """A browser of its own."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(shutil.which("chromium"))
+    for argument in (
+        "--headless=new",
+        "--no-sandbox",  # CI is root, and Chromium refuses to run as root with a sandbox
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--force-device-scale-factor=1",
+        f"--window-size={width},{height}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    try:
+        yield Browser(driver)
+    finally:
+        driver.quit()
