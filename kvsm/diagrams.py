@@ -4,8 +4,8 @@ The library `transitions` draws: Mermaid text, and SVG through Graphviz. kvsm ad
 `END_COPY_GOOD [copies = 1] / copies - 1` is a trigger, its guard and its effect. A row that keeps the state
 stands inside the state's box, behind a `↻`: an arrow back to the same box would hide other labels.
 
-`python -m kvsm.diagrams docs/machines.md README.md` writes the pictures and tables into these pages. A test
-compares them with the machines.
+`python -m kvsm.diagrams docs/machines.md` writes the pictures and tables into this page. A test compares
+them with the machines.
 """
 
 from __future__ import annotations
@@ -169,5 +169,5 @@ def _current(path: Path) -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) < 2:
-        sys.exit("usage: python -m kvsm.diagrams PAGE..., for example docs/machines.md README.md")
+        sys.exit("usage: python -m kvsm.diagrams PAGE..., for example docs/machines.md")
     write_pages(*map(Path, sys.argv[1:]))

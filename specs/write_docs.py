@@ -1,6 +1,8 @@
 """Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
 pictures.
 
+Also the parts of README.md between `<!-- written: ... -->` and `<!-- end -->`.
+
     PYTHONPATH=specs python -m write_docs
 
 A test compares the pages with what this would write.
@@ -15,6 +17,7 @@ from pathlib import Path
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
+from written_blocks import with_written_blocks
 
 from kvsm.analysis.troubles import DETECTORS, Urgency
 from kvsm.diagrams import svg
@@ -22,7 +25,8 @@ from kvsm.errors import ConfigError
 from kvsm.properties import Property
 from kvsm.states import MACHINES
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+README = Path(__file__).resolve().parents[1] / "README.md"
+DOCS = README.with_name("docs")
 
 REPOSITORIES = {
     "vllm": "vllm-project/vllm",
@@ -79,9 +83,15 @@ def main() -> None:
         # Where Graphviz is missing, the pictures stay as they are; a test reads them.
         with suppress(ConfigError):
             (DOCS / "pictures" / f"{machine.name}.svg").write_text(svg(machine), encoding="utf-8")
+    README.write_text(readme(), encoding="utf-8")
     for name, text in pages().items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")
+
+
+def readme() -> str:
+    """README.md with its written parts as they must be."""
+    return with_written_blocks(README.read_text(encoding="utf-8"), source_link)
 
 
 def pages() -> dict[str, str]:

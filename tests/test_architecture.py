@@ -50,6 +50,12 @@ def test_every_path_in_the_documents_exists() -> None:
             assert "NAME" in path or (ROOT / path).exists(), f"{document.name} names {path}"
 
 
+def test_every_page_is_in_the_site() -> None:
+    """Sphinx refuses a page that no list names. Lists are in docs/index.md."""
+    listed = re.findall(r"^([\w-]+)$", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} == {*listed, "index"}
+
+
 def test_a_class_name_means_one_thing() -> None:
     """No two classes of the package share a name."""
     places = defaultdict(set)

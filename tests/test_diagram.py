@@ -21,7 +21,7 @@ from kvsm.states import BLOCK, MACHINES, TRANSFER, BlockState, BlockTrigger
 from kvsm.states.machine import Machine, Row
 
 ROOT = Path(__file__).parent.parent
-PAGES = (ROOT / "docs" / "machines.md", ROOT / "README.md")
+PAGES = (ROOT / "docs" / "machines.md",)
 EVERY_MACHINE = pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 GRAPHVIZ = pytest.mark.skipif(
     not (shutil.which("dot") and find_spec("graphviz")),

@@ -8,7 +8,8 @@ import pytest
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.found import FOUND
-from write_docs import DOCS, pages, source_link
+from write_docs import DOCS, README, pages, readme, source_link
+from written_blocks import SHOWN
 
 from kvsm.properties import Property
 
@@ -17,6 +18,24 @@ def test_pages_are_current() -> None:
     """`PYTHONPATH=specs python -m write_docs` writes them."""
     for name, text in pages().items():
         assert (DOCS / name).read_text(encoding="utf-8") == text, name
+    assert README.read_text(encoding="utf-8") == readme()
+
+
+def test_the_readme_counts_right() -> None:
+    """What it claims of the museum, and the ratio that was measured in vLLM."""
+    text = README.read_text(encoding="utf-8")
+    assert (
+        f"**{len(FOUND)} of {len(EXHIBITS)}**, each in at most {max(one.steps for one in FOUND.values())} "
+        in text
+    )
+    assert f"{sum(one.source.startswith('vllm') for one in EXHIBITS.values())} of them vLLM's" in text
+    measured = (README.parent / "benchmarks" / "results" / "vllm_cpu.md").read_text(encoding="utf-8")
+    assert f"| KvsmConnector |{measured.split('| KvsmConnector |')[1]}".split(" | ")[2].startswith("1.43 ")
+    assert "**1.43 times**" in text
+
+
+def test_a_bug_in_the_readme_comes_from_more_than_one_system() -> None:
+    assert len({EXHIBITS[id].source.split("#")[0].split()[0] for id in SHOWN}) >= 5
 
 
 def test_no_schema_is_left_of_an_answer_that_is_gone() -> None:

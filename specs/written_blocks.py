@@ -1,0 +1,66 @@
+"""The parts of README.md that a program writes: a table of bugs, and what commands print.
+
+<!-- written: bugs -->              a few of the museum's forty
+<!-- end -->
+
+<!-- written: kvsm why incident r50 -->
+<!-- end -->                        the command and its output, about a log that every machine makes alike
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from functools import cache
+
+from click.testing import CliRunner
+from museum import EXHIBITS
+from museum.found import FOUND
+
+from kvsm.cli import main
+
+SHOWN = ("B17", "B13", "B27", "B05", "B28", "B31", "B36", "B39")
+"""Exhibits in the README: of several systems, and of several kinds."""
+
+INCIDENT = "run --requests 150 --device-blocks 64 --host-blocks 160 --copies simulated --log incident"
+"""A run under pressure. Its copies are simulated, so its log is always the same."""
+
+_HEAD = "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n"
+_BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
+    """The page with each of its written blocks as it must be. link: makes a source of a bug a link."""
+
+    def block(found: re.Match[str]) -> str:
+        what = found[2]
+        text = bugs_table(link) if what == "bugs" else f"```text\n$ {what}\n{output_of(what)}```\n"
+        return f"{found[1]}{text}{found[3]}"
+
+    return _BLOCK.sub(block, page)
+
+
+def bugs_table(link: Callable[[str], str]) -> str:
+    """A few exhibits, with their sources."""
+    rows = []
+    for id in SHOWN:
+        exhibit, found = EXHIBITS[id], FOUND[id]
+        rows.append(f"| {link(exhibit.source)} | {exhibit.title} | {found.property} | {found.steps} |\n")
+    return "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n" + "".join(
+        rows
+    )
+
+
+@cache
+def output_of(command: str) -> str:
+    """What a command prints about the log `incident`. Raises `RuntimeError` if it fails."""
+    program, *arguments = shlex.split(command)
+    assert program == "kvsm", command
+    runner = CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"})
+    with runner.isolated_filesystem():
+        for one in (shlex.split(INCIDENT), arguments):
+            result = runner.invoke(main, one)
+            if result.exit_code:
+                raise RuntimeError(f"{one}: {result.output}")
+    return "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
