@@ -37,6 +37,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
     "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
+    "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),

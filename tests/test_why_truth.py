@@ -6,11 +6,12 @@ preemptions, resets, failures, losses, chunks. `fate_reference` keeps plain book
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,18 +20,21 @@ from fate_reference import NEVER, OutsideBooks, Reason, Span
 from msgspec.structs import replace
 from planted_bugs import plant
 
+import kvsm
 from kvsm import events as ev
+from kvsm.analysis.causes import Inquiry
 from kvsm.analysis.extract import Extractor
 from kvsm.analysis.lives import BlockLives
-from kvsm.analysis.rows import TABLES, Gone
-from kvsm.analysis.sqlite_tables import TableWriter, make_tables, read
+from kvsm.analysis.rows import Gone
 from kvsm.checker.targets import TARGETS
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
+from kvsm.log import LogWriter
 from kvsm.replay.concern import concern
 from kvsm.replay.fates import Fates
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import render_owners
+from kvsm.snapshot import snapshot
 from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import ServingOptions, ServingWorld
@@ -150,15 +154,35 @@ def test_show_tells_why_each_key_was_missed() -> None:
 Tables = dict[str, list[Any]]
 
 
-def tables_of(run: Run) -> Tables:
-    """The rows that one pass over the events gives."""
-    connection, ledger = sqlite3.connect(":memory:"), Ledger(run.config)
-    make_tables(connection)
-    extractor = Extractor(TableWriter(connection))
+def written(run: Run, directory: Path, **options: Any) -> Path:
+    """The run's events as a log on disk."""
+    ledger = Ledger(run.config)
+    options = {"durability": "none", "clock": lambda: 7, **options}
+    writer = LogWriter(directory, config=run.config, snapshot=lambda: snapshot(ledger), **options)
     for event in run.events:
-        extractor.follow(ledger, event)
-    extractor.write_unfinished()
-    return {table: list(read(connection, table, kind, "", ())) for table, kind in TABLES.items()}
+        ledger.apply(event)
+        writer.append(event)
+        if event.kind in ("StepEnded", "TransfersSubmitted"):
+            writer.flush()
+    writer.close()
+    return directory
+
+
+def tables_of(run: Run) -> Tables:
+    """The rows that `kvsm.open` gives of the run's log."""
+    with TemporaryDirectory() as directory, kvsm.open(written(run, Path(directory) / "log")) as log:
+        return rows_in(log)
+
+
+def rows_in(log: kvsm.OpenedLog) -> Tables:
+    names = "lookups", "request_states", "blocks", "transfers", "copies"
+    return {name: list(getattr(log, name)()) for name in names}
+
+
+@cache
+def good_tables(place: int) -> Tables:
+    """The tables of one of the runs, without a planted bug."""
+    return tables_of(runs()[place])
 
 
 def is_within(event: int | None, span: Span | None) -> bool:
@@ -274,9 +298,58 @@ COMPARISONS: dict[str, Callable[[Run, Tables], Iterator[str]]] = {
 @pytest.mark.parametrize("what", COMPARISONS)
 def test_tables_tell_a_whole_run_as_it_was(what: str) -> None:
     """Every miss, every wait, every life of a block and every copy of every run, against the books."""
-    for run in runs():
-        wrong = list(COMPARISONS[what](run, tables_of(run)))
+    for place, run in enumerate(runs()):
+        wrong = list(COMPARISONS[what](run, good_tables(place)))
         assert not wrong, f"{run.name}: {len(wrong)} differ, the first: {wrong[0]}"
+
+
+WHY_TOLD = {
+    Gone.NEVER_STORED: "was never stored before",
+    Gone.SKIPPED: "was offered and skipped at event {at}",
+    Gone.IN_FLIGHT: "was in flight: planned at event {at}",
+    Gone.EVICTED: "was evicted at event {at}",
+    Gone.RESET: "was dropped by a reset of the cache at event {at}",
+    Gone.STORE_FAILED: "was not stored, because store {transfer} of {requests} failed at event {at}",
+    Gone.LOAD_FAILED: "became void, because load {transfer} of {requests} failed at event {at}",
+    Gone.CANCELLED: "was not stored, because store {transfer} of {requests} was cancelled before it left at",
+    Gone.LOST: "was given up, because",
+}
+"""How `kvsm why` tells each reason."""
+
+WHY_ALSO = {
+    Gone.IN_FLIGHT: "by store {transfer} of {requests}",
+    Gone.EVICTED: "to make room for store {transfer} of {requests}",
+    Gone.LOST: "{transfer} of {requests} was lost at event {at}",
+}
+"""What else it must say."""
+
+
+def is_told_by_why(reason: Reason, told: str) -> bool:
+    first, last = reason.at or (0, 0)
+    named = {
+        "transfer": reason.transfer,
+        "requests": render_owners([(name, 1) for name in reason.requests]),
+    }
+    texts = WHY_TOLD[reason.why], WHY_ALSO.get(reason.why, "")
+    return any(
+        all(text.format(at=f"{at:,}", **named) in told for text in texts) for at in range(first, last + 1)
+    )
+
+
+def test_why_says_why_each_key_was_missed(tmp_path: Path) -> None:
+    """For every miss of a whole run: the cause, its event, the transfer behind it and whose that was."""
+    met = set()
+    for place, run in enumerate(runs()[:4] + runs()[len(CORE_RUNS) : len(CORE_RUNS) + 8]):
+        reasons = dict(misses(run))
+        with kvsm.open(written(run, tmp_path / str(place))) as log:
+            for row in log.lookups("missed IS NOT NULL"):
+                reason = reasons.pop(row.event)
+                told, gone = Inquiry(log).missed(row), reason.before or reason
+                where = f"{run.name}, event {row.event}: {told!r}, and it was {reason}"
+                assert is_told_by_why(gone, told), where
+                met.add(gone.why)
+        assert not reasons
+    assert met >= set(Gone) - {Gone.BEFORE_LOG, Gone.LOST}
 
 
 BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
@@ -324,3 +397,38 @@ def is_told_wrongly(run: Run) -> bool:
     except (AssertionError, LookupError):
         return True
     return any(any(wrong(run, tables)) for wrong in COMPARISONS.values())
+
+
+def expected_without(first: int, reason: Reason) -> tuple[Gone, int | None, int | None]:
+    """(why, the last event that may be the cause, the transfer behind it), if the log begins with `first`.
+
+    A store in flight is in the state with which the log begins. Of other causes before it nothing is known.
+    """
+    gone = reason.before or reason
+    kept = gone.at is not None and (gone.at[1] >= first or gone.why is Gone.IN_FLIGHT)
+    if not kept and reason.why is Gone.SKIPPED and reason.at is not None and reason.at[1] >= first:
+        return Gone.SKIPPED, reason.at[1], None
+    if not kept or gone.at is None:
+        return Gone.BEFORE_LOG, None, None
+    return gone.why, gone.at[1], gone.transfer
+
+
+@pytest.mark.parametrize("place", [0, 2, 4, 12])
+def test_log_without_its_beginning_tells_the_same_or_that_it_cannot(place: int, tmp_path: Path) -> None:
+    """The oldest segments were deleted: what happened there is not guessed."""
+    run = runs()[place]
+    segments = sorted(written(run, tmp_path / "log", segment_bytes=1 << 12).iterdir())
+    assert len(segments) > 2
+    for segment in segments[: len(segments) // 2]:
+        segment.unlink()
+    with kvsm.open(tmp_path / "log") as log:
+        first = log.first
+        rows = {row.event: row for row in log.lookups()}
+    reasons = {event: reason for event, reason in misses(run) if event >= first}
+    assert rows.keys() == {one.event for one in run.books.lookups if one.event >= first}
+    assert reasons
+    for event, reason in reasons.items():
+        row, (why, cause, transfer) = rows[event], expected_without(first, reason)
+        assert (row.why, row.cause_transfer) == (why, transfer), f"{row} is {reason}"
+        assert (row.cause is None) == (cause is None), row
+        assert cause is None or first <= (row.cause or 0) <= cause or why is Gone.IN_FLIGHT, row

@@ -20,6 +20,7 @@ from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
 from kvsm.cli.vllm import VllmCheckAnswer
 from kvsm.cli.whatif import WhatIfAnswer
+from kvsm.cli.why import WhyAnswer
 from kvsm.serving.workload_run import RunResult
 from kvsm.vllm.bench import Comparison
 
@@ -34,6 +35,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.unavoidable/1": Unavoidable,
     "kvsm.timeline/1": TimelineAnswer,
     "kvsm.whatif/1": WhatIfAnswer,
+    "kvsm.why/1": WhyAnswer,
     "kvsm.check/1": CheckAnswer,
     "kvsm.check-list/1": ListedModel,
     "kvsm.fuzz/1": FuzzAnswer,

@@ -1,0 +1,123 @@
+"""`kvsm why`: why one thing in a log fared as it did, the answer first. It needs no torch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kvsm.analysis.causes import Evidence, Explanation
+from kvsm.analysis.opened import OpenedLog
+from kvsm.analysis.opened import open as open_log
+from kvsm.analysis.why import explain_block, explain_keys, explain_request, explain_transfer
+from kvsm.cli.log_answers import leave
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.errors import ConfigError
+from kvsm.log import LogReader
+from kvsm.replay.names import only_match
+from kvsm.replay.times import after_start, utc
+from kvsm.replay.window import LogPoint, Window, find_window
+
+
+class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.why/1"):
+    """What `kvsm why --json` prints: why one thing in a log fared as it did.
+
+    log: its directory.
+    explanations: one for each thing that was meant; several only for the beginning of a key.
+    """
+
+    log: str
+    explanations: tuple[Explanation, ...]
+
+
+@click.command(cls=Command)
+@log_argument()
+@click.argument("request", required=False)
+@click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
+@click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
+@click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
+@window_options
+@trust_options
+@json_option
+def why(
+    log: Path,
+    request: str | None,
+    key: str | None,
+    transfer: int | None,
+    block: int | None,
+    since: LogPoint | None,
+    until: LogPoint | None,
+    as_json: bool,
+    **trust: Any,
+) -> None:
+    """Tell why a request, key, transfer or slot in LOG fared as it did.
+
+    REQUEST is an id as in the log, or as vLLM's client knows it. The answer comes first, in a few sentences.
+    Then come the events that it rests on, each with its number, step, UTC time and seconds after the start.
+    `kvsm show` tells each of them too.
+    """
+    if sum(one is not None for one in (request, key, transfer, block)) != 1:
+        raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
+    window = find_window(LogReader(log), since, until)
+    with open_log(log, **trust) as opened:
+        found = _explanations(opened, request, key, transfer, block, window)
+        if as_json:
+            say_json(WhyAnswer(log=str(log), explanations=found))
+        else:
+            _print(opened, found)
+        if opened.stopped is not None:
+            complain(f"{opened.stopped}; the answer is about what comes before")
+        leave(opened.condition, good=opened.stopped is None)
+
+
+def _explanations(
+    log: OpenedLog,
+    request: str | None,
+    key: str | None,
+    transfer: int | None,
+    block: int | None,
+    window: Window,
+) -> tuple[Explanation, ...]:
+    if request is not None:
+        return (explain_request(log, _named(log, request), window),)
+    if transfer is not None:
+        return (explain_transfer(log, transfer),)
+    if block is not None:
+        return (explain_block(log, block, window),)
+    assert key is not None
+    return explain_keys(log, key, window)
+
+
+def _named(log: OpenedLog, name: str) -> str:
+    """The one request that is meant. Raises `LogError`, with the nearest names, if it is not one."""
+    found = log.resolve_request(name)
+    if name in found:
+        return name
+    if len(found) == 1:
+        return found[0]
+    names = found or [one for (one,) in log.sql("SELECT DISTINCT request FROM requests ORDER BY arrived")]
+    return only_match(name, names, log.directory)
+
+
+def _print(log: OpenedLog, found: tuple[Explanation, ...]) -> None:
+    for one in found:
+        say(one.about, *(f"  {sentence}" for sentence in one.answer), "")
+        say("  evidence:" if one.evidence else "  no event of the log tells more")
+        say(*(f"  {_line(log, line)}" for line in one.evidence))
+        if one.left_out:
+            say(f"  ... and {one.left_out:,} more lines")
+        options = dict.fromkeys(line.show for line in one.evidence)
+        shown = [
+            f"  kvsm show {shlex.quote(str(log.directory))} {' '.join(map(shlex.quote, s))}" for s in options
+        ]
+        if shown:
+            say("", "  the whole story of each thing:", *(f"  {line}" for line in shown[:4]))
+
+
+def _line(log: OpenedLog, line: Evidence) -> str:
+    when = f"{utc(line.wall_ns)} ({after_start(line.wall_ns, log.began_ns)})"
+    return f"event {line.event:,}  step {line.step:,}  {when}  {line.text}"
