@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -38,6 +39,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
     "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
     "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
+    "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),
@@ -140,7 +142,7 @@ def test_json_is_what_its_schema_says(name: str, places: dict[str, str]) -> None
     """Each line is an object whose first key is its name, and the written schema accepts it."""
     check = jsonschema.Draft202012Validator(strict(read_schema(name)))
     for way in ANSWERS[name]:
-        result = CliRunner().invoke(main, [places.get(word, word) for word in way.split()])
+        result = CliRunner().invoke(main, [places.get(word, word) for word in shlex.split(way)])
         assert result.stdout, (way, result.output)
         for line in result.stdout.splitlines():
             told = json.loads(line)

@@ -28,7 +28,14 @@ from kvsm.errors import LogDamaged
 from kvsm.log import LogEnd
 from kvsm.log.frames import segment_paths
 from kvsm.replay import verify_log
-from kvsm.replay.unfinished import Beginning, OpenCopy, OpenPlan, OpenRequest, OpenWait, Unfinished
+from kvsm.replay.unfinished import (
+    Beginning,
+    Unfinished,
+    UnfinishedCopy,
+    UnfinishedPlan,
+    UnfinishedRequest,
+    UnfinishedWait,
+)
 from kvsm.replay.window import Window
 
 VERIFY_BYTES = 8 << 20
@@ -119,10 +126,10 @@ def left_open(log: OpenedLog) -> Unfinished:
         ended_ns=log.ended_ns,
         engine=log.condition.end,
         error=log.condition.error,
-        requests=tuple([OpenRequest(name, state, _since(*at)) for name, state, *at in requests]),
+        requests=tuple([UnfinishedRequest(name, state, _since(*at)) for name, state, *at in requests]),
         copies=tuple(
             [
-                OpenCopy(
+                UnfinishedCopy(
                     one.transfer,
                     one.direction,
                     tuple(json.loads(one.requests)),
@@ -134,10 +141,10 @@ def left_open(log: OpenedLog) -> Unfinished:
                 if one.submitted is not None
             ]
         ),
-        waits=tuple([OpenWait(name, transfer, None, _since(*at)) for name, transfer, *at in waits]),
+        waits=tuple([UnfinishedWait(name, transfer, None, _since(*at)) for name, transfer, *at in waits]),
         plans=tuple(
             [
-                OpenPlan(
+                UnfinishedPlan(
                     one.transfer,
                     one.direction,
                     tuple(json.loads(one.requests)),

@@ -43,6 +43,7 @@ COMMANDS = {
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
     "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
+    "find": Listed("find", LOOK, "List the events of LOG that fit QUERY."),
     "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
     "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),
     "whatif": Listed("whatif", LOOK, "What LOG would have been with another host pool."),

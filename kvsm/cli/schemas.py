@@ -11,6 +11,7 @@ from kvsm.analysis.diff import LogDiff
 from kvsm.analysis.report import Report
 from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.check import CheckAnswer, ListedModel
+from kvsm.cli.find import FindAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
@@ -30,6 +31,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,
+    "kvsm.find/1": FindAnswer,
     "kvsm.diff/1": LogDiff,
     "kvsm.fork/1": ForkAnswer,
     "kvsm.unavoidable/1": Unavoidable,

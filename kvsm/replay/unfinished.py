@@ -60,7 +60,7 @@ class Beginnings(msgspec.Struct):
     flushed: dict[int, Beginning] = {}
 
 
-class OpenRequest(msgspec.Struct, frozen=True):
+class UnfinishedRequest(msgspec.Struct, frozen=True):
     """A request that never ended.
 
     state: where it is. FINISHED: the engine ended it, and its load has not ended.
@@ -72,7 +72,7 @@ class OpenRequest(msgspec.Struct, frozen=True):
     since: Beginning | None
 
 
-class OpenCopy(msgspec.Struct, frozen=True):
+class UnfinishedCopy(msgspec.Struct, frozen=True):
     """A submitted transfer that some worker has not reported.
 
     requests: whose it is. missing: the ranks that have not reported.
@@ -87,7 +87,7 @@ class OpenCopy(msgspec.Struct, frozen=True):
     since: Beginning | None
 
 
-class OpenWait(msgspec.Struct, frozen=True):
+class UnfinishedWait(msgspec.Struct, frozen=True):
     """Somebody waits for a transfer.
 
     request: None: the engine itself waits (a flush).
@@ -100,7 +100,7 @@ class OpenWait(msgspec.Struct, frozen=True):
     since: Beginning | None
 
 
-class OpenPlan(msgspec.Struct, frozen=True):
+class UnfinishedPlan(msgspec.Struct, frozen=True):
     """A transfer that was planned and never submitted. requests: whose it is."""
 
     transfer: int
@@ -125,10 +125,10 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int
     engine: LogEnd
     error: str | None
-    requests: tuple[OpenRequest, ...]
-    copies: tuple[OpenCopy, ...]
-    waits: tuple[OpenWait, ...]
-    plans: tuple[OpenPlan, ...]
+    requests: tuple[UnfinishedRequest, ...]
+    copies: tuple[UnfinishedCopy, ...]
+    waits: tuple[UnfinishedWait, ...]
+    plans: tuple[UnfinishedPlan, ...]
     read_blocks: int | None
     written_blocks: int | None
     retired_blocks: int
@@ -170,11 +170,11 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
         engine=condition.end,
         error=condition.error,
         requests=tuple(
-            OpenRequest(one.name, one.state.name, since.requests.get(one.name))
+            UnfinishedRequest(one.name, one.state.name, since.requests.get(one.name))
             for one in ledger.requests.values()
         ),
         copies=tuple(
-            OpenCopy(
+            UnfinishedCopy(
                 one.id,
                 kind_of(one),
                 tuple(names_of(one.owners)),
@@ -187,7 +187,7 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
         ),
         waits=tuple(_waits(ledger, transfers, since)),
         plans=tuple(
-            OpenPlan(one.id, kind_of(one), tuple(names_of(one.owners)), since.planned.get(one.id))
+            UnfinishedPlan(one.id, kind_of(one), tuple(names_of(one.owners)), since.planned.get(one.id))
             for one in transfers
             if one.state is TransferState.PLANNED
         ),
@@ -198,16 +198,18 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
     )
 
 
-def _waits(ledger: Ledger, transfers: Sequence[TransferRecord], since: Beginnings) -> Iterator[OpenWait]:
+def _waits(
+    ledger: Ledger, transfers: Sequence[TransferRecord], since: Beginnings
+) -> Iterator[UnfinishedWait]:
     for request in ledger.requests.values():
         if request.state is RequestState.DEFERRED:
             began = since.deferred.get(request.name)
-            yield OpenWait(request.name, request.awaits, request.patience, began)
+            yield UnfinishedWait(request.name, request.awaits, request.patience, began)
         elif request.state is RequestState.LOADING:
-            yield OpenWait(request.name, request.load, None, since.planned.get(request.load))
+            yield UnfinishedWait(request.name, request.load, None, since.planned.get(request.load))
     for one in transfers:
         if one.flush:
-            yield OpenWait(None, one.id, None, since.flushed.get(one.id))
+            yield UnfinishedWait(None, one.id, None, since.flushed.get(one.id))
 
 
 # Since when.
@@ -327,25 +329,25 @@ def _sort(name: str, good: str, bad: str, told: list[str]) -> Rows:
     return [(name, f"{len(told):,} {bad}"), *(("", one) for one in shown)]
 
 
-def _request(found: Unfinished, one: OpenRequest) -> str:
+def _request(found: Unfinished, one: UnfinishedRequest) -> str:
     state = "FINISHED, and its load has not ended" if one.state == RequestState.FINISHED.name else one.state
     return f"request {one.request}: {state}, arrived {_when(found, one.since)}"
 
 
-def _copy(found: Unfinished, one: OpenCopy) -> str:
+def _copy(found: Unfinished, one: UnfinishedCopy) -> str:
     ranks = f"worker{'s' if len(one.missing) > 1 else ''} {', '.join(map(str, one.missing))}"
     reset = ", abandoned by a reset" if one.abandoned else ""
     what = f"{one.direction} {one.transfer} of {render_requests(one.requests)}{reset}"
     return f"{what}: {ranks}, submitted {_when(found, one.since)}"
 
 
-def _wait(found: Unfinished, one: OpenWait) -> str:
+def _wait(found: Unfinished, one: UnfinishedWait) -> str:
     who = "the engine (a flush)" if one.request is None else f"request {one.request}"
     until = "" if one.until is None else f", until tick {one.until:,} at most (it is {found.tick:,})"
     return f"{who} waits for transfer {one.transfer}{until}, begun {_when(found, one.since)}"
 
 
-def _plan(found: Unfinished, one: OpenPlan) -> str:
+def _plan(found: Unfinished, one: UnfinishedPlan) -> str:
     what = f"{one.direction} {one.transfer} of {render_requests(one.requests)}"
     return f"{what}: planned {_when(found, one.since)}"
 
