@@ -20,6 +20,7 @@ from kvsm.analysis.rows import BlockRunRow, Gone
 from kvsm.analysis.sqlite_tables import RUN_BLOCKS, TableWriter
 from kvsm.events import BlocksEvicted, HitMatched, StorePlanned, StoreSkipped
 from kvsm.ids import IdArray, Ids, unpack
+from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.ledger import Ledger
 from kvsm.states.block import are_indexed, are_readable
 
@@ -92,6 +93,16 @@ class SavedLives(msgspec.Struct):
 
 
 _ARRAYS = ("_life", "_store", "_hits", "_last_hit", "_last_hit_ns")
+
+
+def _form(key: bytes) -> tuple[int, bytes]:
+    """What the keys of one row of `_stores` share: their length and their KV cache group."""
+    group = key[-GROUP_INDEX_BYTES:]
+    # An engine whose keys do not end with a group has anything there. No model has 256 groups.
+    return len(key), group if group[:-1] == _SMALL_GROUP else b""
+
+
+_SMALL_GROUP = bytes(GROUP_INDEX_BYTES - 1)
 
 
 class BlockLives:
@@ -173,7 +184,7 @@ class BlockLives:
     def _number(self, keys: Sequence[bytes], slots: _Ints) -> None:
         """Give numbers to lives that begin."""
         start = 0
-        for _, some in groupby(keys, len):
+        for _, some in groupby(keys, _form):
             part = list(some)
             life, end = self._next_life, start + len(part)
             own = slots[start:end]

@@ -82,14 +82,21 @@ class Tables:
         span = max(1, self.ended_ns - self.began_ns + 1)
         return int(self.began_ns + place * -(-span // BINS))
 
-    def spread(self, value: str, table: str, where: str) -> Spread:
-        """How the values of an expression are spread."""
-        count, most = self.one(f"SELECT count({value}), max({value}) FROM {table} WHERE {where}")
-        if not count:
+    def spread(self, value: str, table: str, where: str, weight: str = "1") -> Spread:
+        """How the values of an expression are spread. weight: how many things a row stands for."""
+        total, most = self.one(
+            f"SELECT sum({weight}), max({value}) FROM {table} WHERE {where} AND {value} IS NOT NULL"
+        )
+        if not total:
             return Spread(0, None, None, None)
-        nth = f"SELECT {value} FROM {table} WHERE {where} AND {value} IS NOT NULL ORDER BY {value} LIMIT 1"
-        [p50], [p99] = [self.one(f"{nth} OFFSET {(count - 1) * part // 100}") for part in (50, 99)]
-        return Spread(count, p50, p99, most)
+        upto = f"sum({weight}) OVER (ORDER BY {value} ROWS UNBOUNDED PRECEDING)"
+        middle, high = [(total - 1) * part // 100 for part in (50, 99)]
+        p50, p99 = self.one(
+            f"SELECT min(value) FILTER (WHERE upto > {middle}), min(value) FILTER (WHERE upto > {high})"
+            f" FROM (SELECT {value} AS value, {upto} AS upto FROM {table}"
+            f" WHERE {where} AND {value} IS NOT NULL)"
+        )
+        return Spread(total, p50, p99, most)
 
 
 def hit_figures(tables: Tables) -> HitFigures:
@@ -147,20 +154,21 @@ def eviction_figures(tables: Tables) -> EvictionFigures:
     """How old evicted blocks were, and how many of them were wanted again."""
     where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
     evicted, unread, wanted = tables.one(
-        f"SELECT count(*), sum(hits = 0), count(wanted) FROM blocks WHERE {where}"
+        "SELECT coalesce(sum(blocks), 0), coalesce(sum(blocks * (hits = 0)), 0),"
+        f" coalesce(sum(blocks * (wanted IS NOT NULL)), 0) FROM block_runs WHERE {where}"
     )
     place, over_time = tables.bin_of("gone_ns"), [0] * BINS
     wanted_where = f"{where} AND wanted IS NOT NULL"
     for part, blocks in tables.all(
-        f"SELECT {place} AS place, count(*) FROM blocks WHERE {wanted_where} GROUP BY place"
+        f"SELECT {place} AS place, sum(blocks) FROM block_runs WHERE {wanted_where} GROUP BY place"
     ):
         over_time[part or 0] += blocks
     return EvictionFigures(
         evicted=evicted,
-        unread=unread or 0,
+        unread=unread,
         wanted=wanted,
-        age=tables.spread("gone_ns - stored_ns", "blocks", where),
-        until_wanted=tables.spread("wanted_ns - gone_ns", "blocks", wanted_where),
+        age=tables.spread("gone_ns - stored_ns", "block_runs", where, "blocks"),
+        until_wanted=tables.spread("wanted_ns - gone_ns", "block_runs", wanted_where, "blocks"),
         over_time=tuple(over_time),
         burst=_burst(tables, over_time, wanted_where),
     )
@@ -191,7 +199,7 @@ def _burst(tables: Tables, over_time: list[int], where: str) -> BurstFigures | N
     during = f"{where} AND gone_ns >= {began_ns} AND gone_ns < {ended_ns}"
     evictors: Counter[str] = Counter()
     for requests, blocks in tables.all(
-        f"SELECT gone_for_requests, count(*) FROM blocks WHERE {during} GROUP BY gone_for_requests"
+        f"SELECT gone_for_requests, sum(blocks) FROM block_runs WHERE {during} GROUP BY gone_for_requests"
     ):
         evictors.update(dict.fromkeys(_names(requests), blocks))
     return BurstFigures(
@@ -212,7 +220,7 @@ def _names(requests: str | None) -> list[str]:
 
 def _read_again(tables: Tables, requests: set[str]) -> set[str]:
     """Which of the requests have stored a block that was ever hit."""
-    found = tables.all("SELECT DISTINCT requests FROM blocks WHERE hits > 0")
+    found = tables.all("SELECT DISTINCT requests FROM block_runs WHERE hits > 0")
     return requests.intersection(name for [names] in found for name in _names(names))
 
 
@@ -224,19 +232,26 @@ def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
             f"WHERE why = '{Gone.EVICTED}' AND {tables.within('event')} GROUP BY part"
         )
     )
-    evicted = f"why = '{Gone.EVICTED}'"
+    evicted = f"(why = '{Gone.EVICTED}')"
     rows = tables.all(
-        f"SELECT substr(key, -{GROUP_DIGITS}) AS part, count(stored), sum(hits), sum({evicted}),"
-        f" sum({evicted} AND hits = 0) FROM blocks WHERE {tables.within('transfer')}"
+        f"SELECT hex(substr(s.keys, 1 + s.key_bytes - {GROUP_INDEX_BYTES}, {GROUP_INDEX_BYTES})) AS part,"
+        f" sum(blocks * (stored IS NOT NULL)), sum(blocks * hits), coalesce(sum(blocks * {evicted}), 0),"
+        f" coalesce(sum(blocks * ({evicted} AND hits = 0)), 0)"
+        " FROM block_runs r JOIN _stores s ON s.life = r.store"
+        f" WHERE {tables.within('transfer')} AND s.key_bytes >= {GROUP_INDEX_BYTES}"
         " GROUP BY part ORDER BY part"
     )
     return tuple(
         [
-            GroupFigures(int(part, 16), stored, hits or 0, gone or 0, unread or 0, stops.get(part, 0))
+            GroupFigures(int(part, 16), stored, hits, gone, unread, stops.get(part.lower(), 0))
             for part, stored, hits, gone, unread in rows
-            if len(part) == GROUP_DIGITS
+            if part.startswith(_SMALL_GROUP)
         ]
     )
+
+
+_SMALL_GROUP = "00" * (GROUP_INDEX_BYTES - 1)
+"""How a key's group begins, if the key has one: no model has 256 groups."""
 
 
 def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFigures:
@@ -417,5 +432,8 @@ def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
 
 def stored_blocks(tables: Tables) -> int:
     """Blocks whose store ended well."""
-    [stored] = tables.one(f"SELECT count(stored) FROM blocks WHERE {tables.within('transfer')}")
+    [stored] = tables.one(
+        "SELECT coalesce(sum(blocks), 0) FROM block_runs"
+        f" WHERE stored IS NOT NULL AND {tables.within('transfer')}"
+    )
     return int(stored)

@@ -212,7 +212,8 @@ class BlockRow(msgspec.Struct, frozen=True):
 
 
 class BlockRunRow(msgspec.Struct, frozen=True):
-    """Blocks of one store, one after another, whose lives were alike. Count them here: it is much faster.
+    """Blocks of one store and one KV cache group, one after another, whose lives were alike. Count them here:
+    it is much faster.
 
     life: the number of the first of them. blocks: how many there are, and so lives `life` and following.
     store: the number of the first life of their store.

@@ -7,7 +7,7 @@ Blocks are many, and most blocks of a store live alike. So `block_runs` has a ro
 `blocks` is a view that names each block. Two tables that begin with `_` give it slots and keys:
 
 - `_stores` has the keys and slots of a store in one row. Lives are numbered, so `life - store` is a block's
-  place in it. Keys of other lengths begin another row.
+  place in it. Keys of another length or another KV cache group begin another row.
 - `_numbers` has the numbers below `RUN_BLOCKS`.
 
 Everything is plain SQL: `sqlite3` and DuckDB read the file as well.
