@@ -22,6 +22,7 @@ from planted_bugs import plant
 
 import kvsm
 from kvsm import events as ev
+from kvsm.analysis import key_history
 from kvsm.analysis.causes import Inquiry
 from kvsm.analysis.extract import Extractor
 from kvsm.analysis.lives import BlockLives
@@ -432,3 +433,12 @@ def test_log_without_its_beginning_tells_the_same_or_that_it_cannot(place: int, 
         assert (row.why, row.cause_transfer) == (why, transfer), f"{row} is {reason}"
         assert (row.cause is None) == (cause is None), row
         assert cause is None or first <= (row.cause or 0) <= cause or why is Gone.IN_FLIGHT, row
+
+
+def test_tables_remember_keys_that_are_in_memory_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large log has more keys than fit in memory: the older ones are found again on disk."""
+    monkeypatch.setattr(key_history, "RECENT_KEYS", 3)
+    for run in runs()[: len(CORE_RUNS) + 6]:
+        tables = tables_of(run)
+        wrong = [text for compare in COMPARISONS.values() for text in compare(run, tables)]
+        assert not wrong, f"{run.name}: {len(wrong)} differ, the first: {wrong[0]}"
