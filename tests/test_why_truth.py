@@ -217,6 +217,8 @@ def wrong_lookups(run: Run, tables: Tables) -> Iterator[str]:
         cause = row.why, row.cause_transfer, requests_in(row.cause_requests)
         if cause != (gone.why, gone.transfer, None if gone.transfer is None else gone.requests):
             yield f"{row} is because of {gone}"
+        if not is_within(row.skipped, reason.at if reason.why is Gone.SKIPPED else None):
+            yield f"{row} was skipped at {reason}"
         if not is_within(row.cause, gone.at) or kinds.get(row.cause or 0, "") != gone.kind:
             yield f"{row} happened at {gone}"
 
@@ -348,6 +350,8 @@ def test_why_says_why_each_key_was_missed(tmp_path: Path) -> None:
                 told, gone = Inquiry(log).missed(row), reason.before or reason
                 where = f"{run.name}, event {row.event}: {told!r}, and it was {reason}"
                 assert is_told_by_why(gone, told), where
+                assert ("skipped" in told) == (reason.skip is not None), where
+                assert reason.skip is None or f": {reason.skip}" in told, where
                 met.add(gone.why)
         assert not reasons
     assert met >= set(Gone) - {Gone.BEFORE_LOG, Gone.LOST}

@@ -233,17 +233,23 @@ class Inquiry:
         assert lookup.missed is not None
         assert lookup.why is not None
         why, key = Gone(lookup.why), render_key(bytes.fromhex(lookup.missed))
-        told = self._told(why, lookup.cause_transfer, lookup.cause, lookup.event)
-        if why is Gone.SKIPPED and lookup.cause is not None:
-            told += self._skip(lookup.cause)
-            self.note(lookup.cause, f"key {key} {told}", "--key", lookup.missed)
-        elif lookup.cause is not None:
+        told, show = (
+            self._told(why, lookup.cause_transfer, lookup.cause, lookup.event),
+            ("--key", lookup.missed),
+        )
+        if lookup.skipped is not None:
+            again = (
+                "" if why is Gone.SKIPPED else f"; it was offered again and skipped{self.at(lookup.skipped)}"
+            )
+            told += again + self._skip(lookup.skipped)
+            self.note(lookup.skipped, f"key {key} is offered and skipped{self._skip(lookup.skipped)}", *show)
+        if lookup.cause is not None and why is not Gone.SKIPPED:
             where = "transfer = ? AND key = ?" if why is Gone.IN_FLIGHT else "gone = ? AND key = ?"
             for block in self.log.blocks(where, (lookup.cause, lookup.missed)):
                 self.note_life(block)
         if lookup.cause_transfer is not None:
             self.note_transfer(lookup.cause_transfer)
-        self.note(lookup.event, f"request {lookup.request} misses key {key}", "--key", lookup.missed)
+        self.note(lookup.event, f"request {lookup.request} misses key {key}", *show)
         return f"key {key} {told}"
 
     def _skip(self, event: int) -> str:

@@ -63,12 +63,13 @@ class LifeEnd(NamedTuple):
 
 
 class MissCause(NamedTuple):
-    """Why a key is not readable: `why`, `cause`, `cause_transfer` and `cause_requests` of a lookup."""
+    """Why a key is not readable: the columns of a lookup from `why` to `skipped`."""
 
     why: str | None
     event: int | None = None
     transfer: int | None = None
     requests: str | None = None
+    skipped: int | None = None
 
 
 class MakingRoom(msgspec.Struct):
@@ -334,19 +335,23 @@ class BlockLives:
             store = ledger.generation[slot]
             in_flight = MissCause(Gone.IN_FLIGHT.value, store, store, self._origins[store].requests)
             return MissCause(None) if ledger.readable(slot) else in_flight
+        # Two keys with one hash are so rare that a skip of the other one is not ruled out.
+        skipped: int | None = next(self._skips.candidates(key), 0)
         life = next((one for one in self._keys.candidates(key) if self._tables.key_of(one) == key), None)
         run = None if life is None else self._tables.run_of(life)
+        known_from = self._known_from if run is None else max(self._known_from, run.gone or 0)
+        if (skipped or 0) <= known_from:
+            skipped = None
         if life is not None and run is not None and (run.gone or 0) > self._known_from:
             if run.wanted is None:
                 self._tables.want(run, life, event.seq, event.wall_ns, event.request)
             if run.gone_for is not None:
-                return MissCause(run.why, run.gone, run.gone_for, run.gone_for_requests)
+                return MissCause(run.why, run.gone, run.gone_for, run.gone_for_requests, skipped)
             by = run.gone_by
-            return MissCause(run.why, run.gone, by, None if by is None else self._tables.requests_of(by))
-        # Two keys with one hash are so rare that a skip of the other one is not ruled out.
-        skipped = next(self._skips.candidates(key), 0)
-        if skipped > self._known_from:
-            return MissCause(Gone.SKIPPED.value, skipped)
+            requests = None if by is None else self._tables.requests_of(by)
+            return MissCause(run.why, run.gone, by, requests, skipped)
+        if skipped is not None:
+            return MissCause(Gone.SKIPPED.value, skipped, skipped=skipped)
         return MissCause((Gone.BEFORE_LOG if self._known_from else Gone.NEVER_STORED).value)
 
 

@@ -109,6 +109,7 @@ class LookupRow(msgspec.Struct, frozen=True):
     cause_transfer: the transfer behind it: the store for which the key was evicted, the store in flight, or
         the transfer that failed, was cancelled or lost.
     cause_requests: the requests of this transfer, as a JSON list.
+    skipped: the last event since then that was an offer of the key and did not store it; None: there is none.
     """
 
     event: int
@@ -124,6 +125,7 @@ class LookupRow(msgspec.Struct, frozen=True):
     cause: int | None
     cause_transfer: int | None
     cause_requests: str | None
+    skipped: int | None
 
 
 class TransferRow(msgspec.Struct, frozen=True):
