@@ -95,6 +95,16 @@ def restore(saved: bytes) -> Ledger:
     return _ledger_of(_DECODER.decode(saved))
 
 
+def is_saved_as(ledger: Ledger, saved: bytes) -> bool:
+    """Whether these bytes are the ledger's state. An older kvsm left out fields that have a default now."""
+    if saved == snapshot(ledger):
+        return True
+    try:
+        return _DECODER.decode(saved) == _state_of(ledger)
+    except msgspec.MsgspecError:
+        return False
+
+
 def saved_step(saved: bytes) -> int:
     """The engine step of a snapshot. Raises `msgspec.DecodeError` if these are other bytes."""
     return _DECODER.decode(saved).step

@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from changed_logs import PlainLog, read_plain, write_plain
 from click.testing import CliRunner, Result
-from replay_life import Life, key, story_life
+from replay_life import Life, key, random_life, story_life
 
 from kvsm.checker.failures import SavedFailure, load
 from kvsm.cli import main
@@ -244,3 +245,22 @@ def test_a_head_without_its_snapshot_is_damage(tmp_path: Path, oldest: int) -> N
     for name in ("rebuild", "tell", "Metrics.of"):
         with pytest.raises(LogDamaged, match="the snapshot in its head"):
             READERS[name](wrong)
+
+
+def test_a_log_of_an_older_kvsm_with_several_segments_reads(tmp_path: Path) -> None:
+    """Its snapshots lack a field of the configuration that was added since."""
+    life = random_life(3, 400, tmp_path / "log", writer={"segment_bytes": 4000})
+    life.close()
+    older = read_plain(tmp_path / "log")
+    assert len(older) > 2
+    for head, frames, _ in older:
+        del head[2]["block_tokens"]
+        if head[5]:
+            state = msgspec.msgpack.decode(head[5])
+            del state[0]["block_tokens"]
+            head[5] = msgspec.msgpack.encode(state)
+        else:
+            del frames[0][0][4]["block_tokens"]
+    write_plain(tmp_path / "older", older)
+    assert rebuild(tmp_path / "older").ledger.seq == life.core.ledger.seq
+    assert verify_log(tmp_path / "older").good

@@ -280,11 +280,12 @@ def test_a_wrong_condition_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_client_finds_its_request_by_the_name_that_it_gave(tmp_path: Path) -> None:
     """An engine adds a suffix to the name: `r7` becomes `r7-0a1b2c3d`."""
     life = Life(tmp_path / "log")
-    for name in ("r7-b", "r70-a", "r7-a", "r7", "r"):
+    for name in ("r7-b", "r70-a", "r7-a", "r", "r-1"):
         life.core.arrive(name)
     life.close()
     with kvsm.open(tmp_path / "log") as log:
-        assert log.resolve_request("r7") == ["r7-b", "r7-a", "r7"]
+        assert log.resolve_request("r7") == ["r7-b", "r7-a"]
+        assert log.resolve_request("r") == ["r"]
         assert log.resolve_request("r7-a") == ["r7-a"]
         assert log.resolve_request("r71") == []
 

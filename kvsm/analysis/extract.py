@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.analysis.lives import BlockLives, LifeEnd
+from kvsm.analysis.lives import BlockLives, LifeEnd, SavedLives
 from kvsm.analysis.open_rows import Flight, Moved, RequestInProgress, awaited
 from kvsm.analysis.rows import (
     SAMPLE_EVENTS,
@@ -38,13 +38,30 @@ from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
 
 
-class Extractor:
-    """Turns events into rows. tables: where they are written. Call its `flush` now and then."""
+class SavedExtractor(msgspec.Struct):
+    """An `Extractor` as data, without its ledger."""
 
-    def __init__(self, tables: TableWriter) -> None:
-        self._tables = tables
-        self._lives = BlockLives(tables)
-        self._ledger: Ledger | None = None
+    lives: SavedLives
+    requests: list[RequestInProgress]
+    over: list[RequestInProgress]
+    flights: list[Flight]
+    last: EventRow
+    interim: list[int]
+
+
+class Extractor:
+    """Turns events into rows.
+
+    tables: where they are written. Call its `flush` now and then.
+    saved, ledger: what `save` gave, and the ledger of that moment, if the tables go on. Raises `ValueError`
+        if they do not fit together.
+    """
+
+    def __init__(
+        self, tables: TableWriter, saved: SavedExtractor | None = None, ledger: Ledger | None = None
+    ) -> None:
+        self._tables, self._ledger = tables, ledger
+        self._lives = BlockLives(tables, None if saved is None else saved.lives)
         self._requests: dict[str, RequestInProgress] = {}
         """Requests that the ledger knows."""
         self._over: dict[tuple[str, int], RequestInProgress] = {}
@@ -54,6 +71,27 @@ class Extractor:
         self._last = EventRow(0, 0, 0, "")
         self._interim: list[int] = []
         """The runs of blocks that are written as they were, and will be written again."""
+        if saved is not None and ledger is not None:
+            self._requests = {one.request: one for one in saved.requests}
+            self._over = {(one.request, one.arrived.event): one for one in saved.over}
+            self._deferred = set(ledger.deferred)
+            self._flights = {one.planned.event: one for one in saved.flights}
+            self._last, self._interim = saved.last, saved.interim
+            known = self._requests.keys() == ledger.requests.keys()
+            flying = self._flights.keys() == ledger.transfers.keys()
+            if not (known and flying and self._lives.fits(ledger) and self._last.event == ledger.seq):
+                raise ValueError("the saved extractor is not of this ledger")
+
+    def save(self) -> SavedExtractor:
+        """All of this as data. The rows must have been flushed."""
+        return SavedExtractor(
+            self._lives.save(),
+            list(self._requests.values()),
+            list(self._over.values()),
+            list(self._flights.values()),
+            self._last,
+            self._interim,
+        )
 
     @property
     def ledger(self) -> Ledger:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from kvsm.analysis.extract import Extractor
+from kvsm.analysis.index import KeptTables, Progress, open_tables
 from kvsm.analysis.rows import (
     BlockRow,
     BlockRunRow,
@@ -28,18 +27,12 @@ from kvsm.analysis.rows import (
     SkipRow,
     TransferRow,
 )
-from kvsm.analysis.sqlite_tables import TableWriter, make_tables, read
-from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.analysis.sqlite_tables import read
+from kvsm.errors import ConfigError
+from kvsm.events import OffloadingEvent
 from kvsm.log import LogReader
-from kvsm.replay import LogCondition, Trust
-from kvsm.replay.fold import condition_of, walk
-
-BATCH_EVENTS = 8192
-"""Events from one write of rows to the next."""
-
-Progress = Callable[[int], None]
-"""Is told the number of events that were read so far."""
+from kvsm.replay import Trust
+from kvsm.replay.names import matching
 
 
 class OpenedLog:
@@ -52,21 +45,17 @@ class OpenedLog:
     began_ns, ended_ns: their wall times (Unix time in ns).
     stopped: why the tables end before the log does: the error of damage, or of an event that cannot follow.
         None: they hold all of the log.
+    note: why the tables are not kept for the next time (`kvsm.analysis.index`), if they should be.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        connection: sqlite3.Connection,
-        config: OffloadConfig,
-        condition: LogCondition,
-        stopped: KvsmError | None,
-    ) -> None:
-        self.directory, self.config, self.condition, self.stopped = directory, config, condition, stopped
-        self._connection = connection
+    def __init__(self, reader: LogReader, tables: KeptTables) -> None:
+        self.directory, self.config = reader.directory, reader.head.config
+        self.condition, self.stopped, self.note = tables.condition, tables.stopped, tables.note
+        self._connection = tables.connection
+        self._connection.execute("PRAGMA query_only = ON")
         ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
-        self.first, self.began_ns = connection.execute(ends.format("ASC")).fetchone()
-        self.last, self.ended_ns = connection.execute(ends.format("DESC")).fetchone()
+        self.first, self.began_ns = self._connection.execute(ends.format("ASC")).fetchone()
+        self.last, self.ended_ns = self._connection.execute(ends.format("DESC")).fetchone()
 
     def __enter__(self) -> OpenedLog:
         return self
@@ -148,15 +137,15 @@ class OpenedLog:
     def resolve_request(self, name: str) -> list[str]:
         """The requests that the log means by `name`, in the order in which they arrived.
 
-        An engine adds a suffix to the name that a client gave: `r7` becomes `r7-0a1b2c3d`. So these are the
-        request of this name and each request whose name begins with it and a dash.
+        As `kvsm.replay.names.matching`: the request of this name or, if there is none, each one whose name
+        begins with it and a hyphen. An engine appends these characters to the name that a client gave.
         """
         rows = self._connection.execute(
             "SELECT request, MIN(arrived) AS came FROM requests WHERE request = ?"
             " OR (request >= ? AND request < ?) GROUP BY request ORDER BY came, request",
             (name, f"{name}-", f"{name}."),
         )
-        return [request for request, _ in rows]
+        return matching(name, [request for request, _ in rows])
 
 
 def open(
@@ -166,50 +155,14 @@ def open(
     max_slots: int | None = None,
     progress: Progress | None = None,
 ) -> OpenedLog:
-    """Open a log: read it, and make its tables.
+    """Open a log: make its tables, or take them from its index (`kvsm.analysis.index`).
 
     directory: of the log. It may still be written; the tables hold what was there when it was opened.
     allow_policies, max_slots: as in `kvsm.replay.Trust`.
-    progress: is told the number of events that were read so far.
+    progress: is told the number of the event up to which the log was read.
 
     Damage and an event that cannot follow end the tables; `OpenedLog.stopped` tells them. Raises `LogError`
     if there is no log, no whole event in it, or if it claims more than is allowed.
     """
     reader, trust = LogReader(directory), Trust(allow_policies, max_slots)
-    config = reader.head.config
-    connection = sqlite3.connect(":memory:")
-    try:
-        make_tables(connection)
-        with trust.guarded(directory):
-            stopped = _fill(connection, reader, trust, progress)
-        connection.execute("PRAGMA query_only = ON")
-        if connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
-            raise stopped or LogError(f"{reader.directory}: there is no whole event")
-        return OpenedLog(reader.directory, connection, config, condition_of(reader), stopped)
-    except BaseException:
-        connection.close()
-        raise
-
-
-def _fill(
-    connection: sqlite3.Connection, reader: LogReader, trust: Trust, progress: Progress | None
-) -> KvsmError | None:
-    """Fill the tables. Returns why they end before the log does."""
-    tables, stopped = TableWriter(connection), None
-    extractor = Extractor(tables)
-    follow = extractor.follow
-    events = 0
-    try:
-        for events, (ledger, event, _) in enumerate(walk(reader, trust), 1):
-            follow(ledger, event)
-            if not events % BATCH_EVENTS:
-                tables.flush()
-                if progress is not None:
-                    progress(events)
-    except (LogDamaged, IllegalTransition, InvalidEvent) as error:
-        stopped = error
-    extractor.write_unfinished()
-    connection.commit()
-    if progress is not None:
-        progress(events)
-    return stopped
+    return OpenedLog(reader, open_tables(reader, trust, progress))

@@ -22,7 +22,7 @@ from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
 from kvsm.log import LogEnd, LogGap, LogReader, Segment, Torn
 from kvsm.replay.trust import Trust
-from kvsm.snapshot import restore_foreign, saved_step, snapshot
+from kvsm.snapshot import is_saved_as, restore_foreign, saved_step
 from kvsm.states import machines_digest
 
 
@@ -157,7 +157,7 @@ def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
     gap, if it breaks a property.
     """
     if ledger is not None and segment.gap is None:
-        if segment.head.snapshot != snapshot(ledger):
+        if not is_saved_as(ledger, segment.head.snapshot):
             raise _wrong_head(segment, "is not what the fold gives")
         return ledger
     ledger = opening(segment, trust)
