@@ -86,8 +86,17 @@ def json_schema(kind: type) -> dict[str, Any]:
     (whole,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     for part in parts.values():
         _describe(part)
+        _put_null_last(part)
     top = parts.pop(whole["$ref"].rpartition("/")[2])
     return {"$schema": _DIALECT, **top, "$defs": parts}
+
+
+def _put_null_last(part: Any) -> None:
+    """Order alternatives alike for every version of msgspec."""
+    if isinstance(part, dict):
+        part.get("anyOf", []).sort(key=lambda one: one == {"type": "null"})
+    for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _put_null_last(inner)
 
 
 def _describe(part: dict[str, Any]) -> None:

@@ -37,6 +37,10 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
+    "kvsm.diff/1": ("diff SERVED SERVED --json", "diff SERVED LOG --json"),
+    "kvsm.fork/1": ("fork SERVED --at 40 --policy arc -o FORKED --json",),
+    "kvsm.unavoidable/1": ("fork BROKEN --unavoidable --json",),
+    "kvsm.timeline/1": ("timeline LOG -o PAGE --json",),
     "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
     "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
     "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
@@ -50,7 +54,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
-serving engine; NEW and FAILURE are directories to make."""
+serving engine; NEW, FORKED and FAILURE are directories to make, and PAGE a file."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",
@@ -115,8 +119,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "LOG": str(place / "log"),
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),
-        "NEW": str(place / "new"),
-        "FAILURE": str(place / "failure"),
+        **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "PAGE")},
     }
 
 

@@ -14,6 +14,7 @@ import kvsm
 from kvsm.analysis.diff import Changed, LogDiff, Parting, StoryStep
 from kvsm.analysis.diff import diff as compare
 from kvsm.analysis.opened import OpenedLog
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, say, say_json, say_table
 from kvsm.replay.render import render_key
@@ -49,7 +50,7 @@ def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
         else:
             print_diff(found, one, other)
     if not found.same:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.BROKEN)
 
 
 def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:

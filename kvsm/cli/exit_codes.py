@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     BROKEN = (
         1,
         "A property is broken or a model refuted; a log is damaged or lacks events; a bug escapes the "
-        "museum's checkers; or, with `--strict`, something never ended.",
+        "museum's checkers; two logs part; or, with `--strict`, something never ended.",
     )
     UNUSABLE = 2, "The input cannot be used: an option, a file, a directory, or a version that is missing."
     UNDETERMINED = 3, "A limit ended the search before there was a verdict."

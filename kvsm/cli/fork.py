@@ -24,7 +24,7 @@ from kvsm.policies import POLICIES
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fork/1"):
-    """What `kvsm fork --json` prints.
+    """What `kvsm fork --json` prints: how the core went on with other choices.
 
     log: directory of the new log.
     forked: how the core went on.
