@@ -9,10 +9,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
 from museum import EXHIBITS
@@ -52,13 +55,24 @@ def bugs_table(link: Callable[[str], str]) -> str:
     )
 
 
+@contextmanager
+def working_in(place: str) -> Iterator[None]:
+    """Work in this directory, so that commands name their log without a path."""
+    before = os.getcwd()
+    os.chdir(place)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
 @cache
 def output_of(command: str) -> str:
     """What a command prints about the log `incident`. Raises `RuntimeError` if it fails."""
     program, *arguments = shlex.split(command)
     assert program == "kvsm", command
     runner = CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"})
-    with runner.isolated_filesystem():
+    with TemporaryDirectory() as place, working_in(place):
         for one in (shlex.split(INCIDENT), arguments):
             result = runner.invoke(main, one)
             if result.exit_code:

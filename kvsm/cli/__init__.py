@@ -133,6 +133,6 @@ def main() -> None:
     \b
     Begin with:
       kvsm run                    a workload through the whole machine; its log stays in ./kvsm-log
-      kvsm verify kvsm-log        check at each event of the log what it can show
+      kvsm report kvsm-log        what the log says as a whole, and what stands out in it
       kvsm COMMAND --help         what a command does, with examples and exit codes
     """

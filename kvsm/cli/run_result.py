@@ -78,9 +78,9 @@ def next_commands(log: str, requests: int) -> list[str]:
     """Three commands that look into the log of a run."""
     place = shlex.quote(log)
     return [
-        f"kvsm verify {place}",
-        f"kvsm show {place} --request r{requests // 2}",
-        f"kvsm show {place} --block 0",
+        f"kvsm report {place}",
+        f"kvsm why {place} r{requests // 2}",
+        f"kvsm timeline {place} -o timeline.html",
     ]
 
 
