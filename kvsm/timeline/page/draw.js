@@ -196,7 +196,8 @@ class Canvas {
     context.globalAlpha = seen.length > 60 ? 0.35 : 0.8;
     for (let i = 0; i < seen.length; i += stride || 1) this.drawFlight(seen[i], top, track.height);
     context.globalAlpha = 1;
-    context.lineWidth = 2.5;
+    context.lineWidth = 2;
+    context.strokeStyle = this.colour('select');
     for (const flight of seen) {
       if (flight.to === this.marked || flight.from === this.marked) this.drawFlight(flight, top, track.height);
     }

@@ -241,9 +241,17 @@ class Why {
     const order = [...wanted, ...rows.filter((row) => blocks.wanted[row] === null)];
     return {
       answer: `${plural(rows.length, 'block')} evicted${room}. ${wanted.length} of them ${wanted.length === 1 ? 'was' : 'were'} missed later.`,
-      rest: [this.links('Blocks', order.map((row) => ({ type: 'block', row })))],
+      rest: [this.links('Blocks', order.map((row) => ({ type: 'block', row })), (thing) => this.blockFate(thing))],
       command: rows.length > 0 && blocks.gone_for[rows[0]] !== null ? `--transfer ${blocks.gone_for[rows[0]]}` : null,
     };
+  }
+
+  /* `Key 3fa9..0000: request r7 missed it, 5.10 s later`. */
+  blockFate({ row }) {
+    const blocks = this.model.tables.blocks;
+    const [gone, wanted] = [blocks.gone[row], blocks.wanted[row]];
+    if (wanted === null) return `Key ${blocks.key[row]}`;
+    return `Key ${blocks.key[row]}: request ${this.name(blocks.wanted_by[row])} missed it${this.later(gone, wanted)}`;
   }
 
   tell_reset(row) {
@@ -346,9 +354,9 @@ class Why {
     return element('ul', {}, ...shown.map((line) => element('li', {}, line)));
   }
 
-  links(what, things) {
+  links(what, things, words = (thing) => this.title(thing)) {
     if (things.length === 0) return null;
-    const items = things.slice(0, MOST_LISTED).map((thing) => element('li', {}, this.link(thing, this.title(thing))));
+    const items = things.slice(0, MOST_LISTED).map((thing) => element('li', {}, this.link(thing, words(thing))));
     if (things.length > MOST_LISTED) items.push(element('li', {}, `and ${grouped(things.length - MOST_LISTED)} more`));
     return element('div', {}, `${what}:`, element('ul', {}, ...items));
   }
