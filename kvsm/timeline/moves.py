@@ -46,9 +46,10 @@ EDGES = _edges()
 
 _NUMBER = {(edge.source, edge.trigger, edge.target): number for number, edge in enumerate(EDGES)}
 
-_BLOCK_TRIGGERS = {
+BLOCK_TRIGGERS = {
     kind: tuple(one for one in TRIGGERS[kind] if isinstance(one, BlockTrigger)) for kind in KINDS
 }
+"""What each kind of event may pull on blocks. A kind without a trigger leaves all blocks as they are."""
 
 
 def moves(
@@ -69,7 +70,7 @@ def moves(
 
 def _triggers(event: OffloadingEvent, ended: TransferRecord | None) -> tuple[BlockTrigger, ...]:
     """The triggers that this event may pull: a copy that has ended was either good or bad."""
-    triggers = _BLOCK_TRIGGERS[type(event)]
+    triggers = BLOCK_TRIGGERS[type(event)]
     if ended is None:
         return triggers
     good = ended.state is TransferState.COMPLETED

@@ -24,7 +24,7 @@ from kvsm.replay.render import render
 from kvsm.replay.trust import Trust
 from kvsm.states import BlockState
 from kvsm.states.block import BLOCK_WORDS
-from kvsm.timeline.moves import EDGES, moves
+from kvsm.timeline.moves import BLOCK_TRIGGERS, EDGES, moves
 
 CHECKPOINT_EVENTS = 1024
 """Events from one count of all blocks by state to the next."""
@@ -158,7 +158,8 @@ class _Recorder:
         ledger, stream, place = self.ledger, self._stream, len(self._stream.number)
         if place - stream.checkpoints.event[-1] >= CHECKPOINT_EVENTS:
             self._checkpoint(place)
-        slots, words = concern(ledger, event).slots, ledger.blocks.words
+        words = ledger.blocks.words
+        slots = concern(ledger, event).slots if BLOCK_TRIGGERS[type(event)] else ()
         before = [words[slot] for slot in slots]
         ended = ledger.apply(event)
         stream.number.append(event.seq)
