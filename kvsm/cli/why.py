@@ -19,8 +19,12 @@ from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.log import LogReader
 from kvsm.replay.names import only_match
+from kvsm.replay.render import render_key
 from kvsm.replay.times import after_start, utc
 from kvsm.replay.window import LogPoint, Window, find_window
+
+MOST_COMMANDS = 4
+"""Commands that an answer ends with."""
 
 
 class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.why/1"):
@@ -110,12 +114,17 @@ def _print(log: OpenedLog, found: tuple[Explanation, ...]) -> None:
         say(*(f"  {_line(log, line)}" for line in one.evidence))
         if one.left_out:
             say(f"  ... and {one.left_out:,} more lines")
-        options = dict.fromkeys(line.show for line in one.evidence)
-        shown = [
-            f"  kvsm show {shlex.quote(str(log.directory))} {' '.join(map(shlex.quote, s))}" for s in options
-        ]
+        things = dict.fromkeys(line.show for line in one.evidence)
+        shown = [_command(log, *thing) for thing in things][:MOST_COMMANDS]
         if shown:
-            say("", "  the whole story of each thing:", *(f"  {line}" for line in shown[:4]))
+            say("", "  the whole story of each thing:", *(f"    {line}" for line in shown))
+
+
+def _command(log: OpenedLog, option: str, value: str) -> str:
+    """A command line that can be pasted. A key is given as it is shown elsewhere."""
+    if option == "--key":
+        value = render_key(bytes.fromhex(value))
+    return shlex.join(["kvsm", "show", str(log.directory), option, value])
 
 
 def _line(log: OpenedLog, line: Evidence) -> str:
