@@ -25,6 +25,7 @@ myst_heading_anchors = 3
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 88
 
 for module in (kvsm, kvsm.testing):
@@ -47,10 +48,10 @@ def adapt(_app: Any, _name: str, source: list[str]) -> None:
 def lay_out(_app: Any, _what: str, _name: str, _it: Any, _options: Any, lines: list[str]) -> None:
     """Make a list of the fields in a docstring, "name: what it is", and code of what is indented."""
     out: list[str] = []
-    for line in lines:
+    for number, line in enumerate(lines):
         last = out[-1] if out else ""
         line = _SUFFIX.sub(r"\1\ ", line)
-        if field := _FIELD.fullmatch(line):
+        if number and (field := _FIELD.fullmatch(line)):
             out += ["", f"- **{field[1]}**: {field[2]}"]
         elif line.startswith("    ") and not last:
             out += ["::", "", line]
