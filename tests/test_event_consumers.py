@@ -13,7 +13,7 @@ from replay_life import CONFIGS, OPERATIONS, Life, Operations
 from test_core_world import walked
 
 from kvsm import ledger
-from kvsm.analysis import extract
+from kvsm.analysis import extract, live
 from kvsm.checker.walk import random_of
 from kvsm.events import (
     REACHES,
@@ -26,7 +26,7 @@ from kvsm.events import (
 )
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
-from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern
+from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern, event_filter
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import FIELDS
 from kvsm.whatif import demand
@@ -48,6 +48,8 @@ KINDS = OffloadingEvent.__subclasses__()
         ("HANDLERS in kvsm/replay/book.py", book.HANDLERS),
         ("HANDLERS in kvsm/analysis/extract.py", extract.HANDLERS),
         ("HANDLERS in kvsm/whatif/demand.py", demand.HANDLERS),
+        ("NOTES in kvsm/analysis/live.py", live.NOTES),
+        ("FAILURES in kvsm/replay/event_filter.py", event_filter.FAILURES),
     ],
 )
 def test_table_has_an_entry_for_every_kind(place: str, table: dict[type[OffloadingEvent], Any]) -> None:

@@ -6,6 +6,9 @@ These events are arbitrary. Only the ledger knows whether events can follow each
 from __future__ import annotations
 
 import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +46,7 @@ from kvsm.events import (
     StepEnded,
 )
 from kvsm.ids import Id, Ids, pack
-from kvsm.log import LogGap, LogReader, LogWriter, SegmentHead, Torn
+from kvsm.log import LogEnd, LogFollower, LogReader, LogWriter, SegmentHead, Torn
 from kvsm.log.frames import encode_preamble, segment_path
 from kvsm.log.writer import FRAME_EVENTS
 
@@ -265,6 +268,17 @@ def test_a_segment_is_synced_before_the_next_one_opens(tmp_path: Path, syncs: li
 # ------------------------------------------------------------------------------------------- following
 
 
+def follow(follower: LogFollower, poll_seconds: float, stop: Callable[[], bool]) -> Iterator[OffloadingEvent]:
+    """All events, until `stop` is true. What was written by then is still read."""
+    while True:
+        stopping = stop()
+        for news in follower.poll():
+            yield from news.events
+        if stopping:
+            return
+        time.sleep(poll_seconds)
+
+
 def following(life: Life, rounds: list[int], path: Path) -> list[OffloadingEvent]:
     """Follow a log whose writer appends the next round whenever the follower asks whether to stop."""
     left = list(rounds)
@@ -274,7 +288,7 @@ def following(life: Life, rounds: list[int], path: Path) -> list[OffloadingEvent
             life.append(left.pop(0))
         return not left
 
-    return list(LogReader(path).follow(0, stop))
+    return list(follow(LogFollower(path), 0, stop))
 
 
 @settings(max_examples=50, deadline=None)
@@ -297,20 +311,20 @@ def test_a_follower_waits_for_an_unfinished_frame(tmp_path: Path) -> None:
         name.write_bytes(data[:length])
         return length == len(data)
 
-    assert [one.seq for one in LogReader(tmp_path / "log").follow(0, stop)] == [1, 2]
+    assert [one.seq for one in follow(LogFollower(tmp_path / "log"), 0, stop)] == [1, 2]
 
 
 def test_a_follower_that_stops_reports_the_unfinished_end(tmp_path: Path) -> None:
     write_open(tmp_path / "log", [1, 1])
     name = segment_path(tmp_path / "log", 1)
     os.truncate(name, name.stat().st_size - 1)
-    reader = LogReader(tmp_path / "log")
-    assert [one.seq for one in reader.follow(0, lambda: True)] == [1]
-    assert reader.torn is not None
-    assert reader.torn.seq == 2
+    follower = LogFollower(tmp_path / "log")
+    assert [one.seq for one in follow(follower, 0, lambda: True)] == [1]
+    assert follower.torn is not None
+    assert follower.torn.seq == 2
 
 
-def test_a_follower_stops_at_a_gap_and_can_go_on_behind_it(tmp_path: Path) -> None:
+def test_a_follower_goes_on_behind_a_gap_and_says_where_it_is(tmp_path: Path) -> None:
     with disk(1 << 20) as limited:
         life = Life(tmp_path / "log", on_failure="continue")
         life.append(2)
@@ -319,11 +333,79 @@ def test_a_follower_stops_at_a_gap_and_can_go_on_behind_it(tmp_path: Path) -> No
         limited.free = 1 << 20
         life.append(FRAME_EVENTS)
         life.append(3)
-    reader = LogReader(tmp_path / "log")
-    with pytest.raises(LogGap) as caught:
-        list(reader.follow(0, lambda: True))
-    after = reader.follow(0, lambda: True, holding=caught.value.last + 1)
-    assert [one.seq for one in after] == list(range(caught.value.last + 1, life.seq + 1))
+    follower = LogFollower(tmp_path / "log")
+    news = list(follower.poll())
+    ((first, last),) = follower.gaps
+    assert {one.segment.gap for one in news} == {None, (first, last)}
+    assert follower.overtaken == []
+    events = [event.seq for one in news for event in one.events]
+    assert events == [*range(1, first), *range(last + 1, life.seq + 1)]
+
+
+def test_a_follower_tells_that_the_log_is_broken_and_that_it_was_closed(tmp_path: Path) -> None:
+    """An engine whose log cannot be written goes on or stops; a follower that waits must say why."""
+    with disk(1 << 20) as limited:
+        life = Life(tmp_path / "log", on_failure="continue")
+        follower = LogFollower(tmp_path / "log")
+        life.append(2)
+        assert len(list(follower.poll())) == 2
+        assert (follower.end, follower.closed) == (LogEnd.OPEN, False)
+        limited.free = 0
+        life.append(1)
+        assert not list(follower.poll())
+        assert (follower.end, follower.broken_from, follower.closed) == (LogEnd.BROKEN, 3, False)
+    with Life(tmp_path / "other").writer:
+        follower = LogFollower(tmp_path / "other")
+    assert [news.events for news in follower.poll()] == [[]]
+    assert follower.closed
+
+
+def test_a_follower_waits_for_a_head_that_is_not_finished(tmp_path: Path) -> None:
+    """It may be started right after the engine."""
+    write_open(tmp_path / "log", [2])
+    name = segment_path(tmp_path / "log", 1)
+    data = name.read_bytes()
+    follower, seen = LogFollower(tmp_path / "log"), list[int]()
+    for length in [*range(0, len(data), 9), len(data)]:
+        assert not seen
+        name.write_bytes(data[:length])
+        seen += [one.seq for news in follower.poll() for one in news.events]
+        assert not follower.closed
+    assert seen == [1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 3))
+def test_a_follower_that_retention_overtakes_says_what_it_could_not_read(
+    rounds: list[int], every: int
+) -> None:
+    """What is read, and what is said to be deleted, is everything, once and in order."""
+    with directory() as path:
+        life = Life(path, segment_bytes=1000, max_bytes=8000)
+        follower, seen = LogFollower(path), list[int]()
+        for number, count in enumerate(rounds):
+            life.append(10 * count)
+            if every and number % every == 0:
+                seen += [one.seq for news in follower.poll() for one in news.events]
+        life.writer.close()
+        seen += [one.seq for news in follower.poll() for one in news.events]
+        lost = [seq for first, last in follower.overtaken for seq in range(first, last + 1)]
+        assert follower.closed
+        assert sorted(seen + lost) == list(range(1, life.seq + 1))
+        assert seen == sorted(seen)
+
+
+def test_a_log_that_was_deleted_or_replaced_is_followed_no_more(tmp_path: Path) -> None:
+    """Another run may use the name again. Its events must not be taken for the events of this one."""
+    write_open(tmp_path / "log", [1, 1], segment_bytes=1)
+    follower = LogFollower(tmp_path / "log")
+    list(follower.poll())
+    shutil.rmtree(tmp_path / "log")
+    with pytest.raises(LogError, match="no such directory"):
+        list(follower.poll())
+    write_open(tmp_path / "log", [1])
+    with pytest.raises(LogError, match="was deleted while it was read, and another began here"):
+        list(follower.poll())
 
 
 def test_a_follower_in_another_process_misses_nothing(tmp_path: Path) -> None:
@@ -334,7 +416,7 @@ def test_a_follower_in_another_process_misses_nothing(tmp_path: Path) -> None:
     child = run_child(body, tmp_path / "log")
     assert child.stdout is not None
     child.stdout.readline()
-    followed = list(LogReader(tmp_path / "log").follow(0.001, lambda: child.poll() is not None))
+    followed = list(follow(LogFollower(tmp_path / "log"), 0.001, lambda: child.poll() is not None))
     child.communicate()
     assert followed == [event(seq) for seq in range(1, 4001)]
     assert len(names(tmp_path / "log")) > 10

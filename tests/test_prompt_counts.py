@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, WIDE, Hand, drive, of_kind
+from test_tables import extracted
 
 from kvsm import events as ev
-from kvsm.analysis.extract import Extractor
 from kvsm.errors import ConfigError, WrongArgument
 from kvsm.events import ERROR_CHARACTERS_MAX, OffloadConfig
-from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
@@ -32,16 +31,13 @@ class Answer(NamedTuple):
 
 
 def counted(one: Any) -> tuple[int | None, int | None, int | None]:
-    """The three counts of an event, or of a row of a table."""
+    """The three counts of an event."""
     return one.asked, one.on_device, one.on_host
 
 
-def tables_of(engine: SmallEngine) -> dict[str, list[Any]]:
-    """The finished rows that the engine's log gives."""
-    extractor, ledger = Extractor(), Ledger(engine.core.config)
-    for event in engine.log:
-        extractor.follow(ledger, event)
-    return extractor.take()[0]
+def told(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
+    """The three counts of a row of a table."""
+    return row["asked"], row["on_device"], row["on_host"]
 
 
 def watch(engine: SmallEngine) -> dict[str, list[Answer | str]]:
@@ -116,10 +112,10 @@ def test_the_log_counts_prompts_as_the_engine_does(acts: list[int], layout: dict
     ours, theirs = first_events(engine), [counts for firsts in truth.values() for counts in firsts]
     assert [sum(column) for column in zip(*ours)] == [sum(column) for column in zip(*theirs)]
     assert sorted(ours) == sorted(theirs)
-    rows = tables_of(engine)
+    rows, _ = extracted(engine.core.config, engine.log)
     last = {name: firsts[-1] for name, firsts in truth.items() if firsts}
-    assert {row.request: counted(row) for row in rows["requests"] if row.asked is not None} == last
-    assert [counted(row) for row in rows["lookups"]] == [
+    assert {row["request"]: told(row) for row in rows["requests"] if row["asked"] is not None} == last
+    assert [told(row) for row in rows["lookups"]] == [
         counted(event) for event in of_kind(engine, ev.HitMatched)
     ]
 
@@ -131,8 +127,8 @@ def test_a_copy_that_failed_says_why_in_the_log(acts: list[int]) -> None:
     drive(engine, acts)
     for event in of_kind(engine, ev.WorkerReported):
         assert event.error == ("" if event.good else COPY_ERROR)
-    for row in tables_of(engine)["copies"]:
-        assert row.error == (None if row.good else COPY_ERROR)
+    for row in extracted(engine.core.config, engine.log)[0]["copies"]:
+        assert row["error"] == (None if row["good"] else COPY_ERROR)
 
 
 def test_core_alone_counts_what_it_was_asked_and_not_what_the_device_had() -> None:

@@ -44,6 +44,8 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
     "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
     "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
+    "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
+    "kvsm.top/1": ("top LOG --json", "top LOG --json --once"),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),

@@ -116,7 +116,7 @@ class Extractor:
         self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
         self._tables.add("events", self._last)
         if not event.seq % SAMPLE_EVENTS:
-            self._tables.add("occupancy", self._occupancy())
+            self._tables.add("occupancy", occupancy(self.ledger, self._last))
 
     def write_unfinished(self) -> None:
         """Write the rows of what still goes on, as they are now. Before the log is read on, call `go_on`."""
@@ -135,7 +135,7 @@ class Extractor:
             self._interim.append(run.life)
             add("block_runs", run)
         if self._last.event % SAMPLE_EVENTS:
-            add("occupancy", self._occupancy())
+            add("occupancy", occupancy(self.ledger, self._last))
         self._tables.flush()
 
     def go_on(self) -> None:
@@ -404,30 +404,29 @@ class Extractor:
         for name in list(self._requests):
             self._settle(name, event)
 
-    def _occupancy(self) -> OccupancyRow:
-        """The pool as it is now."""
-        ledger = self.ledger
-        free, idle = len(ledger.free), len(ledger.policy)
-        transfers = ledger.transfers.values()
-        loads = sum([one.direction is LOAD for one in transfers])
-        held = _held(ledger)
-        last = self._last
-        return OccupancyRow(
-            last.event,
-            last.step,
-            last.wall_ns,
-            free,
-            idle,
-            ledger.config.host_blocks - free - idle - sum(held),
-            *held,
-            len(transfers) - loads,
-            loads,
-            len(ledger.requests),
-            len(ledger.deferred),
-        )
-
     def _nothing(self, _event: OffloadingEvent, _ended: TransferRecord | None) -> None:
         """The table `events` says all."""
+
+
+def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
+    """The pool as it is after the event `last`."""
+    free, idle = len(ledger.free), len(ledger.policy)
+    transfers = ledger.transfers.values()
+    loads = sum([one.direction is LOAD for one in transfers])
+    held = _held(ledger)
+    return OccupancyRow(
+        last.event,
+        last.step,
+        last.wall_ns,
+        free,
+        idle,
+        ledger.config.host_blocks - free - idle - sum(held),
+        *held,
+        len(transfers) - loads,
+        loads,
+        len(ledger.requests),
+        len(ledger.deferred),
+    )
 
 
 def _held(ledger: Ledger) -> tuple[int, int, int]:

@@ -39,6 +39,10 @@ class Listed(NamedTuple):
 COMMANDS = {
     "report": Listed("report", LOOK, "Say what LOG tells as a whole, and what stands out in it."),
     "why": Listed("why", LOOK, "Tell why a request, key, transfer or slot in LOG fared as it did."),
+    "tail": Listed(
+        "tail", LOOK, "Print the last events of LOG, and then each new one as the engine writes it."
+    ),
+    "top": Listed("top", LOOK, "Show what an engine does now, from the LOG that it writes."),
     "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
     "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),

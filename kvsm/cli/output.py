@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from enum import Enum
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
@@ -101,6 +102,30 @@ def say_table(table: Any) -> None:
 
     with writing() as out:
         PlainConsole(file=out, highlight=False, markup=False, emoji=False, soft_wrap=True).print(table)
+
+
+class Screen:
+    """Lines that are drawn over the ones before on a terminal. Elsewhere each draw adds them, and a line of
+    its own after them."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def draw(self, *lines: str) -> None:
+        """Draw these lines. On a terminal they are cut to its size."""
+        with writing() as out:
+            if not out.isatty():
+                out.write("".join(f"{encodable(line, out)}\n" for line in (*lines, "")))
+                out.flush()
+                return
+            columns, rows = get_terminal_size()
+            text = f"\x1b[{self._drawn}F" if self._drawn else ""
+            for line in lines[: rows - 1]:
+                cut = encodable(line, out)[: columns - 1]
+                text += f"{_shown(Toned(cut, line.tone), out) if isinstance(line, Toned) else cut}\x1b[K\n"
+            out.write(text + "\x1b[J")
+            out.flush()
+            self._drawn = min(len(lines), rows - 1)
 
 
 def complain(text: str) -> None:

@@ -8,6 +8,7 @@ imports all commands.
 from __future__ import annotations
 
 from kvsm.analysis.diff import LogDiff
+from kvsm.analysis.live import LiveState
 from kvsm.analysis.report import Report
 from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.check import CheckAnswer, ListedModel
@@ -17,6 +18,7 @@ from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.show import ShowAnswer
+from kvsm.cli.tail import TailAnswer
 from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
 from kvsm.cli.vllm import VllmCheckAnswer
@@ -32,6 +34,8 @@ SCHEMAS: dict[str, type] = {
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,
     "kvsm.find/1": FindAnswer,
+    "kvsm.tail/1": TailAnswer,
+    "kvsm.top/1": LiveState,
     "kvsm.diff/1": LogDiff,
     "kvsm.fork/1": ForkAnswer,
     "kvsm.unavoidable/1": Unavoidable,

@@ -9,6 +9,7 @@
 `frames.py` says what the bytes are, and how to judge bytes that are missing or wrong.
 """
 
+from kvsm.log.follower import LogFollower, News
 from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
 from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
@@ -19,10 +20,12 @@ __all__ = [
     "RUN_BYTES",
     "Durability",
     "LogEnd",
+    "LogFollower",
     "LogGap",
     "LogReader",
     "LogWriter",
     "MemoryLog",
+    "News",
     "OnFailure",
     "Segment",
     "SegmentHead",

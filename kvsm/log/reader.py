@@ -1,4 +1,4 @@
-"""Reading the log: streaming one frame at a time, from the start, from a segment, or live.
+"""Reading the log: streaming one frame at a time, from the start or from a segment. `follower.py` reads live.
 
 A reader changes nothing on disk and holds one frame in memory. It yields what was written, in order and
 without holes. Where it cannot, it says so:
@@ -8,17 +8,16 @@ without holes. Where it cannot, it says so:
 - The log was not closed, or its first or last segments are missing: `LogReader.end` and
   `LogReader.missing`.
 - A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. Behind a gap, only the next
-  segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches`, `events`
-  and `follow` raise `LogGap` there.
+  segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches` and `events`
+  raise `LogGap` there.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -80,6 +79,10 @@ class LogGap(LogError):
         )
 
 
+class SegmentGone(LogError):
+    """A segment was deleted while the log was read."""
+
+
 class Segment:
     """One segment of a log, and a cursor in it.
 
@@ -133,8 +136,7 @@ class Segment:
         Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event or without a
         tail.
         """
-        with _opened(self.path) as file:
-            mark = read_mark(file, str(self.path), self._next)
+        mark = self._mark()
         lost = None if mark == CLOSED else mark
         if not self.ended:
             return lost
@@ -149,6 +151,15 @@ class Segment:
             reason = "the log was closed here, and another segment follows"
             raise LogDamaged(str(self.path), self._offset, self._next, reason)
         return lost
+
+    def lost_from(self) -> int | None:
+        """The first event that the mark says was lost after this segment; None if it says no such thing."""
+        mark = self._mark()
+        return None if mark == CLOSED else mark
+
+    def _mark(self) -> int | None:
+        with _opened(self.path) as file:
+            return read_mark(file, str(self.path), self._next)
 
 
 class LogReader:
@@ -216,40 +227,6 @@ class LogReader:
         """All events one by one. Raises `LogGap` at a gap."""
         for batch in self.batches():
             yield from batch
-
-    def follow(
-        self, poll_seconds: float, stop: Callable[[], bool], holding: int | None = None
-    ) -> Iterator[OffloadingEvent]:
-        """All events, and then what a live writer appends, across segments. Waits for what is unfinished.
-
-        poll_seconds: how often to look again.
-        stop: when it returns true, this ends after what was written by then.
-        holding: as in `segments`.
-
-        Raises `LogGap` at a gap; continue with `holding=gap.last + 1`.
-        """
-        path = self._begin(holding)[0]
-        opened: Segment | Torn | None = None
-        while True:
-            # Ask before reading the segment: then everything written by now is read, and a segment that has a
-            # successor is complete.
-            stopping = stop()
-            successor = next((later for later in self._paths() if later > path), None)
-            if not isinstance(opened, Segment):
-                opened = self._open(path, None, successor is not None)
-            if isinstance(opened, Segment):
-                opened.followed = successor is not None
-                yield from opened.events()
-            if isinstance(opened, Segment) and successor is not None:
-                gap = self._leave(opened, successor)
-                if gap is not None:
-                    raise LogGap(self.directory, *gap)
-                path, opened = successor, None
-            elif stopping:
-                self._note_end(opened)
-                return
-            else:
-                time.sleep(poll_seconds)
 
     def _paths(self, holding: int | None = None) -> list[Path]:
         paths = segment_paths(self.directory)
@@ -356,7 +333,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
                 raise LogError(f"{path}: not a regular file; move it away")
             yield file
     except FileNotFoundError:
-        raise LogError(
+        raise SegmentGone(
             f"{path}: gone while the log was read; retention (max_bytes) may have dropped it"
         ) from None
     except OSError as error:

@@ -32,7 +32,7 @@ class Concern(NamedTuple):
 
 def concern(ledger: Ledger, event: OffloadingEvent) -> Concern:
     """What `event` concerns, in a ledger to which it has not been applied yet."""
-    named = _named_by_fields(event)
+    named = named_by_fields(event)
     reached = [FINDERS[reach](ledger, event, named) for reach in REACHES[type(event)]]
     return _union([named, *reached]) if reached else named
 
@@ -72,7 +72,8 @@ _FIELDS = {
 }
 
 
-def _named_by_fields(event: OffloadingEvent) -> Concern:
+def named_by_fields(event: OffloadingEvent) -> Concern:
+    """What the fields of an event name. What it reaches besides is not there."""
     found: dict[str, Iterable[Any]] = {}
     for field, sort, read in _FIELDS[type(event)]:
         things = read(getattr(event, field))

@@ -1,0 +1,201 @@
+"""`kvsm tail`: the last events of a log, and those that an engine writes from now on. It needs no torch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from kvsm.cli.log_answers import leave
+from kvsm.cli.log_options import json_option, log_argument
+from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.errors import LogError
+from kvsm.events import KINDS, LoadPlanned, OffloadingEvent, StorePlanned
+from kvsm.log import LogFollower, LogReader
+from kvsm.log.frames import first_event, segment_paths
+from kvsm.replay.concern import named_by_fields
+from kvsm.replay.event_filter import FAILURES, EventFilter
+from kvsm.replay.fold import condition_of
+from kvsm.replay.names import full_name
+from kvsm.replay.render import dated, render
+
+POLL_SECONDS = 0.2
+QUIET_SECONDS = 30.0
+"""After this time without an event a person is told that nothing comes."""
+
+MOST_SEGMENTS = 4
+"""Segments that are searched for the last events before new ones are awaited: seconds, not minutes."""
+
+_KIND_HELP = "Of this kind, such as WorkerReported. Repeatable."
+
+_KINDS = {kind.__name__.lower(): kind for kind in KINDS}
+
+
+class TailAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.tail/1"):
+    """What `kvsm tail --json` prints: one line for each event.
+
+    event: its number.
+    step: the engine's step.
+    wall_ns: when it was written (ns since 1970, UTC).
+    after_start_ns: time since the first event of the log that is kept (ns).
+    kind: the class of the event.
+    text: its kind and its fields, as a line.
+    requests, transfers: what its fields name; a plan names its own transfer, too.
+    worker: the rank that it names, or null.
+    failed: whether it tells a failure, as `--failed` means it.
+    """
+
+    event: int
+    step: int
+    wall_ns: int
+    after_start_ns: int
+    kind: str
+    text: str
+    requests: tuple[str, ...]
+    transfers: tuple[int, ...]
+    worker: int | None
+    failed: bool
+
+
+def _kinds(
+    ctx: click.Context, param: click.Parameter, names: tuple[str, ...]
+) -> tuple[type[OffloadingEvent], ...]:
+    """The kinds of these names. Suggests the nearest for one that does not exist."""
+    for name in names:
+        if name.lower() not in _KINDS:
+            near = [_KINDS[one].__name__ for one in get_close_matches(name.lower(), _KINDS, cutoff=0.5)]
+            meant = f"Did you mean {' or '.join(near)}?" if near else "docs/metrics.md lists them."
+            raise click.BadParameter(f"There is no kind of event {name!r}. {meant}", ctx, param)
+    return tuple([_KINDS[name.lower()] for name in names])
+
+
+@click.command(cls=Command)
+@log_argument()
+@click.option("--kind", "kinds", multiple=True, callback=_kinds, metavar="KIND", help=_KIND_HELP)
+@click.option("--request", metavar="ID", help="About this request, as in LOG or as vLLM's client knows it.")
+@click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="About this store or load.")
+@click.option("--worker", type=click.IntRange(min=0), metavar="RANK", help="About this rank.")
+@click.option("--failed", is_flag=True, help="Bad copies, rejected reports, lost copies, voided loads.")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="Begin with the last N of these events.",
+)
+@click.option("--follow/--no-follow", default=True, help="Wait for what comes.  [default: follow]")
+@json_option
+def tail(log: Path, lines: int, follow: bool, as_json: bool, **wanted: Any) -> None:
+    """Print the last events of LOG, and then each new one as the engine writes it.
+
+    One line an event: when it was (UTC, and after the first event of LOG), its number, the engine's step, its
+    kind and its fields. An event must meet all conditions that are given. It ends when the engine closes LOG,
+    or with Ctrl-C. It folds nothing, so it also reads a log that `kvsm verify` refuses.
+    """
+    if wanted["request"] is not None and not follow:
+        # In a log that grows the request may still come.
+        full_name(LogReader(log), wanted["request"])
+    told = _Follow(log, wanted, as_json)
+    told.last_events(lines, MOST_SEGMENTS if follow else None)
+    while follow and not told.follower.closed:
+        time.sleep(POLL_SECONDS)
+        told.new_events()
+    leave(condition_of(told.follower))
+
+
+class _Follow:
+    """Prints the events of a log that are wanted. wanted: the conditions of an `EventFilter`."""
+
+    def __init__(self, log: Path, wanted: dict[str, Any], as_json: bool) -> None:
+        self._log, self._conditions, self._as_json = log, wanted, as_json
+        self.follower, self._filter = LogFollower(log), EventFilter(**wanted)
+        self._began_ns: int | None = None
+        self._quiet_since: float | None = time.monotonic()
+
+    def last_events(self, lines: int, most_segments: int | None) -> None:
+        """Print the last wanted events of those that are there, at most `lines`.
+
+        most_segments: how many segments are read to find them; None: all.
+        """
+        starts = [first_event(path) for path in segment_paths(self._log)]
+        most = len(starts) if most_segments is None else min(most_segments, len(starts))
+        segments, found = 1, deque[OffloadingEvent](maxlen=lines)
+        while True:
+            # A filter must see the events in order. So each try begins anew, twice as far back.
+            self.follower = LogFollower(self._log, starts[-segments])
+            self._filter = EventFilter(**self._conditions)
+            found = deque(self._news(), maxlen=lines)
+            if len(found) == lines or segments == most:
+                break
+            segments = min(2 * segments, most)
+        if len(found) < lines and most < len(starts):
+            complain(f"events before {starts[-most]} were not looked at; --no-follow looks at all")
+        for event in found:
+            self._tell(event)
+
+    def new_events(self) -> None:
+        """Print the wanted events that were written since the last call."""
+        for event in self._news():
+            self._tell(event)
+        if self._quiet_since is not None and time.monotonic() - self._quiet_since > QUIET_SECONDS:
+            self._quiet_since = None
+            complain(
+                f"nothing was written for {QUIET_SECONDS:.0f} s, and the log is not closed: the engine has "
+                f"nothing to decide, hangs or was killed; still waiting (Ctrl-C ends)"
+            )
+
+    def _news(self) -> Iterator[OffloadingEvent]:
+        for segment, events in self.follower.poll():
+            if events:
+                self._quiet_since = time.monotonic()
+            elif segment.gap is not None:
+                first, last = segment.gap
+                deleted = segment.gap in self.follower.overtaken
+                why = (
+                    "retention (max_bytes) deleted them before they were read"
+                    if deleted
+                    else "a write failed"
+                )
+                complain(f"events {first} to {last} are missing: {why}")
+            yield from filter(self._filter.fits, events)
+
+    def _tell(self, event: OffloadingEvent) -> None:
+        if self._began_ns is None:
+            self._began_ns = _began_ns(self._log, event.wall_ns)
+        if self._as_json:
+            say_json(_answer(event, self._began_ns))
+        else:
+            say(dated(event.seq, event.step, event.wall_ns, self._began_ns, render(event)))
+
+
+def _began_ns(log: Path, otherwise: int) -> int:
+    """The wall time of the first event that is kept (ns); `otherwise` if its segment is deleted meanwhile."""
+    with suppress(LogError):
+        return next((event.wall_ns for event in LogReader(log).events()), otherwise)
+    return otherwise
+
+
+def _answer(event: OffloadingEvent, began_ns: int) -> TailAnswer:
+    named = named_by_fields(event)
+    plans = (event.seq,) if isinstance(event, StorePlanned | LoadPlanned) else ()
+    return TailAnswer(
+        event=event.seq,
+        step=event.step,
+        wall_ns=event.wall_ns,
+        after_start_ns=event.wall_ns - began_ns,
+        kind=event.kind,
+        text=render(event),
+        requests=tuple(named.requests),
+        transfers=(*plans, *named.transfers),
+        worker=getattr(event, "worker", None),
+        failed=FAILURES[type(event)](event),
+    )
