@@ -132,6 +132,16 @@ def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, dr
     assert all(np.array_equal(one, other) for one, other in zip(device, expected_device))
 
 
+def test_page_locks_of_a_deleted_array_do_not_hide_those_of_its_successor(fake: FakeDriver) -> None:
+    """The driver of the tests once called a new pool pageable, if a deleted one had begun inside of it."""
+    pools = Pools(fake)
+    fake.page_lock(pools.host[1:2])
+    fake.page_lock(pools.host[-1:])
+    fake.page_lock(pools.host)
+    with pools.engine(CopyPath.KERNEL) as engine:
+        assert [result.error for result in finish(engine, store(1, [1, 9], [8, 2]))] == [""]
+
+
 @every_path
 def test_a_forced_path_is_the_only_one(fake: FakeDriver, path: CopyPath) -> None:
     pools = Pools(fake)

@@ -90,6 +90,15 @@ bool inside(const std::map<Address, size_t>& ranges, Address address, size_t siz
     return address + size <= range->first + range->second;
 }
 
+// What is known of memory that was given back and is used again is forgotten.
+void lock_pages(Address first, size_t size)
+{
+    auto range = page_locked.lower_bound(first);
+    if (range != page_locked.begin() && std::prev(range)->first + std::prev(range)->second > first) --range;
+    while (range != page_locked.end() && range->first < first + size) range = page_locked.erase(range);
+    page_locked[first] = size;
+}
+
 void lose(Result code)
 {
     lost = code;
@@ -436,7 +445,7 @@ Result cuMemHostAlloc(void** address, size_t size, unsigned int)
 {
     ENTER(true, "%zu", size);
     *address = new unsigned char[size];
-    page_locked[reinterpret_cast<Address>(*address)] = size;
+    lock_pages(reinterpret_cast<Address>(*address), size);
     return SUCCESS;
 }
 
@@ -667,7 +676,7 @@ void fake_version(int asked)
 void fake_page_lock(Address address, size_t size)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
-    page_locked[address] = size;
+    lock_pages(address, size);
 }
 
 void fake_unlock_all()
