@@ -37,15 +37,16 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
+    "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
+    "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
+    "kvsm.top/1": ("top LOG --json", "top LOG --json --once"),
+    "kvsm.repro/1": ("repro BROKEN --json --output TEST",),
     "kvsm.diff/1": ("diff SERVED SERVED --json", "diff SERVED LOG --json"),
     "kvsm.fork/1": ("fork SERVED --at 40 --policy arc -o FORKED --json",),
     "kvsm.unavoidable/1": ("fork BROKEN --unavoidable --json",),
     "kvsm.timeline/1": ("timeline LOG -o PAGE --json",),
     "kvsm.whatif/1": ("whatif SERVED --json --policy lru,arc",),
     "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
-    "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
-    "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
-    "kvsm.top/1": ("top LOG --json", "top LOG --json --once"),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),
@@ -122,6 +123,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),
         **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "PAGE")},
+        "TEST": str(place / "test_repro.py"),
     }
 
 

@@ -51,6 +51,7 @@ COMMANDS = {
     "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
     "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),
     "whatif": Listed("whatif", LOOK, "What LOG would have been with another host pool."),
+    "repro": Listed("repro", LOOK, "Write a pytest file that replays LOG to its first broken property."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),

@@ -17,6 +17,7 @@ from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.replay import ReplayAnswer
+from kvsm.cli.repro import ReproAnswer
 from kvsm.cli.show import ShowAnswer
 from kvsm.cli.tail import TailAnswer
 from kvsm.cli.timeline import TimelineAnswer
@@ -36,6 +37,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.find/1": FindAnswer,
     "kvsm.tail/1": TailAnswer,
     "kvsm.top/1": LiveState,
+    "kvsm.repro/1": ReproAnswer,
     "kvsm.diff/1": LogDiff,
     "kvsm.fork/1": ForkAnswer,
     "kvsm.unavoidable/1": Unavoidable,

@@ -87,11 +87,7 @@ def _print_verification(found: Verification) -> None:
         ("verdict", _verdict(found)),
     )
     if found.breakage is not None:
-        breakage = found.breakage
-        say("", f"first broken by event {breakage.event}, step {breakage.step}: {breakage.text}")
-        for violation in breakage.violations:
-            say(f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}")
-        say("", "what led there:", *[f"  {line}" for line in breakage.led_there])
+        say("", *found.breakage.told())
     if found.unfinished is not None:
         say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:

@@ -28,6 +28,7 @@ from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
+from kvsm.printable import printable
 from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
@@ -62,6 +63,14 @@ class Breakage(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     violations: tuple[Violation, ...]
     led_there: tuple[str, ...] = ()
+
+    def told(self) -> list[str]:
+        """The event, what it breaks, and what led there: lines for people, made printable."""
+        lines = [f"first broken by event {self.event}, step {self.step}: {self.text}"]
+        for violation in self.violations:
+            lines += [f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}"]
+        lines += ["", "what led there:", *[f"  {line}" for line in self.led_there]]
+        return [printable(line) for line in lines]
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
