@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from incidents import HEALTHY, INCIDENTS, Rig, chats, engine_killed, engine_stop
 from log_life import names
 from replay_life import Life, full_life, key, random_life, story_life
 
+from kvsm.analysis import index, measures, report
 from kvsm.analysis.detectors import STILL_WRITTEN_NS, Limit, number, percent
 from kvsm.analysis.figures import (
     BurstFigures,
@@ -629,3 +632,48 @@ def test_check_figures_tell_what_was_not_checked() -> None:
         CheckFigures(verified=False, event=None, broken=(), damage=None)
         == reported(_small_log(), verify=False).check
     )
+
+
+# A large log.
+
+
+def test_the_figures_of_a_large_log_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second report asks the tables nothing, and says the same. A part of the log is not the whole."""
+    monkeypatch.setattr(index, "SMALL_LOG", 0)
+    log = tmp_path / "log"
+    shutil.copytree(_small_log(), log)
+    first = reported(log)
+    part = Window(None, first.last // 2)
+    of_part = reported(log, part)
+    monkeypatch.setattr(measures, "hit_figures", lambda _: pytest.fail("it looks again"))
+    monkeypatch.setattr(report, "verify_log", lambda *_, **__: pytest.fail("it verifies again"))
+    assert reported(log) == first
+    monkeypatch.undo()
+    assert reported(log, part) == of_part != first
+
+
+def test_a_log_that_has_grown_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is remembered is of the log up to one event."""
+    monkeypatch.setattr(index, "SMALL_LOG", 0)
+    rig = Rig(tmp_path / "log", 1, chats(60, 1)).serve(seconds=10)
+    before = reported(rig.directory)
+    rig.serve(seconds=20).close()
+    after = reported(rig.directory)
+    assert after.last > before.last
+    assert after.hits.lookups > before.hits.lookups
+    assert (before.check.verified, after.check.verified) == (True, True)
+    assert after.end.engine == LogEnd.CLOSED.value
+
+
+def test_what_is_remembered_and_cannot_be_read_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another kvsm may have written it."""
+    monkeypatch.setattr(index, "SMALL_LOG", 0)
+    log = tmp_path / "log"
+    shutil.copytree(_small_log(), log)
+    first = reported(log)
+    with closing(sqlite3.connect(log / index.INDEX_NAME)) as writer:
+        writer.execute("UPDATE _memos SET value = x'93'")
+        writer.commit()
+    assert reported(log) == first

@@ -30,7 +30,7 @@ import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -63,6 +63,7 @@ _VERSION = 1
 
 _FLUSH_EVENTS = 4096
 _STATE_SCHEMA = "CREATE TABLE _state (saved BLOB)"
+_MEMO_SCHEMA = "CREATE TABLE _memos (name TEXT PRIMARY KEY, event INTEGER, value BLOB)"
 _HEADER = b"SQLite format 3\x00"
 
 Progress = Callable[[int], None]
@@ -74,12 +75,30 @@ class KeptTables(msgspec.Struct):
 
     stopped: why they end before the log does.
     note: why they are not kept beside the log, if they should be.
+    memos: whether there is a place for `memo`. path: of the file, if `remember` may write to it.
     """
 
     connection: sqlite3.Connection
     condition: LogCondition
     stopped: KvsmError | None
     note: str | None = None
+    memos: bool = False
+    path: Path | None = None
+
+    def memo(self, name: str, event: int) -> bytes | None:
+        """What was remembered under a name of the log up to `event`; None: nothing, or of another event."""
+        if not self.memos:
+            return None
+        query = "SELECT value FROM _memos WHERE name = ? AND event = ?"
+        found = self.connection.execute(query, (name, event)).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def remember(self, name: str, event: int, value: bytes) -> None:
+        """Keep what follows from the log up to `event`, for the next time. Nothing if that cannot be done."""
+        if self.path is None:
+            return
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self.path, isolation_level=None)) as writer:
+            writer.execute("INSERT OR REPLACE INTO _memos VALUES (?, ?, ?)", (name, event, value))
 
 
 class SavedIndex(msgspec.Struct):
@@ -182,7 +201,7 @@ def _as_it_is(reader: LogReader) -> KeptTables:
     except (_Unbelievable, sqlite3.Error) as error:
         connection.close()
         raise ConfigError(f"{reader.directory} is read-only, and its index is not up to date") from error
-    return KeptTables(connection, saved.condition, None)
+    return KeptTables(connection, saved.condition, None, memos=True)
 
 
 def _kept(reader: LogReader, trust: Trust, progress: Progress | None) -> KeptTables:
@@ -232,6 +251,7 @@ def _brought_up_to_date(
             if saved is None:
                 make_tables(connection)
                 connection.execute(_STATE_SCHEMA)
+                connection.execute(_MEMO_SCHEMA)
             indexer = _Indexer(connection, reader, trust, progress, saved)
             stopped = indexer.read_on(place)
             condition = indexer.condition()
@@ -242,7 +262,7 @@ def _brought_up_to_date(
     except BaseException:
         connection.close()
         raise
-    return KeptTables(connection, condition, stopped)
+    return KeptTables(connection, condition, stopped, memos=True, path=path)
 
 
 def _believed(connection: sqlite3.Connection, place: tuple[int, int], reader: LogReader) -> SavedIndex:
@@ -250,7 +270,7 @@ def _believed(connection: sqlite3.Connection, place: tuple[int, int], reader: Lo
     if connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
         raise _Unbelievable
     made = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
-    if {sql for (sql,) in connection.execute(made)} != {*schema(), _STATE_SCHEMA}:
+    if {sql for (sql,) in connection.execute(made)} != {*schema(), _STATE_SCHEMA, _MEMO_SCHEMA}:
         raise _Unbelievable
     size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
     small = connection.execute(size).fetchone()[0] <= CHECKED_BYTES

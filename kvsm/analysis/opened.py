@@ -51,7 +51,7 @@ class OpenedLog:
     def __init__(self, reader: LogReader, tables: KeptTables) -> None:
         self.directory, self.config = reader.directory, reader.head.config
         self.condition, self.stopped, self.note = tables.condition, tables.stopped, tables.note
-        self._connection = tables.connection
+        self._tables, self._connection = tables, tables.connection
         self._connection.execute("PRAGMA query_only = ON")
         ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
         self.first, self.began_ns = self._connection.execute(ends.format("ASC")).fetchone()
@@ -133,6 +133,14 @@ class OpenedLog:
             return self._connection.execute(query, params)
         except sqlite3.Error as error:
             raise ConfigError(f"the query cannot be run: {error}") from error
+
+    def memo(self, name: str) -> bytes | None:
+        """What `remember` kept of this log as it is; None: nothing."""
+        return self._tables.memo(name, self.last)
+
+    def remember(self, name: str, value: bytes) -> None:
+        """Keep what follows from the log as it is, in its index. Nothing if there is no index to write to."""
+        self._tables.remember(name, self.last, value)
 
     def resolve_request(self, name: str) -> list[str]:
         """The requests that the log means by `name`, in the order in which they arrived.

@@ -11,6 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection
+from contextlib import suppress
+
+import msgspec
 
 from kvsm.analysis import measures
 from kvsm.analysis.detectors import (
@@ -71,12 +74,27 @@ def make_report(
     allow_policies, max_slots: for `verify_log`.
     now_ns: Unix time, to tell how old the last event of an unclosed log is; None: the clock's.
     """
-    tables = Tables(log, window)
-    check = check_figures(log, verify, allow_policies, max_slots)
     now_ns = time.time_ns() if now_ns is None else now_ns
-    end = end_figures(log, now_ns, reached=tables.last == log.last)
+    check = check_figures(log, verify, allow_policies, max_slots)
+    figures = _figures(log, window, check)
+    end = end_figures(log, now_ns, reached=figures.last == log.last)
+    figures = msgspec.structs.replace(figures, log=str(log.directory), end=end, check=check)
+    named = {name: getattr(figures, name) for name in figures.__struct_fields__}
+    return Report(**named, troubles=troubles(figures))
+
+
+_MEMO = "figures 1"
+"""The figures of a whole log, in its index. Count up when a figure changes its meaning."""
+
+
+def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
+    """All figures but those of the end. The ones of a whole log are remembered."""
+    if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.msgpack.decode(kept, type=LogFigures)
+    tables = Tables(log, window)
     figures = LogFigures(
-        log=str(log.directory),
+        log="",
         first=tables.first,
         last=tables.last,
         began_ns=tables.began_ns,
@@ -97,11 +115,12 @@ def make_report(
         skips=measures.skip_figures(tables),
         resets=measures.reset_figures(tables),
         rejected=measures.rejected_figures(tables),
-        end=end,
+        end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )
-    named = {name: getattr(figures, name) for name in figures.__struct_fields__}
-    return Report(**named, troubles=troubles(figures))
+    if window == WHOLE:
+        log.remember(_MEMO, msgspec.msgpack.encode(figures))
+    return figures
 
 
 def left_open(log: OpenedLog) -> Unfinished:
@@ -179,6 +198,10 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
     )
 
 
+_VERDICT = "verification 1"
+"""What `verify_log` found, in the index of the log. Count up when it checks more."""
+
+
 def check_figures(
     log: OpenedLog, verify: bool | None, allow_policies: Collection[str], max_slots: int | None
 ) -> CheckFigures:
@@ -187,13 +210,18 @@ def check_figures(
     The fold refuses an event that cannot follow, and that is nearly every event that breaks a property.
     """
     stopped = log.stopped
+    if verify is not False and (kept := log.memo(_VERDICT)) is not None:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.msgpack.decode(kept, type=CheckFigures)
     if verify is None:
         verify = sum(path.stat().st_size for path in segment_paths(log.directory)) <= VERIFY_BYTES
     if verify:
         found = verify_log(log.directory, allow_policies=allow_policies, max_slots=max_slots)
         broken = tuple([f"{one.property}: {one.message}" for one in found.violations])
         event = None if found.breakage is None else found.breakage.event
-        return CheckFigures(verified=True, event=event, broken=broken, damage=found.damage)
+        check = CheckFigures(verified=True, event=event, broken=broken, damage=found.damage)
+        log.remember(_VERDICT, msgspec.msgpack.encode(check))
+        return check
     if isinstance(stopped, LogDamaged):
         return CheckFigures(verified=False, event=None, broken=(), damage=str(stopped))
     if stopped is not None:

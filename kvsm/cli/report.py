@@ -18,7 +18,7 @@ from kvsm.analysis.opened import open as open_log
 from kvsm.analysis.report import Report, left_open, make_report
 from kvsm.cli.log_answers import end_lines, leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
-from kvsm.cli.output import Command, say, say_json
+from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.log import LogReader
 from kvsm.replay.times import duration, utc
 from kvsm.replay.window import LogPoint, find_window
@@ -60,6 +60,8 @@ def report(
     leaves the exit code at 0.
     """
     with _opened(log, trust) as opened:
+        if opened.note is not None:
+            complain(opened.note)
         window = find_window(LogReader(log), since, until)
         found = make_report(opened, window, verify=verify, **trust)
         if as_json:
