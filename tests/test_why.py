@@ -6,13 +6,14 @@ Whether the causes are right is tested against whole runs in test_why_truth.py. 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from core_life import keys
+from explained import explanations, life_of
 
 import kvsm
 from kvsm.analysis.causes import _WORDINGS, MOST_EVIDENCE, Explanation
@@ -23,7 +24,7 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.log import LogReader
 from kvsm.offloader import Offloader
-from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, tell
+from kvsm.replay import tell
 from kvsm.replay.render import render_key
 
 BEGAN_NS = 1_763_802_000_000_000_000
@@ -298,22 +299,6 @@ def test_every_reason_has_words() -> None:
     assert set(_WORDINGS) == set(Gone)
 
 
-LIVES = {
-    "--request": RequestLife,
-    "--key": KeyLife,
-    "--transfer": lambda value: TransferLife(int(value)),
-    "--block": lambda value: BlockLife(int(value)),
-}
-
-
-def everything(log: kvsm.OpenedLog) -> Iterator[Explanation]:
-    """An explanation of each thing in a log."""
-    yield from (explain_request(log, one.request) for one in log.requests())
-    yield from (explain_transfer(log, one.transfer) for one in log.transfers())
-    yield from (one for key in {row.key for row in log.blocks()} for one in explain_keys(log, key))
-    yield from (explain_block(log, slot) for slot in range(log.config.host_blocks))
-
-
 def test_show_tells_each_line_of_the_evidence(story: Story) -> None:
     """Nobody has to believe an answer: `kvsm show` tells the event in the life that is named."""
     evicted(story)
@@ -325,11 +310,11 @@ def test_show_tells_each_line_of_the_evidence(story: Story) -> None:
     story.core.reset()
     story.core.match("r9", keys(1, "other"))
     with story.close() as log:
-        lines = {(line.show, line.event) for one in everything(log) for line in one.evidence}
+        lines = {(line.show, line.event) for one in explanations(log) for line in one.evidence}
     assert len(lines) > 40
-    for option, value in {show for show, _ in lines}:
-        told = {line.event for line in tell(LogReader(story.directory), LIVES[option](value))}
-        assert {event for show, event in lines if show == (option, value)} <= told, (option, value)
+    for thing in {show for show, _ in lines}:
+        told = {line.event for line in tell(LogReader(story.directory), life_of(*thing))}
+        assert {event for show, event in lines if show == thing} <= told, thing
 
 
 # The command.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from explained import explanations, life_of
 from fate_reference import NEVER, OutsideBooks, Reason, Span
 from msgspec.structs import replace
 from planted_bugs import plant
@@ -30,7 +31,8 @@ from kvsm.analysis.rows import Gone
 from kvsm.checker.targets import TARGETS
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogWriter
+from kvsm.log import LogReader, LogWriter
+from kvsm.replay import tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fates import Fates
 from kvsm.replay.fold import Moment
@@ -446,3 +448,34 @@ def test_tables_remember_keys_that_are_in_memory_no_more(monkeypatch: pytest.Mon
         tables = tables_of(run)
         wrong = [text for compare in COMPARISONS.values() for text in compare(run, tables)]
         assert not wrong, f"{run.name}: {len(wrong)} differ, the first: {wrong[0]}"
+
+
+# Long tests.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [core_run, serving_run])
+def test_many_more_runs_are_told_as_they_were(make: Callable[[int, int], Run]) -> None:
+    """The tables and `kvsm show` again, over more configurations and longer runs."""
+    for seed in range(1000, 1025 if make is core_run else 1060):
+        run = make(seed, 1500)
+        tables, told = tables_of(run), told_by_fates(run)
+        wrong = [text for compare in COMPARISONS.values() for text in compare(run, tables)]
+        assert not wrong, f"{run.name}: {len(wrong)} differ, the first: {wrong[0]}"
+        for event, reason in misses(run):
+            text, skipped = must_be_told(reason)
+            assert text in told[event], (run.name, event)
+            assert any(one in told[event] for one in skipped) == ("skipped" in told[event]), (run.name, event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [core_run, serving_run])
+def test_everything_in_a_run_can_be_explained(make: Callable[[int, int], Run], tmp_path: Path) -> None:
+    """No question ends in an error, and `kvsm show` tells each line of the evidence in the named life."""
+    for seed in range(2000, 2004):
+        directory = written(make(seed, 400), tmp_path / str(seed))
+        with kvsm.open(directory) as log:
+            lines = {(line.show, line.event) for one in explanations(log) for line in one.evidence}
+        for thing in {show for show, _ in lines}:
+            told = {line.event for line in tell(LogReader(directory), life_of(*thing))}
+            assert {event for show, event in lines if show == thing} <= told, (directory, thing)

@@ -103,7 +103,8 @@ def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
     )
     copies, oldest, reset = inquiry.log.sql(query, (row.event,) * 3).fetchone()
     if reset is not None and copies and oldest < reset:
-        inquiry.note(reset, "the cache is reset, and older copies are still under way", *_show(row))
+        text = f"the cache is reset while {inquiry.name(oldest)} is under way"
+        inquiry.note(reset, text, "--transfer", str(oldest))
         return f"; nothing was looked for, because the reset at event {reset:,} was still draining"
     if copies >= inquiry.log.config.max_live_transfers:
         return f"; nothing was looked for, because {copies:,} copies were in flight (max_live_transfers)"
