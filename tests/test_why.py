@@ -258,6 +258,27 @@ def test_nothing_is_looked_for_while_a_reset_drains(story: Story) -> None:
     assert "nothing was looked for, because the reset at event 5 was still draining" in answer(found)
 
 
+def test_readable_key_that_was_answered_as_missing_is_told(story: Story) -> None:
+    """A recorder of another manager may see this: it is a bug there, and no reason to fail here."""
+    story.store("r1", keys(1))
+    story.core.pin("r2", [], keys(1)[0], 1, 0, 0)
+    with story.close() as log:
+        found = explain_request(log, "r2")
+    assert "was answered as missing, although it could be read" in answer(found)
+
+
+def test_offer_that_was_skipped_since_is_told(story: Story) -> None:
+    """The eviction alone does not say why the block is not there again."""
+    evicted(story)
+    story.core.match("r4", keys(4, "other"))
+    assert story.core.prepare_store("r5", keys(1), [20]).job is None
+    story.core.match("r6", keys(1))
+    with story.close() as log:
+        found = explain_request(log, "r6")
+    assert "it was offered again and skipped at event 17" in answer(found)
+    assert ": pool full; offered by request r5." in answer(found)
+
+
 def test_slot_tells_its_blocks_in_turn(story: Story) -> None:
     evicted(story)
     with story.close() as log:

@@ -231,17 +231,16 @@ class Inquiry:
     def missed(self, lookup: LookupRow) -> str:
         """Why a lookup missed its key: `key 0a1b.. was evicted at event 12, ...`. Notes the evidence."""
         assert lookup.missed is not None
-        assert lookup.why is not None
-        why, key = Gone(lookup.why), render_key(bytes.fromhex(lookup.missed))
-        told, show = (
-            self._told(why, lookup.cause_transfer, lookup.cause, lookup.event),
-            ("--key", lookup.missed),
-        )
+        key, show = render_key(bytes.fromhex(lookup.missed)), ("--key", lookup.missed)
+        self.note(lookup.event, f"request {lookup.request} misses key {key}", *show)
+        if lookup.why is None:  # A recorder writes down what another manager answered.
+            return f"key {key} was answered as missing, although it could be read"
+        why = Gone(lookup.why)
+        told = self._told(why, lookup.cause_transfer, lookup.cause, lookup.event)
         if lookup.skipped is not None:
-            again = (
-                "" if why is Gone.SKIPPED else f"; it was offered again and skipped{self.at(lookup.skipped)}"
-            )
-            told += again + self._skip(lookup.skipped)
+            if why is not Gone.SKIPPED:
+                told += f"; it was offered again and skipped{self.at(lookup.skipped)}"
+            told += self._skip(lookup.skipped)
             self.note(lookup.skipped, f"key {key} is offered and skipped{self._skip(lookup.skipped)}", *show)
         if lookup.cause is not None and why is not Gone.SKIPPED:
             where = "transfer = ? AND key = ?" if why is Gone.IN_FLIGHT else "gone = ? AND key = ?"
@@ -249,7 +248,6 @@ class Inquiry:
                 self.note_life(block)
         if lookup.cause_transfer is not None:
             self.note_transfer(lookup.cause_transfer)
-        self.note(lookup.event, f"request {lookup.request} misses key {key}", *show)
         return f"key {key} {told}"
 
     def _skip(self, event: int) -> str:
