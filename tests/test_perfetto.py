@@ -147,6 +147,7 @@ def test_the_clock_is_unix_time(made: MadeTimeline, trace: Any) -> None:
 def test_a_clock_that_goes_back_or_stands_still_turns_no_slice_around() -> None:
     assert event_times(EventStream(number=[4, 5, 6], at=[10, 8, 12])) == [10, 10, 12]
     assert event_times(EventStream(number=[4, 5, 6], at=[7, 7, 7])) == [7, 1007, 2007]
+    assert event_times(EventStream(number=[4, 5, 6], at=[-7, 3, 5])) == [0, 3, 5]
 
 
 def test_names_are_printable() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -295,9 +297,28 @@ def test_every_lookup_has_the_answer_of_the_tables(browser: Browser, tmp_path: P
     assert len(reasons) >= 4, "otherwise this test shows little"
 
 
-def name_of(transfers: dict[int, Any], id: int) -> str:
-    import json
+def test_the_command_that_the_page_shows_can_be_pasted_and_agrees(browser: Browser, tmp_path: Path) -> None:
+    """Of an evicted key, a copy and a request with a strange name: `kvsm why` names the same cause."""
+    log, out = tmp_path / "a log", tmp_path / "t.html"
+    random_life(1, 500, log).close()
+    assert CliRunner().invoke(main, ["timeline", str(log), "-o", str(out)]).exit_code == 0
+    browser.open(out)
+    with kvsm.open(log) as opened:
+        blocks = list(opened.blocks())
+        row = next(row for row, one in enumerate(blocks) if one.why == "evicted")
+        gone = blocks[row].gone
+    told = []
+    for thing, place in (("block", row), ("copy", 0), ("request", 3)):
+        browser.run("page.select({ type: arguments[0], row: arguments[1] })", thing, place)
+        program, *arguments = shlex.split(browser.text("#detail code"))
+        assert (program, arguments[:2]) == ("kvsm", ["why", str(log)])
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+        told.append(result.stdout)
+    assert f"event {gone:,}" in told[0]
 
+
+def name_of(transfers: dict[int, Any], id: int) -> str:
     row = transfers[id]
     return f"{row.direction} {id} of {render_requests(json.loads(row.requests))}"
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import stat
 from pathlib import Path
 
 import pytest
+from changed_logs import changed, write_plain
 from click.testing import CliRunner, Result
 from replay_life import gapped, random_life, story_life
+from test_changed_logs import bounded, ended_well, lives
 from test_timeline import data_of
 
 from kvsm import private_files
@@ -175,3 +178,26 @@ def test_a_directory_of_logs_stands_for_its_newest_log(tmp_path: Path) -> None:
     result = timeline(tmp_path / "runs", "-o", tmp_path / "t.html")
     assert result.exit_code == 0
     assert f"reading {tmp_path / 'runs' / 'a'}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(20, id="fast"), pytest.param(600, id="slow", marks=pytest.mark.slow)]
+)
+def test_a_changed_log_ends_in_a_page_or_one_line(seeds: int, tmp_path: Path) -> None:
+    """Records with right checksums may say anything. There is never a traceback, and never half a page."""
+    originals = lives(tmp_path / "lives")
+    drawn = 0
+    for seed in range(seeds):
+        log = write_plain(
+            tmp_path / f"{seed}", changed(originals[seed % len(originals)], random.Random(seed))
+        )
+        page = tmp_path / f"{seed}.html"
+        with bounded(f"seed {seed}"):
+            result = timeline(log, "-o", page, "--perfetto", tmp_path / f"{seed}.pftrace")
+        ended_well(result, f"seed {seed}")
+        if page.exists():
+            drawn += 1
+            assert len(data_of(page.read_text())["events"]["text"]) > 0
+        else:
+            assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert drawn > seeds / 4

@@ -80,9 +80,10 @@ def perfetto_trace(stream: EventStream, tables: WindowTables) -> Iterator[bytes]
 def event_times(stream: EventStream) -> list[int]:
     """When each event of the stream is in the trace (Unix time in ns): never before the event before it.
 
-    If the clock of the log stood still, each event is a microsecond after the one before it.
+    If the clock of the log stood still, each event is a microsecond after the one before it. A trace has no
+    time before 1970.
     """
-    times = list(accumulate(stream.at, max))
+    times = [max(one, 0) for one in accumulate(stream.at, max)]
     if times[0] == times[-1]:
         times = [times[0] + place * _STILL_CLOCK_NS for place in range(len(times))]
     return times
