@@ -28,7 +28,7 @@ from kvsm.analysis.rows import (
     TransferRow,
 )
 from kvsm.analysis.sqlite_tables import read
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.log import LogReader
 from kvsm.replay import Trust
@@ -173,4 +173,8 @@ def open(
     if there is no log, no whole event in it, or if it claims more than is allowed.
     """
     reader, trust = LogReader(directory), Trust(allow_policies, max_slots)
-    return OpenedLog(reader, open_tables(reader, trust, progress))
+    tables = open_tables(reader, trust, progress)
+    if tables.connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
+        tables.connection.close()
+        raise tables.stopped or LogError(f"{reader.directory}: there is no whole event in this log")
+    return OpenedLog(reader, tables)

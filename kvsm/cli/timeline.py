@@ -110,7 +110,7 @@ def timeline(
     window = find_window(LogReader(log), since, until)
     with _progress() as progress, open_log(log, progress=progress("read"), **trust) as opened:
         found = read_timeline(opened, window, Trust(**trust), most_events, progress("drawn"))
-        condition, stopped = opened.condition, opened.stopped
+        condition, stopped, note = opened.condition, opened.stopped, opened.note
     if output == _STANDARD_OUTPUT:
         say_text(make_page(*found[:3]))
     elif output is not None:
@@ -122,7 +122,7 @@ def timeline(
         say_json(answer)
     elif output != _STANDARD_OUTPUT:
         _print_answer(answer)
-    for line in found.left_out:
+    for line in filter(None, [*found.left_out, note]):
         complain(line)
     if stopped is not None:
         complain(f"the log cannot be read further: {stopped}")
