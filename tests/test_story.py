@@ -404,6 +404,18 @@ def test_a_key_is_found_by_what_is_shown_of_it(one: bytes, other: bytes) -> None
     assert not pattern.fits(other) or render_key(other) == render_key(one) or len(one) < 10
 
 
+def test_a_request_is_told_that_what_it_waits_for_was_submitted(tmp_path: Path) -> None:
+    """The transfer is another request's, so its owners do not name the one that waits."""
+    life = Life(tmp_path / "log", workers=1)
+    plan = life.core.prepare_store("r1", [key(1)], [1]).job
+    assert plan is not None
+    life.core.match("r2", [key(1)])
+    life.core.submit([plan.transfer])
+    life.close()
+    *_, line = tell(tmp_path / "log", RequestLife("r2"))
+    assert line.text == f"submitted: store {plan.transfer} of request r1"
+
+
 # Times.
 
 

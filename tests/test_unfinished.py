@@ -179,7 +179,7 @@ def test_verify_names_the_rank_that_is_silent_and_who_waits_for_it(tmp_path: Pat
         "  requests          2 never ended",
         "                    request r1: NEW, arrived at event 2 (+0.100s, 0.60 s before the end)",
         "                    request r2: DEFERRED, arrived at event 6 (+0.500s, 0.20 s before the end)",
-        "  copies            1 not reported",
+        "  copies            1 not reported (worker 1: 1)",
         "                    store 3 of request r1: worker 1, submitted at event 4 "
         "(+0.300s, 0.40 s before the end)",
         "  waits             1 still open",
@@ -228,7 +228,7 @@ def test_what_began_before_the_log_is_not_dated(tmp_path: Path) -> None:
     rebuilt = rebuild(log)
     found = unfinished_in(rebuilt.ledger, rebuilt.condition, Beginnings(1, 2))
     told = dict(row for row in end_rows(found) if row[0])
-    assert told["copies"] == "1 not reported"
+    assert told["copies"] == "1 not reported (worker 1: 1)"
     assert ("", "store 3 of request r1: worker 1, submitted before the log begins") in end_rows(found)
 
 

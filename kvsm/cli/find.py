@@ -90,7 +90,7 @@ def find(log: Path, query: str, since: LogPoint | None, until: LogPoint | None, 
     pattern = _parsed(query)
     reader = LogReader(log)
     window = find_window(reader, since, until)
-    stream = _Stream(reader, window)
+    stream = _Stream(reader, window, pattern)
     found = 0
     for one in search(pattern, stream, whole=stream.whole):
         found += 1
@@ -126,8 +126,9 @@ class _Stream:
     last: the last event so far.
     """
 
-    def __init__(self, reader: LogReader, window: Window) -> None:
+    def __init__(self, reader: LogReader, window: Window, pattern: EventPattern) -> None:
         self._reader, self._window = reader, window
+        self._kinds = pattern.first.kinds | (pattern.second.kinds if pattern.second else set())
         self.events = 0
         self.last: OffloadingEvent | None = None
         first = next(event for segment in reader.segments() for event in segment.events())
@@ -141,7 +142,8 @@ class _Stream:
                 if last is not None and event.seq > last:
                     return
                 if first is None or event.seq >= first:
-                    refuse_malformed(event)
+                    if type(event) in self._kinds:
+                        refuse_malformed(event)
                     self.events += 1
                     self.last = event
                     yield event
@@ -169,14 +171,19 @@ def _told(pattern: EventPattern, found: Found, stream: _Stream) -> Iterator[str]
         events, steps = abs(second.seq - first.seq), abs(second.step - first.step)
         passed = duration(abs(second.wall_ns - first.wall_ns))
         side = "later" if second.seq > first.seq else "before"
-        yield f"    {_line(second, stream)}{common}  ({events:,} events, {steps:,} steps, {passed} {side})"
+        distance = f"{_counted(events, 'event')}, {_counted(steps, 'step')}, {passed} {side}"
+        yield f"    {_line(second, stream)}{common}  ({distance})"
         return
     cut = ""
     if found.cut and stream.last is not None and stream.last.seq > first.seq:
-        cut = f"  (LOG ends {stream.last.seq - first.seq:,} events later)"
+        cut = f"  (LOG ends {_counted(stream.last.seq - first.seq, 'event')} later)"
     elif found.cut:
         cut = "  (the span reaches to outside of LOG)"
     yield f"{_line(first, stream)}{common}{cut}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _line(event: OffloadingEvent, stream: _Stream) -> str:

@@ -56,7 +56,7 @@ def repro(log: Path, at: int | None, output: Path | None, as_json: bool, **trust
     if as_json:
         say_json(_answer(made))
         return
-    broken = ", ".join(str(one.property) for one in made.breakage.violations)
+    broken = ", ".join(dict.fromkeys(str(one.property) for one in made.breakage.violations))
     say(
         f"{made.test}: a test that fails at event {made.last}: {broken}",
         f"{made.log}: events {made.first:,} to {made.last:,} of {log}",

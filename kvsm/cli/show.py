@@ -116,5 +116,9 @@ def _told(line: StoryLine) -> Iterator[str]:
     steps, ns = (WAIT_STEPS, WAIT_NS) if line.waited else (GAP_STEPS, GAP_NS)
     if line.gap_steps >= steps or line.gap_ns >= ns:
         what = "waited" if line.waited else "no event for"
-        yield f"    {what} {line.gap_steps:,} steps, {duration(line.gap_ns)}"
+        yield f"    {what} {_steps(line.gap_steps)}, {duration(line.gap_ns)}"
     yield line.told()
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} step{'' if count == 1 else 's'}"

@@ -349,7 +349,9 @@ def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:
         if isinstance(life, TransferLife):
             return transfer.id == life.id
         if isinstance(life, RequestLife):
-            return life.name in names_of(transfer.owners)
+            waiting = ledger.deferred.get(life.name)
+            awaits = 0 if waiting is None else waiting.awaits
+            return transfer.id == awaits or life.name in names_of(transfer.owners)
         return not set(to_list(transfer.slots)).isdisjoint(telling.slots)
 
     live = [ledger.transfers[id] for id in event.transfers if id in ledger.transfers]

@@ -11,6 +11,7 @@ fold, and only if something is open. A caller that has an index fills `Beginning
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -294,7 +295,8 @@ def end_rows(found: Unfinished) -> Rows:
     """What is open at the end, in words. The first row is the engine's."""
     rows = [("engine", _engine(found))]
     rows += _sort("requests", "all ended", "never ended", [_request(found, one) for one in found.requests])
-    rows += _sort("copies", "all reported", "not reported", [_copy(found, one) for one in found.copies])
+    not_reported = f"not reported ({_by_rank(found)})"
+    rows += _sort("copies", "all reported", not_reported, [_copy(found, one) for one in found.copies])
     rows += _sort("waits", "none is open", "still open", [_wait(found, one) for one in found.waits])
     rows += _sort("plans", "all submitted", "never submitted", [_plan(found, one) for one in found.plans])
     if found.read_blocks is not None and found.written_blocks is not None:
@@ -339,6 +341,13 @@ def _copy(found: Unfinished, one: UnfinishedCopy) -> str:
     reset = ", abandoned by a reset" if one.abandoned else ""
     what = f"{one.direction} {one.transfer} of {render_requests(one.requests)}{reset}"
     return f"{what}: {ranks}, submitted {_when(found, one.since)}"
+
+
+def _by_rank(found: Unfinished) -> str:
+    """`worker 1: 94`: how many copies each rank has not reported, the worst first."""
+    missing = Counter(rank for one in found.copies for rank in one.missing)
+    told = [f"worker {rank}: {count:,}" for rank, count in missing.most_common(MOST_OPEN)]
+    return ", ".join(told) + (", ..." if len(missing) > MOST_OPEN else "")
 
 
 def _wait(found: Unfinished, one: UnfinishedWait) -> str:
