@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from replay_life import Life, gapped, key, random_life, story_life
 from kvsm import events as ev
 from kvsm.analysis import pattern_search
 from kvsm.analysis.pattern_search import search
-from kvsm.analysis.patterns import FIELD_TYPES, EventSpan, PatternError, Unit, parse
+from kvsm.analysis.patterns import FIELD_TYPES, GRAMMAR, EventSpan, PatternError, Unit, parse
 from kvsm.cli import main
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS, OffloadingEvent
@@ -261,6 +262,17 @@ def test_any_text_is_a_pattern_or_a_pattern_error(text: str) -> None:
         return
     assert 0 <= place[0] <= len(text)
     assert place[1] >= 1
+
+
+def test_the_page_for_incidents_holds_the_grammar_and_queries_that_can_be_read() -> None:
+    """What the docs and the help show can be pasted."""
+    page = (Path(__file__).parent.parent / "docs" / "incidents.md").read_text()
+    assert GRAMMAR in page
+    shown = page + kvsm("find", "--help").stdout.replace('\\"', "'")
+    queries = re.findall(r"""kvsm find \S+ (?:"([^"\n]+)"|'([^'\n]+)')""", shown)
+    assert len(queries) >= 8
+    for double, single in queries:
+        parse((double or single).replace("'", '"'))
 
 
 # The command.
