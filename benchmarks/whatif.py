@@ -50,33 +50,33 @@ def _cross(sizes: tuple[int, ...], policies: tuple[str, ...]) -> tuple[tuple[int
 CASES = (
     Case(
         "small pool",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 300},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 300},
         _cross((150, 300, 600, 1200, 2400), ("lru", "arc", "s3fifo", "slru")),
     ),
     Case(
         "large pool",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 2400},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 2400},
         _cross((300, 600, 1200, 2400), ("lru", "arc", "sieve")),
     ),
     Case(
         "another policy",
-        {"requests": 1200, "device_blocks": 320, "host_blocks": 600, "policy": "s3fifo", "seed": 1},
+        {"requests": 800, "device_blocks": 320, "host_blocks": 600, "policy": "s3fifo", "seed": 1},
         _cross((300, 600, 1200), ("lru", "s3fifo", "slru")),
     ),
     Case(
         "threshold",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 600, "seed": 2},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 600, "seed": 2},
         ((600, "lru", 1), (600, "lru", 2), (600, "lru", 3), (300, "lru", 2), (1200, "lru", 2)),
     ),
     Case(
         "threshold 2 before",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 600, "store_threshold": 2, "seed": 2},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 600, "store_threshold": 2, "seed": 2},
         ((600, "lru", 1), (600, "lru", 2), (1200, "lru", 2), (1200, "lru", 1)),
     ),
     Case(
         "aborts, preemptions, failed copies",
         {
-            "requests": 1200,
+            "requests": 800,
             "device_blocks": 160,
             "host_blocks": 600,
             "abort_rate": 0.1,
@@ -88,19 +88,19 @@ CASES = (
     ),
     Case(
         "resets",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 600, "reset_every": 4000, "seed": 4},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 600, "reset_every": 4000, "seed": 4},
         _cross((300, 600, 1200), ("lru", "arc")),
     ),
     Case(
         "two blocks a slot",
-        {"requests": 1200, "device_blocks": 160, "host_blocks": 300, "blocks_per_chunk": 2, "seed": 5},
+        {"requests": 800, "device_blocks": 160, "host_blocks": 300, "blocks_per_chunk": 2, "seed": 5},
         _cross((150, 300, 600), ("lru",)),
     ),
 )
 
 TRACE_CASE = Case(
     "public trace",
-    {"requests": 1500, "device_blocks": 600, "host_blocks": 1000},
+    {"requests": 1000, "device_blocks": 600, "host_blocks": 1000},
     _cross((500, 1000, 4000), ("lru", "arc", "s3fifo")),
 )
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
 
@@ -168,15 +169,38 @@ class _Batch:
 
     def __init__(self) -> None:
         self.touched: list[int] = []
-        self.named: dict[str, deque[int]] = {}
+        self.in_flight: _Behind | None = None
+        """All keys that are being stored; made when the first one is looked for."""
+        self.named: dict[str, list[int]] = {}
         """Stored and skipped keys, by request, in prefix order."""
 
     def name(self, owners: Owners, keys: Sequence[int]) -> None:
         """These keys were stored or skipped."""
         start = 0
         for request, count in owners:
-            self.named.setdefault(request, deque()).extend(keys[start : start + count])
+            self.named.setdefault(request, []).extend(keys[start : start + count])
             start += count
+
+
+class _Behind:
+    """The keys of a batch that may stand behind a key, by the key before them."""
+
+    def __init__(self, keys: Iterable[int], parent: Sequence[int]) -> None:
+        self._behind: dict[int, list[int]] = {}
+        for key in keys:
+            if parent[key] != _NO_PARENT:
+                self._behind.setdefault(parent[key], []).append(key)
+
+    def first(self, before: int) -> int:
+        """The first one behind `before`; `UNKNOWN` if there is none."""
+        found = self._behind.get(before)
+        return found[0] if found else UNKNOWN
+
+    def used(self, before: int, key: int) -> None:
+        """It is placed. It is given again only if no other one stands there: two requests may share it."""
+        found = self._behind.get(before, ())
+        if len(found) > 1 and key in found:
+            found.remove(key)
 
 
 class _DemandReader:
@@ -294,65 +318,42 @@ class _DemandReader:
         elif planned is not None:
             self.steps[ended.direction].append(event.step - planned)
 
-    def touched_behind(self) -> dict[int, list[int]]:
-        """The touched keys of the batch, by the key before them."""
-        touched: dict[int, list[int]] = {}
-        for key in self.batch.touched:
-            touched.setdefault(self.parent[key], []).append(key)
-        return touched
-
     def place(
-        self,
-        ledger: Ledger,
-        life: _Life,
-        own: deque[int],
-        touched: dict[int, list[int]],
-        places: range,
+        self, ledger: Ledger, own: Sequence[int], touched: _Behind, life: _Life, places: range
     ) -> None:
-        """Find the keys of the chunks that a request has just offered. own, touched: as in `_next`."""
+        """Find the keys of the chunks that a request has just offered.
+
+        own: keys that were stored or skipped for it, in prefix order.
+        touched: the touched keys of the batch, those of other requests among them.
+        """
+        known, waiting, left = _Behind(own, self.parent), deque(own), set(own)
         for place in places:
             before = life.at(place - 1) if place else _ROOT
             key = life.at(place)
             if key == UNKNOWN:
-                key = self._next(ledger, before, own, touched, places.stop - place)
+                key = known.first(before)
+            if key == UNKNOWN and places.stop - place > len(left):
+                # Its own keys do not fill the places that are left, so some of it was touched. Or it is being
+                # stored from the same device block: such an offer leaves no event.
+                key = touched.first(before)
+                if key == UNKNOWN:
+                    key = self._in_flight(ledger).first(before)
+            if key == UNKNOWN and waiting and self.parent[waiting[0]] == _NO_PARENT:
+                key = waiting[0]
             if key == UNKNOWN:
                 return
             life.put(place, key)
             self.adopt(before, key)
-            if key in own:
-                own.remove(key)
-            others = touched.get(before, ())
-            if len(others) > 1 and key in others:
-                others.remove(key)
+            touched.used(before, key)
+            left.discard(key)
+            while waiting and waiting[0] not in left:
+                waiting.popleft()
 
-    def _next(
-        self,
-        ledger: Ledger,
-        before: int,
-        own: deque[int],
-        touched: dict[int, list[int]],
-        left: int,
-    ) -> int:
-        """The key behind `before` in a request's offer; `UNKNOWN` if the log does not name it.
-
-        own: keys that were stored or skipped for the request, and are not placed yet.
-        touched: touched keys by the key before them. Each is used once while there is another.
-        left: places that are not filled yet. If the request's own keys fill them all, none was touched.
-        """
-        known = next((key for key in own if self.parent[key] == before), UNKNOWN)
-        if known != UNKNOWN:
-            return known
-        candidates = touched.get(before)
-        if candidates and left > len(own):
-            return candidates[0]
-        if own and self.parent[own[0]] == _NO_PARENT:
-            return own[0]
-        # It is being stored from the same device block: such an offer leaves no event.
-        for transfer in ledger.transfers.values():
-            for key in self.numbers(transfer.keys):
-                if self.parent[key] == before:
-                    return key
-        return UNKNOWN
+    def _in_flight(self, ledger: Ledger) -> _Behind:
+        if self.batch.in_flight is None:
+            stored = chain.from_iterable(one.keys for one in ledger.transfers.values())
+            self.batch.in_flight = _Behind(self.numbers(stored), self.parent)
+        return self.batch.in_flight
 
 
 # The kinds of events.
@@ -419,7 +420,7 @@ def _offered(
     reader: _DemandReader, ledger: Ledger, event: ev.BlocksOffered, following: OffloadingEvent | None
 ) -> None:
     reader.cursors_seen = True
-    offers, touched = [], reader.touched_behind()
+    offers, touched = [], _Behind(reader.batch.touched, reader.parent)
     for request, _, offered in event.offers:
         if len(offered) > 1:
             reader.refuse(
@@ -428,8 +429,8 @@ def _offered(
             )
         life, before = reader.life(request), ledger.requests[request].settled
         start, reached = before[0] if before else 0, offered[0]
-        own = reader.batch.named.get(request, deque())
-        reader.place(ledger, life, own, touched, range(start, reached))
+        own = reader.batch.named.get(request, ())
+        reader.place(ledger, own, touched, life, range(start, reached))
         life.offered = reached
         offers.append((life.number, reached))
     reader.batch = _Batch()
