@@ -22,7 +22,7 @@ from kvsm.policies import POLICIES, refuse_foreign
 from kvsm.replay import Trust
 from kvsm.replay.window import LogPoint, Window, find_window
 from kvsm.whatif.accuracy import COMPARISONS
-from kvsm.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of
+from kvsm.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of, verdict
 from kvsm.whatif.demand import Demand, read_demand
 from kvsm.whatif.plot import plot
 from kvsm.whatif.simulate import EVERYTHING, Scenario
@@ -241,6 +241,10 @@ def _print(log: Path, demand: Demand, found: PoolComparison) -> None:
         say_table(_table(outcomes))
         if len({one.host_blocks for one in outcomes}) > 1:
             say("", *plot(*_curves(outcomes)))
+    words = verdict(found)
+    if words:
+        say("", f"beside the log's own configuration (found {itself.found_share:.1%}):")
+        say(*[f"  {line}" for line in words])
     say("", *_notes(demand, found))
 
 
@@ -290,6 +294,7 @@ def _notes(demand: Demand, found: PoolComparison) -> list[str]:
         lines.append(f"{found.failed_copies:,} copies failed in the log; in the simulation none does.")
     if demand.first > 1:
         lines.append(
-            f"The log begins with event {demand.first:,}; what the pool held before is not in the simulation."
+            f"The log begins with event {demand.first:,}. The pools begin with what the host had there, "
+            "ordered by age; how often it was used before is not known."
         )
     return lines

@@ -122,6 +122,44 @@ def compare(
     )
 
 
+def verdict(found: PoolComparison) -> list[str]:
+    """What would have helped, in words: a line for sizes, and one for policies and thresholds.
+
+    A gain within the error is none. Both sides of it are simulated.
+    """
+    own = found.itself
+    lines = []
+    grown = [one for one in found.outcomes if one.host_blocks > own.host_blocks and _like(one, own)]
+    if grown:
+        first = min(grown, key=lambda one: one.host_blocks)
+        most = max(grown, key=_found)
+        lines += [
+            f"{_gain(one, own)} with {one.host_blocks:,} slots instead of {own.host_blocks:,}"
+            for one in dict.fromkeys((first, most))
+        ]
+    others = [one for one in found.outcomes if one.host_blocks == own.host_blocks and not _like(one, own)]
+    if others:
+        best = max(others, key=_found)
+        name = f"{best.policy}, threshold {best.store_threshold}"
+        lines.append(f"{_gain(best, own)} with the best other choice at {own.host_blocks:,} slots ({name})")
+    return lines
+
+
+def _found(one: Outcome) -> float:
+    return one.found_share
+
+
+def _like(one: Outcome, own: Outcome) -> bool:
+    return (one.policy, one.store_threshold) == (own.policy, own.store_threshold)
+
+
+def _gain(one: Outcome, own: Outcome) -> str:
+    points = 100 * (one.found_share - own.found_share)
+    if abs(points) <= one.error_points:
+        return f"no difference beyond the error ({points:+.1f} points)"
+    return f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
+
+
 def scenarios_of(
     sizes: Sequence[int], policies: Sequence[str], thresholds: Sequence[int]
 ) -> Iterator[Scenario]:

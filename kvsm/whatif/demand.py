@@ -104,6 +104,7 @@ class Demand(msgspec.Struct, frozen=True):
     config, condition: of the log.
     keys: every key that the log names, by its number.
     chains: for each life of a request, the numbers of its keys.
+    initial: keys that the host had where the log begins, the oldest first.
     first, last: events that were read.
     began_ns, ended_ns: their wall times.
     store_steps, load_steps: engine steps from the plan of a copy to its end, the median.
@@ -116,6 +117,7 @@ class Demand(msgspec.Struct, frozen=True):
     keys: list[bytes]
     chains: list[array[int]]
     operations: list[Operation]
+    initial: list[int]
     first: int
     last: int
     began_ns: int
@@ -220,13 +222,19 @@ class _DemandReader:
         self.failed_copies = 0
         self.planned_in: dict[int, int] = {}
         self.cursors_seen = False
+        self.initial: list[int] = []
         self.events: tuple[OffloadingEvent, OffloadingEvent] | None = None
         self.config: OffloadConfig | None = None
 
     def take(self, ledger: Ledger, event: OffloadingEvent, following: OffloadingEvent | None) -> None:
         """Read one event, and apply it."""
-        self.config = ledger.config
-        self.events = (self.events[0] if self.events else event, event)
+        if self.events is None:
+            self.config = ledger.config
+            readable = filter(ledger.readable, ledger.index.values())
+            oldest_first = sorted(readable, key=ledger.generation.__getitem__)
+            self.initial = self.numbers(ledger.key_of[slot] for slot in oldest_first)
+            self.events = event, event
+        self.events = self.events[0], event
         HANDLERS[type(event)](self, ledger, event, following)
         ended = ledger.apply(event)
         if ended is not None:
@@ -256,6 +264,7 @@ class _DemandReader:
             keys=list(self.number_of),
             chains=self.chains,
             operations=self.operations,
+            initial=self.initial,
             first=first.seq,
             last=last.seq,
             began_ns=first.wall_ns,
@@ -318,9 +327,7 @@ class _DemandReader:
         elif planned is not None:
             self.steps[ended.direction].append(event.step - planned)
 
-    def place(
-        self, ledger: Ledger, own: Sequence[int], touched: _Behind, life: _Life, places: range
-    ) -> None:
+    def place(self, ledger: Ledger, own: Sequence[int], touched: _Behind, life: _Life, places: range) -> None:
         """Find the keys of the chunks that a request has just offered.
 
         own: keys that were stored or skipped for it, in prefix order.

@@ -84,6 +84,7 @@ class _Uses:
         self._keys = len(demand.keys)
         self._epoch = 0
         offered: dict[int, int] = {}
+        self._offer(np.array(demand.initial, dtype=np.int64), -1)
         for time, one in enumerate(demand.operations):
             if isinstance(one, Lookup):
                 self._use(_chain(demand, one.life, one.first, one.end), time, one.seq in counted)

@@ -175,6 +175,7 @@ class _Pool:
         self.stored = self.evicted = 0
         self._offers = OfferHistory(demand.config.offer_history)
         self._empty()
+        self._fill(demand.initial[-scenario.host_blocks :])
 
     def _empty(self) -> None:
         size = self._scenario.host_blocks
@@ -184,6 +185,14 @@ class _Pool:
         self._readable = np.zeros(size, dtype=np.bool_)
         self._holds: Numbers = np.zeros(size, dtype=np.int64)
         self._free = list(range(size - 1, -1, -1))
+
+    def _fill(self, keys: Sequence[int]) -> None:
+        """Put keys into the empty pool, the oldest first: the log begins with a pool that is not empty."""
+        if keys:
+            filled = self._take(np.array(keys, dtype=np.int64))
+            self._readable[filled] = True
+            for slot, key in zip(filled.tolist(), keys):
+                self._policy.admitted((slot,), (self._demand.keys[key],))
 
     # The operations.
 
@@ -324,13 +333,17 @@ class _Pool:
         room = self._make_room(new, resident)
         wanted = new[:room]
         if room:
-            filled = np.array([self._free.pop() for _ in range(room)], dtype=np.int64)
-            self._slot_of[wanted] = filled
-            self._key_in[filled] = wanted
-            self._readable[filled] = False
             self.stored += room
-            self._begin(filled, is_store=True)
+            self._begin(self._take(wanted), is_store=True)
         return new[room:]
+
+    def _take(self, keys: Numbers) -> Numbers:
+        """Free slots for these keys. They cannot be read yet."""
+        filled = np.array([self._free.pop() for _ in range(len(keys))], dtype=np.int64)
+        self._slot_of[keys] = filled
+        self._key_in[filled] = keys
+        self._readable[filled] = False
+        return filled
 
     def _make_room(self, new: Numbers, protected: Numbers) -> int:
         """Evict for the keys of `new`. Returns how many of them there is room for."""
