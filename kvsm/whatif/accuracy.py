@@ -11,32 +11,34 @@ from kvsm.errors import LogError
 from kvsm.whatif.demand import Demand
 from kvsm.whatif.simulate import Scenario, Served
 
-ITSELF_POINTS = 0.7
+ITSELF_POINTS = 0.6
 """For the configuration of the log itself."""
 
-CAPACITY_POINTS = 2.5
-"""For another number of host slots, or another policy."""
+CHANGED_POINTS = 2.0
+"""For another number of host slots, another policy or another threshold."""
 
-THRESHOLD_POINTS = 3.0
-"""For another `store_threshold`."""
-
-COMPARISONS = 60
+COMPARISONS = 74
 """Real runs that predictions were compared with."""
 
-FAILED_COPIES_MOST = 0.05
+FAILED_SHARE_MOST = 0.02
 """The share of copies that may have failed in a log. Simulated copies never fail."""
 
-SCOPE = "eager store, one KV cache group, kvsm's small serving engine"
+SCOPE = "eager store, one KV cache group, kvsm's serving engine, pools from 1/8 to 8 times the log's"
 """What the comparisons cover."""
 
 
 def error_points(demand: Demand, scenario: Scenario) -> float:
     """How far a prediction may be from a real run (percentage points)."""
-    config = demand.config
-    if scenario.store_threshold != config.store_threshold:
-        return THRESHOLD_POINTS
-    same = scenario == Scenario.of(config)
-    return ITSELF_POINTS if same else CAPACITY_POINTS
+    return ITSELF_POINTS if scenario == Scenario.of(demand.config) else CHANGED_POINTS
+
+
+def refuse_failing(log: str, demand: Demand) -> None:
+    """Raises `LogError` if more copies failed in the log than in the logs that were measured."""
+    if demand.failed_copies > FAILED_SHARE_MOST * demand.copies:
+        raise LogError(
+            f"{log}: {demand.failed_copies:,} of its {demand.copies:,} copies failed or were lost; whatif is "
+            f"validated up to {FAILED_SHARE_MOST:.0%}. Mend the copies first: `kvsm report` names the rank"
+        )
 
 
 def refuse_unlike(log: str, itself: Served, as_logged: Served) -> None:
@@ -45,7 +47,7 @@ def refuse_unlike(log: str, itself: Served, as_logged: Served) -> None:
     Then the log is of an engine that behaves in another way than those that predictions were compared with.
     """
     points = 100 * (itself.found_share - as_logged.found_share)
-    if abs(points) > 2 * CAPACITY_POINTS:
+    if abs(points) > 2 * CHANGED_POINTS:
         raise LogError(
             f"{log}: with this log's own configuration the simulation finds {itself.found_share:.1%} of the "
             f"blocks, and the log says {as_logged.found_share:.1%}; so whatif does not hold for its engine"

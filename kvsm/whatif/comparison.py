@@ -9,7 +9,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.replay.window import Window
-from kvsm.whatif.accuracy import SCOPE, error_points, refuse_unlike
+from kvsm.whatif.accuracy import SCOPE, error_points, refuse_failing, refuse_unlike
 from kvsm.whatif.demand import Demand
 from kvsm.whatif.optimum import Optimum
 from kvsm.whatif.simulate import EVERYTHING, Scenario, Served, counted_lookups, recorded, simulate
@@ -78,6 +78,7 @@ def compare(
     Raises `ConfigError` for a scenario that cannot be, and `LogError` if the log does not behave like those
     for which predictions were measured, or if the window holds no lookup.
     """
+    refuse_failing(log, demand)
     lookups = counted_lookups(demand, window)
     as_logged, own = recorded(lookups), Scenario.of(demand.config)
     if not as_logged.asked:

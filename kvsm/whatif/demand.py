@@ -36,6 +36,7 @@ from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader
 from kvsm.replay.fold import LogCondition, condition_of, walk
 from kvsm.replay.trust import Trust
+from kvsm.states.transfer import TransferState
 
 UNKNOWN = -1
 """In a chain: a block whose key the log does not name."""
@@ -108,7 +109,7 @@ class Demand(msgspec.Struct, frozen=True):
     first, last: events that were read.
     began_ns, ended_ns: their wall times.
     store_steps, load_steps: engine steps from the plan of a copy to its end, the median.
-    failed_copies: transfers that failed, were lost or were abandoned.
+    copies: transfers that ended, after they were submitted. failed_copies: those that failed or were lost.
     unknown_blocks: looked-up blocks whose key the log does not name.
     """
 
@@ -124,6 +125,7 @@ class Demand(msgspec.Struct, frozen=True):
     ended_ns: int
     store_steps: int
     load_steps: int
+    copies: int
     failed_copies: int
     unknown_blocks: int
 
@@ -219,7 +221,7 @@ class _DemandReader:
         self.batch = _Batch()
         self.steps: tuple[list[int], list[int]] = ([], [])
         """Steps that good stores, and good loads, took."""
-        self.failed_copies = 0
+        self.copies = self.failed_copies = 0
         self.planned_in: dict[int, int] = {}
         self.cursors_seen = False
         self.initial: list[int] = []
@@ -271,6 +273,7 @@ class _DemandReader:
             ended_ns=last.wall_ns,
             store_steps=stores,
             load_steps=loads,
+            copies=self.copies,
             failed_copies=self.failed_copies,
             unknown_blocks=sum(self._unknown(one) for one in lookups),
         )
@@ -321,10 +324,12 @@ class _DemandReader:
 
     def _note_end(self, ended: TransferRecord, event: OffloadingEvent) -> None:
         planned = self.planned_in.pop(ended.id, None)
-        good = isinstance(event, ev.WorkerReported) and event.good and ended.state.name == "COMPLETED"
-        if not good:
+        if ended.state is TransferState.CANCELLED:
+            return
+        self.copies += 1
+        if ended.state in (TransferState.FAILED, TransferState.LOST):
             self.failed_copies += 1
-        elif planned is not None:
+        elif ended.state is TransferState.COMPLETED and planned is not None:
             self.steps[ended.direction].append(event.step - planned)
 
     def place(self, ledger: Ledger, own: Sequence[int], touched: _Behind, life: _Life, places: range) -> None:
