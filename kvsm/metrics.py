@@ -44,6 +44,7 @@ _OUTCOMES: dict[int, str] = {
     state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
 }
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
+_ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
 _DIRECTIONS = {"direction": ("store", "load")}
@@ -76,6 +77,12 @@ METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
     Metric("blocks_loaded", "counter", "Blocks whose load completed on every worker."),
     Metric("blocks_matched", "counter", "Blocks that matches found and pinned."),
+    Metric(
+        "blocks_asked",
+        "counter",
+        "Blocks of prompts, by where a match found them. Another match of the request counts them again.",
+        {"found": (_ON_DEVICE, _ON_HOST, _NOWHERE)},
+    ),
     Metric("blocks_evicted", "counter", "Blocks evicted to make room."),
     Metric(
         "blocks_skipped",
@@ -261,6 +268,7 @@ class Metrics:
         # Plain numbers, each an attribute: a counter that is looked up costs three times as much.
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
+        self._on_device = self._on_host = self._nowhere = 0
         self._loads_voided = self._transfers_flushed = 0
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
@@ -330,6 +338,11 @@ class Metrics:
             "blocks_stored": of_stores["transfer_blocks"].sum,
             "blocks_loaded": of_loads["transfer_blocks"].sum,
             "blocks_matched": self._blocks_matched,
+            "blocks_asked": {
+                _ON_DEVICE: self._on_device,
+                _ON_HOST: self._on_host,
+                _NOWHERE: self._nowhere,
+            },
             "blocks_evicted": self._blocks_evicted,
             "blocks_skipped": dict(self._skipped_blocks),
             "keys_recalled": self._keys_recalled,
@@ -385,6 +398,12 @@ class Metrics:
             self._blocks_matched += len(slots) if type(slots) is tuple else count(slots)
         else:
             self._misses += 1
+        if event.asked is not None:
+            # A core without a scheduler tells nothing of the device.
+            on_device, on_host = event.on_device or 0, event.on_host or 0
+            self._on_device += on_device
+            self._on_host += on_host
+            self._nowhere += max(0, event.asked - on_device - on_host)
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
         self._waiting[event.request] = self.ledger.tick

@@ -202,6 +202,7 @@ def test_hits_misses_and_evictions() -> None:
     values = metrics.values()
     assert values["matches"] == {"hit": 1, "miss": 1}
     assert (values["blocks_matched"], values["blocks_evicted"]) == (2, 2)
+    assert values["blocks_asked"] == {"on the device": 0, "on the host": 2, "nowhere": 2}
     assert values["requests"] == {"finished": 1, "aborted": 1}
 
 

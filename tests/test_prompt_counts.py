@@ -15,6 +15,7 @@ from kvsm import events as ev
 from kvsm.errors import ConfigError, WrongArgument
 from kvsm.events import ERROR_CHARACTERS_MAX, OffloadConfig
 from kvsm.log import MemoryLog
+from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.worlds.small_engine import SmallEngine
@@ -106,12 +107,19 @@ LAYOUTS = st.sampled_from(
 def test_the_log_counts_prompts_as_the_engine_does(acts: list[int], layout: dict[str, Any]) -> None:
     """Hit shares of a whole run can be told from its log alone."""
     engine = SmallEngine(**{"device_blocks": 16, "host_blocks": 8, "workers": 2, **layout})
-    seen = watch(engine)
+    seen, metrics = watch(engine), Metrics.attached_to(engine.core)
     drive(engine, acts)
     truth = {name: first_answers(answers) for name, answers in seen.items()}
     ours, theirs = first_events(engine), [counts for firsts in truth.values() for counts in firsts]
     assert [sum(column) for column in zip(*ours)] == [sum(column) for column in zip(*theirs)]
     assert sorted(ours) == sorted(theirs)
+    matches = [event for event in of_kind(engine, ev.HitMatched) if event.asked is not None]
+    asked, on_device, on_host = (sum(counted(event)[place] or 0 for event in matches) for place in range(3))
+    assert metrics.values()["blocks_asked"] == {
+        "on the device": on_device,
+        "on the host": on_host,
+        "nowhere": asked - on_device - on_host,
+    }
     rows, _ = extracted(engine.core.config, engine.log)
     last = {name: firsts[-1] for name, firsts in truth.items() if firsts}
     assert {row["request"]: told(row) for row in rows["requests"] if row["asked"] is not None} == last

@@ -16,6 +16,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from workloads import CASES, END_DIGEST, KV_EVENTS, case_name, make_rounds
 
+from kvsm.events import HitMatched, LoadPlanned, RequestPreempted
 from kvsm.kv_events import GROUP_INDEX_BYTES, MEDIUM_CPU
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
@@ -61,6 +62,33 @@ def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
         assert told["blocks_stored"] >= metric("vllm:kvsm_blocks_stored")
     else:
         assert told["blocks_stored"] == metric("vllm:kvsm_blocks_stored")
+
+
+@each_case
+def test_the_log_tells_how_much_of_each_prompt_was_found(engines: Any, case: Any) -> None:
+    """In blocks of the model. What vLLM took from the host is what the answers before its loads offered. It
+    counts no request that was preempted before."""
+    served = engines.served(*case)
+    reader = LogReader(served.log)
+    offered: dict[str, int] = {}
+    preempted: set[str] = set()
+    taken = on_device = 0
+    for event in reader.events():
+        if isinstance(event, HitMatched):
+            assert event.asked is not None
+            assert event.on_device is not None
+            assert event.on_host is not None
+            assert event.on_device + event.on_host <= event.asked
+            offered[event.request] = event.on_host
+            on_device += event.on_device
+        elif isinstance(event, LoadPlanned):
+            taken += 0 if event.request in preempted else offered[event.request]
+        elif isinstance(event, RequestPreempted):
+            preempted.add(event.request)
+    tokens = reader.head.config.block_tokens
+    assert tokens % BLOCK_TOKENS == 0
+    assert on_device
+    assert taken * tokens == served.outcome.metric("vllm:external_prefix_cache_hits")
 
 
 def published(served: Any) -> Iterator[dict[str, Any]]:

@@ -97,6 +97,7 @@ def test_one_rank_of_two_fails(tmp_path: Path) -> None:
             loads.add(event.seq)
         elif isinstance(event, WorkerReported):
             ended.add((event.transfer in loads, event.worker, event.good))
+            assert bool(event.error) == (not event.good), "the log says why"
     # Both stores and loads.
     of_each = {(0, True), (1, True), (1, False)}
     assert ended == {(is_load, *end) for is_load in (False, True) for end in of_each}
