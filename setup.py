@@ -1,6 +1,7 @@
 """Only what pyproject.toml cannot say: the description of the package on an index. The rest stands there.
 
-An index shows the README alone. A link into the source leads nowhere there, so it becomes the file's path.
+An index shows the README alone. A link into the source leads nowhere there, so it becomes the file's path. A
+picture does, too.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_LINK = re.compile(r"\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
+_LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 _NOTE = "Paths in this text name files of the source distribution.\n"
 
 

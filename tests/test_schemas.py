@@ -105,7 +105,7 @@ def test_each_answer_is_registered_under_its_name() -> None:
 
 def test_each_command_that_prints_json_is_tried_here() -> None:
     """With every name that it can print."""
-    assert [*ANSWERS] == [*SCHEMAS]
+    assert {*ANSWERS} == {*SCHEMAS}
     tried = {way for ways in ANSWERS.values() for way in ways}
     for words, command in commands(main):
         assert has_json(command) == any(f"{way} ".startswith(f"{words} ") for way in tried), words

@@ -38,20 +38,18 @@ class Listed(NamedTuple):
 
 COMMANDS = {
     "report": Listed("report", LOOK, "Say what LOG tells as a whole, and what stands out in it."),
-    "why": Listed("why", LOOK, "Tell why a request, key, transfer or slot in LOG fared as it did."),
-    "tail": Listed(
-        "tail", LOOK, "Print the last events of LOG, and then each new one as the engine writes it."
-    ),
-    "top": Listed("top", LOOK, "Show what an engine does now, from the LOG that it writes."),
+    "why": Listed("why", LOOK, "Tell why a request, key, transfer or slot fared as it did."),
+    "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
+    "whatif": Listed("whatif", LOOK, "Tell what LOG would have been with another host pool."),
+    "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
+    "find": Listed("find", LOOK, "List the events of LOG that fit QUERY."),
     "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
-    "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
-    "find": Listed("find", LOOK, "List the events of LOG that fit QUERY."),
-    "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
+    "repro": Listed("repro", LOOK, "Write a pytest file that replays LOG to its first failure."),
     "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),
-    "whatif": Listed("whatif", LOOK, "What LOG would have been with another host pool."),
-    "repro": Listed("repro", LOOK, "Write a pytest file that replays LOG to its first broken property."),
+    "tail": Listed("tail", LOOK, "Print the last events of LOG, and each new one."),
+    "top": Listed("top", LOOK, "Show what an engine does now, from the LOG that it writes."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),

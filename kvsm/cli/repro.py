@@ -47,7 +47,7 @@ class ReproAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @trust_options
 @json_option
 def repro(log: Path, at: int | None, output: Path | None, as_json: bool, **trust: Any) -> None:
-    """Write a pytest file that replays LOG to its first broken property.
+    """Write a pytest file that replays LOG to its first failure.
 
     A short part of LOG that shows the failure is put beside the file. The test fails in the way that
     `kvsm verify` tells. Nothing is overwritten. Exits with 2 if no property is broken.

@@ -95,7 +95,7 @@ def _kinds(
 @click.option("--follow/--no-follow", default=True, help="Wait for what comes.  [default: follow]")
 @json_option
 def tail(log: Path, lines: int, follow: bool, as_json: bool, **wanted: Any) -> None:
-    """Print the last events of LOG, and then each new one as the engine writes it.
+    """Print the last events of LOG, and each new one.
 
     One line an event: when it was (UTC, and after the first event of LOG), its number, the engine's step, its
     kind and its fields. An event must meet all conditions that are given. It ends when the engine closes LOG,

@@ -82,7 +82,7 @@ def whatif(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """What LOG would have been with another host pool.
+    """Tell what LOG would have been with another host pool.
 
     Gives its lookups and offers to pools of other sizes, policies and store thresholds.
     A cell is the share of the looked-up blocks that need not be computed again: the device had them, or the

@@ -58,7 +58,7 @@ def why(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Tell why a request, key, transfer or slot in LOG fared as it did.
+    """Tell why a request, key, transfer or slot fared as it did.
 
     REQUEST is an id as in the log, or as vLLM's client knows it. The answer comes first, in a few sentences.
     Then come the events that it rests on, each with its number, step, UTC time and seconds after the start.
