@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import shutil
 import sqlite3
@@ -15,12 +16,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+from changed_logs import PlainLog, changed, write_plain
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from incidents import HEALTHY, INCIDENTS, Rig, chats, engine_killed, engine_stopped, property_broken
 from log_life import names
 from replay_life import Life, full_life, key, random_life, story_life
+from test_changed_logs import bounded, ended_well, lives
 
 from kvsm.analysis import index, measures, report
 from kvsm.analysis.detectors import STILL_WRITTEN_NS, Limit, number, percent
@@ -131,6 +134,9 @@ def test_an_unclosed_log_that_may_still_be_written_is_no_alarm(tmp_path: Path) -
         old = make_report(log, now_ns=log.ended_ns + STILL_WRITTEN_NS)
     assert young.troubles == ()
     assert [one.name for one in old.troubles] == ["engine killed"]
+    assert old.troubles[0].text.startswith("The engine was killed, or hangs: it did not close the log")
+    idle = replaced(quiet(), **EDGES["engine killed"].speaks)
+    assert troubles(idle)[0].text.startswith("The engine was killed, or is idle: it did not close the log")
 
 
 # Limits.
@@ -146,6 +152,7 @@ def quiet() -> LogFigures:
     return replaced(
         figures,
         **{
+            "log_began_ns": 0,
             "began_ns": 0,
             "ended_ns": 10**12,
             "stored": 1000,
@@ -297,7 +304,7 @@ def test_a_detector_speaks_at_its_limit_and_not_below(name: str) -> None:
 
 @pytest.mark.parametrize("name", EDGES)
 def test_every_trouble_has_numbers_and_commands_that_can_be_pasted(name: str) -> None:
-    """Whatever the log's name is."""
+    """For any name of the log."""
     log = "a log; rm -rf $HOME `x` 'y'"
     [one] = troubles(replaced(quiet(), **EDGES[name].speaks, log=log))
     assert one.text
@@ -422,7 +429,7 @@ def check_figures_of(log: OpenedLog, found: Report) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_figures_are_those_of_the_rows(seed: int, tmp_path: Path) -> None:
+def test_the_figures_match_the_rows(seed: int, tmp_path: Path) -> None:
     """Of random lives of the core: copies fail, get lost, requests are aborted, the cache is reset."""
     random_life(seed, 300, tmp_path / "log").close()
     with open_log(tmp_path / "log") as log:
@@ -431,7 +438,7 @@ def test_the_figures_are_those_of_the_rows(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pool_too_small", "reset_storm", "slow_store", "window_thrash"])
-def test_the_figures_of_an_incident_are_those_of_its_rows(name: str, tmp_path: Path) -> None:
+def test_the_figures_of_an_incident_match_its_rows(name: str, tmp_path: Path) -> None:
     with open_log(INCIDENTS[name](tmp_path / "log")) as log:
         check_figures_of(log, make_report(log, verify=False))
 
@@ -466,7 +473,7 @@ def test_the_figures_of_two_parts_add_up(tmp_path: Path) -> None:
     assert [one.whole for one in (*parts, whole)] == [False, False, True]
 
 
-def test_the_hit_shares_are_those_of_the_engine(tmp_path: Path) -> None:
+def test_the_hit_shares_match_the_engine(tmp_path: Path) -> None:
     """`kvsm run` counts tokens on its own. A request that computes its last block in part asks for no whole
     block there, so the engine computes a few tokens more."""
     options = RunOptions(requests=60, block_bytes=64, copies="simulated", log=str(tmp_path / "log"))
@@ -653,7 +660,7 @@ def test_the_figures_of_a_large_log_are_remembered(tmp_path: Path, monkeypatch: 
 
 
 def test_a_log_that_has_grown_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is remembered is of the log up to one event."""
+    """What is remembered holds up to one event."""
     monkeypatch.setattr(index, "SMALL_LOG", 0)
     rig = Rig(tmp_path / "log", 1, chats(60, 1)).serve(seconds=10)
     before = reported(rig.directory)
@@ -677,3 +684,33 @@ def test_what_is_remembered_and_cannot_be_read_is_made_again(
         writer.execute("UPDATE _memos SET value = x'93'")
         writer.commit()
     assert reported(log) == first
+
+
+# Hostile logs.
+
+
+def check_changed(logs: list[PlainLog], seed: int, log: Path) -> None:
+    """A log with changed records, and right checksums, is reported or refused in words."""
+    rng = random.Random(f"report {seed}")
+    write_plain(log, changed(rng.choice(logs), rng))
+    for form in ((), ("--json", "--no-verify")):
+        with bounded(f"seed {seed}"):
+            ended_well(kvsm("report", log, *form), f"seed {seed}")
+    shutil.rmtree(log)
+
+
+@pytest.fixture(scope="module")
+def plain_logs(tmp_path_factory: pytest.TempPathFactory) -> list[PlainLog]:
+    return lives(tmp_path_factory.mktemp("lives"))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_changed_log_is_told_in_words(plain_logs: list[PlainLog], seed: int, tmp_path: Path) -> None:
+    check_changed(plain_logs, seed, tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_many_changed_logs_are_told_in_words(plain_logs: list[PlainLog], tmp_path: Path) -> None:
+    """No traceback, and no figure that divides by nothing."""
+    for seed in range(100, 500):
+        check_changed(plain_logs, seed, tmp_path / "log")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from kvsm.analysis.figures import BurstFigures, GroupFigures, LogFigures, RankFigures
 from kvsm.analysis.rows import Gone
 from kvsm.events import SkipReason
+from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.log import LogEnd
 from kvsm.replay.times import after_start, duration, utc
 
@@ -71,8 +72,21 @@ def number(count: int, thing: str, things: str = "") -> str:
 
 
 def _command(figures: LogFigures, verb: str, *arguments: object) -> str:
-    """A command line that can be pasted, whatever the names in it are."""
+    """A command line that can be pasted, for any names in it."""
     return " ".join(["kvsm", verb, *map(_quoted, (figures.log, *arguments))])
+
+
+def _other_pools(figures: LogFigures, *options: object) -> str:
+    """What shows the same log with another pool. `whatif` is for one KV cache group."""
+    if len(figures.groups) > 1:
+        return _command(figures, "query", _BY_GROUP)
+    return _command(figures, "whatif", *options)
+
+
+_BY_GROUP = (
+    f"SELECT substr(key, -{2 * GROUP_INDEX_BYTES}) AS kv_group, count(*) AS blocks, sum(hits) AS hits, "
+    "sum(why = 'evicted') AS evicted FROM blocks GROUP BY kv_group"
+)
 
 
 def _quoted(argument: object) -> str:
@@ -131,9 +145,10 @@ def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
     ended = end.engine in (LogEnd.OPEN.value, LogEnd.CUT.value)
     if not ended or end.silent_ns is None or end.silent_ns < STILL_WRITTEN_NS:
         return None
+    busy = figures.requests.open or any(one.waiting + one.missing for one in figures.copies.ranks)
     text = (
-        f"The engine was killed, or hangs: it did not close the log, and its last event is of "
-        f"{utc(figures.ended_ns)}, {duration(end.silent_ns)} ago"
+        f"The engine was killed, or {'hangs' if busy else 'is idle'}: it did not close the log, and its last "
+        f"event came at {utc(figures.ended_ns)}, {duration(end.silent_ns)} ago"
     )
     return Noticed(1.0, text, _left_behind(figures), (_command(figures, "verify"),))
 
@@ -187,11 +202,12 @@ def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"{', although the engine closed the log' if closed else ''}: {requests.overdue:,} are overdue"
     )
     evidence = (
-        f"the oldest: {names}; overdue is whatever has lived longer than {duration(requests.overdue_ns)}",
+        f"the oldest: {names}; a request is overdue after {duration(requests.overdue_ns)}",
         f"the longest request that ended took {duration(requests.longest_ns)}",
         "somebody forgets to finish or abort requests: what they hold on the device or the host stays held",
     )
-    shown = _command(figures, "show", "--request", requests.oldest[0])
+    oldest = requests.oldest[0]
+    shown = _command(figures, "why", *(["--", oldest] if oldest.startswith("-") else [oldest]))
     return Noticed(requests.overdue / requests.requests, text, evidence, (shown, _command(figures, "verify")))
 
 
@@ -263,7 +279,7 @@ def reports_rejected(figures: LogFigures, limit: Limit) -> Noticed | None:
     most = figures.rejected[0]
     text = (
         f"{percent(rejected, rejected + counted)} of the workers' reports are rejected "
-        f"({rejected:,} of {rejected + counted:,}); most are of rank {most.rank}"
+        f"({rejected:,} of {rejected + counted:,}); most come from rank {most.rank}"
     )
     evidence = tuple(
         f"rank {one.rank}: {number(one.reports, 'report')}: {one.reason}" for one in figures.rejected[:3]
@@ -318,7 +334,7 @@ def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
         "a policy that resists scans (arc, s3fifo, sieve) or a store threshold keeps such blocks out",
     )
     commands = (
-        _command(figures, "whatif", "--policy", "lru,arc,s3fifo,slru,sieve"),
+        _other_pools(figures, "--policy", "lru,arc,s3fifo,slru,sieve"),
         _command(figures, "report", "--since", began, "--until", ended),
     )
     return Noticed(share, text, evidence, commands)
@@ -335,17 +351,14 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"blocks, and {percent(flood.unread, flood.evicted)} of its evicted blocks were never read"
     )
     evidence = (
-        f"{percent(share)} of the lookups stopped at an evicted block, of whichever group",
+        f"{percent(share)} of the lookups stopped at an evicted block",
         "; ".join(
             f"group {one.group}: {one.stored:,} stored, {one.hits:,} read, {one.evicted:,} evicted"
             for one in figures.groups
         ),
         "a sliding window stores every block, and a hit needs only the blocks at its end",
     )
-    slots = figures.config.host_blocks
-    return Noticed(
-        share, text, evidence, (_command(figures, "whatif", "--host-blocks", f"{slots}..{4 * slots}"),)
-    )
+    return Noticed(share, text, evidence, (_command(figures, "query", _BY_GROUP),))
 
 
 def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
@@ -364,9 +377,8 @@ def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"half of them lived {duration(evictions.age.p50_ns or 0)}; half of the wanted ones were wanted "
         f"within {duration(evictions.until_wanted.p50_ns or 0)} after",
     )
-    return Noticed(
-        share, text, evidence, (_command(figures, "whatif", "--host-blocks", f"{slots}..{8 * slots}"),)
-    )
+    larger = _other_pools(figures, "--host-blocks", f"{slots}..{8 * slots}")
+    return Noticed(share, text, evidence, (larger,))
 
 
 def resets(figures: LogFigures, limit: Limit) -> Noticed | None:

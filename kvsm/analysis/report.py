@@ -88,7 +88,7 @@ _MEMO = "figures 1"
 
 
 def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
-    """All figures but those of the end. The ones of a whole log are remembered."""
+    """All figures except the end. The figures of a whole log are remembered."""
     if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)

@@ -93,7 +93,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         ("copies", _copies(found)),
         ("waits", _waits(found)),
         ("pool", _pool(found)),
-        ("others", _others(found)),
+        ("besides", _others(found)),
         ("properties", _properties(found)),
     ):
         for place, line in enumerate(lines):
@@ -138,12 +138,10 @@ def _lookups(found: LogFigures) -> Iterator[str]:
     elif not hits.asked:
         yield f"{hits.lookups:,}; they asked for no full block"
     else:
-        shares = [
-            f"{name} {percent(blocks or 0, hits.asked)} ({_amount(blocks or 0, hits.block_tokens)})"
-            for name, blocks in (("device", hits.on_device), ("host", hits.on_host), ("missed", hits.missed))
-        ]
         yield f"{hits.lookups:,}, for {_amount(hits.asked, hits.block_tokens)}"
-        yield ", ".join(shares)
+        for name, blocks in (("device", hits.on_device), ("host", hits.on_host), ("missed", hits.missed)):
+            share, amount = percent(blocks or 0, hits.asked), _amount(blocks or 0, hits.block_tokens)
+            yield f"{name:<7}{share:>6}  {amount}"
     what = "hits" if hits.asked is not None else "served"
     yield _sparkline(what, hits.over_time)
 
@@ -165,7 +163,7 @@ def _stopped(found: LogFigures) -> Iterator[str]:
     lookups = found.hits.lookups
     for one in found.stops:
         missed = "" if one.missed is None else f", {number(one.missed, 'block')} missed"
-        yield f"{one.lookups:>7,} {percent(one.lookups, lookups):>6}  {one.why}{missed}"
+        yield f"{one.lookups:>6,} {percent(one.lookups, lookups):>6}  {one.why}{missed}"
     if not found.stops:
         yield "no prefix: the device and the host served all that was asked"
 
