@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from made_timeline import ERROR, MadeTimeline
+from replay_life import random_life
 
+import kvsm
+from kvsm.replay import Trust
 from kvsm.timeline.perfetto import event_times, field, fixed64, perfetto_trace, varint
-from kvsm.timeline.stream import PARTS, EventStream
+from kvsm.timeline.stream import PARTS, EventStream, read_stream
+from kvsm.timeline.tables import read_tables
 
 proto = pytest.importorskip(
     "perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="pip install 'kvsm[test]'"
@@ -148,6 +153,27 @@ def test_a_clock_that_goes_back_or_stands_still_turns_no_slice_around() -> None:
     assert event_times(EventStream(number=[4, 5, 6], at=[10, 8, 12])) == [10, 10, 12]
     assert event_times(EventStream(number=[4, 5, 6], at=[7, 7, 7])) == [7, 1007, 2007]
     assert event_times(EventStream(number=[4, 5, 6], at=[-7, 3, 5])) == [0, 3, 5]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_slices_of_a_real_log_nest_in_every_window(seed: int, tmp_path: Path) -> None:
+    """Lives that begin again, loads that end after their request, resets, and a window that cuts them."""
+    random_life(seed, 400, tmp_path).close()
+    with kvsm.open(tmp_path) as log:
+        for first, last in ((1, log.last), (log.last // 3, 2 * log.last // 3)):
+            stream = read_stream(tmp_path, Trust(), first, last)
+            tables = read_tables(log, first, last)
+            packets = b"".join(perfetto_trace(stream, tables))
+            begun = 0
+            for name, events in events_by_track(proto.Trace.FromString(packets)).items():
+                depth, latest = 0, 0
+                for time, event in events:
+                    assert time >= latest, (name, first)
+                    latest = time
+                    depth += {1: 1, 2: -1}.get(event.type, 0)
+                    assert 0 <= depth <= (2 if name.startswith("requests/") else 1), (name, first)
+                    begun += event.type == proto.TrackEvent.TYPE_SLICE_BEGIN
+            assert begun > 20
 
 
 def test_names_are_printable() -> None:

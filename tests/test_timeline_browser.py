@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -321,6 +322,38 @@ def test_the_command_that_the_page_shows_can_be_pasted_and_agrees(browser: Brows
 def name_of(transfers: dict[int, Any], id: int) -> str:
     row = transfers[id]
     return f"{row.direction} {id} of {render_requests(json.loads(row.requests))}"
+
+
+def test_every_thing_of_a_window_can_be_selected(browser: Browser, tmp_path: Path) -> None:
+    """Things that began before the window, or end after it, are told without what the page does not have."""
+    log, out = tmp_path / "log", tmp_path / "t.html"
+    random_life(2, 500, log).close()
+    command = ["timeline", str(log), "-o", str(out), "--since", "150", "--until", "300"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+    browser.open(out)
+    told = browser.run(
+        """
+        const tables = {
+          request: 'requests', stay: 'request_states', lookup: 'lookups', copy: 'copies',
+          transfer: 'transfers', block: 'blocks', reset: 'resets', rejection: 'rejections', skip: 'skips',
+        };
+        const told = [];
+        for (const [type, table] of Object.entries(tables)) {
+          Object.values(page.model.tables[table])[0].forEach((_, row) => {
+            page.select({ type, row });
+            told.push(document.querySelector('#detail').textContent);
+          });
+        }
+        page.model.number.forEach((row) => {
+          page.select({ type: 'event', row });
+          told.push(document.querySelector('#detail').textContent);
+        });
+        return told;
+        """
+    )
+    assert len(told) > 250
+    assert not [one for one in told if re.search(r"undefined|NaN|null|\bInfinity", one)]
+    assert browser.errors() == []
 
 
 def test_times_are_told_as_the_commands_tell_them(page: Browser, made: MadeTimeline) -> None:

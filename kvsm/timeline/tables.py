@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -97,8 +97,9 @@ class WindowTables(msgspec.Struct):
 
     first, last: the window's events.
     names: the names of requests; a column of requests holds places in it.
-    columns: table -> column -> values. The tables `requests` and `copies` have a column `lane` besides, and
-        `request_states` a column `life`, the place of its row in `requests`.
+    columns: table -> column -> values. The tables `requests` and `copies` have a column `lane` besides,
+        `request_states` a column `life`, the place of its row in `requests`, and `copies` a column
+        `submitted`, None if the copy was not submitted before the window ends.
     left_out: what was left out, a line each.
     """
 
@@ -182,22 +183,26 @@ def _give_lives(found: WindowTables) -> None:
 
 
 def _give_copy_lanes(found: WindowTables) -> None:
-    """Give each copy a lane among the copies of its rank and direction."""
+    """Give each copy a lane among the copies of its rank and direction, if it was submitted by then."""
     copies, transfers = found.columns["copies"], found.columns["transfers"]
-    submitted = dict(zip(transfers["transfer"], transfers["submitted"]))
+    submitted = {
+        transfer: event
+        for transfer, event in zip(transfers["transfer"], transfers["submitted"])
+        if event is not None and event <= found.last
+    }
     copies["submitted"] = [submitted.get(transfer) for transfer in copies["transfer"]]
     copies["lane"] = [0] * len(copies["transfer"])
     tracks: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, (worker, direction) in enumerate(zip(copies["worker"], copies["direction"])):
-        tracks[worker, direction].append(place)
+        if copies["submitted"][place] is not None:
+            tracks[worker, direction].append(place)
     for places in tracks.values():
-        places.sort(key=lambda place: copies["submitted"][place] or 0)
-        for place, lane in zip(places, pack(list(_spans(copies, places, found)))):
+        places.sort(key=lambda place: copies["submitted"][place])
+        for place, lane in zip(places, pack([_span(copies, place, found) for place in places])):
             copies["lane"][place] = lane
 
 
-def _spans(copies: Columns, places: Iterable[int], found: WindowTables) -> Iterator[tuple[int, int]]:
-    for place in places:
-        reported = copies["reported"][place]
-        began = max(copies["submitted"][place] or copies["transfer"][place], found.first)
-        yield began, found.last if reported is None else max(began, min(reported, found.last))
+def _span(copies: Columns, place: int, found: WindowTables) -> tuple[int, int]:
+    """The events of the window that a copy lasts."""
+    reported, began = copies["reported"][place], max(copies["submitted"][place], found.first)
+    return began, found.last if reported is None else max(began, min(reported, found.last))
