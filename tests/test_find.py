@@ -138,7 +138,7 @@ def busy_life(seed: int) -> list[OffloadingEvent]:
 LIVES = [busy_life(seed) for seed in range(3)]
 
 
-@settings(max_examples=120)
+@settings(max_examples=80)
 @given(st.sampled_from(LIVES), queries())
 def test_the_search_agrees_with_a_look_at_every_pair(events: list[OffloadingEvent], drawn: Any) -> None:
     """Whatever is looked for, on either side, with and without `not`, in each unit."""
@@ -251,6 +251,7 @@ def test_a_bad_query_says_where_and_what(query: str, marked: str, reason: str) -
     assert reason in error.reason
 
 
+@settings(max_examples=60)
 @given(st.text(alphabet="StorePlanned nofbywithiSeq(){}=<>!#|,\"'\\0123 \n", max_size=40))
 def test_any_text_is_a_pattern_or_a_pattern_error(text: str) -> None:
     """And the mark is inside of the text, or right behind it."""

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_life import Life, random_life, story_life
 
 from kvsm.cli import main
 from kvsm.errors import LogError
 from kvsm.log import LogReader
-from kvsm.replay.names import matching, only_match, requests_in
+from kvsm.replay.names import matching, nearest, only_match, requests_in
 
 
 def kvsm(*arguments: object) -> Result:
@@ -86,6 +86,7 @@ def test_a_place_without_a_log_is_one_clear_line(
 NAMES = st.lists(st.sampled_from(["r7", "r7-1a", "r7-2b", "r77", "r77-1a", "r", "r-7"]), unique=True)
 
 
+@settings(max_examples=40)
 @given(st.sampled_from(["r7", "r77", "r", "r7-1a", "x"]), NAMES)
 def test_a_name_means_a_request_or_all_that_a_server_made_of_it(asked: str, names: list[str]) -> None:
     """The exact id, or else the ids that begin with it and a hyphen: never a longer name."""
@@ -112,6 +113,13 @@ def test_a_request_that_does_not_exist_suggests_the_nearest(asked: str, hint: st
     with pytest.raises(LogError) as raised:
         only_match(asked, ["chatcmpl-8f3a", "chatcmpl-1b2c"], Path("log"))
     assert f"there is no request {asked}; {hint}" in str(raised.value)
+
+
+def test_the_nearest_of_many_requests_is_found_soon() -> None:
+    """A log names a hundred thousand requests. The ones that begin alike are compared."""
+    names = [f"chatcmpl-{number * 7919 % 1_000_003:06}-{'x' * 40}" for number in range(6_000)]
+    wanted = names[5_000]
+    assert nearest(f"{wanted[:-1]}y", names)[0] == wanted
 
 
 def test_every_request_of_a_log_is_found(tmp_path: Path) -> None:

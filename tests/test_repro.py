@@ -34,9 +34,14 @@ def kvsm(*arguments: object) -> Result:
 def run_pytest(test: Path) -> tuple[int, str]:
     """Run the written file in a process of its own, as its reader would."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", test.name],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test.name],
         cwd=test.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "COLUMNS": "200",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         capture_output=True,
         text=True,
         check=False,

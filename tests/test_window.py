@@ -57,7 +57,7 @@ POINTS = st.none() | st.one_of(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(POINTS, POINTS)
 def test_a_window_holds_what_lies_between_its_points(
     life: tuple[Path, list[OffloadingEvent]], since: LogPoint | None, until: LogPoint | None
