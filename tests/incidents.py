@@ -255,6 +255,16 @@ def rank_silent(directory: Path, seed: int = 1) -> Path:
     return Rig(directory, seed, chats(500, seed), script=script, device_blocks=800).serve(seconds=70).close()
 
 
+def reports_lost(directory: Path, seed: int = 1) -> Path:
+    """Rank 1 of 2 never reports one copy in fifty. After 10 s of steps such a transfer is given up."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(SILENT) if copying.rank == 1 and copying.random.random() < 0.02 else usual(copying)
+
+    core = {"transfer_ticks": 400}
+    return Rig(directory, seed, chats(400, seed), script=script, device_blocks=800, core=core).serve().close()
+
+
 def requests_unfinished(directory: Path, seed: int = 1) -> Path:
     """The engine's abort path forgets to tell the connector. One request in eight is left behind."""
     rig = Rig(directory, seed, chats(400, seed), device_blocks=1200, abort_rate=0.2)
@@ -449,6 +459,7 @@ INCIDENTS: dict[str, Seeding] = {
         pool_too_small,
         rank_fails,
         rank_silent,
+        reports_lost,
         requests_unfinished,
         reset_storm,
         eviction_burst,

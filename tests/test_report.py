@@ -71,6 +71,7 @@ CAUSES = {
     "pool_too_small": "pool too small",
     "rank_fails": "rank fails",
     "rank_silent": "rank silent",
+    "reports_lost": "rank silent",
     "requests_unfinished": "requests unfinished",
     "reset_storm": "reset storm",
     "eviction_burst": "eviction burst",
@@ -198,6 +199,7 @@ def rank(number: int, **changes: Any) -> RankFigures:
         reported=1000,
         failed=0,
         missing=0,
+        missing_since_ns=None,
         waiting=0,
         latency=usual,
         errors=(),
@@ -342,6 +344,15 @@ def test_one_cause_is_told_once() -> None:
         ({"evictions.burst": burst(3 * 10**11)}, "pool too small"),
     ):
         assert [one.name for one in troubles(replaced(quiet(), **evicted, **more))] == [name]
+
+
+def test_a_rank_that_reports_again_is_not_silent() -> None:
+    """It loses copies: somebody who restarts it for being dead would be wrong."""
+    late_ns = 10**9
+    for last_ns, told in ((7 * 10**9 + late_ns, "went silent"), (7 * 10**9 + late_ns + 1, "loses copies")):
+        figures = replaced(quiet(), **ranks(missing=2, missing_since_ns=7 * 10**9, last_ns=last_ns))
+        [one] = troubles(replaced(figures, **{"copies.late_ns": late_ns}))
+        assert one.text.startswith(f"Rank 2 {told}")
 
 
 def test_a_limit_is_told_in_words() -> None:

@@ -169,12 +169,20 @@ def rank_silent(figures: LogFigures, limit: Limit) -> Noticed | None:
     if not silent:
         return None
     worst = max(silent, key=lambda one: one.missing)
-    after = f" after {after_start(worst.last_ns, figures.log_began_ns)}" if worst.last_ns is not None else ""
     subject = f"Rank {worst.rank}" if len(silent) < len(ranks) else "Every rank"
-    text = (
-        f"{subject} went silent{after}: it has not reported "
-        f"{number(worst.missing + worst.waiting, 'copy', 'copies')} since, {worst.missing:,} of them overdue"
-    )
+    if _reports_again(worst, figures.copies.late_ns):
+        text = (
+            f"{subject} loses copies: it never reported {number(worst.missing, 'copy', 'copies')} of "
+            f"{worst.copies:,}, and reported later ones"
+        )
+    else:
+        last_ns = worst.last_ns
+        after = "" if last_ns is None else f" after {after_start(last_ns, figures.log_began_ns)}"
+        text = (
+            f"{subject} went silent{after}: it has not reported "
+            f"{number(worst.missing + worst.waiting, 'copy', 'copies')} since, {worst.missing:,} of them "
+            "overdue"
+        )
     late = duration(figures.copies.late_ns)
     told = tuple(f"rank {one.rank} lacks {one.missing:,} of {one.copies:,} reports" for one in silent[:4])
     told += (f"a copy is overdue after {late}: 99 % of the copies took a tenth of that or less",)
@@ -188,6 +196,12 @@ def rank_silent(figures: LogFigures, limit: Limit) -> Noticed | None:
         told,
         (_command(figures, "query", query), _command(figures, "verify")),
     )
+
+
+def _reports_again(rank: RankFigures, late_ns: int) -> bool:
+    """Whether a rank went on to report long after a copy that it never reported."""
+    last_ns, since_ns = rank.last_ns, rank.missing_since_ns
+    return last_ns is not None and since_ns is not None and last_ns > since_ns + late_ns
 
 
 def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:

@@ -127,6 +127,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     copies: that were submitted. reported: that it reported. failed: how many of them badly.
     missing: that it did not report, and that were submitted `late_ns` before the end or earlier, or lost.
+    missing_since_ns: when the first of these was submitted; None: none is missing.
     waiting: other copies that it has not reported.
     latency: from the submission to its report.
     errors: what it said most often, with counts.
@@ -138,6 +139,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     reported: int
     failed: int
     missing: int
+    missing_since_ns: int | None
     waiting: int
     latency: Spread
     errors: tuple[tuple[str, int], ...]

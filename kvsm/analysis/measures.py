@@ -281,12 +281,13 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
     known = copies[copies[:, 2] != _NOT_TOLD, 2]
     late_ns = max(late_least_ns, late_times * (spread_of(known).p99_ns or 0))
     late = f"outcome IS NULL AND copies.submitted_ns <= {tables.ended_ns - late_ns}"
-    missing = dict(
-        tables.all(
-            "SELECT worker, count(*) FROM copies JOIN transfers USING (transfer) "
+    missing = {
+        rank: (count, since_ns)
+        for rank, count, since_ns in tables.all(
+            "SELECT worker, count(*), min(copies.submitted_ns) FROM copies JOIN transfers USING (transfer) "
             f"WHERE {within} AND reported IS NULL AND (outcome = 'lost' OR {late}) GROUP BY worker"
         )
-    )
+    }
     errors: dict[int, list[tuple[str, int]]] = {}
     for rank, error, times in tables.all(
         f"SELECT worker, error, count(*) AS times FROM copies WHERE {within} AND good = 0 "
@@ -298,7 +299,7 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
         f"WHERE outcome IS NOT NULL AND {within} GROUP BY 1 ORDER BY 1"
     )
     ranks = [
-        _rank_figures(rank, copies[copies[:, 0] == rank], missing.get(rank, 0), errors.get(rank, []))
+        _rank_figures(rank, copies[copies[:, 0] == rank], missing.get(rank, (0, None)), errors.get(rank, []))
         for rank in np.unique(copies[:, 0]).tolist()
     ]
     return CopyFigures(late_ns=late_ns, ranks=tuple(ranks), transfers=dict(ended))
@@ -309,7 +310,7 @@ _NO_REPORT = 2
 
 
 def _rank_figures(
-    rank: int, copies: NDArray[np.int64], missing: int, errors: list[tuple[str, int]]
+    rank: int, copies: NDArray[np.int64], missing: tuple[int, int | None], errors: list[tuple[str, int]]
 ) -> RankFigures:
     good, took, reported_ns = copies[:, 1], copies[:, 2], copies[:, 3]
     reported = int((good != _NO_REPORT).sum())
@@ -318,8 +319,9 @@ def _rank_figures(
         copies=len(copies),
         reported=reported,
         failed=int((good == 0).sum()),
-        missing=missing,
-        waiting=len(copies) - reported - missing,
+        missing=missing[0],
+        missing_since_ns=missing[1],
+        waiting=len(copies) - reported - missing[0],
         latency=spread_of(took[took != _NOT_TOLD]),
         errors=tuple(errors[:SHOWN]),
         last_ns=int(reported_ns.max()) if reported else None,
