@@ -191,7 +191,8 @@ class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
     """The host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
 
-    missed: the first key that was not readable. None if all were, or if none was looked up.
+    missed: the key at which the hit ends, because it was not readable. None if there was none, or if nothing
+        was looked up.
     asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too. If
         `on_device` is None, only the blocks that the caller asked the host for.
     on_device: how many of them the device had.

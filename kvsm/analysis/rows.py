@@ -103,7 +103,7 @@ class LookupRow(msgspec.Struct, frozen=True):
 
     asked, on_device, on_host: as in `RequestRow`.
     hit_slots: host slots that the answer pins, over all KV cache groups.
-    missed: the key at which the prefix stops, in hex; None: the host serves all of it.
+    missed: the key at which the prefix stops, in hex; None: none was missing, or nothing was looked up.
     why: the `Gone` of that key.
     cause: the event because of which the key is not readable; None: there is none.
     cause_transfer: the transfer behind it: the store for which the key was evicted, the store in flight, or
