@@ -19,6 +19,7 @@ from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
 from written_blocks import with_written_blocks
 
+from kvsm.analysis.schema_text import schema_page
 from kvsm.analysis.troubles import DETECTORS, Urgency
 from kvsm.diagrams import svg
 from kvsm.errors import ConfigError
@@ -101,6 +102,7 @@ def pages() -> dict[str, str]:
         "bugs.md": bugs_page(),
         "troubles.md": troubles_page(),
         "scripts.md": scripts_page(),
+        "tables.md": schema_page(),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }
 

@@ -49,7 +49,7 @@ def tables_from_nothing(log: Path, scratch: Path) -> dict[str, list[dict[str, ob
     for path in segment_paths(log):
         shutil.copy(path, scratch)
     with kvsm.open(scratch) as opened:
-        return rows_of(opened._connection)
+        return rows_of(opened.connection)
 
 
 def made(log: Path, seed: int = 3) -> Path:
@@ -84,7 +84,7 @@ def test_a_log_that_grows_gives_the_tables_of_the_whole_log(tmp_path: Path, seed
         with kvsm.open(tmp_path / "log") as log:
             assert log.stopped is None
             assert log.note is None
-            assert rows_of(log._connection) == tables_from_nothing(log.directory, tmp_path / "scratch")
+            assert rows_of(log.connection) == tables_from_nothing(log.directory, tmp_path / "scratch")
             condition = log.condition
         with kvsm.open(tmp_path / "log") as again:
             assert again.condition == condition
@@ -114,7 +114,7 @@ def test_gaps_of_a_log_are_remembered(tmp_path: Path) -> None:
     for share in (0.5, 1):
         grown(source, tmp_path / "log", int(size * share))
         with kvsm.open(tmp_path / "log") as log:
-            rows, condition = rows_of(log._connection), log.condition
+            rows, condition = rows_of(log.connection), log.condition
         shutil.rmtree(tmp_path / "scratch", ignore_errors=True)
         assert rows == tables_from_nothing(tmp_path / "log", tmp_path / "scratch")
         with kvsm.open(tmp_path / "scratch") as fresh:
@@ -126,10 +126,10 @@ def test_retention_may_delete_what_the_index_holds(tmp_path: Path) -> None:
     """An engineer asks after the fact; what was indexed in time is still known."""
     log = made(tmp_path / "log")
     with kvsm.open(log) as opened:
-        before = rows_of(opened._connection)
+        before = rows_of(opened.connection)
     segment_paths(log)[0].unlink()
     with kvsm.open(log) as opened:
-        assert rows_of(opened._connection) == before
+        assert rows_of(opened.connection) == before
         assert opened.condition.missing is not None
 
 
@@ -210,7 +210,7 @@ def test_an_index_that_is_not_this_logs_is_made_from_nothing(
     spoil(log)
     with kvsm.open(log) as opened:
         assert opened.note is None
-        rows = rows_of(opened._connection)
+        rows = rows_of(opened.connection)
         assert rows == tables_from_nothing(log, tmp_path / "scratch")
         assert not any(row["request"] == "forged" for row in rows["requests"])
 
@@ -250,7 +250,7 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, plant: Callable[[
     with kvsm.open(log) as opened:
         assert opened.note is not None
         assert "the index is not kept" in opened.note
-        assert rows_of(opened._connection) == right
+        assert rows_of(opened.connection) == right
     assert sorted((path.name, path.lstat().st_size, path.lstat().st_ino) for path in log.iterdir()) == before
     if (tmp_path / "precious").exists():
         assert (tmp_path / "precious").read_text() == "precious"
@@ -267,7 +267,7 @@ def test_a_read_only_directory_gives_its_index_or_a_note(
     with kvsm.open(log, progress=told.append) as opened:
         assert opened.note is None
         assert not told
-        assert rows_of(opened._connection) == tables_from_nothing(log, tmp_path / "scratch")
+        assert rows_of(opened.connection) == tables_from_nothing(log, tmp_path / "scratch")
     index_of(log).unlink()
     with kvsm.open(log) as opened:
         assert opened.note is not None
@@ -291,12 +291,12 @@ def test_a_reader_sees_one_moment_while_another_reads_on(tmp_path: Path) -> None
     size = sum(path.stat().st_size for path in segment_paths(source))
     grown(source, tmp_path / "log", size // 2)
     with kvsm.open(tmp_path / "log") as first:
-        before = rows_of(first._connection)
+        before = rows_of(first.connection)
         grown(source, tmp_path / "log", size)
         with kvsm.open(tmp_path / "log") as second:
             assert second.note is None
             assert second.last > first.last
-            assert rows_of(first._connection) == before
+            assert rows_of(first.connection) == before
 
 
 def test_who_waits_too_long_reads_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_an_interrupted_indexing_goes_on_where_it_was(
     assert told[4] > told[0], "a segment that was read is not read again"
     with kvsm.open(log) as opened:
         assert opened.note is None
-        assert rows_of(opened._connection) == tables_from_nothing(log, tmp_path / "scratch")
+        assert rows_of(opened.connection) == tables_from_nothing(log, tmp_path / "scratch")
 
 
 def test_a_small_log_gets_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

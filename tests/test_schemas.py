@@ -38,6 +38,8 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
     "kvsm.show/1": ("show LOG --json --block 0", "show LOG --json --transfer 3"),
     "kvsm.find/1": ("find LOG --json 'StorePlanned followed by any'", "find LOG --json HitMatched"),
+    "kvsm.query/1": ("query LOG 'SELECT * FROM lookups' --json",),
+    "kvsm.export/1": ("export LOG --parquet NEW --json",),
     "kvsm.tail/1": ("tail LOG --json", "tail LOG --json --no-follow -n 1"),
     "kvsm.top/1": ("top LOG --json", "top LOG --json --once"),
     "kvsm.repro/1": ("repro BROKEN --json --output TEST",),

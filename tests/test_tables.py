@@ -233,7 +233,7 @@ def test_what_a_log_lacks_is_not_made_up(tmp_path: Path) -> None:
     """A failed write took events away: the tables end as the ledger, with no cause before the gap."""
     life = gapped(tmp_path / "log")
     with kvsm.open(tmp_path / "log") as log:
-        rows = rows_of(log._connection)
+        rows = rows_of(log.connection)
         (gap,) = log.condition.gaps
         assert_end_is_the_ledgers(rows, life.core.ledger)
     for row in rows["lookups"]:
@@ -298,7 +298,7 @@ def test_an_event_that_cannot_follow_ends_the_tables_and_is_told(tmp_path: Path)
     with kvsm.open(tmp_path / "log") as log:
         assert isinstance(log.stopped, InvalidEvent)
         assert log.last == len(life.events)
-        assert_end_is_the_ledgers(rows_of(log._connection), life.core.ledger)
+        assert_end_is_the_ledgers(rows_of(log.connection), life.core.ledger)
 
 
 def test_no_log_is_one_clear_line(tmp_path: Path) -> None:

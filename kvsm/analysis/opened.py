@@ -45,17 +45,19 @@ class OpenedLog:
     began_ns, ended_ns: their wall times (Unix time in ns).
     stopped: why the tables end before the log does: the error of damage, or of an event that cannot follow.
         None: they hold all of the log.
+    connection: the database of the tables. It can only be read.
     note: why the tables are not kept for the next time (`kvsm.analysis.index`), if they should be.
     """
 
     def __init__(self, reader: LogReader, tables: KeptTables) -> None:
         self.directory, self.config = reader.directory, reader.head.config
         self.condition, self.stopped, self.note = tables.condition, tables.stopped, tables.note
-        self._tables, self._connection = tables, tables.connection
-        self._connection.execute("PRAGMA query_only = ON")
+        self._tables = tables
+        self.connection = tables.connection
+        self.connection.execute("PRAGMA query_only = ON")
         ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
-        self.first, self.began_ns = self._connection.execute(ends.format("ASC")).fetchone()
-        self.last, self.ended_ns = self._connection.execute(ends.format("DESC")).fetchone()
+        self.first, self.began_ns = self.connection.execute(ends.format("ASC")).fetchone()
+        self.last, self.ended_ns = self.connection.execute(ends.format("DESC")).fetchone()
 
     def __enter__(self) -> OpenedLog:
         return self
@@ -67,7 +69,7 @@ class OpenedLog:
 
     def close(self) -> None:
         """Let the tables go."""
-        self._connection.close()
+        self.connection.close()
 
     def events(self, first: int | None = None, last: int | None = None) -> Iterator[OffloadingEvent]:
         """The events from `first` to `last`, streamed. Raises `LogError` if the log does not keep `first`."""
@@ -82,47 +84,58 @@ class OpenedLog:
 
     def requests(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RequestRow]:
         """The requests."""
-        return read(self._connection, "requests", RequestRow, where, params)
+        return read(self.connection, "requests", RequestRow, where, params)
 
     def request_states(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RequestStateRow]:
         """The stays of requests in their states."""
-        return read(self._connection, "request_states", RequestStateRow, where, params)
+        return read(self.connection, "request_states", RequestStateRow, where, params)
 
     def lookups(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[LookupRow]:
         """The lookups of prefixes."""
-        return read(self._connection, "lookups", LookupRow, where, params)
+        return read(self.connection, "lookups", LookupRow, where, params)
 
     def transfers(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[TransferRow]:
         """The stores and loads."""
-        return read(self._connection, "transfers", TransferRow, where, params)
+        return read(self.connection, "transfers", TransferRow, where, params)
 
     def copies(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[CopyRow]:
         """Each rank's part of the submitted transfers."""
-        return read(self._connection, "copies", CopyRow, where, params)
+        return read(self.connection, "copies", CopyRow, where, params)
 
     def blocks(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[BlockRow]:
         """The lives of blocks."""
-        return read(self._connection, "blocks", BlockRow, where, params)
+        return read(self.connection, "blocks", BlockRow, where, params)
 
     def block_runs(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[BlockRunRow]:
         """Runs of blocks of one store that lived alike."""
-        return read(self._connection, "block_runs", BlockRunRow, where, params)
+        return read(self.connection, "block_runs", BlockRunRow, where, params)
 
     def skips(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[SkipRow]:
         """Offered blocks that were not stored."""
-        return read(self._connection, "skips", SkipRow, where, params)
+        return read(self.connection, "skips", SkipRow, where, params)
 
     def resets(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[ResetRow]:
         """The resets of the cache."""
-        return read(self._connection, "resets", ResetRow, where, params)
+        return read(self.connection, "resets", ResetRow, where, params)
 
     def rejections(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RejectionRow]:
         """The reports of workers that changed nothing."""
-        return read(self._connection, "rejections", RejectionRow, where, params)
+        return read(self.connection, "rejections", RejectionRow, where, params)
 
     def occupancy(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[OccupancyRow]:
         """Samples of the pool."""
-        return read(self._connection, "occupancy", OccupancyRow, where, params)
+        return read(self.connection, "occupancy", OccupancyRow, where, params)
+
+    def arrow(self, table: str) -> Any:
+        """A table as a `pyarrow.Table`. Needs the extra `kvsm[analysis]`. Raises `ConfigError` without it."""
+        from kvsm.analysis.arrow import arrow_batches, arrow_module, arrow_schema
+
+        batches = arrow_batches(self.connection, table)
+        return arrow_module().Table.from_batches(batches, arrow_schema(table))
+
+    def frame(self, table: str) -> Any:
+        """A table as a pandas `DataFrame`. Needs the extra `kvsm[analysis]`."""
+        return self.arrow(table).to_pandas()
 
     def sql(self, query: str, params: Sequence[Any] = ()) -> sqlite3.Cursor:
         """The result of a query over the tables. The tables cannot be changed.
@@ -130,7 +143,7 @@ class OpenedLog:
         Raises `ConfigError` for a query that SQLite refuses.
         """
         try:
-            return self._connection.execute(query, params)
+            return self.connection.execute(query, params)
         except sqlite3.Error as error:
             raise ConfigError(f"the query cannot be run: {error}") from error
 
@@ -148,7 +161,7 @@ class OpenedLog:
         As `kvsm.replay.names.matching`: the request of this name or, if there is none, each one whose name
         begins with it and a hyphen. An engine appends these characters to the name that a client gave.
         """
-        rows = self._connection.execute(
+        rows = self.connection.execute(
             "SELECT request, MIN(arrived) AS came FROM requests WHERE request = ?"
             " OR (request >= ? AND request < ?) GROUP BY request ORDER BY came, request",
             (name, f"{name}-", f"{name}."),

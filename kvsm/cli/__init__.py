@@ -43,6 +43,8 @@ COMMANDS = {
     "whatif": Listed("whatif", LOOK, "Tell what LOG would have been with another host pool."),
     "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
     "find": Listed("find", LOOK, "List the events of LOG that fit QUERY."),
+    "query": Listed("query", LOOK, "Answer a SELECT over the tables of LOG."),
+    "export": Listed("export", LOOK, "Write the tables of each LOG as Parquet files."),
     "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),

@@ -12,10 +12,12 @@ from kvsm.analysis.live import LiveState
 from kvsm.analysis.report import Report
 from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.check import CheckAnswer, ListedModel
+from kvsm.cli.export import ExportAnswer
 from kvsm.cli.find import FindAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
+from kvsm.cli.query import QueryAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.repro import ReproAnswer
 from kvsm.cli.show import ShowAnswer
@@ -35,6 +37,8 @@ SCHEMAS: dict[str, type] = {
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,
     "kvsm.find/1": FindAnswer,
+    "kvsm.query/1": QueryAnswer,
+    "kvsm.export/1": ExportAnswer,
     "kvsm.tail/1": TailAnswer,
     "kvsm.top/1": LiveState,
     "kvsm.repro/1": ReproAnswer,
