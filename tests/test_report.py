@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
 import msgspec
 import pytest
 from changed_logs import PlainLog, changed, write_plain
@@ -48,6 +49,7 @@ from kvsm.analysis.report import Report, left_open, make_report
 from kvsm.analysis.rows import Gone
 from kvsm.analysis.troubles import DETECTORS, Urgency, troubles
 from kvsm.cli import main
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.events import SkipReason
 from kvsm.log import LogEnd
 from kvsm.replay.unfinished import end_rows
@@ -315,6 +317,28 @@ def test_every_trouble_has_numbers_and_commands_that_can_be_pasted(name: str) ->
     for command in one.commands:
         words = shlex.split(command)
         assert (words[0], words[2]) == ("kvsm", log)
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_the_commands_of_a_trouble_exist(name: str) -> None:
+    """With their options: none is refused before it has looked at the log."""
+    [one] = troubles(replaced(quiet(), **EDGES[name].speaks, log=str(_small_log())))
+    for command in one.commands:
+        _, verb, *arguments = shlex.split(command)
+        found = main.get_command(click.Context(main), verb)
+        assert found is not None, verb
+        found.make_context(verb, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", INCIDENTS)
+def test_the_commands_of_an_incident_answer(name: str, tmp_path: Path) -> None:
+    """Pasted as they stand. A broken property or a lost event is an answer too."""
+    for one in reported(INCIDENTS[name](tmp_path / "log")).troubles:
+        for command in one.commands:
+            result = kvsm(*shlex.split(command)[1:])
+            assert result.exit_code in (ExitCode.GOOD, ExitCode.BROKEN), (command, result.stderr)
+            assert result.stdout
 
 
 def test_the_most_urgent_comes_first_and_then_the_most_costly() -> None:
