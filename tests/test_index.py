@@ -69,9 +69,7 @@ def was_read_on(log: Path, work: Callable[[], OpenedLog]) -> bool:
     return index_of(log).stat().st_ino == before
 
 
-@pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 30))]
-)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_a_log_that_grows_gives_the_tables_of_the_whole_log(tmp_path: Path, seed: int) -> None:
     """Cut anywhere, in the middle of a frame too: each time the tables are those made from nothing."""
     rng = random.Random(seed)

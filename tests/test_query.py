@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -221,3 +223,20 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert refused.exit_code == 2
     assert "pip install 'kvsm[analysis]'" in refused.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs_and_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its output is real: the run is simulated, so it gives the same log every time."""
+    pytest.importorskip("pandas")
+    pytest.importorskip("torch")
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda: str(tmp_path))
+    notebook = json.loads((Path(__file__).parent.parent / "examples" / "open_a_log.ipynb").read_text())
+    space: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec("".join(cell["source"]), space)
+            shown = "".join(line for output in cell["outputs"] for line in output["text"])
+            assert printed.getvalue() == shown
