@@ -83,7 +83,7 @@ def test_the_front_door_imports_nothing_heavy(arguments: list[str]) -> None:
     ("arguments", "told"),
     [
         (["shwo", "log"], "There is no command 'shwo'. Did you mean show? See kvsm --help."),
-        (["verfy"], "There is no command 'verfy'. Did you mean verify? See kvsm --help."),
+        (["verfy"], "There is no command 'verfy'. Did you mean verify or query? See kvsm --help."),
         (["bench", "vlm"], "There is no command 'vlm'. Did you mean vllm? See kvsm bench --help."),
         (["xyz"], "There is no command 'xyz'. See kvsm --help."),
     ],

@@ -110,7 +110,7 @@ class Pieces(NamedTuple):
 @given(
     st.lists(st.integers(1, 5), max_size=12),
     st.integers(1, 400),
-    st.none() | st.integers(1200, 2400),
+    st.none() | st.integers(1300, 2400),
     st.booleans(),
     st.sampled_from(["none", "every"]),
 )
@@ -171,7 +171,7 @@ def test_a_log_that_was_not_closed_is_told_wherever_it_is_cut(tmp_path: Path) ->
         assert not account(whole.before(cut).write(tmp_path / "cut")).sound, cut
 
 
-@pytest.mark.parametrize("max_bytes", [None, 2500, 3000])
+@pytest.mark.parametrize("max_bytes", [None, 2700, 3000])
 def test_every_removed_set_of_segments_is_refused_or_told(tmp_path: Path, max_bytes: int | None) -> None:
     """Rule 6: the first, the last, or any in the middle. Only retention deletes without a word."""
     write(tmp_path / "log", LIFE, segment_bytes=150, max_bytes=max_bytes)

@@ -15,7 +15,7 @@ import pytest
 from log_interrupts import PACKAGE, StubbornLife, check_given_up, check_interrupted, read_all
 
 FRAMES = [2, 1]
-SMALL = {"segment_bytes": 1, "max_bytes": 1200, "sync_interval_ms": 0}
+SMALL = {"segment_bytes": 1, "max_bytes": 1300, "sync_interval_ms": 0}
 """Each flush opens a segment, and the second one deletes the first."""
 
 

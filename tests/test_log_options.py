@@ -38,7 +38,7 @@ def test_the_newest_log_in_a_directory_is_read(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert f"reading {tmp_path / 'b'}, the newest of the 2 logs in {tmp_path}; " in result.stderr
     assert "1970-01-01T00:00:03.000Z" in result.stderr
-    assert str(tmp_path / "b") in result.stdout
+    assert str(tmp_path / "b") in "".join(result.stdout.split())  # a long path is folded
 
 
 def test_a_log_whose_head_is_torn_counts_by_the_time_of_its_file(tmp_path: Path) -> None:

@@ -13,14 +13,13 @@ from kvsm.checker.model import Verdict
 from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.serving import ServingScope
 from kvsm.cli import main
-from kvsm.cli.check import check
 from kvsm.errors import ConfigError
 from kvsm.ledger import transfers
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(check, ["--jobs", "1", *arguments])
+    return CliRunner().invoke(main, ["check", "--jobs", "1", *arguments])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,7 +49,7 @@ def test_the_protocol_is_checked_by_its_own_explorer() -> None:
     assert "  seen       93 states, 376 transitions, depth 16; " in result.stdout
     assert "    never taken: block ALLOCATE: EVICTED -> ALLOCATED" in result.stdout
     refused = run("protocol", "--depth", "3")
-    assert refused.exit_code == 1
+    assert refused.exit_code == 2
     assert "the protocol is explored without a limit of depth" in refused.stderr
 
 
