@@ -10,13 +10,13 @@ from typing import Any
 import click
 from rich.table import Table
 
-import kvsm
 from kvsm.analysis.diff import Changed, LogDiff, Parting, StoryStep
 from kvsm.analysis.diff import diff as compare
 from kvsm.analysis.opened import OpenedLog
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.cli.opening import opened_log
+from kvsm.cli.output import Command, complain, say, say_json, say_table
 from kvsm.replay.render import render_key
 from kvsm.replay.times import after_start, utc
 
@@ -43,14 +43,24 @@ def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
     \b
     Exit code: 0 if every story goes the same way; 1 if not; 2 for input that cannot be used.
     """
-    with kvsm.open(good, **trust) as one, kvsm.open(bad, **trust) as other:
+    with opened_log(good, **trust) as one, opened_log(bad, **trust) as other:
         found = compare(one, other)
         if as_json:
             say_json(found)
         else:
             print_diff(found, one, other)
+        _complain_of(one)
+        _complain_of(other)
     if not found.same:
         raise SystemExit(ExitCode.BROKEN)
+
+
+def _complain_of(log: OpenedLog) -> None:
+    """Say on standard error what is wrong with a log: stories may end there."""
+    if log.stopped is not None:
+        complain(f"{log.directory}: cannot be read further: {log.stopped}")
+    for note in log.condition.notes():
+        complain(f"{log.directory}: {note}")
 
 
 def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:

@@ -10,7 +10,6 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-import kvsm
 from kvsm.analysis.diff import LogDiff
 from kvsm.analysis.diff import diff as compare
 from kvsm.analysis.fork import Forked, OtherChoices
@@ -18,6 +17,7 @@ from kvsm.analysis.fork import fork as fork_log
 from kvsm.analysis.unavoidable import Unavoidable, unavoidable
 from kvsm.cli.diff import print_diff
 from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.opening import opened_log
 from kvsm.cli.output import Command, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
@@ -109,7 +109,7 @@ def fork(log: Path, at: int | None, chart: bool, output: Path | None, as_json: b
         return
     directory = output or log.resolve().parent / f"{log.resolve().name}-fork-{at}"
     forked = fork_log(log, at, OtherChoices(**options, late=late), directory, **trust)
-    with kvsm.open(log, **trust) as one, kvsm.open(directory, **trust) as other:
+    with opened_log(log, **trust) as one, opened_log(directory, **trust) as other:
         found = compare(one, other)
         if as_json:
             say_json(ForkAnswer(log=str(directory), forked=forked, difference=found))

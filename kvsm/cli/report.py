@@ -8,17 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from kvsm.analysis.detectors import number, percent
 from kvsm.analysis.figures import LogFigures, RankFigures, Spread
 from kvsm.analysis.opened import OpenedLog
-from kvsm.analysis.opened import open as open_log
 from kvsm.analysis.report import Report, left_open, make_report
 from kvsm.cli.log_answers import end_lines, leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
-from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.cli.opening import opened_log
+from kvsm.cli.output import Command, say, say_json
 from kvsm.log import LogReader
 from kvsm.replay.times import duration, utc
 from kvsm.replay.window import LogPoint, find_window
@@ -59,9 +57,7 @@ def report(
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
     leaves the exit code at 0.
     """
-    with _opened(log, trust) as opened:
-        if opened.note is not None:
-            complain(opened.note)
+    with opened_log(log, **trust) as opened:
         window = find_window(LogReader(log), since, until)
         found = make_report(opened, window, verify=verify, **trust)
         if as_json:
@@ -70,16 +66,6 @@ def report(
             say(*report_lines(found, opened))
     check = found.check
     leave(opened.condition, good=not check.broken and check.damage is None)
-
-
-def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return open_log(log, **trust)
-    columns = (TextColumn("read {task.completed:,.0f} events"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("read", total=None)
-        return open_log(log, progress=lambda events: progress.update(task, completed=events), **trust)
 
 
 def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:

@@ -11,10 +11,10 @@ import msgspec
 
 from kvsm.analysis.causes import Evidence, Explanation
 from kvsm.analysis.opened import OpenedLog
-from kvsm.analysis.opened import open as open_log
 from kvsm.analysis.why import explain_block, explain_keys, explain_request, explain_transfer
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.opening import opened_log
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.log import LogReader
@@ -67,7 +67,7 @@ def why(
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
     window = find_window(LogReader(log), since, until)
-    with open_log(log, **trust) as opened:
+    with opened_log(log, **trust) as opened:
         found = _explanations(opened, request, key, transfer, block, window)
         if as_json:
             say_json(WhyAnswer(log=str(log), explanations=found))
