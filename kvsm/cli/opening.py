@@ -18,12 +18,17 @@ from kvsm.cli.output import complain
 @contextmanager
 def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
     """The log, opened. On a terminal the first reading of a large one shows how far it is."""
-    console = Console(stderr=True)
-    columns = (TextColumn("read up to event {task.completed:,.0f}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("read", total=None)
-        opened = open_log(log, progress=lambda event: progress.update(task, completed=event), **trust)
-    with opened:
+    with _opened(log, trust) as opened:
         if opened.note is not None:
             complain(opened.note)
         yield opened
+
+
+def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return open_log(log, **trust)
+    columns = (TextColumn("read up to event {task.completed:,.0f}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("read", total=None)
+        return open_log(log, progress=lambda event: progress.update(task, completed=event), **trust)
