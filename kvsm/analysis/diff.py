@@ -154,7 +154,6 @@ class _First:
 
 
 _STEPS = """
-WITH labels AS ({labels})
 SELECT 1 AS sort, {name_request} AS thing, arrived AS event, arrived_ns AS wall_ns, 'arrives' AS text,
        NULL AS key, NULL AS cause
   FROM requests
@@ -169,11 +168,11 @@ UNION ALL
 SELECT 1, {name_request}, event, wall_ns,
        printf('has %s blocks on the device and %s on the host', ifnull(on_device, 'some'),
               ifnull(on_host, hit_slots)) || ifnull('; its prefix stops: ' || why, ''),
-       CASE WHEN missed IS NULL THEN NULL ELSE ifnull(labels.label, 'that nobody stored') END,
+       {label_missed},
        CASE WHEN cause IS NULL THEN NULL
             ELSE printf('because of event %d', cause)
                  || ifnull(printf(', transfer %d (%s)', cause_transfer, {names_cause_requests}), '') END
-  FROM lookups LEFT JOIN labels ON labels.key = missed
+  FROM lookups
 UNION ALL
 SELECT 1, {name_owner}, transfer, transfers.wall_ns, printf('plans a load of %d slots', slots), NULL, NULL
   FROM transfers, json_each(requests) AS owner WHERE direction = 'load'
@@ -188,13 +187,13 @@ UNION ALL
 SELECT 1, {name_owner}, event, wall_ns, 'offers blocks that are not stored: ' || reason, NULL, NULL
   FROM skips, json_each(requests) AS owner
 UNION ALL
-SELECT 2, labels.label, transfer, planned_ns, 'gets a slot, to be stored', NULL, 'for ' || {names_requests}
-  FROM blocks JOIN labels USING (key)
+SELECT 2, {label_key}, transfer, planned_ns, 'gets a slot, to be stored', NULL, 'for ' || {names_requests}
+  FROM blocks
 UNION ALL
-SELECT 2, labels.label, gone, gone_ns, 'is gone: ' || why, NULL,
+SELECT 2, {label_key}, gone, gone_ns, 'is gone: ' || why, NULL,
        CASE WHEN gone_for IS NOT NULL THEN printf('for store %d (%s)', gone_for, {names_gone_for_requests})
             WHEN gone_by IS NOT NULL THEN printf('by transfer %d', gone_by) END
-  FROM blocks JOIN labels USING (key) WHERE gone IS NOT NULL AND why <> 'reset'
+  FROM blocks WHERE gone IS NOT NULL AND why <> 'reset'
 UNION ALL
 SELECT 3, 'the cache', event, wall_ns, 'is reset', NULL, NULL FROM resets
 """
@@ -208,18 +207,25 @@ _NAMES = (
 )
 _LISTS = ("requests", "cause_requests", "gone_for_requests")
 
-_SHARED_KEYS = "SELECT DISTINCT key, key AS label FROM blocks"
 _KEYS_BY_OWNER = f"""
-SELECT key, printf('%s, block %d', owner,
-                   row_number() OVER (PARTITION BY owner ORDER BY first, slot)) AS label
+SELECT key, printf('%s, block %d', owner, row_number() OVER (PARTITION BY owner ORDER BY first, slot))
   FROM (SELECT key, min(transfer) AS first, slot, {_NAME.format("json_extract(requests, '$[0]')")} AS owner
           FROM blocks GROUP BY key)
 """
 
 
-def _steps_of(by_owner: bool) -> str:
+def _steps_of(log: OpenedLog, by_owner: bool) -> str:
+    """The query for the steps of a log. by_owner: keys get the names of those that stored them first."""
+    label = "{}"
+    if by_owner:
+        labels = dict(log.sql(_KEYS_BY_OWNER))
+        log.connection.create_function(
+            "label", 1, lambda key: key and labels.get(key, "that nobody stored"), deterministic=True
+        )
+        label = "label({})"
     return _STEPS.format(
-        labels=_KEYS_BY_OWNER if by_owner else _SHARED_KEYS,
+        label_key=label.format("key"),
+        label_missed=label.format("missed"),
         name_request=_NAME.format("request"),
         name_owner=_NAME.format("owner.value"),
         **{f"names_{column}": _NAMES.format(column) for column in _LISTS},
@@ -240,7 +246,7 @@ class _Story(NamedTuple):
 
 def _stories(log: OpenedLog, by_owner: bool) -> Iterator[_Story]:
     """Each thing with its steps, sorted by thing."""
-    rows = log.sql(f"SELECT * FROM ({_steps_of(by_owner)}) ORDER BY sort, thing, event, text")
+    rows = log.sql(f"SELECT * FROM ({_steps_of(log, by_owner)}) ORDER BY sort, thing, event, text")
     for about, of_thing in groupby(rows, key=itemgetter(0, 1)):
         yield _Story(about, [StoryStep(*step) for _, _, *step in of_thing])
 
