@@ -20,7 +20,7 @@ MOST_EVIDENCE = 40
 """Lines of evidence for one answer."""
 
 MOST_RANKS = 4
-"""Ranks of which an answer says what went wrong."""
+"""Most ranks whose failures one answer tells."""
 
 _LATE = 2
 """A rank was late if it took this many times as long as the next slowest one."""
@@ -285,7 +285,7 @@ class Inquiry:
             return f"{waits}, and {blame}" if blame else waits
         unsent = f"{waits}, which was planned and never left for the workers"
         others = [one for one in names_in(row.requests) if one != request]
-        return f"{unsent}; it is of {self.chain(others[0], (*seen, request))}" if others else unsent
+        return f"{unsent}; it belongs to {self.chain(others[0], (*seen, request))}" if others else unsent
 
 
 def _reported(copy: CopyRow) -> int:

@@ -174,7 +174,7 @@ class Extractor:
                 self._flights[transfer] = self._found_in_flight(found)
 
     def _found_in_flight(self, record: TransferRecord) -> Flight:
-        """A transfer of which only the ledger tells."""
+        """A transfer that only the ledger knows."""
         store = record.direction is STORE
         flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
         flight.sent = record.state is not TransferState.PLANNED

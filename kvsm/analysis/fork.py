@@ -182,7 +182,7 @@ class _Future:
         self._own_events.append(event)
 
     def flush(self) -> None:
-        """Do nothing: whoever writes a copy is in no hurry."""
+        """Do nothing: a copy is in no hurry."""
 
     def _clock_ns(self) -> int:
         """The time of the event that the log has here; without one, the time of the call."""
@@ -358,7 +358,7 @@ def _deferred(future: _Future, _recorded: Ledger, event: ev.RequestDeferred) -> 
 
 
 def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> None:
-    """Load as many blocks as the fork has pinned, at most those of the log."""
+    """Load what the fork has pinned, at most what the log loaded."""
     core = future.core
     entry = core.ledger.requests.get(event.request)
     if entry is None or entry.state is not MATCHED or not future.is_alive(event.request):

@@ -187,7 +187,7 @@ def _only_one(directory: Path) -> Iterator[None]:
 
 
 def _as_it_is(reader: LogReader) -> KeptTables:
-    """The tables of an index that cannot be written. Raises `ConfigError` if it is of no use."""
+    """The tables of an index that cannot be written. Raises `ConfigError` if it cannot be used."""
     path = (reader.directory / INDEX_NAME).absolute()
     found = os.lstat(path)
     reason = why_not_private(found)
@@ -256,7 +256,7 @@ def _brought_up_to_date(
             stopped = indexer.read_on(place)
             condition = indexer.condition()
             connection.execute("COMMIT")
-        # From here on this connection sees the tables as they are now, whoever writes more.
+        # From here on this connection sees the tables as they are now, even if another process writes more.
         connection.execute("BEGIN")
         connection.execute("SELECT COUNT(*) FROM _state").fetchone()
     except BaseException:

@@ -94,7 +94,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 
     since_event: the first event that was read.
     end: how the log ends now: `open` while its engine lives. quiet_ns: time since something was written.
-    slots: the pool at the last event; its `event`, `step` and `wall_ns` are those of this event.
+    slots: the pool at the last event; its `event`, `step` and `wall_ns` belong to this event.
     capacity: slots of the pool.
     window_ns: the time that these count: the last 60 s, or less if less was read.
     events, steps: of the window.
