@@ -219,9 +219,9 @@ def test_requests_that_wait_for_each_other_are_told_as_a_chain(story: Story) -> 
         found = explain_request(log, "a")
     unsent = "which was planned and never left for the workers"
     assert found.answer[-1] == (
-        f"It never ended: it still waits for load {loads[1]} of request b, {unsent}; it is of "
+        f"It never ended: it still waits for load {loads[1]} of request b, {unsent}; it belongs to "
         f"request b, which "
-        f"waits for load {loads[0]} of request a, {unsent}; it is of request a, and so they wait "
+        f"waits for load {loads[0]} of request a, {unsent}; it belongs to request a, and so they wait "
         f"for each other"
         "; it was preempted 1 time."
     )
