@@ -80,7 +80,7 @@ def test_the_main_job_tells_what_happened() -> None:
     result = kvsm(*SMALL, "--copies", "simulated")
     assert result.exit_code == 0
     assert rows_in(result.stdout) == {*ALWAYS}
-    assert re.search(r"\D0 ", result.stdout) is None
+    assert re.search(r"[^\d.]0 ", result.stdout) is None  # a short time may be 0.0 s
     assert re.search(r"^good: [\d,]+ events give the engine's own state", result.stdout, re.MULTILINE)
 
 
