@@ -88,7 +88,7 @@ def test_no_command_runs_code_that_a_log_names(tmp_path: Path, life: PlainLog) -
         "import json, sys\nfrom kvsm.cli import main\n"
         "for command in json.loads(sys.argv[1]):\n"
         "    try: main(command)\n"
-        "    except SystemExit as left: print('left with', left.code)\n"
+        "    except SystemExit as left: print('left with', int(left.code))\n"
         "print('all done')\n"
     )
     done = subprocess.run(
