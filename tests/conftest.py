@@ -6,6 +6,7 @@ CI names a profile of `kvsm.testing.profiles` and the day's seed, so each day ha
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -15,3 +16,7 @@ if "CI" in os.environ:
 else:
     settings.register_profile("kvsm", deadline=None)
 settings.load_profile("kvsm")
+
+# What is begun in the background of a script ignores Ctrl-C, and so do its children. The tests send it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
