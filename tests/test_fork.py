@@ -66,7 +66,7 @@ def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data
         life.close()
         at = 1 + place % life.core.ledger.seq
         planned = [event for event in life.events if isinstance(event, ev.StorePlanned | ev.LoadPlanned)]
-        transfers = [event.seq for event in planned]
+        transfers = [event.seq for event in planned if event.seq > at]
         some = st.lists(st.sampled_from(transfers), max_size=3).map(tuple) if transfers else st.just(())
         choices = OtherChoices(
             policy=data.draw(st.sampled_from([None, "arc", "s3fifo", "slru", "sieve"])),
@@ -174,6 +174,8 @@ def test_a_log_that_begins_with_a_snapshot_can_be_forked(tmp_path: Path) -> None
         (10**9, OtherChoices(), "there is no event 1000000000"),
         (5, OtherChoices(abort=("nobody",)), "request nobody is not alive after event 5"),
         (5, OtherChoices(policy="nonsense"), "policy 'nonsense'"),
+        (5, OtherChoices(fail=(10**6,)), "transfer 1000000 is not alive after event 5"),
+        (5, OtherChoices(late={2: 9}), "transfer 2 is not alive after event 5"),
     ],
 )
 def test_what_cannot_be_forked_is_refused_and_leaves_nothing(

@@ -17,6 +17,7 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ def fork(
             _live_on(future, reader, at, until, trust)
             writer.close()
         except BaseException:
-            writer.close()
+            with suppress(KvsmError):  # What is given up need not be complete.
+                writer.close()
             shutil.rmtree(Path(directory))
             raise
     return Forked(at, future.parted, ledger.seq, future.not_offered, future.pointless, future.stopped)
@@ -165,6 +167,8 @@ class _Future:
         self.stopped: str | None = None
         self._transfers: dict[int, int] = {}
         """The fork's transfer for a transfer of the log that was planned after the fork."""
+        self._unknown = {*choices.fail, *choices.lose, *choices.late}
+        """Transfers that a choice names and that were not met yet."""
         self.touching: list[bytes] = []
         """Keys that were touched last; a store that follows at once may have found them resident."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
@@ -202,6 +206,7 @@ class _Future:
     def begin(self, event: OffloadingEvent) -> None:
         """Make the other choices, right after this event. Raises `ConfigError` if one cannot be made."""
         core, choices = self.core, self.choices
+        self._unknown -= core.ledger.transfers.keys()
         self.now, core.step = event.wall_ns, event.step
         for request in choices.abort:
             entry = core.ledger.requests.get(request)
@@ -216,6 +221,7 @@ class _Future:
     def call(self, moment: Moment) -> None:
         """Make the call that led to this event of the log."""
         event = moment.event
+        self._unknown.discard(event.seq)
         self.now, self.core.step = event.wall_ns, event.step
         self._log_events.append(event)
         if self.touching and not _may_have_touched(moment, self.touching):
@@ -229,7 +235,12 @@ class _Future:
         self._compare()
 
     def finish(self) -> None:
-        """The log has ended. What was to come later comes now."""
+        """The log has ended. What was to come later comes now.
+
+        Raises `ConfigError` if a choice names a transfer that the log does not have after the fork.
+        """
+        if self._unknown:
+            raise ConfigError(f"transfer {min(self._unknown)} is not alive after event {self.forked_at}")
         if self.touching:
             self._touch()
         while self._late:

@@ -153,7 +153,7 @@ class BlockLives:
         )
 
     def fits(self, ledger: Ledger) -> bool:
-        """Whether the lives are those of the ledger's blocks."""
+        """Whether these lives and the ledger's blocks are the same."""
         sizes = {len(getattr(self, name)) for name in _ARRAYS}
         return sizes == {ledger.config.host_blocks} and bool(
             np.array_equal(self._life > 0, are_indexed(ledger.blocks.view))

@@ -1,7 +1,7 @@
 """The tables of `rows.py` in SQLite: their schema, how rows are written, and how they are read.
 
 The schema is made from the classes of the rows, so a column is declared once. A row that is written again
-replaces the one with the same key: that of a thing that went on.
+replaces the one with the same key: the thing has gone on since.
 
 Blocks are many, and most blocks of a store live alike. So `block_runs` has a row for each run of them, and
 `blocks` is a view that names each block. Two tables that begin with `_` give it slots and keys:

@@ -22,7 +22,7 @@ CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
     ),
     (
         "keys",
-        "a key matches only when every worker has stored its bytes, and they are of this epoch",
+        "a key matches only when every worker has stored its bytes, and they belong to this epoch",
         (
             Property.PUBLISH_AFTER_COMMIT,
             Property.STORED_ONCE,

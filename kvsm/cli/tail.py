@@ -130,7 +130,7 @@ class _Follow:
         most = len(starts) if most_segments is None else min(most_segments, len(starts))
         segments, found = 1, deque[OffloadingEvent](maxlen=lines)
         while True:
-            # A filter must see the events in order. So each try begins anew, twice as far back.
+            # A filter must see the events in order. So each try reads again, from twice as far back.
             self.follower = LogFollower(self._log, starts[-segments])
             self._filter = EventFilter(**self._conditions)
             found = deque(self._news(), maxlen=lines)

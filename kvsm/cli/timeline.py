@@ -28,7 +28,7 @@ from kvsm.timeline.timeline import MOST_EVENTS, Timeline, read_timeline
 
 _STANDARD_OUTPUT = Path("-")
 _LARGEST = 500_000
-"""Events that a page may have. A browser shows a list of so many rows."""
+"""Events that a page may have. A browser can still show a list of this length."""
 
 
 class TimelineAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.timeline/1"):

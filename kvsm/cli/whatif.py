@@ -56,14 +56,14 @@ class WhatIfAnswer(PoolComparison, frozen=True, kw_only=True, tag_field="schema"
     "--policy",
     "policies",
     metavar="NAMES",
-    help=f"Eviction policies to try, with commas: {', '.join(POLICIES)}, or all.  [default: that of LOG]",
+    help=f"Eviction policies to try, with commas: {', '.join(POLICIES)}, or all.  [default: as in LOG]",
 )
 @click.option(
     "--store-threshold",
     "thresholds",
     metavar="NUMBERS",
     help="Thresholds to try: 1,2,3 stores a block when it is offered for the n-th time.  "
-    "[default: that of LOG]",
+    "[default: as in LOG]",
 )
 @click.option(
     "--store", type=click.Choice(("eager", "lazy")), default="eager", show_default=True, help="Store mode."

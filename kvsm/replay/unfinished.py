@@ -234,7 +234,7 @@ def beginnings(reader: LogReader, ledger: Ledger) -> Beginnings:
 
 
 class _Search:
-    """What was found so far. over: requests of which an earlier life has ended."""
+    """What was found so far. over: requests that have ended once; their names may be in use again."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.found = Beginnings()

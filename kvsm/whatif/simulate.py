@@ -49,7 +49,7 @@ EVERYTHING = Window()
 
 
 class Scenario(msgspec.Struct, frozen=True):
-    """A configuration to try. The fields are those of `OffloadConfig`."""
+    """A configuration to try. Its fields are fields of `OffloadConfig`."""
 
     host_blocks: int
     policy: str
