@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from kvsm.errors import ConfigError
 BATCH_ROWS = 1 << 16
 
 
-def arrow_module() -> Any:
-    """The module `pyarrow`. Raises `ConfigError` if it is not installed."""
+def arrow_module(name: str = "pyarrow") -> Any:
+    """The module `pyarrow`, or one of its parts. Raises `ConfigError` if it is not installed."""
+    # By name: pyarrow has no types, and the strict type checker of an embedder would refuse an import.
     try:
-        import pyarrow
+        return import_module(name)
     except ImportError:
         message = "Arrow, DataFrame and Parquet need pyarrow; install it with pip install 'kvsm[analysis]'"
         raise ConfigError(message) from None
-    return pyarrow
 
 
 def check_table(table: str) -> None:
@@ -61,13 +62,11 @@ def write_parquet(connection: sqlite3.Connection, table: str, path: Path, log: s
     The file has its name only when it is whole.
     """
     pa = arrow_module()
-    from pyarrow import parquet
-
     schema = arrow_schema(table).insert(0, pa.field("log", pa.string(), False))
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     rows = 0
     try:
-        with parquet.ParquetWriter(beside, schema, compression="zstd") as writer:
+        with arrow_module("pyarrow.parquet").ParquetWriter(beside, schema, compression="zstd") as writer:
             for batch in arrow_batches(connection, table):
                 names = pa.array([log] * batch.num_rows, pa.string())
                 writer.write_batch(pa.record_batch([names, *batch.columns], schema=schema))
