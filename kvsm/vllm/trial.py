@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from tempfile import TemporaryFile
+from threading import Timer
 from typing import IO, Any, TypeVar
 
 import msgspec
@@ -31,6 +32,9 @@ Prompt = list[int]
 
 SHUTDOWN_S = 60.0
 """vLLM kills an engine after 5 s by default; its event log would then not be closed."""
+
+WAKE_S = 2.0
+"""The time that vLLM's core has to notice the signal that ends it (s)."""
 
 _POLL_S = 0.5
 
@@ -273,7 +277,28 @@ def _live(connection: Connection) -> None:
                 prompts = msgspec.json.decode(connection.recv_bytes(), type=list[Prompt])
                 served = _serve(engine, clock, prompts, trial.max_tokens)
                 connection.send_bytes(msgspec.json.encode(served))
-        engine.llm_engine.engine_core.shutdown(timeout=SHUTDOWN_S)
+        core = engine.llm_engine.engine_core
+        if trial.in_process:
+            core.shutdown(timeout=SHUTDOWN_S)
+        else:
+            _end_process_of(core)
+
+
+def _end_process_of(core: Any) -> None:
+    """Shut down vLLM's core in its own process. Raises `RuntimeError` if the process did not end by itself.
+
+    A signal ends the core. Python overlooks a signal that comes in the moment in which the main thread falls
+    asleep, until something wakes that thread. So a message follows: it aborts a request that does not exist.
+    """
+    processes = core.resources.engine_manager.processes
+    wake = Timer(WAKE_S, core.abort_requests, [["no request"]])
+    wake.start()
+    try:
+        core.shutdown(timeout=SHUTDOWN_S)
+    finally:
+        wake.cancel()
+    if codes := [process.exitcode for process in processes if process.exitcode]:
+        raise RuntimeError(f"vLLM's core ended with exit code {codes[0]}")
 
 
 def _serve(engine: Any, clock: StepClock | None, prompts: list[Prompt], max_tokens: int) -> TrialOutcome:

@@ -241,4 +241,24 @@ class DeletedLogConnector(KvsmConnector):
         return super().build_connector_meta(scheduler_output)
 
 
+class DeafConnector(KvsmConnector):
+    """The main thread of vLLM's core sleeps through SIGTERM: another thread receives it.
+
+    Python runs the signal's handler in the main thread, as soon as something else has woken that thread.
+    """
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> Any:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+
+class KilledConnector(KvsmConnector):
+    """vLLM's core is killed while it shuts down."""
+
+    def shutdown(self) -> None:
+        if self.role is KVConnectorRole.SCHEDULER:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().shutdown()
+
+
 FREE_BYTES = 3000

@@ -119,6 +119,21 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
     assert loads, "it was killed before its first load"
 
 
+def test_a_core_that_sleeps_through_its_signal_is_woken(tmp_path: Path) -> None:
+    """Python overlooks a signal that comes in the moment in which the main thread falls asleep. vLLM would
+    kill its core after a minute, and the log would have no end."""
+    deaf = steered(name="DeafConnector", event_log=str(tmp_path))
+    run_trial(trial(deaf, in_process=False))
+    assert verified(tmp_path)[1].condition.notes() == []
+
+
+def test_a_core_that_is_killed_at_its_end_is_a_failed_trial(tmp_path: Path) -> None:
+    """Its tokens were right, but its log has no end."""
+    killed = steered(name="KilledConnector", event_log=str(tmp_path))
+    with pytest.raises(TrialFailed, match=r"vLLM's core ended with exit code -9"):
+        run_trial(trial(killed, in_process=False))
+
+
 # Copies that one rank of two never reports.
 
 TIMEOUT_S = 5.0
