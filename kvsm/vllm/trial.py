@@ -277,19 +277,20 @@ def _live(connection: Connection) -> None:
                 prompts = msgspec.json.decode(connection.recv_bytes(), type=list[Prompt])
                 served = _serve(engine, clock, prompts, trial.max_tokens)
                 connection.send_bytes(msgspec.json.encode(served))
-        core = engine.llm_engine.engine_core
-        if trial.in_process:
-            core.shutdown(timeout=SHUTDOWN_S)
-        else:
-            _end_process_of(core)
+        _shut_down(engine.llm_engine.engine_core)
 
 
-def _end_process_of(core: Any) -> None:
-    """Shut down vLLM's core in its own process. Raises `RuntimeError` if the process did not end by itself.
+def _shut_down(core: Any) -> None:
+    """Shut down vLLM's core. Raises `RuntimeError` if it has a process of its own that did not end by itself.
 
-    A signal ends the core. Python overlooks a signal that comes in the moment in which the main thread falls
-    asleep, until something wakes that thread. So a message follows: it aborts a request that does not exist.
+    A signal ends such a core. Python overlooks a signal that comes in the moment in which the main thread
+    falls asleep, until something wakes that thread. So a message follows: it aborts a request that does not
+    exist.
     """
+    if not hasattr(core, "resources"):
+        # It shares this process. A user's environment may say so, whatever the trial says.
+        core.shutdown(timeout=SHUTDOWN_S)
+        return
     processes = core.resources.engine_manager.processes
     wake = Timer(WAKE_S, core.abort_requests, [["no request"]])
     wake.start()

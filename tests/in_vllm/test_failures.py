@@ -134,6 +134,15 @@ def test_a_core_that_is_killed_at_its_end_is_a_failed_trial(tmp_path: Path) -> N
         run_trial(trial(killed, in_process=False))
 
 
+def test_a_trial_ends_well_where_the_environment_keeps_the_core_in_its_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """vLLM's variable counts, and such a core has no process that could be waited for."""
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    run_trial(trial(steered(event_log=str(tmp_path)), in_process=False))
+    assert verified(tmp_path)[1].condition.notes() == []
+
+
 # Copies that one rank of two never reports.
 
 TIMEOUT_S = 5.0
