@@ -40,6 +40,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
     transfer_timeout_s: how long a copy may stay unreported while no earlier copy of its direction ends
         (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
+    last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
+        empty steps until all are reported. With `flush` one last step waits for all of them.
     """
 
     cpu_bytes_to_use: Annotated[int, msgspec.Meta(ge=1)]
@@ -49,6 +51,7 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     event_log: str | None = None
     log_on_failure: OnFailure = "continue"
     transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
 
 
 class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
@@ -86,6 +89,8 @@ class SpecOptions(CommonOptions, frozen=True, kw_only=True):
                 "verify_copies: vLLM's OffloadingConnector cannot be told that a load brought wrong bytes; "
                 "use KvsmConnector, or omit the option"
             )
+        if self.last_step == "flush":
+            raise ConfigError("last_step: the spec keeps stepping; use KvsmConnector, or omit the option")
 
 
 class RecordingOptions(LogOptions, frozen=True, kw_only=True):

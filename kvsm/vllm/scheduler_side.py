@@ -268,7 +268,7 @@ def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_conf
         hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
         store=StoreMode(options.store),
         # vLLM keeps stepping while `has_pending_push_work`.
-        last_step=LastStep.KEEP_STEPPING,
+        last_step=LastStep(options.last_step.replace("_", " ")),
         prompt_only=options.prompt_only,
         lazy_target_blocks=options.lazy_target_blocks
         or 2 * sum(_step_blocks(group, batched) for group in groups),
