@@ -15,8 +15,9 @@ a file that others can touch   they can read it, or could when they opened it
 a file with a second name      the other name may be somebody's important file
 =============================  ==================================================
 
-The directory is not judged. Another user who can write in it can take the name away, or put something there
-that is refused. Then kvsm does not start. That user reads and changes none of its bytes.
+`open_private` does not judge the directory. Another user who can write in it can take the name away, or put
+something there that is refused. Then kvsm does not start. That user reads and changes none of its bytes.
+`private_directory` does judge: it is for files by which processes of one user find each other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from kvsm.errors import ConfigError
 
-_MODE = 0o600
+_MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _EXISTING = os.O_NONBLOCK | os.O_NOCTTY  # a pipe does not block, and a terminal stays nobody's
@@ -56,10 +57,43 @@ def open_private(path: Path, purpose: str) -> tuple[int, bool]:
     raise ConfigError(f"{path}: comes and goes while it is opened for {purpose}; give another path")
 
 
-def _open_existing(path: Path, purpose: str) -> int:
+def open_private_to_read(path: Path, purpose: str) -> int:
+    """Open a private file that exists, for reading alone. Returns the descriptor. Raises `ConfigError`."""
+    try:
+        return _open_existing(path, purpose, os.O_RDONLY)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be opened for {purpose}: {error.strerror}") from error
+
+
+def private_directory(path: Path) -> None:
+    """Make this directory, mode 0700, or take the one that is there if only this user can write in it.
+
+    Its parents must exist; they are not judged. Raises `ConfigError`.
+    """
+    try:
+        with suppress(FileExistsError):
+            path.mkdir(mode=_DIRECTORY_MODE)
+        found = path.lstat()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be used as a directory: {error.strerror}") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{path}: is no directory (links are not followed); give another path")
+    if found.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path}: belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}; give "
+            "another directory"
+        )
+    if found.st_mode & 0o022:
+        raise ConfigError(
+            f"{path}: can be written by other users (its mode is {stat.S_IMODE(found.st_mode):04o}); give "
+            "another directory, or take these rights away"
+        )
+
+
+def _open_existing(path: Path, purpose: str, access: int = os.O_RDWR) -> int:
     if path.is_symlink():
         raise ConfigError(f"{path}: is a symbolic link, and kvsm follows none; give the path of the file")
-    descriptor = os.open(path, os.O_RDWR | _FLAGS | _EXISTING)
+    descriptor = os.open(path, access | _FLAGS | _EXISTING)
     reason = why_not_private(os.fstat(descriptor))
     if reason is not None:
         os.close(descriptor)

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 
 from kvsm.copy_engines import host_pool, pool_file
 from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copy_engines.borrowed_pool import BorrowedPool
 from kvsm.copy_engines.host_pool import HostPool, PageLocking
 from kvsm.copy_engines.layout import rows_of
-from kvsm.copy_engines.pool_file import PAGE_BYTES
+from kvsm.copy_engines.pool_file import PAGE_BYTES, remove_dead_pools
 from kvsm.errors import ConfigError
 
 
@@ -624,3 +625,85 @@ def test_a_forked_child_gives_nothing_back(path: Path) -> None:
         with pytest.raises(ConfigError, match="in use"):
             HostPool(6, 8, path=path)
     assert driver.unlocked == list(driver.locked)
+
+
+# A pool of another process.
+
+
+@settings(max_examples=25, deadline=None)
+@given(num_blocks=st.integers(1, 40), ranks=st.integers(1, 3), block_bytes=st.integers(1, 300))
+def test_a_borrowed_pool_shows_the_rows_of_one_rank_and_cannot_be_written(
+    tmp_path_factory: pytest.TempPathFactory, num_blocks: int, ranks: int, block_bytes: int
+) -> None:
+    path = tmp_path_factory.mktemp("borrowed") / "pool"
+    with ExitStack() as stack:
+        for rank in range(ranks):
+            pool = stack.enter_context(HostPool(num_blocks, block_bytes, path=path, ranks=ranks, rank=rank))
+            pool.blocks[:] = 1 + rank
+        for rank in range(ranks):
+            with BorrowedPool(path, block_bytes, rank) as borrowed:
+                assert borrowed.blocks.shape == (num_blocks, block_bytes)
+                assert (borrowed.blocks == 1 + rank).all()
+                with pytest.raises(ValueError, match="read-only"):
+                    borrowed.blocks[0] = 0
+            assert not len(borrowed.blocks)
+
+
+@pytest.mark.parametrize(("block_bytes", "rank"), [(9, 0), (8, 2), (8, -1)])
+def test_a_pool_of_other_sizes_is_not_borrowed(path: Path, block_bytes: int, rank: int) -> None:
+    with (
+        HostPool(6, 8, path=path, ranks=2),
+        pytest.raises(ConfigError, match="is a host pool of 6 blocks for 2 ranks, 8 bytes each; rank"),
+    ):
+        BorrowedPool(path, block_bytes, rank)
+
+
+@pytest.mark.parametrize("end", ["no pool", "cut off", "longer"])
+def test_a_file_that_is_no_whole_pool_is_not_borrowed(path: Path, end: str) -> None:
+    """A look at a page that the file does not have would kill the process with a signal."""
+    with HostPool(1000, 8, path=path):
+        content = path.read_bytes()
+    pieces = {
+        "no pool": content[:-PAGE_BYTES],
+        "cut off": content[PAGE_BYTES:],
+        "longer": bytes(PAGE_BYTES) + content,
+    }
+    left(path, pieces[end])
+    with pytest.raises(ConfigError, match="is not a host pool"):
+        BorrowedPool(path, 8)
+
+
+def test_only_a_private_file_is_borrowed(path: Path) -> None:
+    """Another user must not choose what is served as KV cache."""
+    with HostPool(6, 8, path=path):
+        link = path.with_name("link")
+        link.symlink_to(path)
+        with pytest.raises(ConfigError, match="is a symbolic link"):
+            BorrowedPool(link, 8)
+        path.chmod(0o644)
+        with pytest.raises(ConfigError, match="can be touched by other users"):
+            BorrowedPool(path, 8)
+    with pytest.raises(ConfigError, match="cannot be opened for a host pool: No such file"):
+        BorrowedPool(path, 8)
+
+
+def test_a_borrowed_pool_outlives_its_owner(start: object, path: Path) -> None:
+    """A copy out of it may be under way when the other process is killed."""
+    process = start(path, 600, 1, 0, "killed")  # type: ignore[operator]
+    process.stdout.readline()
+    with BorrowedPool(path, 8) as borrowed:
+        process.communicate("go\n")
+        path.unlink()
+        assert (borrowed.blocks == 1).all()
+
+
+def test_pools_of_killed_runs_are_removed_and_nothing_else(start: object, path: Path) -> None:
+    """On tmpfs they take the memory that the next start needs."""
+    process = start(path, 6, 1, 0, "killed")  # type: ignore[operator]
+    process.communicate("go\n")
+    letters = path.with_name("letters")
+    left(letters, b"somebody's letters".ljust(2 * PAGE_BYTES))
+    with HostPool(6, 8, path=path.with_name("second")) as pool:
+        remove_dead_pools(path.parent)
+        assert sorted(one.name for one in path.parent.iterdir()) == ["letters", "second"]
+        assert not pool.blocks.any()

@@ -20,7 +20,7 @@ from kvsm import private_files
 from kvsm.copy_engines import FileCopyEngine, HostPool
 from kvsm.cuda_io.paths import PathTable
 from kvsm.errors import ConfigError
-from kvsm.private_files import open_private
+from kvsm.private_files import open_private, private_directory
 
 NOBODY = 65534
 
@@ -251,3 +251,35 @@ def test_ranks_that_come_and_go_at_random_share_nothing_but_the_file(path: Path)
     assert not any(thread.is_alive() for thread in ranks)
     assert wrong == []
     assert not path.exists()
+
+
+# Directories in which processes of one user meet.
+
+
+def test_a_private_directory_is_made_for_its_user_alone(path: Path) -> None:
+    private_directory(path)
+    private_directory(path)  # it is there now
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_directory_that_others_can_write_is_refused(path: Path, mode: int) -> None:
+    """Another user could put a socket of his own under the name that is looked for."""
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=rf"can be written by other users \(its mode is {mode:04o}\)"):
+        private_directory(path)
+
+
+def test_what_is_no_directory_of_this_user_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = path.with_name("link")
+    path.mkdir(mode=0o700)
+    link.symlink_to(path)
+    with pytest.raises(ConfigError, match="link: is no directory"):
+        private_directory(link)
+    with pytest.raises(ConfigError, match="missing/pool: cannot be used as a directory: No such file"):
+        private_directory(path.with_name("missing") / "pool")
+    owner = path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    with pytest.raises(ConfigError, match=f"belongs to user {owner}, and this process"):
+        private_directory(path)

@@ -8,6 +8,7 @@ order that hardware may take them. Two engines wrap another one: `VerifyingCopyE
 
 from __future__ import annotations
 
+from kvsm.copy_engines.borrowed_pool import BorrowedPool
 from kvsm.copy_engines.failing import FailingCopyEngine
 from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
@@ -26,4 +27,5 @@ __all__ = [
     "VerifyingStatistics",
     "FailingCopyEngine",
     "HostPool",
+    "BorrowedPool",
 ]

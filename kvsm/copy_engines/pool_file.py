@@ -36,7 +36,7 @@ from typing import NamedTuple
 
 from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
-from kvsm.private_files import names, open_private, remove_own, why_not_private
+from kvsm.private_files import names, open_private, open_private_to_read, remove_own, why_not_private
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 
@@ -218,6 +218,42 @@ class SharedPoolFile:
                 f"{self._path}: is in use as a host pool of {found}, and this rank asks for {self._sizes}; "
                 "all ranks of a run need equal sizes, and each run its own path"
             )
+
+
+def map_to_read(path: Path) -> tuple[mmap.mmap, PoolSizes]:
+    """The blocks of all ranks of a pool that another process has made, and its sizes. The mapping cannot be
+    written. Raises `ConfigError` unless the file is private, as `open_private` says, and whole.
+
+    The pool may end at any time. The mapping keeps the memory, so it is to be closed soon after its use.
+    """
+    descriptor = open_private_to_read(path, "a host pool")
+    try:
+        sizes = _read_sizes(descriptor)
+        # A page that the file does not have would kill this process at the first look at it.
+        if sizes is None or os.fstat(descriptor).st_size != sizes.mapped_bytes + PAGE_BYTES:
+            raise ConfigError(f"{path}: is not a host pool; give the path of one")
+        return mmap.mmap(descriptor, sizes.mapped_bytes, prot=mmap.PROT_READ), sizes
+    finally:
+        os.close(descriptor)
+
+
+def remove_dead_pools(directory: Path) -> None:
+    """Remove the pools of this user in which nobody is. Only for a directory that holds nothing else, as a
+    pool on tmpfs takes memory until somebody removes it."""
+    for name, size in list(_dead_pools(directory)):  # which locks a pool while it is looked at
+        path = Path(name)
+        with suppress(ConfigError, OSError):
+            descriptor, is_new = open_private(path, "a host pool")
+            try:
+                # Locked as by a rank that enters it: no rank comes in between the look and the end.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_new or _lock(descriptor, fcntl.F_WRLCK):
+                    remove_own(path, descriptor)
+                    _LOGGER.info(
+                        "removed %s, the host pool of a run that was killed (%s bytes)", path, f"{size:,}"
+                    )
+            finally:
+                os.close(descriptor)
 
 
 def _read_sizes(descriptor: int) -> PoolSizes | None:
