@@ -32,7 +32,7 @@ from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
 from kvsm.vllm.versions import TESTED, installed
 
-LATER = frozenset({"on_reset_flushed"})
+LATER = frozenset({"on_reset_flushed", "config_info", "config_info_keys"})
 """Methods that only versions newer than the oldest tested one call."""
 
 _CALLED = (

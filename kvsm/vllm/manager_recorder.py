@@ -193,15 +193,20 @@ class ManagerRecorder(Offloader):
         """vLLM has scheduled a step. In the log, a step lasts from one such call to the next."""
         for request in sorted(preempted):
             self.preempt(request)
-        for transfer in list(self.ledger.transfers.values()):
-            if transfer.state is TransferState.ABANDONED:
-                self._end_copy(transfer, True)
+        self.abandoned_ended()
         for request, key in self._missed.items():
             entry = self.ledger.requests.get(request)
             if entry is not None and entry.state in _UNANSWERED:
                 self.emit(ev.HitMatched, request, (), key)
         self._missed.clear()
         self.end_step()
+
+    def abandoned_ended(self) -> None:
+        """The copies from before a reset have ended: the workers finish them before they begin a copy that is
+        planned from now on."""
+        for transfer in list(self.ledger.transfers.values()):
+            if transfer.state is TransferState.ABANDONED:
+                self._end_copy(transfer, True)
 
     def announced(self, events: Sequence[tuple[Collection[bytes], bool]]) -> None:
         """The manager published these KV events: (keys, whether they were removed)."""

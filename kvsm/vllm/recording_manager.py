@@ -16,6 +16,7 @@ from kvsm.errors import described
 from kvsm.offloader import LogFlush
 from kvsm.vllm.manager_recorder import ManagerRecorder
 from kvsm.vllm.spec_stats import LogStats
+from kvsm.vllm.versions import features
 
 log = init_logger("vllm.kvsm")
 
@@ -54,6 +55,9 @@ def _tell_load(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: A
 
 def _tell_store(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: Any) -> None:
     request, offered = req_context.req_id, list(keys)
+    if features().schedule_end_is_last:
+        # The workers finish the copies from before a reset before they begin a store of the next step.
+        recorder.abandoned_ended()
     if answer is None:
         recorder.store_prepared(request, offered, (), (), (), has_room=False)
     else:
@@ -83,14 +87,17 @@ RECORDED: Mapping[str, Callable[..., object]] = {
     "on_new_request": lambda recorder, _, req_context: recorder.arrive(req_context.req_id),
     "on_request_finished": lambda recorder, _, req_context: recorder.request_finished(req_context.req_id),
     "on_schedule_end": lambda recorder, _, context: recorder.schedule_ended(context.preempted_req_ids),
-    "take_events": lambda recorder, events: recorder.announced([(one.keys, one.removed) for one in events]),
+    "take_events": lambda recorder, events: recorder.announced(
+        # What is only for vLLM's own books is told to nobody.
+        [(one.keys, one.removed) for one in events if not getattr(one, "metadata_only", False)]
+    ),
     "reset_cache": lambda recorder, _: recorder.cache_reset(),
     "get_stats": lambda recorder, stats: recorder.counted({} if stats is None else stats.reduce()),
     "shutdown": lambda recorder, _: recorder.stop("the manager was shut down"),
 }
 """A manager's method -> how the recorder hears of a call: (recorder, answer, the call's arguments)."""
 
-NOT_RECORDED = frozenset({"get_load_source", "has_pending_work"})
+NOT_RECORDED = frozenset({"config_info", "get_load_source", "has_pending_work", "lock", "on_reset_flushed"})
 """Methods that change nothing and show no property."""
 
 _COMPLETIONS = (_tell_load_ended, _tell_store_ended)

@@ -19,9 +19,9 @@ from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
 from kvsm.vllm.kv_cache_config import host_slots
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
-from kvsm.vllm.spec_stats import metric_definitions
+from kvsm.vllm.spec_stats import CONFIG_LABELS, config_info, metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker
-from kvsm.vllm.versions import must_have, warn_if_untested
+from kvsm.vllm.versions import features, must_have, warn_if_untested
 
 VLLMS_OWN = (
     "spec_name",
@@ -32,7 +32,10 @@ VLLMS_OWN = (
     "self_describing_kv_events",
     "canonical_layout",
 )
-"""Options that vLLM reads itself."""
+"""Options that every tested vLLM reads itself."""
+
+SYNC_LOAD_BUDGET = "sync_load_budget_bytes"
+"""An option that only a vLLM reads that can load within a step."""
 
 _CALLED_BY_VLLM = ("lookup", "prepare_load", "prepare_store", "complete_load", "complete_store")
 
@@ -45,11 +48,16 @@ class KvsmSpec(OffloadingSpec):
         """The metrics that the manager may report."""
         return dict(metric_definitions())
 
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:  # noqa: ARG003 (vLLM's signature)
+        """The labels of `vllm:kv_offload_config_info`, which the manager fills."""
+        return CONFIG_LABELS
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         warn_if_untested()
         must_have(OffloadingManager, _CALLED_BY_VLLM)
-        self._options = parse(SpecOptions, config.extra_config, VLLMS_OWN)
+        self._options = parse(SpecOptions, config.extra_config, vllms_own())
         if config.canonical_layout:
             raise ConfigError(
                 "canonical_layout is for host memory that ranks share, and each rank of kvsm has its own; "
@@ -71,7 +79,8 @@ class KvsmSpec(OffloadingSpec):
             core = open_engine_offloader(config, self._options, engine, publisher)
             # Each pipeline stage has a step, and asynchronous scheduling has one more.
             most_steps = self.config.parallel.pp_size + 1
-            self._manager = KvsmManager(core, self._options.transfer_timeout_s, most_steps)
+            info = config_info(self.config, self._num_slots)
+            self._manager = KvsmManager(core, self._options.transfer_timeout_s, most_steps, info)
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
@@ -99,3 +108,8 @@ class KvsmSpec(OffloadingSpec):
             store_threshold=self._options.store_threshold,
             block_tokens=lcm(*self.tokens_per_block),
         )
+
+
+def vllms_own() -> tuple[str, ...]:
+    """The options that the installed vLLM reads itself."""
+    return (*VLLMS_OWN, SYNC_LOAD_BUDGET) if features().loads_within_steps else VLLMS_OWN

@@ -25,7 +25,7 @@ interface does not say:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -52,6 +52,7 @@ from kvsm.vllm.deadlines import TransferDeadlines
 from kvsm.vllm.engine_offloader import EngineOffloader
 from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 from kvsm.vllm.spec_stats import to_offloading_stats
+from kvsm.vllm.versions import features
 
 PLACEHOLDERS_PER_HOST_BLOCK = 2
 """All stores together need at most one for each host block. So does the load of one request."""
@@ -59,8 +60,6 @@ PLACEHOLDERS_PER_HOST_BLOCK = 2
 GIVEN_UP_AFTER = 2
 """A rank gives a store up when its age is this many timeouts. The manager hears of a job before any rank
 does, so for the manager a store is older. If it is reported at a lower age, it has ended on all ranks."""
-
-_TELLS_FLUSHED = hasattr(OffloadingManager, "on_reset_flushed")
 
 _UNKNOWN_TRANSFER = 0
 
@@ -83,8 +82,15 @@ class KvsmManager(OffloadingManager):
     deadlines: which transfers have waited too long for their end.
     """
 
-    def __init__(self, core: EngineOffloader, transfer_timeout_s: float = 0.0, most_steps: int = 1) -> None:
-        """transfer_timeout_s: see `CommonOptions`. most_steps: how many steps may be in flight at once."""
+    def __init__(
+        self,
+        core: EngineOffloader,
+        transfer_timeout_s: float = 0.0,
+        most_steps: int = 1,
+        config_info: Mapping[str, Any] | None = None,
+    ) -> None:
+        """transfer_timeout_s: see `CommonOptions`. most_steps: how many steps may be in flight at once.
+        config_info: what `vllm:kv_offload_config_info` says of the host pool."""
         self._engine_core, self._core = core, core.offloader
         self.deadlines = TransferDeadlines(transfer_timeout_s, most_steps)
         self._most_steps = most_steps
@@ -100,7 +106,10 @@ class KvsmManager(OffloadingManager):
         self._refused: set[str] = set()
         """Requests whose offer found no room. When they offer it again, that is no event."""
         self._steps_to_flush = 0
+        self._not_stored: list[bytes] = []
+        """Keys whose store has failed or was lost since the last `take_events`."""
         self._stats = StatsSource(core.metrics)
+        self._config_info = dict(config_info or {})
 
     # Loads.
 
@@ -255,12 +264,14 @@ class KvsmManager(OffloadingManager):
         self.deadlines.ended(transfer)
         if ended is not None:
             self._placeholders.give_back(listed(ended.device_blocks))
+            self._note_not_stored(ended)
 
     def _lose(self, transfer: int) -> None:
         """Give this transfer up: a rank may never end it."""
         ended = self._core.lose(transfer)
         if ended is None:
             return
+        self._note_not_stored(ended)
         is_load = ended.direction is Direction.LOAD
         if not is_load:
             # The placeholders of a load are retired, as the device blocks would be.
@@ -274,6 +285,10 @@ class KvsmManager(OffloadingManager):
             len(ended.device_blocks) // self._chunk,
             _waits_on(ended.request) if is_load else "",
         )
+
+    def _note_not_stored(self, ended: offloader.Ended) -> None:
+        if self._core.publisher is not None and not ended.good:
+            self._not_stored += ended.keys
 
     # Requests and steps.
 
@@ -305,7 +320,7 @@ class KvsmManager(OffloadingManager):
         self._promises = _Promises()
         for request in sorted(context.preempted_req_ids):
             core.preempt(request)
-        if self._steps_to_flush and not _TELLS_FLUSHED:
+        if self._steps_to_flush and not features().tells_of_flushed_resets:
             self._steps_to_flush -= 1
             if not self._steps_to_flush:
                 self._drain()
@@ -324,6 +339,7 @@ class KvsmManager(OffloadingManager):
         self._promises = _Promises()
         self._missed.clear()
         self._refused.clear()
+        self._not_stored.clear()
         self._jobs.clear()
         if not self._core.reset():
             self._steps_to_flush = 1 + self._most_steps
@@ -344,13 +360,25 @@ class KvsmManager(OffloadingManager):
 
     def take_events(self) -> Iterable[OffloadingEvent]:
         """The KV events since the last call."""
-        return [
+        events = [
             OffloadingEvent(one.keys, Medium(one.medium), one.removed) for one in self._core.take_events()
         ]
+        if self._not_stored and features().has_metadata_only_events:
+            # vLLM keeps a description of each key from its offer on. A key that is offered again needs it.
+            index = self._core.ledger.index
+            forgotten = [key for key in self._not_stored if key not in index]
+            if forgotten:
+                events.append(OffloadingEvent(forgotten, Medium.CPU, removed=True, metadata_only=True))
+        self._not_stored.clear()
+        return events
 
     def get_stats(self) -> Any:
         """The metrics that have changed since the last call."""
         return to_offloading_stats(self._stats.take())
+
+    def config_info(self) -> Sequence[Mapping[str, Any]]:
+        """The labels of `vllm:kv_offload_config_info`: there is one pool."""
+        return [self._config_info]
 
     def shutdown(self) -> None:
         """Close the event log."""

@@ -4,6 +4,7 @@ itself."""
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
@@ -42,6 +43,39 @@ def to_offloading_stats(taken: KvsmStats | None) -> OffloadingConnectorStats | N
         for labels, value in series.items():
             notes[_EXPORTED[name].kind](_title(name), value, tuple(labels.split(",")) if labels else ())
     return stats
+
+
+CONFIG_LABELS = (
+    "cpu_num_chunks",
+    "cpu_blocks_per_chunk",
+    "cpu_kv_cache_size_bytes",
+    "cpu_kv_cache_size_tokens",
+)
+"""What vLLM's own spec says of its host memory, so that the same dashboards show kvsm's."""
+
+
+def config_info(config: Any, num_slots: int) -> dict[str, int | str]:
+    """The value of each of `CONFIG_LABELS`.
+
+    config: vLLM's `OffloadingConfig`. num_slots: the size of the host pool (slots).
+    """
+    chunk = config.cache.blocks_per_chunk
+    slot_bytes = config.worker_kv_bytes_per_block * chunk * config.parallel.world_size
+    tokens = _longest_requests_tokens(config, num_slots)
+    return dict(zip(CONFIG_LABELS, (num_slots, chunk, num_slots * slot_bytes, tokens)))
+
+
+def _longest_requests_tokens(config: Any, num_slots: int) -> int | str:
+    """Tokens of all requests of the greatest length that fit into the slots; "None" if that is not known."""
+    longest = getattr(config.model, "max_model_len", 0)
+    if not longest:
+        return "None"
+    slots_each = 0
+    for group in config.groups:
+        slots = -(-longest // (group.tokens_per_block * config.cache.blocks_per_chunk))
+        window = group.sliding_window_size_in_chunks
+        slots_each += slots if window is None else min(slots, window)
+    return int(num_slots * longest // slots_each)
 
 
 class LogStats:

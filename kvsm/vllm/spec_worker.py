@@ -9,6 +9,9 @@ used from place i % blocks_per_chunk on, and the last one may be used in part.
 vLLM cannot be told that a copy failed: it would treat a failed load as loaded and a failed store as stored.
 So a failed copy stops the engine, with the reason.
 
+A vLLM newer than 0.32 may make a step wait for a load and compute with what it brings: an expedited load.
+Such a step must not begin without these bytes. So if the load fails or is given up, `wait` itself raises.
+
 A copy that never ends is given up when it is `patience_s` old. vLLM remembers a job until every rank has
 reported it, and a step may wait for a job. So a store that is given up is reported as done; `spec_manager`
 counts it as lost by then. A load is never reported before it has ended, because its request would read the
@@ -19,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
@@ -62,6 +65,8 @@ class KvsmOffloadingWorker(OffloadingWorker):
         """Stores that were reported as done, and whose copy has not ended."""
         self._ended: list[CopyResult] = []
         """Copies that have ended, and vLLM has not been told."""
+        self._expedited: set[int] = set()
+        """Loads for which the step has not waited yet."""
         self._rows = [block_rows(cache) for cache in caches]
         self._num_slots = num_slots
         self._copies = self._make_copies()
@@ -71,8 +76,10 @@ class KvsmOffloadingWorker(OffloadingWorker):
         self._submit(job_id, Direction.STORE, src_spec, dst_spec)
         return True
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Begin a load, from slots into device blocks."""
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
+        """Begin a load, from slots into device blocks. expedited: whether this step waits for it."""
+        if expedited:
+            self._expedited.add(job_id)
         self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
         return True
 
@@ -96,15 +103,18 @@ class KvsmOffloadingWorker(OffloadingWorker):
         results, self._ended = self._ended, []
         for result in results:
             if not result.good:
-                text = (
-                    f"a {result.direction.name.lower()} failed on rank {self._rank}: {result.error}. vLLM's "
-                    "OffloadingConnector cannot be told, and would serve wrong tokens; with KvsmConnector "
-                    "such a request is recomputed"
-                )
-                log.error("kvsm: %s", text)
-                raise TransferFailed(text)
+                self._stop(f"a {result.direction.name.lower()} failed on rank {self._rank}: {result.error}")
         over = [TransferResult(one.transfer, True, one.bytes, one.seconds) for one in results]
         return over + [TransferResult(job, True) for job in self._give_up_stores()]
+
+    def _stop(self, reason: str) -> NoReturn:
+        """Stop the engine. Raises `TransferFailed`."""
+        text = (
+            f"{reason}. vLLM's OffloadingConnector cannot be told, and would serve wrong tokens; with "
+            "KvsmConnector such a request is recomputed"
+        )
+        log.error("kvsm: %s", text)
+        raise TransferFailed(text)
 
     def _poll(self) -> None:
         """Note which copies have ended."""
@@ -139,7 +149,30 @@ class KvsmOffloadingWorker(OffloadingWorker):
         return self.clock() - began >= self._patience_s
 
     def wait(self, job_ids: set[int]) -> None:
-        """Return when these jobs have ended, or are too old to wait for. Unknown ones have ended."""
+        """Return when these jobs have ended, or are too old to wait for. Unknown ones have ended.
+
+        Raises `TransferFailed` if the step would compute without an expedited load.
+        """
+        self._wait(job_ids)
+        expedited = job_ids & self._expedited
+        if expedited:
+            self._expedited -= expedited
+            self._check_loaded(expedited)
+
+    def _check_loaded(self, jobs: set[int]) -> None:
+        """Raises `TransferFailed` if one of these loads failed, or has not ended."""
+        self._poll()
+        for result in self._ended:
+            if result.transfer in jobs and not result.good:
+                self._stop(f"a load for which a step waits failed on rank {self._rank}: {result.error}")
+        hanging = jobs & self._began[Direction.LOAD].keys()
+        if hanging:
+            self._stop(
+                f"loads {sorted(hanging)}, for which a step waits, have not ended on rank {self._rank} for "
+                f"{self._patience_s:g} s"
+            )
+
+    def _wait(self, job_ids: set[int]) -> None:
         if not self._patience_s:
             self._copies.engine.wait(sorted(job_ids))
             return

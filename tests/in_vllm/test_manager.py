@@ -39,6 +39,7 @@ from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_ve
 from kvsm.vllm.engine_offloader import EngineOffloader
 from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, HostSlots, KvsmManager
 from kvsm.vllm.spec_stats import metric_definitions
+from kvsm.vllm.versions import features
 
 HIT, MISS, PENDING = LookupResult.HIT, LookupResult.MISS, LookupResult.HIT_PENDING
 
@@ -104,6 +105,14 @@ class Rig:
     def end_step(self, preempted: Iterable[str] = ()) -> None:
         self.manager.on_schedule_end(ScheduleEndContext((), tuple(preempted)))
 
+    def end_reset(self) -> None:
+        """The copies from before a reset have ended. A newer vLLM says so, an older one schedules the step
+        after the first."""
+        if features().tells_of_flushed_resets:
+            self.manager.on_reset_flushed()
+        else:
+            self.end_step()
+
     def check(self) -> None:
         """The state is sound, published events fold to the readable keys, and placeholders without a copy are
         free."""
@@ -112,7 +121,9 @@ class Rig:
         assert self.manager._placeholders.num_free == self.core.config.device_blocks - held
         for event in self.manager.take_events():
             assert event.medium is Medium.CPU
-            if event.removed:
+            if getattr(event, "metadata_only", False):
+                assert not self.told.intersection(event.keys)
+            elif event.removed:
                 self.told.difference_update(event.keys)
             else:
                 self.told.update(event.keys)
@@ -185,14 +196,14 @@ class Beside:
         self.theirs.on_request_finished(its)
 
     def reset(self) -> None:
-        """As in vLLM: jobs in flight are not reported, and count as flushed after the second step."""
+        """As in vLLM: jobs in flight are not reported as completed."""
         self.ours.manager.reset_cache()
         self.theirs.reset_cache()
         for _, _, mine, its in self.live:
             self._finish(mine, its)
         self.live.clear()
         self.ours.end_step()
-        self.ours.end_step()
+        self.ours.end_reset()
 
 
 ACTIONS = st.lists(
@@ -453,10 +464,9 @@ def states(rig: Rig) -> list[BlockState]:
 
 
 def test_a_reset_keeps_slots_until_vllm_has_waited() -> None:
-    """No reuse in flight (S3), no stale data (S14): the slots are free after the second step.
+    """No reuse in flight (S3), no stale data (S14): the first step after the reset is too early.
 
-    vLLM sends the order to wait with the first step after a reset. A store that is planned in this step may
-    start before that.
+    vLLM sends the order to wait with this step. A store that is planned in it may start before that.
     """
     rig = Rig(2)
     rig.store(keys(1))
@@ -470,7 +480,7 @@ def test_a_reset_keeps_slots_until_vllm_has_waited() -> None:
     rig.end_step()
     assert states(rig) == [BlockState.QUARANTINED] * 2
     assert rig.manager.prepare_store(keys(3), later) is None
-    rig.end_step()
+    rig.end_reset()
     assert not rig.manager.has_pending_work()
     assert rig.manager.prepare_store(keys(3), later) is not None
     rig.check()
@@ -486,7 +496,7 @@ def test_a_second_reset_waits_again() -> None:
     rig.manager.reset_cache()
     rig.end_step()
     assert states(rig) == [BlockState.QUARANTINED] * 2
-    rig.end_step()
+    rig.end_reset()
     assert states(rig) == [BlockState.EVICTED] * 2
     assert not rig.manager.has_pending_work()
 
@@ -498,6 +508,32 @@ def test_a_vllm_that_tells_that_all_has_ended_is_believed() -> None:
     rig.manager.on_reset_flushed()
     assert not rig.manager.has_pending_work()
     assert states(rig) == [BlockState.EVICTED]
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_vllm_forgets_the_description_of_a_key_that_was_not_stored(good: bool) -> None:
+    """vLLM keeps one from the offer to the removal, and no removal follows a failed or lost store."""
+    rig = Rig(4, timeout_s=10)
+    failing, _ = rig.begin_store(keys(1), "failing")
+    rig.manager.complete_store(set(keys(1)), failing, success=good)
+    rig.begin_store(keys(2), "lost")
+    rig.clock.advance(10)
+    rig.end_step()
+    rig.end_step()
+    expected = keys(2) if good else keys(1, 2)
+    told = [one for one in rig.manager.take_events() if getattr(one, "metadata_only", False)]
+    assert [one.keys for one in told] == ([expected] if features().has_metadata_only_events else [])
+    assert all(one.removed for one in told)
+    assert not list(rig.manager.take_events())
+
+
+def test_vllm_keeps_the_description_of_a_key_that_is_offered_again() -> None:
+    """The second store is in flight, and its event will need the tokens."""
+    rig = Rig(4)
+    context, _ = rig.begin_store(keys(1))
+    rig.manager.complete_store(set(keys(1)), context, success=False)
+    rig.begin_store(keys(1))
+    assert not list(rig.manager.take_events())
 
 
 def test_what_ended_before_a_reset_is_not_taken_for_what_came_after() -> None:
@@ -591,7 +627,7 @@ def test_after_a_reset_a_copy_that_a_rank_may_have_given_up_is_lost(age_s: float
     rig.manager.reset_cache()
     rig.end_step()
     rig.clock.advance(age_s)
-    rig.end_step()
+    rig.end_reset()
     assert states(rig) == [state] * 2
     assert not rig.manager.has_pending_work()
     rig.check()
@@ -606,7 +642,7 @@ def test_a_reset_is_over_when_its_first_step_is() -> None:
     for _ in range(3):
         rig.end_step()
         assert states(rig) == [BlockState.QUARANTINED]
-    rig.end_step()
+    rig.end_reset()
     assert states(rig) == [BlockState.EVICTED]
 
 

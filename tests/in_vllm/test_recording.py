@@ -40,6 +40,7 @@ from kvsm.vllm.manager_recorder import FINDINGS, STORES_PER_SLOT, ManagerRecorde
 from kvsm.vllm.recording_manager import NOT_RECORDED, RECORDED, RecordingManager
 from kvsm.vllm.tiny_model import LLAMA
 from kvsm.vllm.trial import run_trial, spec_config
+from kvsm.vllm.versions import features
 
 CHUNKS = 5
 
@@ -466,15 +467,18 @@ def test_a_completion_of_before_a_reset_is_told(tmp_path: Path) -> None:
     assert manager.recorder.found == {Property.STALE_REPORTS: 1}
 
 
-def test_a_slot_is_in_use_from_a_reset_to_the_end_of_the_step(tmp_path: Path) -> None:
+def test_a_slot_is_in_use_from_a_reset_to_the_next_step(tmp_path: Path) -> None:
     """No reuse in flight (S3): vLLM's connector flushes jobs in flight with the next step. No store may come
-    before."""
+    before. Where vLLM plans the stores of a step before `on_schedule_end`, a store belongs to the next step.
+    """
     manager = recorded(CPUOffloadingManager(4), tmp_path / "log", 4)
     request = ReqContext("r1")
     manager.prepare_store([A0], request)
     manager.reset_cache()
     manager.prepare_store([B0], request)
-    assert manager.recorder.found == {Property.NO_REUSE_IN_FLIGHT: 1}
+    early = not features().schedule_end_is_last
+    assert manager.recorder.found == ({Property.NO_REUSE_IN_FLIGHT: 1} if early else {})
+    assert (manager.recorder.stopped is not None) == early
 
 
 def test_a_call_that_raises_raises_and_the_log_on_disk_has_all_before(tmp_path: Path) -> None:
@@ -512,7 +516,7 @@ def test_a_recorder_that_fails_is_told_once_and_vllm_goes_on(
 def test_every_method_of_a_manager_is_recorded_or_named_as_not_recorded() -> None:
     """A method that a new vLLM adds must be put into one of the two."""
     methods = {name for name in vars(OffloadingManager) if not name.startswith("_")}
-    assert RECORDED.keys() | NOT_RECORDED == methods
+    assert RECORDED.keys() | NOT_RECORDED >= methods
     assert not RECORDED.keys() & NOT_RECORDED
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
 import torch
+import vllm.v1.kv_offload.cpu.common
 import workloads
 from hanging_copies import TIMEOUT_S, Clock, HangingCopyEngine
 from vllm.v1.kv_offload.base import CanonicalKVCaches, CanonicalKVCacheTensor, GPULoadStoreSpec
@@ -33,9 +34,11 @@ from kvsm.events import Direction
 from kvsm.replay.verify import verify_log
 from kvsm.vllm import KvsmSpec
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, HostSlots
+from kvsm.vllm.spec_stats import config_info
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, block_rows, host_blocks
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA
 from kvsm.vllm.trial import Trial, run_trial, spec_config
+from kvsm.vllm.versions import features
 
 # Options.
 
@@ -95,6 +98,39 @@ def test_what_cannot_work_is_said_at_start_up(options: dict[str, Any], message: 
 def test_options_of_vllms_own_are_vllms() -> None:
     options = {"blocks_per_chunk": 2, "offload_prompt_only": False, "self_describing_kv_events": True}
     assert KvsmSpec(config(chunk=2, **options)).offload_prompt_only is False
+
+
+def test_a_budget_for_loads_within_a_step_is_an_option_where_vllm_has_it() -> None:
+    options = {"sync_load_budget_bytes": 1 << 20}
+    if features().loads_within_steps:
+        assert KvsmSpec(config(**options)).extra_config["sync_load_budget_bytes"] == 1 << 20
+    else:
+        with pytest.raises(ConfigError, match=r"sync_load_budget_bytes.*does not know"):
+            KvsmSpec(config(**options))
+
+
+@given(st.integers(1, 3), st.integers(1, 2), st.integers(0, 400), st.integers(0, 3))
+def test_the_pool_is_described_as_vllm_describes_its_own(
+    chunk: int, ranks: int, longest: int, window: int
+) -> None:
+    """The same dashboards serve both. window: chunks of a second group; 0: it attends to all."""
+    theirs = getattr(vllm.v1.kv_offload.cpu.common, "CPUOffloadingInfo", None)
+    if theirs is None:
+        assert config_info(config(ranks, chunk), 9)["cpu_num_chunks"] == 9
+        return
+    given = config(ranks, chunk)
+    groups = (*given.groups, OffloadingGroupConfig(32, ("layer.1",), 1, window or None))
+    given = replace(given, groups=groups, model=replace(given.model, max_model_len=longest))
+    expected = theirs.from_config(given, 9, BLOCK_BYTES * chunk * ranks).as_config_info()
+    assert config_info(given, 9) == expected
+    assert KvsmSpec.config_info_keys({}) == tuple(expected)
+
+
+def test_the_manager_tells_how_large_its_pool_is() -> None:
+    manager = KvsmSpec(config(ranks=2, chunk=2)).get_manager()
+    (labels,) = manager.config_info()
+    assert labels["cpu_num_chunks"] == 2
+    assert labels["cpu_kv_cache_size_bytes"] == 2 * 2 * 2 * BLOCK_BYTES
 
 
 def test_a_model_without_cache_is_refused() -> None:
@@ -236,6 +272,25 @@ def test_a_copy_that_failed_stops_the_engine() -> None:
     worker.shutdown()
 
 
+def test_a_step_does_not_compute_without_the_load_that_it_waits_for() -> None:
+    """Failure is not success (S6): nothing asks for results before the step computes."""
+    worker = KvsmOffloadingWorker(3, [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)], 2, 1)
+    worker.submit_load(0, HostSlots([0], 2), device_spec([Group(0, 1)], [99]), expedited=True)
+    with pytest.raises(TransferFailed, match=r"a load for which a step waits failed on rank 3: .*99"):
+        worker.wait({0})
+    worker.shutdown()
+
+
+def test_a_step_waits_only_for_a_load_that_has_ended() -> None:
+    """Failure is not success (S6): the load that hangs is given up, and its step never computes."""
+    clock = Clock()
+    worker, hanging = hanging_worker(Direction.LOAD, clock, expedited=True)
+    with pytest.raises(TransferFailed, match=r"loads \[7\].*have not ended on rank 0 for 40 s"):
+        worker.wait({7})
+    hanging.let_go()
+    worker.shutdown()
+
+
 def test_waiting_for_what_is_over_returns() -> None:
     """vLLM waits for jobs that have ended, and for jobs that this rank never got."""
     worker = KvsmOffloadingWorker(0, [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)], 2, 1)
@@ -245,8 +300,11 @@ def test_waiting_for_what_is_over_returns() -> None:
     worker.shutdown()
 
 
-def hanging_worker(direction: Direction, clock: Clock) -> tuple[KvsmOffloadingWorker, HangingCopyEngine]:
-    """A worker whose jobs in this direction hang, and that gives them up after twice the timeout."""
+def hanging_worker(
+    direction: Direction, clock: Clock, **named: bool
+) -> tuple[KvsmOffloadingWorker, HangingCopyEngine]:
+    """A worker whose jobs in this direction hang, and that gives them up after twice the timeout. named: what
+    else `submit_load` is told."""
     caches = [CanonicalKVCacheTensor(bytes_of(0, 4, 8), 8)]
     worker = KvsmOffloadingWorker(0, caches, 2, 1, GIVEN_UP_AFTER * TIMEOUT_S)
     worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
@@ -255,7 +313,7 @@ def hanging_worker(direction: Direction, clock: Clock) -> tuple[KvsmOffloadingWo
     worker._copies = worker._copies._replace(engine=hanging)
     submit = worker.submit_store if direction is Direction.STORE else worker.submit_load
     device, host = device_spec([Group(0, 1)], [0]), HostSlots([0], 2)
-    submit(7, *((device, host) if direction is Direction.STORE else (host, device)))
+    submit(7, *((device, host) if direction is Direction.STORE else (host, device)), **named)
     return worker, hanging
 
 
