@@ -8,6 +8,7 @@ and then vLLM's connector calls, by their names. No engine is imported here: `pr
 have. The other files:
 
 - `groups`: block sizes, keys, configuration;
+- `request_params`: what a client may say of a request;
 - `tracked`: a request as it is known here;
 - `hits`: the longest hit that all groups serve;
 - `offer_batch`: what a step offers for a store, and `retry`: when what had to wait is offered again;

@@ -6,18 +6,16 @@ with the engine that said it, and nobody misses it.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from sys import maxsize
-from typing import Annotated, Any
+from typing import Annotated
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.errors import WrongArgument
 from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig, group_suffix
 from kvsm.scheduler.protocols import EngineRequest
-
-_LOGGER = logging.getLogger("kvsm")
+from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
 _PARAMETER = "a parameter of the request, which never changes"
 
@@ -38,6 +36,7 @@ class TrackedRequest:
         "name",
         "next_offer",
         "remote_decode",
+        "remote_prefill",
         "request",
         "retried",
         "tables",
@@ -68,6 +67,8 @@ class TrackedRequest:
     retried: Annotated[set[bytes], Seen(lambda one, _: sorted(one.retried))]
     """Keys whose store has failed since it got its blocks. It offers each of them again once."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
+    remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]
+    """Where another engine keeps the blocks of its prompt."""
     max_load_tokens: Annotated[int, Dropped(_PARAMETER)]
     max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
     _suffixes: Annotated[list[bytes], Dropped("configuration")]
@@ -85,29 +86,18 @@ class TrackedRequest:
         self.local = self.admitted_at = self.next_offer = 0
         self.trusted = self.countable = None
         self.retried = set()
-        self._take_parameters(request.kv_transfer_params or {}, config)
+        self._take_parameters(config)
 
-    def _take_parameters(self, parameters: Mapping[str, Any], config: SchedulerConfig) -> None:
-        self.remote_decode = parameters.get("do_remote_decode") is True
-        self.max_load_tokens = self._limit(parameters, "max_load_tokens")
-        self.max_store_tokens = self._limit(parameters, "max_offload_tokens")
+    def _take_parameters(self, config: SchedulerConfig) -> None:
+        given = read_request_params(self.name, self.request.kv_transfer_params)
+        self.remote_decode, self.max_load_tokens = given.remote_decode, given.max_load_tokens
+        self.remote_prefill = given.remote_prefill
+        self.max_store_tokens = given.max_offload_tokens if given.offload else 0
         if config.prompt_only:
             self.max_store_tokens = min(self.max_store_tokens, self.request.num_prompt_tokens)
-        if parameters.get("offload") is False:
-            self.max_store_tokens = 0
         if self.remote_decode:
             # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
-
-    def _limit(self, parameters: Mapping[str, Any], name: str) -> int:
-        value = parameters.get(name)
-        if value is None:
-            return maxsize
-        if type(value) is int and value >= 0:
-            return value
-        # A client sent it. What it meant cannot be known, and the engine must not stop for it.
-        _LOGGER.warning("request %s: %s is %r, not a number of tokens; ignored", self.name, name, value)
-        return maxsize
 
     def update_keys(self) -> None:
         """Take over the hashes that the engine has made since the last call.

@@ -46,6 +46,7 @@ from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.scheduler.request_params import wants_remote_decode
 from kvsm.states.transfer import TransferState
 from kvsm.vllm.connector_stats import StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines
@@ -421,4 +422,4 @@ def in_order(keys: Collection[bytes], req_context: Any) -> list[bytes]:
 
 def is_remote_decode(req_context: Any) -> bool:
     """Whether another engine will decode what this one prefills."""
-    return bool((req_context.kv_transfer_params or {}).get("do_remote_decode"))
+    return wants_remote_decode(req_context.kv_transfer_params)
