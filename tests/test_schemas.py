@@ -142,7 +142,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     clean = museum.search.SearchResult(id=museum.search.CLEAN)
     monkeypatch.setattr(museum.search, "search_all", lambda *_, **__: [found, clean])
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
-    monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_: comparison())
+    monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
 
 
 @pytest.mark.usefixtures("_quick")

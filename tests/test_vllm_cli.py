@@ -27,6 +27,7 @@ from kvsm.vllm import bench, installation_check, versions
 from kvsm.vllm.bench import PLAIN, Bench, Comparison, Contestant, Round
 from kvsm.vllm.extra_config import ConnectorOptions, RecordingOptions, SpecOptions
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, judged, misfits, missing_names
+from kvsm.vllm.step_clock import StepTimes
 from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -271,9 +272,7 @@ def comparison() -> Comparison:
             seconds=seconds,
             prompt_tokens=1000,
             cached_tokens=500,
-            steps=10,
-            step_seconds=seconds,
-            connector_seconds=own,
+            times=StepTimes(steps=10, step_cpu_seconds=seconds, connector_cpu_seconds=own),
         )
 
     return Comparison(
@@ -289,8 +288,11 @@ def comparison() -> Comparison:
 
 def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
     text = bench.page(comparison())
-    assert "| KvsmSpec | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) |" in text
-    assert "| KvsmSpec | 10 (10 .. 10) | 500.00 (500.00 .. 8,000.00) | 10.000 (10.000 .. 10.000) | " in text
+    assert "| KvsmSpec | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) | 0 |" in text
+    assert (
+        "| KvsmSpec | 10 (10 .. 10) | 0 (0 .. 0) | 5,000 (5,000 .. 80,000) | 100.0 (100.0 .. 100.0) | "
+        in text
+    )
     assert (
         "    kvsm bench vllm --requests 100 --turns 4 --turn-tokens 192 --answer-tokens 16 --rounds 3\n"
         in text

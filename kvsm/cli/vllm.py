@@ -153,6 +153,7 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @bench.command("vllm", cls=Command)
 @_bench_options
+@click.option("--peers", is_flag=True, help="Also run vLLM's own offload connectors.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--output",
@@ -160,7 +161,7 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Write the page to FILE, too.",
 )
-def bench_vllm(as_json: bool, output: Path | None, **options: int) -> None:
+def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) -> None:
     """Compare requests per second without offload, with KvsmSpec and with KvsmConnector.
 
     Conversations return turn after turn, when others have taken their device blocks. The model is small and
@@ -169,7 +170,7 @@ def bench_vllm(as_json: bool, output: Path | None, **options: int) -> None:
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _progress() as tell:
-        found = compare(Bench(**options), tell)
+        found = compare(Bench(**options), tell, peers=peers)
     text = page(found)
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ memory and copy engine of a rank). The first two share `deadlines` (copies that 
 - `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.
 - To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command
-  `kvsm vllm-check`), `bench` and `step_clock` (for `kvsm bench vllm`).
+  `kvsm vllm-check`), `bench`, `bench_peers` and `step_clock` (for `kvsm bench vllm`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What kvsm costs and gains in a vLLM engine: requests per second without offload, by spec and by connector.
+"""What kvsm costs and gains in a vLLM engine, beside no offload and beside vLLM's own connectors.
 
-    found = compare(Bench(rounds=3))
+    found = compare(Bench(rounds=3), peers=True)
     print(page(found))
 
 Each contestant is an engine in its own process. All of them live at the same time and serve each round one
@@ -8,8 +8,9 @@ after the other, in rotating order, so other load on the machine affects all ali
 conversations. In each turn every conversation asks once, so when one returns, others have taken its device
 blocks: the device holds a quarter of what all conversations need. A turn's prompt ends with the last answer.
 
-The connector's own time is what vLLM waits for in calls of its connector, on the scheduler's side and on the
-worker's (`step_clock`). Copies that run beside the step are not part of it.
+An engine steps and computes in one thread, on a core of its own. Copies run in other threads, on the other
+cores. The connector's own time is what the engine's thread spends in calls of its connector, on the
+scheduler's side and on the worker's (`step_clock`). Copies that run beside the step are not part of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import platform
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,12 +28,37 @@ import msgspec
 from msgspec import Meta
 
 from kvsm.errors import ConfigError
+from kvsm.vllm.step_clock import StepTimes
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, RunningEngine, Trial, TrialOutcome, running_engine
 from kvsm.vllm.versions import installed
 
 PLAIN = "no offload"
-CONTESTANTS = (PLAIN, "KvsmSpec", "KvsmConnector")
+
+
+def _peer(**transfer: Any) -> Callable[..., dict[str, Any]]:
+    """The `kv_transfer_config` of a connector of vLLM's, with a worker of `bench_peers`."""
+    extra = transfer.pop("extra", {})
+
+    def config(cpu_bytes_to_use: int) -> dict[str, Any]:
+        options = {**extra, "cpu_bytes_to_use": cpu_bytes_to_use}
+        return {"kv_role": "kv_both", **transfer, "kv_connector_extra_config": options}
+
+    return config
+
+
+_PEER_WORKERS = "kvsm.vllm.bench_peers"
+
+PEERS: Mapping[str, Callable[..., dict[str, Any]]] = {
+    "OffloadingConnector": _peer(
+        kv_connector="OffloadingConnector",
+        extra={"spec_name": "HostCopySpec", "spec_module_path": _PEER_WORKERS},
+    ),
+    "SimpleCPUOffloadConnector": _peer(
+        kv_connector="HostCopySimpleConnector", kv_connector_module_path=_PEER_WORKERS
+    ),
+}
+"""vLLM's own connectors, and the `kv_transfer_config` of each."""
 
 MODEL: dict[str, Any] = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
 """Large enough that a prompt takes longer to compute than to look up."""
@@ -92,14 +118,18 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine did in one round. The times are of all its steps together."""
+    """What one engine did in one round.
+
+    seconds: wall time in `LLM.generate`.
+    other_answers: answers that differ from the answers without offload.
+    times: of all its steps together.
+    """
 
     seconds: float
+    other_answers: int = 0
     prompt_tokens: int
     cached_tokens: int
-    steps: int
-    step_seconds: float
-    connector_seconds: float
+    times: StepTimes
 
 
 class Contestant(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,7 +140,7 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.bench-vllm/1"):
-    """What `kvsm bench vllm --json` prints: three engines side by side, round by round.
+    """What `kvsm bench vllm --json` prints: the engines side by side, round by round.
 
     bench: what was measured.
     vllm: its version.
@@ -124,27 +154,32 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", 
     contestants: tuple[Contestant, ...]
 
 
-def compare(bench: Bench, tell: Callable[[str], None] = lambda _: None) -> Comparison:
-    """Run the benchmark. `tell` is called with its progress.
+def compare(bench: Bench, tell: Callable[[str], None] = lambda _: None, *, peers: bool = False) -> Comparison:
+    """Run the benchmark.
+
+    tell: is called with its progress.
+    peers: whether vLLM's own connectors take part.
 
     Raises `ConfigError` without vLLM, and `TrialFailed`.
     """
     version = installed()
+    names = [PLAIN, *(PEERS if peers else ()), *sorted(OFFLOADS, reverse=True)]
     with ExitStack() as stack:
         engines: list[tuple[str, RunningEngine]] = []
-        for name in CONTESTANTS:
+        for name in names:
             tell(f"starting vLLM, {name}")
             log = stack.enter_context(TemporaryDirectory(prefix="kvsm-bench-log-"))
             engines.append((name, stack.enter_context(running_engine(_trial(name, bench, log)))))
-        rounds: dict[str, list[Round]] = {name: [] for name in CONTESTANTS}
+        rounds: dict[str, list[Round]] = {name: [] for name in names}
         # Round 0 is for warming up and does not count.
         for number in range(bench.rounds + 1):
             first = number % len(engines)
+            served: dict[str, TrialOutcome] = {}
             for name, engine in engines[first:] + engines[:first]:
                 tell(f"round {number} of {bench.rounds}: {name}" if number else f"warming up {name}")
-                done = _serve(engine, bench, number)
-                if number:
-                    rounds[name].append(done)
+                served[name] = _serve(engine, bench, number)
+            for name, outcome in served.items() if number else ():
+                rounds[name].append(_round(outcome, served[PLAIN]))
         return Comparison(
             bench=bench,
             vllm=version,
@@ -153,9 +188,21 @@ def compare(bench: Bench, tell: Callable[[str], None] = lambda _: None) -> Compa
         )
 
 
+def _round(served: TrialOutcome, plain: TrialOutcome) -> Round:
+    return Round(
+        seconds=served.seconds,
+        other_answers=sum(mine != its for mine, its in zip(served.tokens, plain.tokens, strict=True)),
+        prompt_tokens=served.prompt_tokens,
+        cached_tokens=sum(served.cached_tokens),
+        times=served.times,
+    )
+
+
 def _trial(name: str, bench: Bench, log: str) -> Trial:
     kv_transfer = None
-    if name != PLAIN:
+    if name in PEERS:
+        kv_transfer = PEERS[name](cpu_bytes_to_use=bench.host_bytes)
+    elif name != PLAIN:
         kv_transfer = OFFLOADS[name](cpu_bytes_to_use=bench.host_bytes, event_log=log)
     return Trial(
         max_tokens=bench.answer_tokens,
@@ -170,7 +217,7 @@ def _trial(name: str, bench: Bench, log: str) -> Trial:
     )
 
 
-def _serve(engine: RunningEngine, bench: Bench, number: int) -> Round:
+def _serve(engine: RunningEngine, bench: Bench, number: int) -> TrialOutcome:
     """One round: all turns of new conversations."""
     drawn = random.Random(number)
     conversations: list[list[int]] = [[] for _ in range(bench.conversations)]
@@ -181,15 +228,7 @@ def _serve(engine: RunningEngine, bench: Bench, number: int) -> Round:
         turns.append(engine.serve(conversations))
         for one, answer in zip(conversations, turns[-1].tokens):
             one += answer
-    served = TrialOutcome.of_rounds(turns)
-    return Round(
-        seconds=served.seconds,
-        prompt_tokens=served.prompt_tokens,
-        cached_tokens=sum(served.cached_tokens),
-        steps=served.steps,
-        step_seconds=served.step_seconds,
-        connector_seconds=served.connector_seconds,
-    )
+    return TrialOutcome.of_rounds(turns)
 
 
 # For people.
@@ -197,46 +236,78 @@ def _serve(engine: RunningEngine, bench: Bench, number: int) -> Round:
 
 def page(found: Comparison) -> str:
     """The comparison as Markdown, with the command that made it."""
-    bench, first = found.bench, found.contestants[0]
+    bench, names = found.bench, [one.name for one in found.contestants]
+    compared = PEERS.keys() <= set(names)
     lines = [
         f"# kvsm in vLLM {found.vllm} on {found.device}",
         "",
         "    kvsm bench vllm "
         f"--requests {bench.requests} --turns {bench.turns} --turn-tokens {bench.turn_tokens} "
-        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}",
+        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}{' --peers' if compared else ''}",
         "",
         f"{platform.machine()}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, "
         f"load average {os.getloadavg()[0]:.1f} at the end. "
         f"{bench.conversations} conversations of {bench.turns} turns a round; the device holds "
         f"{bench.device_blocks} blocks of {BLOCK_TOKENS} tokens, and a conversation needs "
         f"{bench.conversation_blocks}. A random Llama of {MODEL['num_hidden_layers']} layers, "
-        f"{MODEL['hidden_size']} wide, float32. Every event is written to a log on disk.",
+        f"{MODEL['hidden_size']} wide, float32. kvsm writes every event to a log on disk.",
         "",
+        *(_PEERS_NOTE if compared else ()),
         f"Median (least .. most) of {bench.rounds} rounds. Ratios compare the same round; quote these.",
         "",
-        "| engine | requests/s | times no offload | prompt tokens from a cache |",
-        "| --- | --- | --- | --- |",
-    ]
-    for one in found.contestants:
-        rates = [bench.requests / done.seconds for done in one.rounds]
-        ratios = [plain.seconds / done.seconds for plain, done in zip(first.rounds, one.rounds)]
-        cached = [100 * done.cached_tokens / done.prompt_tokens for done in one.rounds]
-        lines.append(f"| {one.name} | {_spread(rates)} | {_spread(ratios, 2)} | {_spread(cached, 0, '%')} |")
-    lines += [
+        *_rates(found),
         "",
-        "| engine | steps a round | step, ms | connector's own time, ms a step | of the step |",
-        "| --- | --- | --- | --- | --- |",
+        "CPU time of a round (ms): all threads; the engine's thread in its steps, where it also runs the "
+        "model; the engine's thread in calls of the connector, and their share of its steps.",
+        "",
+        *_times(found),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+_PEERS_NOTE = (
+    "OffloadingConnector and SimpleCPUOffloadConnector are vLLM's own. They run only on GPUs, so here "
+    "the benchmark copies for them, with kvsm's copy engine. Their schedulers are unchanged.",
+    "",
+)
+
+
+def _rates(found: Comparison) -> list[str]:
+    """A table of requests per second."""
+    requests, (first, *_) = found.bench.requests, found.contestants
+    # The last one of vLLM's, if they took part.
+    rival = next((one for one in found.contestants if one.name == list(PEERS)[-1]), None)
+    header = ["engine", "requests/s", "times no offload"]
+    header += [f"times {rival.name}"] if rival else []
+    rows = [[*header, "prompt tokens from a cache", "answers that differ"]]
+    rows.append(["---"] * len(rows[0]))
+    for one in found.contestants:
+        row = [one.name, _spread([requests / done.seconds for done in one.rounds])]
+        for other in (first, rival) if rival else (first,):
+            pairs = zip(other.rounds, one.rounds)
+            row.append(_spread([its.seconds / mine.seconds for its, mine in pairs], 2))
+        cached = [100 * done.cached_tokens / done.prompt_tokens for done in one.rounds]
+        row.append(_spread(cached, 0, "%"))
+        rows.append([*row, str(sum(done.other_answers for done in one.rounds))])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def _times(found: Comparison) -> list[str]:
+    """A table of steps and CPU time."""
+    lines = [
+        "| engine | steps a round | all threads | engine's thread | in the connector | share |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for one in found.contestants:
-        steps = [float(done.steps) for done in one.rounds]
-        step = [1e3 * done.step_seconds / done.steps for done in one.rounds]
-        own = [1e3 * done.connector_seconds / done.steps for done in one.rounds]
-        share = [100 * done.connector_seconds / done.step_seconds for done in one.rounds]
+        times = [done.times for done in one.rounds]
+        share = [100 * at.connector_cpu_seconds / at.step_cpu_seconds for at in times]
         lines.append(
-            f"| {one.name} | {_spread(steps, 0)} | {_spread(step, 2)} | {_spread(own, 3)} "
-            f"| {_spread(share, 1, '%')} |"
+            f"| {one.name} | {_spread([float(at.steps) for at in times], 0)} "
+            f"| {_spread([1e3 * at.process_cpu_seconds for at in times], 0)} "
+            f"| {_spread([1e3 * at.step_cpu_seconds for at in times], 0)} "
+            f"| {_spread([1e3 * at.connector_cpu_seconds for at in times], 1)} | {_spread(share, 1, '%')} |"
         )
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _spread(values: Sequence[float], digits: int = 1, unit: str = "") -> str:

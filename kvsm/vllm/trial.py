@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from tempfile import TemporaryFile
-from threading import Timer
+from threading import Timer, get_native_id
 from typing import IO, Any, TypeVar
 
 import msgspec
 
 from kvsm.errors import KvsmError
-from kvsm.vllm.step_clock import StepClock
+from kvsm.vllm.step_clock import StepClock, StepTimes
 from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model
 
 Prompt = list[int]
@@ -35,6 +35,14 @@ SHUTDOWN_S = 60.0
 
 WAKE_S = 2.0
 """The time that vLLM's core has to notice the signal that ends it (s)."""
+
+PASSIVE_WAITING: Mapping[str, str] = {
+    "OMP_WAIT_POLICY": "passive",
+    "GOMP_SPINCOUNT": "0",
+    "KMP_BLOCKTIME": "0",
+}
+"""Threads of OpenMP sleep when they have nothing to compute. GNU's library obeys the first two variables,
+LLVM's and Intel's the first and the last."""
 
 _POLL_S = 0.5
 
@@ -82,7 +90,7 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: of all prompts together.
     seconds: time in `LLM.generate`.
     metrics: vLLM's counters and gauges that are not 0 at the end; the labels follow the name in braces.
-    steps, step_seconds, connector_seconds: see `StepClock.read`; 0 if the trial is not timed.
+    times: of the steps; zeros if the trial is not timed.
     """
 
     tokens: list[list[int]]
@@ -90,9 +98,7 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     seconds: float
     metrics: dict[str, float]
-    steps: int = 0
-    step_seconds: float = 0
-    connector_seconds: float = 0
+    times: StepTimes = StepTimes()
 
     def metric(self, name: str, label: str = "") -> float:
         """The sum of all series with this name, or of those whose labels contain `label`."""
@@ -111,9 +117,7 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
             prompt_tokens=sum(one.prompt_tokens for one in rounds),
             seconds=sum(one.seconds for one in rounds),
             metrics=rounds[-1].metrics if rounds else {},
-            steps=sum(one.steps for one in rounds),
-            step_seconds=sum(one.step_seconds for one in rounds),
-            connector_seconds=sum(one.connector_seconds for one in rounds),
+            times=sum((one.times for one in rounds), StepTimes()),
         )
 
 
@@ -236,7 +240,11 @@ class RunningEngine:
 
 
 def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
-    """The environment for a process with an engine. Each rank is bound to one core.
+    """The environment for a process with an engine. Each rank computes with one thread.
+
+    vLLM binds the ranks to cores, each to its own. In the caller's process it binds nothing; there
+    `OMP_NUM_THREADS` keeps the cores free that the copies need. Threads that wait do not spin: a spinning
+    thread holds a core that a copy or another engine could use.
 
     Variables that are already set keep their values.
     """
@@ -246,6 +254,8 @@ def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
     binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     return {
         **ENVIRONMENT,
+        **PASSIVE_WAITING,
+        "OMP_NUM_THREADS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": binding,
         "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(not in_process)),
         **os.environ,
@@ -269,6 +279,8 @@ def _live(connection: Connection) -> None:
     with tiny_model(trial.model) as model:
         engine = make_engine(model, trial)
         clock = StepClock(engine) if trial.timed else None
+        if trial.timed:
+            _part_the_cores()
         from vllm.platforms import current_platform
 
         connection.send_bytes(msgspec.json.encode(str(current_platform.device_type)))
@@ -302,26 +314,35 @@ def _shut_down(core: Any) -> None:
         raise RuntimeError(f"vLLM's core ended with exit code {codes[0]}")
 
 
+def _part_the_cores() -> None:
+    """This thread, which steps and runs the model, gets one core, and all other threads the others.
+
+    So the copies of every connector run beside the model in the same way, wherever the system would have put
+    them. With one core nothing changes.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    for thread in map(int, os.listdir("/proc/self/task")) if others else ():
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(thread, [first] if thread == get_native_id() else others)
+
+
 def _serve(engine: Any, clock: StepClock | None, prompts: list[Prompt], max_tokens: int) -> TrialOutcome:
     from vllm import SamplingParams
 
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-    before = clock.read() if clock is not None else (0, 0.0, 0.0)
+    before = clock.read() if clock is not None else StepTimes()
     began = time.perf_counter()
     outputs = engine.generate(asked, greedy, use_tqdm=False)
     seconds = time.perf_counter() - began
     after = clock.read() if clock is not None else before
-    steps, step_seconds, connector_seconds = (now - then for now, then in zip(after, before))
     return TrialOutcome(
         tokens=[list(output.outputs[0].token_ids) for output in outputs],
         cached_tokens=[output.num_cached_tokens or 0 for output in outputs],
         prompt_tokens=sum(map(len, prompts)),
         seconds=seconds,
         metrics=_metrics_of(engine),
-        steps=int(steps),
-        step_seconds=step_seconds,
-        connector_seconds=connector_seconds,
+        times=after - before,
     )
 
 

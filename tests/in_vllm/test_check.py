@@ -16,6 +16,7 @@ from typing import Any
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
 from kvsm.vllm import installation_check, trial
+from kvsm.vllm.bench import PEERS, PLAIN
 from kvsm.vllm.installation_check import missing_names
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
 from kvsm.vllm.trial import OFFLOADS
@@ -78,16 +79,21 @@ def test_every_name_that_kvsm_imports_is_there() -> None:
     assert missing_names(Path(installation_check.__file__).parent) == []
 
 
-def test_bench_measures_all_three() -> None:
-    """Blocks are loaded by spec and by connector, and the connector's own time is part of the step's."""
+def test_bench_measures_kvsm_and_its_peers() -> None:
+    """Every offload really loads blocks, answers as the engine without offload, and has times of its own."""
     arguments = ("--requests", "24", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
-    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, "--rounds", "1", "--json"))
-    plain, spec, connector = (one["rounds"][0] for one in found["contestants"])
-    assert plain["connector_seconds"] == 0
-    assert plain["prompt_tokens"] == spec["prompt_tokens"] == connector["prompt_tokens"]
-    for one in (spec, connector):
+    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, "--rounds", "1", "--peers", "--json"))
+    names = [one["name"] for one in found["contestants"]]
+    assert names == [PLAIN, *PEERS, "KvsmSpec", "KvsmConnector"]
+    plain, *offloads = (one["rounds"][0] for one in found["contestants"])
+    assert plain["times"]["connector_seconds"] == 0
+    for one in offloads:
+        times = one["times"]
+        assert one["prompt_tokens"] == plain["prompt_tokens"]
         assert one["cached_tokens"] > plain["cached_tokens"]
-        assert 0 < one["connector_seconds"] < one["step_seconds"] < one["seconds"]
+        assert one["other_answers"] == 0
+        assert 0 < times["connector_seconds"] < times["step_seconds"] < one["seconds"]
+        assert 0 < times["connector_cpu_seconds"] < times["step_cpu_seconds"] < times["process_cpu_seconds"]
 
 
 def test_example_loads_what_it_stored(tmp_path: Path) -> None:

@@ -1,0 +1,191 @@
+"""vLLM's own two offload connectors on a CPU, for `kvsm bench vllm --peers`.
+
+vLLM's connectors copy with CUDA, and refuse to run without it. Here each gets another worker, at the place
+where vLLM itself puts one: an `OffloadingWorker` for the OffloadingConnector, a copy backend for the
+SimpleCPUOffloadConnector. Both copy with kvsm's host copy engine. So all contestants copy equally fast, and
+differ in what they decide and in what that costs. Everything on the scheduler's side is vLLM's, unchanged.
+
+This module is for the benchmark only. Nothing else imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import (
+    SimpleCPUOffloadConnector,
+)
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
+
+from kvsm.errors import TransferFailed
+from kvsm.events import Direction
+from kvsm.ids import pack
+from kvsm.plan import TransferJob
+from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors
+from kvsm.vllm.rank_copies import RankCopies, make_copies
+from kvsm.vllm.spec_worker import block_rows, host_blocks
+
+# The OffloadingConnector.
+
+
+class HostCopySpec(CPUOffloadingSpec):
+    """vLLM's `CPUOffloadingSpec` with its own manager, and a worker that copies in host memory."""
+
+    _worker: Any
+
+    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        """The worker of one rank. kv_caches: vLLM's `CanonicalKVCaches`."""
+        if self._worker is None:
+            self._worker = HostCopyWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
+        return self._worker
+
+
+class HostCopyWorker(OffloadingWorker):
+    """Copies for the OffloadingConnector on one rank."""
+
+    def __init__(self, kv_caches: Any, num_chunks: int, blocks_per_chunk: int) -> None:
+        self._chunk = blocks_per_chunk
+        rows = [block_rows(cache) for cache in kv_caches.tensors]
+        self._copies = make_copies(rows, num_chunks * blocks_per_chunk, verify=False)
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Begin a store, from device blocks into host chunks."""
+        return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: bool) -> bool:
+        """Begin a load, from host chunks into device blocks. Newer versions also say whether it is urgent."""
+        return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
+
+    def _submit(self, job_id: int, direction: Direction, device: Any, host: Any) -> bool:
+        hosts = host_blocks(device, host.block_ids.tolist(), self._chunk)
+        job = TransferJob(job_id, direction, pack(device.block_ids.tolist()), pack(hosts))
+        self._copies.engine.submit(job)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that have ended since the last call."""
+        return [
+            TransferResult(one.transfer, one.good, one.bytes, one.seconds)
+            for one in self._copies.engine.poll()
+        ]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Return when these jobs have ended."""
+        self._copies.engine.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
+        self._copies.close()
+
+
+# The SimpleCPUOffloadConnector.
+
+
+class HostCopySimpleConnector(SimpleCPUOffloadConnector):
+    """vLLM's `SimpleCPUOffloadConnector` with a worker that copies in host memory."""
+
+    worker_handler: Any
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if self.worker_handler is not None:
+            capacity = self.worker_handler.cpu_capacity_bytes
+            self.worker_handler = HostCopySimpleWorker(vllm_config, kv_cache_config, capacity)
+
+    def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
+        super().shutdown()
+        if self.worker_handler is not None:
+            self.worker_handler.shutdown()
+
+
+class HostCopySimpleWorker(SimpleCPUOffloadWorker):
+    """vLLM's worker, over another copy backend and without CUDA streams."""
+
+    _backend: Any
+
+    def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
+        """Take the device pool, and make the host pool."""
+        tensors = block_tensors(self.kv_cache_config, kv_caches)
+        self.num_cpu_blocks = max(1, self.cpu_capacity_bytes // block_bytes_of(self.kv_cache_config))
+        self._backend = HostCopyBackend(make_copies(tensors, self.num_cpu_blocks, verify=False))
+
+    def wait_for_save(self) -> None:
+        """Begin the step's stores. On a CPU the step has been computed by now."""
+        metadata = self._connector_metadata
+        if metadata is not None and metadata.store_gpu_blocks:
+            self._backend.launch_copy(
+                metadata.store_gpu_blocks,
+                metadata.store_cpu_blocks,
+                is_store=True,
+                event_idx=metadata.store_event,
+                events_list=self._store_events,
+            )
+
+    def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
+        if self._backend is not None:
+            self._backend.shutdown()
+            self._backend = None
+
+
+class HostCopyBackend:
+    """What vLLM calls a copy backend: it begins copies, and gives an event for each."""
+
+    def __init__(self, copies: RankCopies) -> None:
+        self._copies = copies
+        self._begun = 0
+        self._ended: set[int] = set()
+
+    def launch_copy(
+        self,
+        src_blocks: Sequence[int],
+        dst_blocks: Sequence[int],
+        is_store: bool,
+        event_idx: int,
+        events_list: list[tuple[int, Any]],
+    ) -> None:
+        """Begin a copy. Its event joins `events_list` under the number `event_idx`."""
+        self._begun += 1
+        direction = Direction.STORE if is_store else Direction.LOAD
+        device, host = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
+        self._copies.engine.submit(TransferJob(self._begun, direction, pack(device), pack(host)))
+        events_list.append((event_idx, CopyEvent(self, self._begun)))
+
+    def has_ended(self, copy: int) -> bool:
+        """Whether this copy has ended. Raises `TransferFailed` if one failed: vLLM cannot be told."""
+        for result in self._copies.engine.poll():
+            if not result.good:
+                raise TransferFailed(f"copy {result.transfer} failed: {result.error}")
+            self._ended.add(result.transfer)
+        if copy not in self._ended:
+            return False
+        self._ended.remove(copy)
+        return True
+
+    def wait(self, copy: int) -> None:
+        """Return when this copy has ended."""
+        self._copies.engine.wait([copy])
+
+    def shutdown(self) -> None:
+        """Wait for all copies, and free the host memory."""
+        self._copies.close()
+
+
+class CopyEvent:
+    """The end of one copy, under the names of `torch.Event`."""
+
+    def __init__(self, backend: HostCopyBackend, copy: int) -> None:
+        self._backend, self._copy = backend, copy
+
+    def query(self) -> bool:
+        """Whether the copy has ended. vLLM asks no more after a yes."""
+        return self._backend.has_ended(self._copy)
+
+    def synchronize(self) -> None:
+        """Return when the copy has ended."""
+        self._backend.wait(self._copy)
