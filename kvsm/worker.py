@@ -105,6 +105,10 @@ class Worker:
         self._live.difference_update(report.transfer for report in reports)
         return reports
 
+    def unreported(self, transfers: Iterable[int]) -> set[int]:
+        """Which of these transfers this worker was given, and has not reported."""
+        return self._live.intersection(transfers)
+
     def wait(self, transfers: Iterable[int]) -> None:
         """Block until these have ended; `poll` still gives the reports."""
         self._engine.wait(transfers)

@@ -13,7 +13,7 @@ Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's o
 memory and copy engine of a rank). The first two share `deadlines` (copies that are never reported).
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
-  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events` and `connector_stats`.
+  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `connector_stats` and `own_process`.
 - `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.
 - To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command

@@ -20,11 +20,14 @@ class StepPlan(KVConnectorMetadata):
     plan: what is copied.
     failed_loads: requests whose load has failed. The workers report them to vLLM's scheduler, which hears of
         failures from workers alone.
+    ended_loads: requests whose load has ended well, and of which no worker's output could tell. The workers
+        report them too.
     """
 
     host_blocks: int = 0
     plan: TransferPlan = field(default_factory=TransferPlan)
     failed_loads: frozenset[str] = frozenset()
+    ended_loads: frozenset[str] = frozenset()
 
 
 @dataclass

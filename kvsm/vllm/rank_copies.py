@@ -5,13 +5,24 @@ The host memory has no file: other processes cannot read it, and a crash leaves 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
 from kvsm.copy_engines.layout import block_bytes_of
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
+
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
+"""Between two looks at copies that a step waits for. The pause doubles each time."""
+
+
+def pauses() -> Iterator[float]:
+    """How long to pause between two looks at copies that a step waits for (s), without end."""
+    pause_s = SHORTEST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 class RankCopies(NamedTuple):

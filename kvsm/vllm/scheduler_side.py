@@ -15,6 +15,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvsm.events import Direction, OffloadConfig
@@ -36,6 +37,7 @@ from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
+from kvsm.vllm.own_process import only_worker
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 
@@ -68,6 +70,11 @@ class SchedulerSide:
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
+        self._ended_loads: set[str] = set()
+        """Requests whose good load the workers must report in the next step, because it ended outside one."""
+        self._told_early: set[int] = set()
+        """Transfers whose report vLLM still brings, although it was taken."""
+        self._config_if_flushing = vllm_config if options.last_step == "flush" else None
         self._waiting: set[str] = set()
         """Requests that got blocks without a load of ours, and were not scheduled since. Another connector of
         a MultiConnector may still be filling these blocks, although vLLM counts their tokens as computed.
@@ -131,12 +138,17 @@ class SchedulerSide:
             good = self._take(())
             assert not good, "a good load needs a report"
         failed, self._failed_loads = frozenset(self._failed_loads), set()
-        return StepPlan(self._host_blocks, plan, failed)
+        ended, self._ended_loads = frozenset(self._ended_loads), set()
+        return StepPlan(self._host_blocks, plan, failed, ended)
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports, and add the loads that ended well to their output."""
         meta = connector_output.kv_connector_worker_meta
         reports = meta.reports if isinstance(meta, StepReports) else ()
+        if self._told_early:
+            early = self._told_early.intersection(report.transfer for report in reports)
+            reports = tuple([report for report in reports if report.transfer not in early])
+            self._told_early -= early
         good = self._take(reports)
         if good:
             connector_output.finished_recving = (connector_output.finished_recving or set()) | good
@@ -204,11 +216,29 @@ class SchedulerSide:
             self._waiting.discard(request.request_id)
             block_ids = ()
         keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
+        if self._config_if_flushing is not None and not self._scheduler.state.tracked:
+            self._flush_in_own_process(self._config_if_flushing)
         return keep, None
+
+    def _flush_in_own_process(self, vllm_config: Any) -> None:
+        """Take the last step here and now, if vLLM may take none: `own_process` says when."""
+        worker = only_worker(vllm_config)
+        if worker is None or not self._scheduler.has_pending_work():
+            return
+        step = self.build_connector_meta(SchedulerOutput.make_empty())
+        # What vLLM's scheduler has to hear waits for a step of its own.
+        self._failed_loads |= step.failed_loads
+        self._ended_loads |= step.ended_loads
+        worker.start(step)
+        in_flight = self._core.offloader.ledger.transfers
+        early = [report for report in worker.handed_reports() if report.transfer in in_flight]
+        self._told_early.update(report.transfer for report in early)
+        self._ended_loads |= self._take([*early, *worker.take_reports()])
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must keep stepping, even without requests."""
-        return bool(self._failed_loads or self._states) or self._scheduler.has_pending_work()
+        told_later = self._failed_loads or self._ended_loads or self._states
+        return bool(told_later) or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
         """Whether a store is the last holder of a block: waiting for it is cheaper than a preemption."""

@@ -33,12 +33,9 @@ from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
 from kvsm.vllm.kv_cache_config import byte_rows
-from kvsm.vllm.rank_copies import RankCopies, make_copies
+from kvsm.vllm.rank_copies import RankCopies, make_copies, pauses
 
 log = init_logger("vllm.kvsm")
-
-SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
-"""Between two looks at the copies that a step waits for. The pause doubles each time."""
 
 
 class KvsmOffloadingWorker(OffloadingWorker):
@@ -176,8 +173,7 @@ class KvsmOffloadingWorker(OffloadingWorker):
         if not self._patience_s:
             self._copies.engine.wait(sorted(job_ids))
             return
-        pause_s = SHORTEST_PAUSE_S
-        while True:
+        for pause_s in pauses():
             self._poll()
             awaited = {
                 job: began
@@ -188,7 +184,6 @@ class KvsmOffloadingWorker(OffloadingWorker):
             if not awaited:
                 return
             self.pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def shutdown(self) -> None:
         """Wait for all copies, and free the host memory."""

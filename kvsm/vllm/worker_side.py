@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -11,11 +13,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
+from kvsm.plan import WorkerReport
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
-from kvsm.vllm.rank_copies import RankCopies, make_copies
+from kvsm.vllm.own_process import WORKERS
+from kvsm.vllm.rank_copies import RankCopies, make_copies, pauses
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")
@@ -26,16 +30,31 @@ class WorkerSide:
 
     A step's copies are submitted before the step computes, behind all compute that was queued before. So a
     load overwrites nothing that is still read, a store reads what is computed, and both run beside the step.
+
+    engine_id: vLLM's name of the engine.
+    clock: monotonic time (s). Public, as `pause` is, so that a test can choose it.
+    pause: sleeps for this time (s).
     """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         parallel = vllm_config.parallel_config
         self._options, self._kv_cache_config = options, kv_cache_config
         self._rank, self._ranks = parallel.rank, parallel.world_size
+        self.engine_id = vllm_config.kv_transfer_config.engine_id
+        WORKERS.add(self)
         self._tensors: list[Any] = []
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
         self._failed_loads: frozenset[str] = frozenset()
+        self._ended_loads: frozenset[str] = frozenset()
+        self._reports: list[WorkerReport] = []
+        """Not handed to vLLM yet."""
+        self._handed: deque[list[WorkerReport]] = deque(maxlen=vllm_config.max_concurrent_batches)
+        """What vLLM got with each of the last outputs. The scheduler may not have seen all of them."""
+        self._hanging: set[int] = set()
+        """Copies that a step has waited for in vain. No other step does."""
+        self.clock: Callable[[], float] = time.monotonic
+        self.pause: Callable[[float], None] = time.sleep
         self._sent: WorkerStatistics | None = None
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
@@ -53,29 +72,63 @@ class WorkerSide:
         """
         step = kv_connector_metadata
         assert isinstance(step, StepPlan)
-        self._failed_loads = step.failed_loads
+        self._failed_loads, self._ended_loads = step.failed_loads, step.ended_loads
+        self.start(step)
+
+    def start(self, step: StepPlan) -> None:
+        """Start the step's copies, and wait for those that it flushes."""
         if not step.plan:
             return
         worker = self._worker
         if worker is None or worker.num_host_blocks < step.host_blocks:
             # Pipeline stages may have different numbers of layers, so the scheduler may count more blocks.
             worker = self._make(step.host_blocks)
-        worker.start(step.plan)
+        worker.submit((*step.plan.loads, *step.plan.stores))
+        self._wait(worker, step.plan.flush)
+
+    def _wait(self, worker: Worker, transfers: Iterable[int]) -> None:
+        """Return when these copies have ended, or after `transfer_timeout_s`: the scheduler's side gives up
+        what hangs, and the engine goes on."""
+        timeout_s = self._options.transfer_timeout_s
+        if not timeout_s:
+            worker.wait(transfers)
+            return
+        until = self.clock() + timeout_s
+        for pause_s in pauses():
+            awaited = worker.unreported(transfers) - self._hanging
+            if not awaited or self.clock() >= until:
+                self._hanging = worker.unreported(self._hanging | awaited)
+                return
+            self._reports += worker.poll()
+            self.pause(pause_s)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """The requests whose load has failed, once each. `scheduler_side` says who decides it."""
+        """The requests of which the scheduler's side has told, once each. It says who decides it."""
         failed, self._failed_loads = set(self._failed_loads), frozenset()
-        return KVConnectorTransferResults(finished_recving=set(failed), failed_recving=failed)
+        ended, self._ended_loads = self._ended_loads, frozenset()
+        return KVConnectorTransferResults(finished_recving=failed | ended, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReports | None:
         """The copies that have ended. None if nothing ended: vLLM discards falsy metadata."""
-        reports = self._worker.poll() if self._worker is not None else []
+        reports = self.take_reports()
+        self._handed.append(reports)
+        return StepReports(tuple(reports)) if reports else None
+
+    def handed_reports(self) -> list[WorkerReport]:
+        """The reports in the last outputs. vLLM may still bring them to the scheduler's side."""
+        return [report for reports in self._handed for report in reports]
+
+    def take_reports(self) -> list[WorkerReport]:
+        """The reports since the last call."""
+        reports, self._reports = self._reports, []
+        if self._worker is not None:
+            reports += self._worker.poll()
         for report in reports:
             if not report.good:
                 log.error(
                     "kvsm: transfer %d failed on rank %d: %s", report.transfer, self._rank, report.error
                 )
-        return StepReports(tuple(reports)) if reports else None
+        return reports
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
         """Bytes and seconds of copies since the last call; None if there were none."""

@@ -111,9 +111,9 @@ class Rank:
             self.connector.register_kv_caches(
                 {f"layer.{group}": self._memory for group in range(shape.groups)}
             )
-        if isinstance(self.connector, OffloadingConnector):
-            worker = self.connector.connector_worker.worker
-            worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
+        is_vllms_own = isinstance(self.connector, OffloadingConnector)
+        worker = self.connector.connector_worker.worker if is_vllms_own else self.connector._side
+        worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
 
     def execute(self, step: Step) -> ModelRunnerOutput:
         """Queue the step's compute, as a worker does, without waiting for anything."""
@@ -246,8 +246,7 @@ class Engine:
         step = self._runner.step(output, self.scheduler.requests, self._truths)
         self._scheduled.append(step)
         self.latest, self.plan = step, output.kv_connector_metadata.plan
-        if self.plan.flush:
-            raise PropertyBroken(Property.PROGRESS, "a step waits for copies, and one of them may hang")
+        self._check_flush()
         self._count(output)
         self._check_scheduled(step)
         return True
@@ -279,6 +278,7 @@ class Engine:
             # With asynchronous scheduling the workers keep their drafts.
             drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
             self.scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
+        self._check_flushed(pickle.loads(step.metadata))
         return True
 
     def step(self) -> None:
@@ -381,6 +381,22 @@ class Engine:
                 raise PropertyBroken(
                     Property.PROGRESS, f"request {request.request_id} has no blocks, and is in the way"
                 )
+
+    def _check_flush(self) -> None:
+        """A step waits for copies only if it is the last one and should: then it waits for all of them."""
+        is_last = self.shape.flushes and not self.scheduler.has_unfinished_requests()
+        expected = set(self.ledger.transfers) if is_last else set()
+        if set(self.plan.flush) != expected:
+            raise PropertyBroken(
+                Property.LAST_STEP, f"a step waits for {self.plan.flush}, and should for {expected}"
+            )
+        self.counts["flushes"] += bool(expected)
+
+    def _check_flushed(self, metadata: Any) -> None:
+        """After a step that waited, its copies are reported, unless they hang."""
+        left = self.ledger.transfers.keys() & metadata.plan.flush
+        if left and not self.shape.hanging and not any(rank.silent for rank in self.ranks):
+            raise PropertyBroken(Property.LAST_STEP, f"{sorted(left)} are still in flight after a flush")
 
     def _check_free_blocks(self) -> None:
         """At rest the free device blocks are those that no lost copy may write. Losses need a reason."""

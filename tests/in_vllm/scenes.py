@@ -24,7 +24,7 @@ import msgspec
 from kvsm.events import Direction
 from kvsm.invariants import check_ledger, check_rest
 from kvsm.snapshot import digest
-from kvsm.vllm.tiny_model import GEMMA, LLAMA, VOCABULARY, tiny_model
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA, VOCABULARY, tiny_model
 from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial, spec_config
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
@@ -172,8 +172,8 @@ class Stage:
         self.free_blocks: Callable[[], int] = pool.get_num_free_blocks
         self._all_blocks = self.free_blocks()
 
-    def ask(self, *numbers: int) -> list[str]:
-        """Ask these prompts. Returns the names of the requests."""
+    def ask(self, *numbers: int, more: int = 0) -> list[str]:
+        """Ask these prompts, each with this number of further tokens. Returns the names of the requests."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -181,7 +181,7 @@ class Stage:
         for number in numbers:
             names.append(f"{len(self._asked)}")
             self._asked[names[-1]] = number
-            self.engine.add_request(names[-1], {"prompt_token_ids": PROMPTS[number]}, greedy)
+            self.engine.add_request(names[-1], {"prompt_token_ids": PROMPTS[number] + more * [3]}, greedy)
         return names
 
     def step(self, times: int = 1) -> None:
@@ -384,6 +384,20 @@ def fail_loads(stage: Stage) -> None:
     stage.end_of("fail loads")
 
 
+def serve_once(stage: Stage) -> None:
+    """A prompt whose last step completes a block, and no step after the answer."""
+    more = (1 - MAX_TOKENS - len(PROMPTS[0])) % BLOCK_TOKENS
+    stage.ask(0, more=more)
+    while not stage.answers:
+        stage.step()
+    # The last token has no KV cache.
+    stage.note("full blocks", (len(PROMPTS[0]) + more + MAX_TOKENS - 1) // BLOCK_TOKENS)
+    stage.note("in flight after the last answer", len(stage.ledger.transfers))
+    readable = [slot for slot in stage.ledger.index.values() if stage.ledger.readable(slot)]
+    stage.note("blocks on the host", len(readable))
+    stage.end_of("serve once")
+
+
 def shut_down_in_mid_copy(stage: Stage) -> None:
     """The last scene: loads and stores are in flight when the engine shuts down."""
     stage.only_the_host_knows(0, 1)
@@ -406,6 +420,7 @@ SCENES: Mapping[str, Callable[[Stage], None]] = {
         sleep,
         pause,
         fail_loads,
+        serve_once,
         shut_down_in_mid_copy,
     )
 }

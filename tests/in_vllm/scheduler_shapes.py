@@ -71,6 +71,11 @@ class Shape(NamedTuple):
         return self.stages * self.shards
 
     @property
+    def flushes(self) -> bool:
+        """Whether the last step waits for all copies."""
+        return bool(self.extra.get("last_step") == "flush")
+
+    @property
     def most_steps(self) -> int:
         """How many steps may be in flight at once."""
         return self.stages + self.is_async
@@ -94,7 +99,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
         {},
         {"policy": "arc"},
         {"policy": "s3fifo", "store_threshold": 2},
-        {"prompt_only": True},
+        {"prompt_only": True, "last_step": "flush"},
+        {"last_step": "flush"},
         {"blocks_per_chunk": 2},
         {"store": "lazy", "lazy_target_blocks": 6},
         {"store": "lazy", "lazy_target_blocks": 16, "policy": "slru"},

@@ -102,6 +102,9 @@ class SpecEngine(Engine):
         if running and self.counts["whole resets"] == wholes:
             super().reset_host()
 
+    def _check_flushed(self, metadata: Any) -> None:
+        """The spec keeps stepping."""
+
     def _retired_device_blocks(self) -> list[int]:
         """None: a load is never given up towards vLLM."""
         return []

@@ -1,0 +1,31 @@
+"""Which worker's side runs in the process of its scheduler's side.
+
+vLLM's `LLM` may run its engine in the caller's own process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Such an
+engine takes no step after the last answer, so the last copies neither start nor are reported. With `flush` as
+`last_step` the scheduler's side takes this step itself, with the worker's side that it finds here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from vllm import envs
+
+if TYPE_CHECKING:
+    from kvsm.vllm.worker_side import WorkerSide
+
+WORKERS: WeakSet[WorkerSide] = WeakSet()
+"""The workers' sides of all engines in this process."""
+
+
+def only_worker(vllm_config: Any) -> WorkerSide | None:
+    """The side of the engine's only rank.
+
+    None if the engine has a process of its own, or several ranks, or two connectors of kvsm.
+    """
+    if envs.VLLM_ENABLE_V1_MULTIPROCESSING or vllm_config.parallel_config.world_size > 1:
+        return None
+    engine = vllm_config.kv_transfer_config.engine_id
+    sides = [side for side in WORKERS if side.engine_id == engine]
+    return sides[0] if len(sides) == 1 else None
