@@ -245,12 +245,16 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
     The number of this event is the transfer's id and the generation of the blocks that it allocates: one
     number, never reused, names all three. owners: for people who read the log. Nobody owns blocks that were
     stored from the free queue.
+
+    source: where the bytes come from if not from the device, for people: "engine p-1", whose host pool they
+        are copied from. Then the store names no device blocks. Empty: they come from `device_blocks`.
     """
 
     owners: Owners
     keys: tuple[bytes, ...]
     slots: Ids
     device_blocks: Ids
+    source: str = ""
 
 
 class StoreSkipped(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=11):

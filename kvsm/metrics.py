@@ -244,6 +244,8 @@ class _Flight(msgspec.Struct, gc=False):
 
     tally: _Tally
     record: TransferRecord
+    device_blocks: int
+    """How many it copies to or from, at the device or elsewhere."""
     step: int = 0
     wall_ns: int = 0
 
@@ -442,14 +444,17 @@ class Metrics:
     def _store_planned(self, event: ev.StorePlanned) -> None:
         self._key_bytes += len(b"".join(event.keys))
         self._stores.planned += 1
-        self._flights[event.seq] = _Flight(self._stores, self.ledger.transfers[event.seq])
+        record = self.ledger.transfers[event.seq]
+        blocks = len(record.slots) * self.ledger.config.blocks_per_chunk
+        self._flights[event.seq] = _Flight(self._stores, record, blocks)
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
             self._loads_voided += 1
         else:
             self._loads.planned += 1
-            self._flights[event.seq] = _Flight(self._loads, self.ledger.transfers[event.seq])
+            record = self.ledger.transfers[event.seq]
+            self._flights[event.seq] = _Flight(self._loads, record, len(record.device_blocks))
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -491,7 +496,7 @@ class Metrics:
 def _complete(flight: _Flight, event: OffloadingEvent) -> None:
     tally = flight.tally
     tally.blocks[len(flight.record.slots)] += 1
-    tally.device_blocks[len(flight.record.device_blocks)] += 1
+    tally.device_blocks[flight.device_blocks] += 1
     tally.steps[event.step - flight.step] += 1
     nanoseconds = event.wall_ns - flight.wall_ns
     # A wall clock may have been set back meanwhile.

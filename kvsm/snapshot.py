@@ -167,7 +167,8 @@ _MOST = 1 << 62
 def _check_transfer(one: TransferRecord, state: SavedLedger, config: OffloadConfig) -> None:
     chunk, store = config.blocks_per_chunk, one.direction is Direction.STORE
     whole = len(one.slots) * chunk
-    fits = len(one.device_blocks) == whole if store else 0 < len(one.device_blocks) <= whole
+    # A store whose source is not the device names none.
+    fits = len(one.device_blocks) in (0, whole) if store else 0 < len(one.device_blocks) <= whole
     owned = len(one.keys) == len(one.slots) if store else len(one.owners) == 1 and not one.keys
     _refuse(not 1 <= one.id <= state.seq or not TRANSFER_WORDS.holds(one.word), "an impossible transfer")
     _refuse(not (fits and owned), f"a transfer {one.id} whose parts do not fit together")

@@ -390,6 +390,9 @@ def _store_planned(future: _Future, _recorded: Ledger, event: ev.StorePlanned) -
     """Offer what was stored, behind what the same offer found resident: that is touched and not evicted."""
     core, ledger = future.core, future.core.ledger
     touched, future.touching = future.touching, []
+    if event.source:
+        future.planned(event.seq, core.import_blocks(event.owners, event.keys, event.source).job)
+        return
     found = [key for key in touched if key in ledger.index and ledger.readable(ledger.index[key])]
     # Where the resident ones lie on the device is not known, and no matter: they are not copied.
     unknown = [*range(core.config.blocks_per_chunk)] * len(found)

@@ -56,12 +56,18 @@ def blocks_evicted(ledger: LedgerState, event: ev.BlocksEvicted) -> None:
 
 
 def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
-    """Free slots are allocated for these keys, and the device blocks are leased for reading."""
+    """Free slots are allocated for these keys, and the device blocks are leased for reading.
+
+    A store whose source is not the device names no device blocks: nothing is leased.
+    """
     seq, keys = event.seq, event.keys
     slots, device_blocks = unpack(event.slots), unpack(event.device_blocks)
     if len(keys) != len(slots) or sum([count for _, count in event.owners]) not in (0, len(keys)):
         raise InvalidEvent(seq, "a store names as many slots as keys, and owners for all or for none")
-    transfers.check_pairs(ledger, seq, slots, device_blocks)
+    if not event.source:
+        transfers.check_pairs(ledger, seq, slots, device_blocks)
+    elif len(device_blocks) or not len(slots):
+        raise InvalidEvent(seq, "a store from elsewhere names slots, at least one, and no device blocks")
     new = ledger.blocks.check(slots, block_machine.ALLOCATE, seq)
     leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_READ, seq)
     index.enter(ledger, seq, keys, slots)

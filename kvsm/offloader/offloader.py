@@ -150,6 +150,7 @@ class Offloader(EventEmitter):
     count_offers = storing.count_offers
     offered_enough = storing.offered_enough
     rewrite = storing.rewrite
+    import_blocks = storing.import_blocks
 
     # Loads, and the life of every transfer.
     prepare_load = transfers.prepare_load

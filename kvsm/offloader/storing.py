@@ -13,7 +13,7 @@ import numpy as np
 from kvsm import events as ev
 from kvsm.errors import WrongArgument
 from kvsm.events import STORE, Offer, Owners, SkipReason
-from kvsm.ids import IdArray, listed, pack, unpack
+from kvsm.ids import NO_IDS, IdArray, listed, pack, unpack
 from kvsm.offloader.arguments import ids_of, integers, keys_of, offers_of, one_key, owners_of, request_name
 from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
 from kvsm.offloader.transfers import host_blocks
@@ -119,6 +119,49 @@ def _store(
     evicted = () if choice is None else _evict(core, choice)
     job = _plan_store(core, owners, wanted, sources) if room else None
     return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new)
+
+
+def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], source: str) -> PreparedStore:
+    """Plan a store of these keys whose bytes do not come from the device.
+
+    owners: as `store` takes them.
+    source: where the bytes come from, for people: "engine p-1".
+
+    The job names host blocks alone. Resident keys are touched; keys in flight are left to that store. What
+    finds no room is recorded (`StoreSkipped`) and not deferred: nobody offers it again.
+    """
+    keys = keys_of("import_blocks", keys)
+    owners = owners_of("import_blocks", owners, len(keys))
+    if type(source) is not str or not source:
+        raise WrongArgument(
+            "import_blocks", "source", f"is {source!r}; it must say where the bytes come from"
+        )
+    ledger = core.ledger
+    found = list(map(ledger.index.get, keys))
+    resident = list(dict.fromkeys([slot for slot in found if slot is not None and ledger.readable(slot)]))
+    new = list(
+        {key: place for place, key in reversed(list(enumerate(keys))) if found[place] is None}.values()
+    )
+    new.sort()
+    if resident:
+        core.emit(ev.BlocksTouched, pack(resident))
+    if not new:
+        return PreparedStore(None, (), (), len(resident))
+    wanted = tuple([keys[place] for place in new])
+    room, choice = _room_for(core, wanted, resident)
+    if room < len(new):
+        reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
+        _skip_places(core, owners, keys, new[room:], reason, ())
+        new, wanted = new[:room], wanted[:room]
+    if not room:
+        return PreparedStore(None, (), (), len(resident))
+    evicted = () if choice is None else _evict(core, choice)
+    slots = pack(ledger.free.first(len(wanted)))
+    core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)
+    hosts = host_blocks(core, ledger.transfers[ledger.seq].slots)
+    return PreparedStore(
+        TransferJob(ledger.seq, STORE, NO_IDS, hosts), wanted, (), len(resident), evicted, new
+    )
 
 
 def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:

@@ -311,14 +311,15 @@ def _store_planned(telling: _Telling, event: ev.StorePlanned) -> str:
     slots, blocks, whose = to_list(event.slots), to_list(event.device_blocks), render_owners(event.owners)
     if telling.slots:
         place, chunk = slots.index(telling.slots[0]), telling.ledger.config.blocks_per_chunk
-        source = render_ids("device block", blocks[place * chunk : (place + 1) * chunk])
+        source = event.source or render_ids("device block", blocks[place * chunk : (place + 1) * chunk])
         key = render_key(event.keys[place])
         return f"allocated for key {key}, from {source}, by store {event.seq} of {whose}"
     if isinstance(telling.life, RequestLife) and len(event.owners) > 1:
         whose += f" ({telling.life}: {render_keys(telling.life.share(event.owners, event.keys))})"
+    where = f"copied from {event.source}" if event.source else render_ids("device block", blocks)
     return (
-        f"store {event.seq} of {whose} is planned: {render_keys(event.keys)}, "
-        f"{render_ids('device block', blocks)} to {render_ids('slot', slots)}"
+        f"store {event.seq} of {whose} is planned: {render_keys(event.keys)}, {where} to "
+        f"{render_ids('slot', slots)}"
     )
 
 

@@ -411,6 +411,8 @@ def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanne
             "it is of a lazy store, which does not name the blocks of a prompt; "
             "whatif is not validated for it"
         )
+    if event.source:
+        reader.refuse(f"it copies blocks from {event.source}; whatif is not validated for hand-overs")
     reader.planned_in[event.seq] = event.step
     reader.batch.name(event.owners, reader.numbers(event.keys))
 
