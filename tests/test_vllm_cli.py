@@ -346,10 +346,13 @@ def test_documented_versions_are_the_tested_ones() -> None:
 def test_documented_flags_are_json_that_kvsm_takes() -> None:
     """All flags in the document and in the README."""
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    flags = re.findall(r"--kv-transfer-config '(.+?)'", DOCUMENT + readme, re.DOTALL)
-    assert len(flags) >= 3
+    flags = re.findall(r"--kv-transfer-config[ \\\n]+'(.+?)'", DOCUMENT + readme, re.DOTALL)
+    assert len(flags) >= 4
     for flag in flags:
-        extra = json.loads(flag)["kv_connector_extra_config"]
+        transfer = json.loads(flag)
+        extra = transfer["kv_connector_extra_config"]
+        if "kv_connector" not in transfer:
+            extra["cpu_bytes_to_use"] = 1  # from --kv-offloading-size
         own = {"spec_name", "spec_module_path"}
         kind = SpecOptions if own & set(extra) else ConnectorOptions
         msgspec.convert({name: value for name, value in extra.items() if name not in own}, kind)

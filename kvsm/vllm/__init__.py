@@ -8,6 +8,8 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 `RecordingSpec`    vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
 =================  =========================================================================================
 
+`plugin` makes these names known to vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the connector.
+
 Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
 (the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
 memory and copy engine of a rank). The first two share `deadlines` (copies that are never reported).
