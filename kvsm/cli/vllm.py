@@ -61,9 +61,9 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     """Test whether the installed vLLM works with kvsm. Takes about a minute.
 
     Checks that vLLM has the names that kvsm imports, and that its calls fit kvsm's methods. Then a tiny model
-    serves the same prompts without kvsm, with KvsmConnector and with KvsmSpec, on a GPU if there is one. The
-    tokens must be equal, blocks must be loaded from host memory, and every event log must verify. Nothing is
-    downloaded.
+    serves the same prompts without kvsm, with KvsmConnector, with KvsmOffloadingConnector, and with KvsmSpec
+    under vLLM's own OffloadingConnector, on a GPU if there is one. The tokens must be equal, blocks must be
+    loaded from host memory, and every event log must verify. Nothing is downloaded.
 
     Exit code: 0 if kvsm works; 1 if it does not, with the reasons; 2 if vLLM is missing, or does not serve
     without kvsm either.

@@ -2,21 +2,24 @@
 
 A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
-=================  =========================================================================================
-`KvsmConnector`    a `KVConnectorBase_V1`: all of kvsm, with its scheduler, workers and log
-`KvsmSpec`         an `OffloadingSpec`: kvsm's core and copies behind vLLM's own OffloadingConnector
-`RecordingSpec`    vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
-=================  =========================================================================================
+=========================  =================================================================================
+`KvsmConnector`            a `KVConnectorBase_V1`: all of kvsm, with its scheduler, workers and log
+`KvsmSpec`                 an `OffloadingSpec`: kvsm's core and copies behind vLLM's own OffloadingConnector
+`KvsmOffloadingConnector`  vLLM's OffloadingConnector with `KvsmSpec`, told of copies that fail
+`RecordingSpec`            vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
+=========================  =================================================================================
 
 `plugin` makes these names known to vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the connector.
 
-Shared by all three: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
+Shared by all: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
 (the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
-memory and copy engine of a rank). The first two share `deadlines` (copies that are never reported).
+memory and copy engine of a rank). All but the last share `deadlines` (copies that are never reported); the
+connectors, `startup_checks`.
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `connector_stats` and `own_process`.
-- `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`.
+- `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`. `offloading_connector` has a manager of
+  its own, `reported_manager`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.
 - To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command
   `kvsm vllm-check`), `bench`, `bench_peers` and `step_clock` (for `kvsm bench vllm`).
@@ -32,11 +35,12 @@ from kvsm.vllm.versions import TESTED, installed
 
 _ROOMS = {
     "KvsmConnector": "connector",
+    "KvsmOffloadingConnector": "offloading_connector",
     "KvsmSpec": "spec",
     "RecordingSpec": "recording_spec",
 }
 
-__all__ = ["KvsmConnector", "KvsmSpec", "RecordingSpec"]
+__all__ = ["KvsmConnector", "KvsmOffloadingConnector", "KvsmSpec", "RecordingSpec"]
 
 
 def __getattr__(name: str) -> Any:

@@ -15,17 +15,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kvsm.errors import ConfigError
 from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.scheduler_side import SchedulerSide
+from kvsm.vllm.startup_checks import refuse_schedulers_of_their_own, warn_of_failing_requests
 from kvsm.vllm.versions import warn_if_untested
 from kvsm.vllm.worker_side import WorkerSide
-
-log = init_logger("vllm.kvsm")
 
 
 def _forwarded(method: Callable[..., Any]) -> Any:
@@ -55,21 +53,10 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
             raise ConfigError(
                 "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching)"
             )
-        parallel = vllm_config.parallel_config
-        if parallel.distributed_executor_backend == "external_launcher" and parallel.world_size > 1:
-            raise ConfigError(
-                "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
-                "ranks; use the executor mp or ray"
-            )
+        refuse_schedulers_of_their_own(vllm_config.parallel_config)
         self._side: SchedulerSide | WorkerSide
         if role is KVConnectorRole.SCHEDULER:
-            if transfer.kv_load_failure_policy != "recompute":
-                log.warning(
-                    "kvsm: kv_load_failure_policy is %r, so a request whose load fails ends with an error; "
-                    "with 'recompute' it is computed instead (in a MultiConnector, only the MultiConnector's "
-                    "own policy counts)",
-                    transfer.kv_load_failure_policy,
-                )
+            warn_of_failing_requests(transfer)
             self._side = SchedulerSide(options, vllm_config, kv_cache_config)
         else:
             self._side = WorkerSide(options, vllm_config, kv_cache_config)

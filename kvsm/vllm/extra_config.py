@@ -35,13 +35,14 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     policy: the eviction policy: a name in `kvsm.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
     verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
-        other bytes fails. The spec refuses this option, because it cannot report a failed load.
+        other bytes fails. The spec needs `KvsmOffloadingConnector` for this.
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
     log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
     transfer_timeout_s: how long a copy may stay unreported while no earlier copy of its direction ends
         (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
     last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
-        empty steps until all are reported. With `flush` one last step waits for all of them.
+        empty steps until all are reported. With `flush` one last step waits for all of them, for which
+        the spec needs `KvsmOffloadingConnector`.
     """
 
     cpu_bytes_to_use: Annotated[int, msgspec.Meta(ge=1)]
@@ -82,15 +83,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
 
 class SpecOptions(CommonOptions, frozen=True, kw_only=True):
     """The options of `KvsmSpec`, besides those that vLLM reads itself."""
-
-    def __post_init__(self) -> None:
-        if self.verify_copies:
-            raise ConfigError(
-                "verify_copies: vLLM's OffloadingConnector cannot be told that a load brought wrong bytes; "
-                "use KvsmConnector, or omit the option"
-            )
-        if self.last_step == "flush":
-            raise ConfigError("last_step: the spec keeps stepping; use KvsmConnector, or omit the option")
 
 
 class RecordingOptions(LogOptions, frozen=True, kw_only=True):

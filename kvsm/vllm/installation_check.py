@@ -1,9 +1,9 @@
 """Does the installed vLLM work with kvsm?
 
 First the interface is read: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
-vLLM's calls. Then a tiny model serves the same prompts without kvsm, with `KvsmConnector` and with
-`KvsmSpec`. The device pool holds a third of the prompts, so without offload no prompt is found again. The
-tokens must be equal, blocks must be loaded, and each event log must verify.
+vLLM's calls. Then a tiny model serves the same prompts without kvsm, and with each way to use it. The device
+pool holds a third of the prompts, so without offload no prompt is found again. The tokens must be equal,
+blocks must be loaded, and each event log must verify.
 
 This does not show that your model, options and load work. The tests of kvsm cover more, for the tested
 versions. Equal tokens would also not show that blocks within one request were swapped, because cached keys
@@ -37,6 +37,7 @@ LATER = frozenset({"on_reset_flushed", "config_info", "config_info_keys"})
 
 _CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
+    ("kvsm.vllm.offloading_connector", "KvsmOffloadingConnector"),
     ("kvsm.vllm.spec", "KvsmSpec"),
     ("kvsm.vllm.spec_manager", "KvsmManager"),
     ("kvsm.vllm.spec_worker", "KvsmOffloadingWorker"),
@@ -214,8 +215,8 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
 
 
 def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
-    # A spec has no checksums, because it cannot tell vLLM that a copy failed.
-    options = {"verify_copies": True} if name == "KvsmConnector" else {}
+    # vLLM's own connector cannot be told that a copy failed, so its spec has no checksums.
+    options = {} if name == "KvsmSpec" else {"verify_copies": True}
     kv_transfer = OFFLOADS[name](cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
     try:
         outcome = run_trial(_trial(ranks, kv_transfer))

@@ -20,6 +20,7 @@ SWITCH = "KVSM_OFFLOAD"
 _CHOICE = "_post_init_kv_transfer_config"
 """The method of vLLM's `VllmConfig` that turns `--kv-offloading-size` into a connector."""
 
+_CONNECTORS = ("KvsmConnector", "KvsmOffloadingConnector")
 _SPECS = ("KvsmSpec", "RecordingSpec")
 
 
@@ -37,8 +38,9 @@ def _register_names() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-    if "KvsmConnector" not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector("KvsmConnector", "kvsm.vllm", "KvsmConnector")
+    for name in _CONNECTORS:
+        if name not in KVConnectorFactory._registry:
+            KVConnectorFactory.register_connector(name, "kvsm.vllm", name)
     for name in _SPECS:
         if name not in OffloadingSpecFactory._registry:
             OffloadingSpecFactory.register_spec(name, "kvsm.vllm", name)

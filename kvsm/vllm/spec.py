@@ -2,14 +2,18 @@
 
 vLLM's scheduler side decides which blocks of which request are offered and loaded. kvsm decides where they
 are kept and for how long, and copies them. `SpecOptions` are its options. `spec_manager` and `spec_worker`
-say what vLLM's interface leaves out; docs/vllm.md, what vLLM's connector does wrong with any spec.
+say what vLLM's interface leaves out, and `offloading_connector` adds it: there a failed copy is a recompute.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import lcm
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 
 from kvsm.errors import ConfigError
@@ -18,9 +22,10 @@ from kvsm.kv_events import Publisher
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
 from kvsm.vllm.kv_cache_config import host_slots
+from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import CONFIG_LABELS, config_info, metric_definitions
-from kvsm.vllm.spec_worker import KvsmOffloadingWorker
+from kvsm.vllm.spec_worker import KvsmOffloadingWorker, ReportingWorker
 from kvsm.vllm.versions import features, must_have, warn_if_untested
 
 VLLMS_OWN = (
@@ -37,7 +42,21 @@ VLLMS_OWN = (
 SYNC_LOAD_BUDGET = "sync_load_budget_bytes"
 """An option that only a vLLM reads that can load within a step."""
 
+log = init_logger("vllm.kvsm")
+
+_TOLD: ContextVar[bool] = ContextVar("told_of_failures", default=False)
+
 _CALLED_BY_VLLM = ("lookup", "prepare_load", "prepare_store", "complete_load", "complete_store")
+
+
+@contextmanager
+def told_of_failures() -> Iterator[None]:
+    """A `KvsmSpec` that is made inside a `with` block belongs to a connector that can be told of failures."""
+    token = _TOLD.set(True)
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
 
 
 class KvsmSpec(OffloadingSpec):
@@ -63,6 +82,9 @@ class KvsmSpec(OffloadingSpec):
                 "canonical_layout is for host memory that ranks share, and each rank of kvsm has its own; "
                 "omit the option"
             )
+        self._is_told = _TOLD.get()
+        if not self._is_told:
+            self._check_for_vllms_connector()
         self._num_slots = host_slots(
             self._options.cpu_bytes_to_use,
             config.parallel.world_size,
@@ -70,6 +92,19 @@ class KvsmSpec(OffloadingSpec):
         )
         self._manager: KvsmManager | None = None
         self._worker: KvsmOffloadingWorker | None = None
+
+    def _check_for_vllms_connector(self) -> None:
+        """Raises `ConfigError` for an option that needs `KvsmOffloadingConnector`."""
+        options = self._options
+        for name, given in {
+            "verify_copies": options.verify_copies,
+            "last_step": options.last_step == "flush",
+        }.items():
+            if given:
+                raise ConfigError(
+                    f"{name}: vLLM's OffloadingConnector cannot do it; use KvsmOffloadingConnector "
+                    "(kv_connector_module_path kvsm.vllm), or omit the option"
+                )
 
     def get_manager(self) -> OffloadingManager:
         """The manager, in the scheduler's process."""
@@ -80,7 +115,17 @@ class KvsmSpec(OffloadingSpec):
             # Each pipeline stage has a step, and asynchronous scheduling has one more.
             most_steps = self.config.parallel.pp_size + 1
             info = config_info(self.config, self._num_slots)
-            self._manager = KvsmManager(core, self._options.transfer_timeout_s, most_steps, info)
+            timeout_s = self._options.transfer_timeout_s
+            if self._is_told:
+                flushes = self._options.last_step == "flush"
+                self._manager = ReportedManager(core, timeout_s, most_steps, info, flushes_last_step=flushes)
+            else:
+                log.warning(
+                    "kvsm: under vLLM's OffloadingConnector a failed copy stops the engine, and so can two "
+                    "resets of the cache in a row. KvsmOffloadingConnector (kv_connector_module_path "
+                    "kvsm.vllm) takes the same options, and recomputes instead"
+                )
+                self._manager = KvsmManager(core, timeout_s, most_steps, info)
         return self._manager
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
@@ -89,7 +134,9 @@ class KvsmSpec(OffloadingSpec):
             rank = self.config.parallel.rank
             slots, chunk = self._num_slots, self.blocks_per_chunk
             patience_s = GIVEN_UP_AFTER * self._options.transfer_timeout_s
-            self._worker = KvsmOffloadingWorker(rank, kv_caches.tensors, slots, chunk, patience_s)
+            kind = ReportingWorker if self._is_told else KvsmOffloadingWorker
+            verify = self._options.verify_copies
+            self._worker = kind(rank, kv_caches.tensors, slots, chunk, patience_s, verify)
         return self._worker
 
     def _core_config(self) -> OffloadConfig:
@@ -97,9 +144,9 @@ class KvsmSpec(OffloadingSpec):
         return OffloadConfig(
             host_blocks=self._num_slots,
             device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * self._num_slots * chunk,
-            # The core has one worker for all ranks.
-            block_bytes=self.config.worker_kv_bytes_per_block * ranks,
-            workers=1,
+            # Without the reports of ranks, the core has one worker for all of them.
+            block_bytes=self.config.worker_kv_bytes_per_block * (1 if self._is_told else ranks),
+            workers=ranks if self._is_told else 1,
             blocks_per_chunk=chunk,
             policy=self._options.policy,
             # vLLM's connector decides who waits, and `TransferDeadlines` bounds a transfer.

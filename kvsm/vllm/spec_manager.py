@@ -20,7 +20,8 @@ interface does not say:
 - **Which device blocks are copied.** Leases and events name `PlaceholderBlocks`. vLLM itself ensures that a
   device block is not reused in flight and that no stale data stays after a reset: it waits for its jobs.
 - **That a copy failed on one rank.** vLLM counts the ranks and reports what all of them have done, so the
-  core has one worker. A rank stops at a copy that fails (`spec_worker`).
+  core has one worker. A rank stops at a copy that fails (`spec_worker`). With `KvsmOffloadingConnector`, a
+  `ReportedManager` hears each rank instead.
 """
 
 from __future__ import annotations
@@ -70,11 +71,15 @@ _HIT, _MISS = offloader.LookupResult.HIT, offloader.LookupResult.MISS
 
 
 class HostSlots(CPULoadStoreSpec):
-    """Slots of the host pool. num_slots: the size of the pool; a rank with fewer slots enlarges its own."""
+    """Slots of the host pool.
 
-    def __init__(self, slots: Sequence[int], num_slots: int) -> None:
+    num_slots: the size of the pool; a rank with fewer slots enlarges its own.
+    transfer: the transfer that copies them; 0 if nothing is copied.
+    """
+
+    def __init__(self, slots: Sequence[int], num_slots: int, transfer: int = _UNKNOWN_TRANSFER) -> None:
         super().__init__(list(slots))
-        self.num_slots = num_slots
+        self.num_slots, self.transfer = num_slots, transfer
 
 
 class KvsmManager(OffloadingManager):
@@ -161,7 +166,7 @@ class KvsmManager(OffloadingManager):
         job = core.prepare_load(request, blocks)
         assert job is not None, "the match was pinned just now"
         self._submit(request, Direction.LOAD, wanted, job.transfer)
-        return HostSlots(slots, self._num_slots)
+        return HostSlots(slots, self._num_slots, job.transfer)
 
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
         """The load of these keys has ended on all ranks."""
@@ -200,7 +205,7 @@ class KvsmManager(OffloadingManager):
         used = set(listed(transfer.device_blocks))
         self._placeholders.give_back([block for block in blocks if block not in used])
         self._submit(request, Direction.STORE, prepared.keys, transfer.id)
-        slots = HostSlots(listed(transfer.slots), self._num_slots)
+        slots = HostSlots(listed(transfer.slots), self._num_slots, transfer.id)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
 
     def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -264,19 +269,15 @@ class KvsmManager(OffloadingManager):
         ended = self._core.report(transfer, 0, good).ended
         self.deadlines.ended(transfer)
         if ended is not None:
-            self._placeholders.give_back(listed(ended.device_blocks))
-            self._note_not_stored(ended)
+            self._let_go(ended)
 
     def _lose(self, transfer: int) -> None:
         """Give this transfer up: a rank may never end it."""
         ended = self._core.lose(transfer)
         if ended is None:
             return
-        self._note_not_stored(ended)
+        self._let_go(ended)
         is_load = ended.direction is Direction.LOAD
-        if not is_load:
-            # The placeholders of a load are retired, as the device blocks would be.
-            self._placeholders.give_back(listed(ended.device_blocks))
         log.warning(
             "kvsm: transfer %d (a %s) is given up: some rank has not ended it for %g s. %d host slots are "
             "retired: they are not used again until the engine restarts%s",
@@ -287,7 +288,10 @@ class KvsmManager(OffloadingManager):
             _waits_on(ended.request) if is_load else "",
         )
 
-    def _note_not_stored(self, ended: offloader.Ended) -> None:
+    def _let_go(self, ended: offloader.Ended) -> None:
+        """Free the placeholders. If a load was given up, they are retired, as its device blocks would be."""
+        if not (ended.lost and ended.direction is Direction.LOAD):
+            self._placeholders.give_back(listed(ended.device_blocks))
         if self._core.publisher is not None and not ended.good:
             self._not_stored += ended.keys
 
@@ -389,7 +393,7 @@ class KvsmManager(OffloadingManager):
 def _waits_on(request: str) -> str:
     return (
         f". Request {request} and its device blocks wait until the copy ends, because vLLM's "
-        "OffloadingConnector cannot be told that a load failed; KvsmConnector recomputes such a request"
+        "OffloadingConnector cannot be told that a load failed; with KvsmOffloadingConnector it is recomputed"
     )
 
 

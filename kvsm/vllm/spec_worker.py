@@ -6,8 +6,9 @@ used from place i % blocks_per_chunk on, and the last one may be used in part.
 
     blocks_per_chunk 4, a group of 5 blocks, block index 6     slots   | 9: . . 0 1 | 3: 2 3 4 . |
 
-vLLM cannot be told that a copy failed: it would treat a failed load as loaded and a failed store as stored.
-So a failed copy stops the engine, with the reason.
+vLLM's connector cannot be told that a copy failed: it would treat a failed load as loaded and a failed store
+as stored. So a failed copy stops the engine, with the reason. `KvsmOffloadingConnector` can be told: it has
+a `ReportingWorker`.
 
 A vLLM newer than 0.32 may make a step wait for a load and compute with what it brings: an expedited load.
 Such a step must not begin without these bytes. So if the load fails or is given up, `wait` itself raises.
@@ -48,14 +49,16 @@ class KvsmOffloadingWorker(OffloadingWorker):
         num_slots: int,
         blocks_per_chunk: int,
         patience_s: float = 0.0,
+        verify: bool = False,
     ) -> None:
         """caches: vLLM's `CanonicalKVCacheTensor`s. patience_s: how old a copy becomes before it is given up
-        (s); 0: it never is."""
+        (s); 0: it never is. verify: whether loads compare checksums."""
         self.clock: Callable[[], float] = time.monotonic
         """The time (s). Public, as `pause` is, so that a test can choose it."""
         self.pause: Callable[[float], None] = time.sleep
         """Sleeps for this time (s)."""
         self._rank, self._chunk, self._patience_s = rank, blocks_per_chunk, patience_s
+        self._verify = verify
         self._began: dict[Direction, dict[int, float]] = {direction: {} for direction in Direction}
         """Direction -> job -> when it was submitted, the oldest first. Jobs that have not ended."""
         self._given_up: set[int] = set()
@@ -107,8 +110,9 @@ class KvsmOffloadingWorker(OffloadingWorker):
     def _stop(self, reason: str) -> NoReturn:
         """Stop the engine. Raises `TransferFailed`."""
         text = (
-            f"{reason}. vLLM's OffloadingConnector cannot be told, and would serve wrong tokens; with "
-            "KvsmConnector such a request is recomputed"
+            f"{reason}. vLLM's OffloadingConnector cannot be told, and would serve wrong tokens. With "
+            "KvsmConnector such a request is recomputed, and with KvsmOffloadingConnector too, unless a step "
+            "waits for its load (sync_load_budget_bytes)"
         )
         log.error("kvsm: %s", text)
         raise TransferFailed(text)
@@ -190,9 +194,53 @@ class KvsmOffloadingWorker(OffloadingWorker):
         self._copies.close()
 
     def _make_copies(self) -> RankCopies:
-        copies = make_copies(self._rows, self._num_slots * self._chunk, verify=False)
+        copies = make_copies(self._rows, self._num_slots * self._chunk, self._verify)
         log.info("kvsm: rank %d has %d host slots of %d blocks", self._rank, self._num_slots, self._chunk)
         return copies
+
+
+class ReportingWorker(KvsmOffloadingWorker):
+    """The worker of one rank under `KvsmOffloadingConnector`: a copy that failed is a reason, not the end.
+
+    Nothing is given up here: the scheduler's side decides that. But if a step stops waiting for a store, it
+    may overwrite what the store still reads. So when such a store ends, it has failed.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        """The arguments are those of `KvsmOffloadingWorker`."""
+        super().__init__(*arguments, **named)
+        self._errors: dict[int, str] = {}
+        self._overtaken: set[int] = set()
+        """Stores for which a step no longer waited."""
+
+    def get_finished(self) -> list[TransferResult]:
+        """The jobs that have ended since the last call, well or not: `take_errors` tells."""
+        self._poll()
+        results, self._ended = self._ended, []
+        for result in results:
+            job, error = result.transfer, None if result.good else result.error or "unknown reason"
+            if job in self._overtaken:
+                self._overtaken.remove(job)
+                error = error or "a step overwrote its device blocks, because it took too long"
+            if error is not None:
+                self._errors[job] = error
+                name = result.direction.name.lower()
+                log.error("kvsm: a %s failed on rank %d: %s", name, self._rank, error)
+        return [TransferResult(one.transfer, True, one.bytes, one.seconds) for one in results]
+
+    def take_errors(self) -> dict[int, str]:
+        """Job -> why it failed, for the failed ones since the last call."""
+        errors, self._errors = self._errors, {}
+        return errors
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Return when these jobs have ended, or are too old to wait for. Unknown ones have ended.
+
+        Raises `TransferFailed` if the step would compute without an expedited load.
+        """
+        super().wait(job_ids)
+        self._poll()
+        self._overtaken.update(job_ids & self._began[Direction.STORE].keys())
 
 
 def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> list[int]:

@@ -141,11 +141,17 @@ def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
     }
 
 
+def offloading_config(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
+    """vLLM's `kv_transfer_config` for `KvsmOffloadingConnector` with these options."""
+    return connector_config(load_failure, **options) | {"kv_connector": "KvsmOffloadingConnector"}
+
+
 OFFLOADS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "KvsmConnector": connector_config,
+    "KvsmOffloadingConnector": offloading_config,
     "KvsmSpec": spec_config,
 }
-"""The two ways to use kvsm, and the `kv_transfer_config` of each."""
+"""The ways to use kvsm, and the `kv_transfer_config` of each."""
 
 
 def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -64,6 +65,7 @@ from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
+from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import RankCopies
 
 MOST_BLOCKS = 26
@@ -90,6 +92,9 @@ class Rank:
         self.belated: list[WorkerReport] = []
         """Reports that were kept back, and come with the next step."""
         self._kept_back: list[WorkerReport] = []
+        never_loses_loads = issubclass(KvsmConnector, OffloadingConnector) and not issubclass(
+            KvsmConnector, KvsmOffloadingConnector
+        )
 
         def copies(tensors: Sequence[Any], host_blocks: int, _verify: bool) -> RankCopies:
             pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES)
@@ -101,7 +106,7 @@ class Rank:
                 clock,
                 Random(f"hangs {seed} {number}"),
                 shape.hanging,
-                waits_for_loads=isinstance(self.connector, OffloadingConnector),
+                waits_for_loads=never_loses_loads,
                 spare_blocks=(shape.device_blocks - MOST_BLOCKS) // shape.ranks,
             )
             return RankCopies(self.copies, pool)
@@ -143,14 +148,20 @@ class Rank:
             kv_connector_output=None if told.is_empty() and not names else told,
         )
 
-    def _heard(self, reports: StepReports | None) -> StepReports | None:
+    def _heard(self, reports: Any) -> Any:
+        """These reports without those of silent transfers, and with those that are belated."""
         if not self.silent:
             return reports
         ended = reports.reports if reports is not None else ()
         self._kept_back += [report for report in ended if report.transfer in self.silent]
-        told = [*self.belated, *[report for report in ended if report.transfer not in self.silent]]
+        told = (*self.belated, *[report for report in ended if report.transfer not in self.silent])
         self.belated = []
-        return StepReports(tuple(told)) if told else None
+        if not told:
+            return None
+        if reports is not None:
+            return replace(reports, reports=told)
+        is_told = isinstance(self.connector, KvsmOffloadingConnector)
+        return RankReports(reports=told) if is_told else StepReports(told)
 
     def speak(self) -> None:
         """Report what was kept back."""
@@ -375,6 +386,9 @@ class Engine:
             raise PropertyBroken(
                 Property.NO_REUSE_IN_FLIGHT, f"{where} computes into a block that a copy touches"
             )
+        self._check_queue()
+
+    def _check_queue(self) -> None:
         for request in self.scheduler.kv_holding_waiting:
             # The request would wait for blocks that the requests behind it hold.
             if request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS and not request.num_computed_tokens:

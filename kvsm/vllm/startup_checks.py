@@ -1,0 +1,31 @@
+"""What kvsm's connectors check when an engine starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.logger import init_logger
+
+from kvsm.errors import ConfigError
+
+log = init_logger("vllm.kvsm")
+
+
+def refuse_schedulers_of_their_own(parallel_config: Any) -> None:
+    """Raises `ConfigError` if each rank has its own scheduler."""
+    if parallel_config.distributed_executor_backend == "external_launcher" and parallel_config.world_size > 1:
+        raise ConfigError(
+            "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
+            "ranks; use the executor mp or ray"
+        )
+
+
+def warn_of_failing_requests(transfer_config: Any) -> None:
+    """Warn if a request ends with an error when its load fails."""
+    if transfer_config.kv_load_failure_policy != "recompute":
+        log.warning(
+            "kvsm: kv_load_failure_policy is %r, so a request whose load fails ends with an error; "
+            "with 'recompute' it is computed instead (in a MultiConnector, only the MultiConnector's "
+            "own policy counts)",
+            transfer_config.kv_load_failure_policy,
+        )
