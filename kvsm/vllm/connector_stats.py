@@ -1,13 +1,14 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
-Counters are sent as their growth since the last step, gauges as their value. The names are `vllm:kvsm_` and
-the name in `kvsm.metrics`. Histograms are left out, because vLLM passes on plain numbers only; an event log
-gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
+Counters are sent as their growth since they were sent last, gauges as their value. The names are `vllm:kvsm_`
+and the name in `kvsm.metrics`. Histograms are left out, because vLLM passes on plain numbers only; an event
+log gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -71,20 +72,37 @@ class KvsmStats(KVConnectorStats):
         return not self.data
 
 
+STATS_INTERVAL_S = 0.5
+"""Between two statistics of a busy engine (s). Gauges look at every host slot, and vLLM asks in each step; but
+people see its log every ten seconds, and Prometheus rarely looks more often than once a second."""
+
+
 class StatsSource:
-    """The statistics of a ledger since they were taken last."""
+    """The statistics of a ledger since they were taken last.
+
+    clock: monotonic time (s); public, so that a test can choose it.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
+        self.clock: Callable[[], float] = time.monotonic
+        self._due_at = 0.0
         self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
         self._sent_at = -1, (0, 0)
 
     def take(self) -> KvsmStats | None:
-        """What has changed since the last call; None if no event has happened, and nothing to the log."""
+        """What has changed since the last statistics.
+
+        None if no event has happened, and nothing to the log; and None while requests run, until
+        `STATS_INTERVAL_S` is over. When no request is left, the engine may take no other step: then all that
+        has changed is told at once.
+        """
+        if self._ledger.requests and self.clock() < self._due_at:
+            return None
         now = self._ledger.seq, self._metrics.log_health()
         if now == self._sent_at:
             return None
-        self._sent_at = now
+        self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
         stats = KvsmStats()
         values = self._metrics.values() | self._metrics.gauges()
         for name, labels, value in _numbers(values):

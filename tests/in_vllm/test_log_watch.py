@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from unittest.mock import patch
 
@@ -22,7 +23,7 @@ from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
 from kvsm.snapshot import snapshot
 from kvsm.vllm import log_watch
-from kvsm.vllm.connector_stats import StatsSource
+from kvsm.vllm.connector_stats import STATS_INTERVAL_S, StatsSource
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions
 from kvsm.vllm.log_watch import AGAIN_S, LogWatch
@@ -153,6 +154,7 @@ def test_a_log_that_cannot_be_closed_raises_nothing_into_vllm(rig: Rig) -> None:
 def test_statistics_tell_that_the_log_is_broken(rig: Rig) -> None:
     """Also if no event has happened since the last statistics were taken."""
     source = StatsSource(rig.core.metrics)
+    source.clock = count(step=STATS_INTERVAL_S).__next__
     rig.step()
     taken = source.take()
     assert taken is not None
