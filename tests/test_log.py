@@ -258,9 +258,13 @@ def test_durability_is_what_was_chosen(
     assert [*counts, len(syncs)] == expected
 
 
-def test_a_segment_is_synced_before_the_next_one_opens(tmp_path: Path, syncs: list[int]) -> None:
+@pytest.mark.parametrize("sync_thread", [False, True])
+def test_a_segment_is_synced_before_the_next_one_opens(
+    tmp_path: Path, syncs: list[int], sync_thread: bool
+) -> None:
     """Otherwise a power loss could leave a hole in the middle of the log."""
-    life = Life(tmp_path / "log", durability="interval", sync_interval_ms=3_600_000, segment_bytes=1)
+    options = {"durability": "interval", "sync_interval_ms": 3_600_000, "sync_thread": sync_thread}
+    life = Life(tmp_path / "log", segment_bytes=1, **options)
     life.append(1)
     assert len(syncs) == 4  # The first head; the events; the second head; the first segment's tail.
 

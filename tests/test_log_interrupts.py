@@ -54,9 +54,10 @@ def test_an_interrupt_at_every_line_damages_no_log(
     assert len(moments) > 250
 
 
-def test_two_interrupts_damage_no_log(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sync_thread", [False, True])
+def test_two_interrupts_damage_no_log(tmp_path: Path, sync_thread: bool) -> None:
     """The second Ctrl-C comes while the next call finishes what the first has interrupted."""
-    chosen, options = random.Random(1), SMALL | {"durability": "interval"}
+    chosen, options = random.Random(1), SMALL | {"durability": "interval", "sync_thread": sync_thread}
     moments = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False).moments
     for number in range(1, 60):
         first = chosen.randint(1, moments)

@@ -1,4 +1,4 @@
-"""One segment that is being written: its file, and what is known of its bytes.
+"""One segment that is being written: its file, what is known of its bytes, and where the writer stands.
 
 Each method may be interrupted at any line, by Ctrl-C for example. A second call then does the whole again:
 all writes go to places that the caller names, so doing them twice changes nothing.
@@ -14,6 +14,9 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from kvsm.events import OffloadingEvent
 from kvsm.log.frames import MARK, MARK_OFFSET, encode_mark, segment_path
 
 _open_private = partial(os.open, mode=0o600)
@@ -143,3 +146,21 @@ class SegmentFile:
             if wrote <= 0:
                 raise OSError(errno.EIO, "the system wrote nothing, and named no error", str(self.path))
             done += wrote
+
+
+class WritePlace(msgspec.Struct, frozen=True):
+    """The end of the log: what is written, and what comes next.
+
+    segment: the file.
+    offset: bytes of the file that hold whole frames; the next frame goes here.
+    first: the first event that is not written.
+    events: the events from `first` on.
+    written, dropped: counts of the events before `first`.
+    """
+
+    segment: SegmentFile
+    offset: int
+    first: int
+    events: list[OffloadingEvent]
+    written: int
+    dropped: int

@@ -35,7 +35,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
-import msgspec
 from msgspec.structs import replace
 
 from kvsm.errors import LogError, LogWriteFailed, described
@@ -44,8 +43,9 @@ from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.log.log_directory import claim, make_private
 from kvsm.log.options import Durability, OnFailure, check_options
 from kvsm.log.retention import FRAME_BYTES, Retention
-from kvsm.log.segment_file import Loss, SegmentFile, Synced
+from kvsm.log.segment_file import Loss, SegmentFile, Synced, WritePlace
 from kvsm.log.segment_maker import SegmentMaker
+from kvsm.log.sync_thread import SyncThread
 
 FRAME_EVENTS = 512
 """Most events of one frame. With more, an event does not get cheaper."""
@@ -71,24 +71,6 @@ _REFUSED = -(1 << 62)
 """What a closed or failed writer expects as its next event. No event has such a number."""
 
 
-class WritePlace(msgspec.Struct, frozen=True):
-    """The end of the log: what is written, and what comes next.
-
-    segment: the file.
-    offset: bytes of the file that hold whole frames; the next frame goes here.
-    first: the first event that is not written.
-    events: the events from `first` on.
-    written, dropped: counts of the events before `first`.
-    """
-
-    segment: SegmentFile
-    offset: int
-    first: int
-    events: list[OffloadingEvent]
-    written: int
-    dropped: int
-
-
 class LogWriter:
     """Appends events to a new log.
 
@@ -98,6 +80,8 @@ class LogWriter:
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
         `sync_interval_ms`, and at the end. `every` syncs at each flush.
     sync_interval_ms: for `interval` (ms).
+    sync_thread: whether `interval` syncs in a thread of its own, so that only a new segment and the end of
+        the log wait for the disk.
     segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
     max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
         If snapshots are too large for it, that is a failed write.
@@ -122,6 +106,7 @@ class LogWriter:
         snapshot: Callable[[], bytes],
         durability: Durability = "interval",
         sync_interval_ms: int = 100,
+        sync_thread: bool = False,
         segment_bytes: int = 64 << 20,
         max_bytes: int | None = None,
         compress: bool = False,
@@ -137,6 +122,7 @@ class LogWriter:
         self._snapshot = snapshot
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
+        self._sync_thread, self._waits = SyncThread(), durability != "interval" or not sync_thread
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress)
@@ -258,8 +244,8 @@ class LogWriter:
         if segment.loss is None:
             if self._place.events:
                 self._write_events()
-            if self._syncs and now - segment.synced.at_ns >= self._sync_interval_ns and segment.loss is None:
-                self._sync()
+            if self._syncs and segment.loss is None:
+                self._sync_in_time(now)
             full = self._place.offset >= segment.full_at and not closing
             if full and segment.loss is None and self._sync():
                 self._start_next_segment()
@@ -333,6 +319,8 @@ class LogWriter:
         self._closed = True
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+        if self._forks == _forks:
+            self._sync_thread.end()
         try:
             for segment in self._retention.segments:
                 segment.close()
@@ -412,6 +400,19 @@ class LogWriter:
 
     # ------------------------------------------------------------------------------- syncs and losses
 
+    def _sync_in_time(self, now: int) -> None:
+        """Sync if that is due, or begin to."""
+        place, segment = self._place, self._place.segment
+        self._sync_thread.take_end()
+        if segment.sync_failure is not None:
+            self._lose_unsynced(segment.sync_failure)
+        elif now - segment.synced.at_ns < self._sync_interval_ns:
+            return
+        elif self._waits:
+            self._sync()
+        elif segment.synced.offset != place.offset:
+            self._sync_thread.begin(segment, Synced(place.offset, place.first - 1, now))
+
     def _sync(self) -> bool:
         """Make the segment durable, if `durability` asks for it. False if events were lost.
 
@@ -419,9 +420,12 @@ class LogWriter:
         count as lost.
         """
         place = self._place
+        self._sync_thread.wait()
         if not self._syncs or place.segment.synced.offset == place.offset:
             return True
         try:
+            if place.segment.sync_failure is not None:
+                raise place.segment.sync_failure
             place.segment.sync()
         except OSError as error:
             self._lose_unsynced(error)
@@ -452,6 +456,10 @@ class LogWriter:
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
         """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
         place = self._place
+        self._sync_thread.wait()
+        synced = place.segment.synced
+        if place.segment.sync_failure is not None and synced.offset < offset:
+            first, offset = synced.seq + 1, synced.offset
         written = place.written - (place.first - first)
         place.segment.loss = Loss(first, offset, cause, written, place.dropped)
         self._resume_at = 0

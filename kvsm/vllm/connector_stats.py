@@ -73,8 +73,8 @@ class KvsmStats(KVConnectorStats):
 
 
 STATS_INTERVAL_S = 0.5
-"""Between two statistics of a busy engine (s). Gauges look at every host slot, and vLLM asks in each step; but
-people see its log every ten seconds, and Prometheus rarely looks more often than once a second."""
+"""Between two statistics of a busy engine (s). vLLM asks in each step, and gauges look at every host slot.
+But vLLM's log has a line every ten seconds, and Prometheus rarely looks more often than once a second."""
 
 
 class StatsSource:

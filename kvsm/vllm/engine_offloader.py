@@ -75,6 +75,7 @@ def open_event_log(
         config=config,
         snapshot=snapshot,
         durability=options.log_durability,
+        sync_thread=True,  # The engine's thread would wait 10 ms for a busy disk, ten times a second.
         max_bytes=options.log_max_bytes,
         on_failure=on_failure,
     )
