@@ -27,7 +27,7 @@ FLOORS = (
         "log",
         "invariants",
     ),
-    ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay"),
+    ("offloader", "metrics", "prometheus", "cuda_io", "worker", "replay", "hand_over"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
     ("analysis", "checker", "timeline", "whatif"),

@@ -167,6 +167,10 @@ class VerifyingCopyEngine:
         for thread in self._threads:
             thread.join()
 
+    def took_over(self, host_blocks: Sequence[int]) -> None:
+        """Something else than a store has written these host blocks. Keeps the checksums of what is there."""
+        self._checksums.keep(host_blocks)
+
     def statistics(self) -> VerifyingStatistics:
         """What was checked so far."""
         return self._statistics
@@ -270,6 +274,11 @@ class _Checksums:
         checked = 0 if is_store else int(np.count_nonzero(known))
         unverified = 0 if is_store else len(known) - checked
         return error, VerifyingStatistics(checked, len(wrong), unverified)
+
+    def keep(self, host_blocks: Sequence[int]) -> None:
+        """Take what these host blocks hold as what was stored."""
+        hosts = np.asarray(host_blocks, np.int64)
+        self._expected[hosts], self._known[hosts] = self._of_host(tuple(host_blocks)), True
 
     def forget(self, job: TransferJob, num_device_blocks: int) -> None:
         """The host blocks of a bad store may hold anything. A job that could not be right has not run at

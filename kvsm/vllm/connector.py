@@ -107,7 +107,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """The same for a model with one KV cache group."""
-        answer: tuple[bool, None] = self.request_finished_all_groups(request, (block_ids,))
+        answer: tuple[bool, dict[str, Any] | None] = self.request_finished_all_groups(request, (block_ids,))
         return answer
 
     # In both processes.

@@ -64,6 +64,11 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         means twice what one step can take.
     blocks_per_chunk: device blocks that are stored and found together, under one key.
     self_describing_kv_events: whether KV events include the tokens of each block.
+    hand_over_directory: a directory in which this engine hands the blocks of prompts to other engines of this
+        machine, or gets them (disaggregated prefill). All of them name the same one. Its host memory is a
+        file there, so it should be on tmpfs, below /dev/shm.
+    hand_over_timeout_s: how long blocks are kept for an engine that does not come, and how long it may read
+        them (seconds).
     """
 
     store: Literal["eager", "lazy"] = "eager"
@@ -71,6 +76,8 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     lazy_target_blocks: int = 0
     blocks_per_chunk: int = 1
     self_describing_kv_events: bool = False
+    hand_over_directory: str | None = None
+    hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
 
     def __post_init__(self) -> None:
         if self.lazy_target_blocks and self.store != "lazy":

@@ -9,6 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from kvsm.hand_over.imports import ImportJob
 from kvsm.plan import TransferPlan, WorkerReport
 
 
@@ -22,12 +23,14 @@ class StepPlan(KVConnectorMetadata):
         failures from workers alone.
     ended_loads: requests whose load has ended well, and of which no worker's output could tell. The workers
         report them too.
+    imports: blocks that are copied from another engine's host pool.
     """
 
     host_blocks: int = 0
     plan: TransferPlan = field(default_factory=TransferPlan)
     failed_loads: frozenset[str] = frozenset()
     ended_loads: frozenset[str] = frozenset()
+    imports: tuple[ImportJob, ...] = ()
 
 
 @dataclass

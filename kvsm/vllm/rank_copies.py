@@ -1,11 +1,13 @@
 """Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
 
-The host memory has no file: other processes cannot read it, and a crash leaves nothing behind.
+Without `hand_over_directory` the host memory has no file: other processes cannot read it, and a crash leaves
+nothing behind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
@@ -37,11 +39,14 @@ class RankCopies(NamedTuple):
         self.pool.close()
 
 
-def make_copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankCopies:
+def make_copies(
+    tensors: Sequence[Any], host_blocks: int, verify: bool, path: Path | None = None
+) -> RankCopies:
     """An engine that copies between the rows of these tensors and a new host pool.
 
     host_blocks: rows of the host pool.
     verify: whether loads compare checksums.
+    path: a file for the host pool, from which engines of this user may copy. None: no other process reads it.
     Raises `ConfigError`.
     """
     kind = tensors[0].device.type
@@ -49,7 +54,7 @@ def make_copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankC
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")
     is_host = kind == "cpu"
     locking = None if is_host else CUDA_PAGE_LOCKING
-    pool = HostPool(host_blocks, block_bytes_of(tensors), page_locking=locking)
+    pool = HostPool(host_blocks, block_bytes_of(tensors), path=path, page_locking=locking)
     try:
         device = list(tensors)
         engine: CopyEngine = (HostCopyEngine if is_host else CudaCopyEngine)(device, pool.blocks)

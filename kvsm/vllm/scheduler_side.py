@@ -19,8 +19,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvsm.events import Direction, OffloadConfig
+from kvsm.hand_over.imports import ImportJob
+from kvsm.hand_over.messages import hand_over_directory
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
+from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import (
     GroupKind,
@@ -35,9 +38,12 @@ from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.hand_over_in import IncomingHandOvers
+from kvsm.vllm.hand_over_out import OutgoingHandOvers
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import only_worker
+from kvsm.vllm.prompt_layout import block_layout
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 
@@ -45,6 +51,9 @@ log = init_logger("vllm.kvsm")
 
 BoundaryState = tuple[int, int, int]
 """A state of a mamba group: (group, device block, tokens before the boundary)."""
+
+_WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+"""How a request ends that was served to its end."""
 
 NULL_BLOCK = 0
 """Stands in a block table where there is no block."""
@@ -66,6 +75,11 @@ class SchedulerSide:
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config)
+        self._outgoing, self._incoming = _hand_overs(
+            options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config
+        )
+        self._imports: list[ImportJob] = []
+        """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(self._core.metrics)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
@@ -96,6 +110,8 @@ class SchedulerSide:
     def on_new_request(self, request: Any) -> None:
         """Make the request known."""
         self._scheduler.add_request(request)
+        if self._incoming is not None:
+            self._incoming.arrived(self._scheduler.state.tracked[request.request_id], request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """(tokens that the host serves beyond the computed ones, whether they are loaded asynchronously).
@@ -108,6 +124,10 @@ class SchedulerSide:
             # to wait once, it moves to the other queue.
             self._misplaced.remove(request.request_id)
             return None, False
+        if self._incoming is not None and self._incoming.awaits(request.request_id):
+            self._hear_of_hand_overs()
+            if self._incoming.awaits(request.request_id):
+                return None, False
         return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -121,6 +141,7 @@ class SchedulerSide:
         """What the workers do in this step."""
         output = scheduler_output
         self._give_up_overdue()
+        self._hear_of_hand_overs()
         self._waiting.difference_update(output.num_scheduled_tokens)
         pool, groups = self._pool, self._scheduler.config.groups
         if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
@@ -129,7 +150,11 @@ class SchedulerSide:
         computed, self._states = self._states, self._hold_states(output)
         plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
         self._free_states(computed)
-        self.deadlines.submitted((*plan.loads, *plan.stores))
+        imports, self._imports = tuple(self._imports), []
+        leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
+        leaving.update({job.transfer: Direction.STORE for job in imports})
+        for transfer in sorted(leaving):
+            self.deadlines.began(transfer, leaving[transfer])
         self._admitted.clear()
         if pool is not None:
             pool.computing = ()
@@ -139,7 +164,19 @@ class SchedulerSide:
             assert not good, "a good load needs a report"
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         ended, self._ended_loads = frozenset(self._ended_loads), set()
-        return StepPlan(self._host_blocks, plan, failed, ended)
+        if self._outgoing is not None:
+            # What this plan may write must not be promised to a reader any more.
+            self._outgoing.look()
+        return StepPlan(self._host_blocks, plan, failed, ended, imports)
+
+    def _hear_of_hand_overs(self) -> None:
+        """Take what prefill engines have answered."""
+        if self._incoming is not None:
+            jobs, reports = self._incoming.look()
+            self._imports += jobs
+            if reports:
+                good = self._take(reports)
+                assert not good, "a good load needs a report of its own"
 
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports, and add the loads that ended well to their output."""
@@ -172,6 +209,8 @@ class SchedulerSide:
 
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
         """Take reports, and note the failed loads. Returns the requests whose load ended well."""
+        if self._incoming is not None:
+            reports = self._incoming.keep_back(reports)
         ended = self._scheduler.update_connector_output(reports).loads
         in_flight = self._core.offloader.ledger.transfers
         for report in reports:
@@ -180,6 +219,8 @@ class SchedulerSide:
         failed = {load.request for load in ended if not load.good}
         self._failed_loads |= failed
         self._misplaced |= failed
+        if self._outgoing is not None:
+            self._outgoing.look()
         return {load.request for load in ended if load.good}
 
     def _give_up_overdue(self) -> None:
@@ -208,17 +249,27 @@ class SchedulerSide:
 
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
-    ) -> tuple[bool, None]:
-        """The request is over. Returns (whether vLLM must keep its blocks until they are sent, None)."""
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """The request is over.
+
+        Returns (whether vLLM must keep its blocks until they are sent, what its client tells the engine that
+        decodes it).
+        """
         self._misplaced.discard(request.request_id)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         if request.request_id in self._waiting:
             self._waiting.discard(request.request_id)
             block_ids = ()
+        tracked = self._scheduler.state.tracked.get(request.request_id)
         keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
+        if self._incoming is not None:
+            self._incoming.finished(request.request_id)
+        answer, is_whole = None, request.status in _WHOLE
+        if self._outgoing is not None and tracked is not None and tracked.remote_decode and is_whole:
+            answer = self._outgoing.offer(tracked, request)
         if self._config_if_flushing is not None and not self._scheduler.state.tracked:
             self._flush_in_own_process(self._config_if_flushing)
-        return keep, None
+        return keep, answer
 
     def _flush_in_own_process(self, vllm_config: Any) -> None:
         """Take the last step here and now, if vLLM may take none: `own_process` says when."""
@@ -237,7 +288,9 @@ class SchedulerSide:
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must keep stepping, even without requests."""
-        told_later = self._failed_loads or self._ended_loads or self._states
+        told_later = self._failed_loads or self._ended_loads or self._states or self._imports
+        if self._outgoing is not None and self._outgoing.has_ended():
+            return True
         return bool(told_later) or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
@@ -262,11 +315,39 @@ class SchedulerSide:
         """Make every key unmatchable. Returns whether no copy from before is left."""
         self._free_states(self._states)
         self._states = {}
+        if self._outgoing is not None:
+            self._outgoing.reset()
+        if self._incoming is not None:
+            self._incoming.reset()
         return self._scheduler.reset_cache()
 
     def shutdown(self) -> None:
-        """Close the event log."""
+        """Hand nothing over any more, and close the event log."""
+        for hand_overs in (self._outgoing, self._incoming):
+            if hand_overs is not None:
+                hand_overs.close()
         self._core.close()
+
+
+def _hand_overs(
+    options: ConnectorOptions,
+    vllm_config: Any,
+    kv_cache_config: Any,
+    core: Offloader,
+    config: SchedulerConfig,
+) -> tuple[OutgoingHandOvers | None, IncomingHandOvers | None]:
+    """The hand-overs that this engine gives and gets; None for what its options and its role rule out."""
+    directory = hand_over_directory(options.hand_over_directory)
+    if directory is None:
+        return None, None
+    transfer, timeout_s = vllm_config.kv_transfer_config, options.hand_over_timeout_s
+    layout = block_layout(vllm_config, kv_cache_config, options.blocks_per_chunk)
+    outgoing = incoming = None
+    if transfer.is_kv_producer:
+        outgoing = OutgoingHandOvers(core, config, directory, transfer.engine_id, timeout_s, layout)
+    if transfer.is_kv_consumer:
+        incoming = IncomingHandOvers(core, config, directory, timeout_s, layout)
+    return outgoing, incoming
 
 
 def _core_config(

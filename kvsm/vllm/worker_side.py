@@ -13,6 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
+from kvsm.copy_engines import VerifyingCopyEngine
+from kvsm.copy_engines.pool_file import remove_dead_pools
+from kvsm.hand_over.imports import PoolImports
+from kvsm.hand_over.messages import hand_over_directory, pool_path
 from kvsm.plan import WorkerReport
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
@@ -42,6 +46,9 @@ class WorkerSide:
         self._rank, self._ranks = parallel.rank, parallel.world_size
         self.engine_id = vllm_config.kv_transfer_config.engine_id
         WORKERS.add(self)
+        self._directory = hand_over_directory(options.hand_over_directory)
+        self._hands_over = vllm_config.kv_transfer_config.is_kv_producer
+        self._imports: PoolImports | None = None
         self._tensors: list[Any] = []
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
@@ -77,13 +84,15 @@ class WorkerSide:
 
     def start(self, step: StepPlan) -> None:
         """Start the step's copies, and wait for those that it flushes."""
-        if not step.plan:
+        if not step.plan and not step.imports:
             return
         worker = self._worker
         if worker is None or worker.num_host_blocks < step.host_blocks:
             # Pipeline stages may have different numbers of layers, so the scheduler may count more blocks.
             worker = self._make(step.host_blocks)
         worker.submit((*step.plan.loads, *step.plan.stores))
+        if self._imports is not None:
+            self._imports.start(step.imports)
         self._wait(worker, step.plan.flush)
 
     def _wait(self, worker: Worker, transfers: Iterable[int]) -> None:
@@ -123,6 +132,8 @@ class WorkerSide:
         reports, self._reports = self._reports, []
         if self._worker is not None:
             reports += self._worker.poll()
+        if self._imports is not None:
+            reports += self._imports.poll()
         for report in reports:
             if not report.good:
                 log.error(
@@ -145,14 +156,24 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """Wait for all copies, and free the host memory."""
+        if self._imports is not None:
+            self._imports.close()
         if self._copies is not None:
             self._copies.close()
-            self._copies = self._worker = None
+        self._imports = self._copies = self._worker = None
 
     def _make(self, host_blocks: int) -> Worker:
-        if self._copies is not None:
-            self._copies.close()
-        self._copies = make_copies(self._tensors, host_blocks, self._options.verify_copies)
+        self.shutdown()
+        directory, path = self._directory, None
+        if directory is not None and self._hands_over:
+            # What a killed engine has left there takes the memory that this one needs.
+            remove_dead_pools(directory)
+            path = pool_path(directory, self.engine_id, self._rank)
+        self._copies = make_copies(self._tensors, host_blocks, self._options.verify_copies, path)
+        if directory is not None:
+            engine = self._copies.engine
+            arrived = engine.took_over if isinstance(engine, VerifyingCopyEngine) else None
+            self._imports = PoolImports(self._rank, directory, self._copies.pool.blocks, arrived)
         self._worker = Worker(self._rank, self._copies.engine)
         log.info("kvsm: rank %d has %d host blocks", self._rank, host_blocks)
         return self._worker

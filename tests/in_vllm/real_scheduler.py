@@ -96,8 +96,10 @@ class Rank:
             KvsmConnector, KvsmOffloadingConnector
         )
 
-        def copies(tensors: Sequence[Any], host_blocks: int, _verify: bool) -> RankCopies:
-            pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES)
+        def copies(
+            tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None
+        ) -> RankCopies:
+            pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES, path=path)
             engine = SimulatedCopyEngine(list(tensors), pool.blocks, seed + number)
             self.device = engine.simulated
             self.copies = HangingCopyEngine(
@@ -225,6 +227,8 @@ class Engine:
         self._truths: dict[str, Truth] = {}
         self._asked: dict[str, Request] = {}
         self.told: dict[str, list[int]] = {}
+        self.handed: dict[str, dict[str, Any] | None] = {}
+        """What the clients of finished requests got as `kv_transfer_params`."""
         self.plan = TransferPlan()
         self._scheduled: list[Step] = []
         self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
@@ -240,14 +244,20 @@ class Engine:
         own: how many tokens of its own follow.
         outputs: how many tokens it generates.
         """
-        name, asked = f"r{len(self._asked)}", [truth.tokens for truth in self._truths.values()]
+        asked = [truth.tokens for truth in self._truths.values()]
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
-        prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
+        self.ask([*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs], outputs)
+
+    def ask(self, prompt: list[int], outputs: int, parameters: dict[str, Any] | None = None) -> str:
+        """A request with this prompt arrives. parameters: its `kv_transfer_params`. Returns its name."""
+        name = f"r{len(self._asked)}"
         self._truths[name] = Truth(prompt)
         self.told[name] = []
-        sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
+        extra = None if parameters is None else {"kv_transfer_params": parameters}
+        sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0, extra_args=extra)
         self._asked[name] = request = Request(name, prompt, sampling, None, block_hasher=hasher())
         self.scheduler.add_request(request)
+        return name
 
     def schedule(self) -> bool:
         """Begin a step. False if vLLM would not."""
@@ -457,6 +467,7 @@ class Engine:
         self.told[answer.request_id] += answer.new_token_ids
         self.counts["tokens"] += len(answer.new_token_ids)
         if answer.finish_reason is not None:
+            self.handed[answer.request_id] = answer.kv_transfer_params
             self.counts["finished"] += 1
             self.counts["errors"] += self._asked[answer.request_id].status is RequestStatus.FINISHED_ERROR
 
