@@ -14,6 +14,8 @@ import msgspec
 from kvsm.errors import ConfigError
 from kvsm.log import Durability, OnFailure
 
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
+
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How an event log is written, by each part of kvsm that vLLM can use.
@@ -31,7 +33,9 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
 class CommonOptions(LogOptions, frozen=True, kw_only=True):
     """What `KvsmConnector` and `KvsmSpec` have in common.
 
-    cpu_bytes_to_use: host memory for KV cache, for all ranks of one engine together (bytes).
+    cpu_bytes_to_use: host memory for KV cache, for all ranks of one engine together (bytes). Give this, or
+        `cpu_bytes_to_use_per_rank`.
+    cpu_bytes_to_use_per_rank: host memory for KV cache, for each rank (bytes).
     policy: the eviction policy: a name in `kvsm.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
     verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
@@ -45,7 +49,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
         the spec needs `KvsmOffloadingConnector`.
     """
 
-    cpu_bytes_to_use: Annotated[int, msgspec.Meta(ge=1)]
+    cpu_bytes_to_use: Bytes | None = None
+    cpu_bytes_to_use_per_rank: Bytes | None = None
     policy: str = "lru"
     store_threshold: int = 1
     verify_copies: bool = False
@@ -53,6 +58,17 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     log_on_failure: OnFailure = "continue"
     transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
+
+    def __post_init__(self) -> None:
+        if (self.cpu_bytes_to_use is None) == (self.cpu_bytes_to_use_per_rank is None):
+            raise ConfigError(
+                "give the size of host memory: cpu_bytes_to_use for all ranks together, or "
+                "cpu_bytes_to_use_per_rank for each, and not both"
+            )
+
+    def host_bytes(self, ranks: int) -> int:
+        """Host memory of all ranks of an engine together (bytes)."""
+        return self.cpu_bytes_to_use or (self.cpu_bytes_to_use_per_rank or 0) * ranks
 
 
 class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
@@ -80,6 +96,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.lazy_target_blocks and self.store != "lazy":
             raise ConfigError('lazy_target_blocks is for a lazy store; set "store": "lazy", or omit it')
         if self.store == "lazy" and self.store_threshold > 1:
@@ -101,6 +118,35 @@ class RecordingOptions(LogOptions, frozen=True, kw_only=True):
     event_log: str
 
 
+VLLMS_OPTIONS: Mapping[str, str] = {
+    "backpressure": "kvsm has host memory and no tiers behind it; omit it",
+    "block_size": "in tokens; KvsmConnector has blocks_per_chunk, in device blocks",
+    "blocks_per_chunk": "for KvsmConnector, and for KvsmSpec",
+    "cache_policy_module_path": 'name your own policy as "policy": "package.module:Class"',
+    "canonical_layout": "for KvsmSpec",
+    "cpu_bytes_to_use": "for KvsmConnector, and for KvsmSpec",
+    "cpu_bytes_to_use_per_rank": "for KvsmConnector, and for KvsmSpec",
+    "disk_buffer_slots": "kvsm offloads to host memory, not to disk; omit it",
+    "disk_capacity_bytes": "kvsm offloads to host memory, not to disk; omit it",
+    "disk_path": "kvsm offloads to host memory, not to disk; omit it",
+    "eviction_policy": "use policy, which has lru and arc too",
+    "kv_offload_backend": "kvsm offloads to host memory, which is cpu; omit it",
+    "lazy_offload": 'KvsmConnector has "store": "lazy"',
+    "max_tracker_size": "kvsm bounds by itself for how many keys it counts offers; omit it",
+    "num_cpu_blocks": "kvsm counts bytes; use cpu_bytes_to_use_per_rank",
+    "offload_prompt_only": "KvsmConnector has prompt_only, and stores generated tokens by default",
+    "secondary_tiers": "kvsm has host memory and no tiers behind it; omit it",
+    "self_describing_kv_events": "for KvsmConnector, and for KvsmSpec",
+    "spec_module_path": "for vLLM's OffloadingConnector; KvsmConnector has no spec",
+    "spec_name": "for vLLM's OffloadingConnector; KvsmConnector has no spec",
+    "store_threshold": "for KvsmConnector, and for KvsmSpec",
+    "sync_load_budget_bytes": "only OffloadingConnector has it, from vLLM 0.33 on; omit it",
+    "tier_poll_interval_s": "kvsm has host memory and no tiers behind it; omit it",
+    "use_page_cache": "kvsm offloads to host memory, not to disk; omit it",
+}
+"""Every option of vLLM's own connectors that offload, OffloadingConnector with its specs and
+SimpleCPUOffloadConnector, in all tested versions. Where kvsm does not take it: what to use."""
+
 Options = TypeVar("Options", bound=LogOptions)
 
 
@@ -114,6 +160,11 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
     ours = {name: value for name, value in given.items() if name not in others}
     for name in ours:
         if name not in known:
+            if name in VLLMS_OPTIONS:
+                raise ConfigError(
+                    f"kv_connector_extra_config has {name!r}, an option of vLLM's own offload: "
+                    + VLLMS_OPTIONS[name]
+                )
             near = get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]}?" if near else "."
             raise ConfigError(

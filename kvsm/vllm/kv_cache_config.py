@@ -94,7 +94,7 @@ def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
     slots = cpu_bytes // (ranks * slot_bytes)
     if slots < 1:
         raise ConfigError(
-            f"cpu_bytes_to_use is {cpu_bytes:,}: on each of {ranks} ranks this is less than the "
+            f"cpu_bytes_to_use is {cpu_bytes:,} for all ranks: on each of {ranks} this is less than the "
             f"{slot_bytes:,} bytes of one slot; give at least {slot_bytes * ranks:,}"
         )
     return slots

@@ -356,7 +356,7 @@ def _core_config(
     ranks = vllm_config.parallel_config.world_size
     chunk, block_bytes = options.blocks_per_chunk, block_bytes_of(kv_cache_config)
     return OffloadConfig(
-        host_blocks=host_slots(options.cpu_bytes_to_use, ranks, block_bytes * chunk),
+        host_blocks=host_slots(options.host_bytes(ranks), ranks, block_bytes * chunk),
         device_blocks=kv_cache_config.num_blocks,
         block_bytes=block_bytes,
         workers=ranks,

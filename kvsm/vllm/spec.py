@@ -86,7 +86,7 @@ class KvsmSpec(OffloadingSpec):
         if not self._is_told:
             self._check_for_vllms_connector()
         self._num_slots = host_slots(
-            self._options.cpu_bytes_to_use,
+            self._options.host_bytes(config.parallel.world_size),
             config.parallel.world_size,
             config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
         )

@@ -69,7 +69,7 @@ class WorkerSide:
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
         chunk = self._options.blocks_per_chunk
         slot_bytes = block_bytes_of(self._kv_cache_config) * chunk
-        slots = host_slots(self._options.cpu_bytes_to_use, self._ranks, slot_bytes)
+        slots = host_slots(self._options.host_bytes(self._ranks), self._ranks, slot_bytes)
         self._make(slots * chunk)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

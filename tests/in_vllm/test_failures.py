@@ -216,8 +216,10 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "missing required field `cpu_bytes_to_use`"),
+        ({}, "give the size of host memory"),
+        ({"cpu_bytes_to_use": 1, "cpu_bytes_to_use_per_rank": 1}, "and not both"),
         ({"cpu_bytes_to_use": 0}, r"`int` >= 1.*cpu_bytes_to_use"),
+        ({"cpu_bytes_to_use": 1, "lazy_offload": True}, 'lazy_offload.*vLLM.*"store": "lazy"'),
         ({"cpu_bytes_to_use": 1, "polcy": "arc"}, "'polcy', which kvsm does not know; did you mean policy"),
         ({"cpu_bytes_to_use": 1, "zzz": 1}, r"'zzz'.* not know\. It knows: .*cpu_bytes_to_use, "),
         ({"cpu_bytes_to_use": "much"}, r"cpu_bytes_to_use"),
@@ -243,7 +245,7 @@ def test_options_of_others_are_ignored() -> None:
     [
         ({"polcy": "arc"}, {}, "'polcy', which kvsm does not know; did you mean policy"),
         ({"event_log": "in a file"}, {}, "event_log: no directory can be made in .*Not a directory"),
-        ({"cpu_bytes_to_use": 100}, {}, "cpu_bytes_to_use is 100: .* give at least"),
+        ({"cpu_bytes_to_use": 100}, {}, "cpu_bytes_to_use is 100 for all ranks: .* give at least"),
         ({}, {"enable_prefix_caching": False}, "kvsm offloads what the prefix cache holds; enable it"),
     ],
     ids=["unknown option", "no log directory", "too little memory", "no prefix cache"],
