@@ -217,23 +217,25 @@ def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit code 1. One engine that fails does not hide the other."""
-    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME)
+    """Exit code 1. One engine that fails does not hide the others."""
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME, PLAIN_OUTCOME)
     result = kvsm("vllm-check")
     assert result.exit_code == 1
     assert "WRONG: KvsmConnector: no such method\n" in result.stdout
+    assert "WRONG: KvsmOffloadingConnector: no event log in " in result.stdout
     assert "WRONG: KvsmSpec: no event log in " in result.stdout
     assert "vLLM 0.99.0 on cpu (not tested; tested: " in result.stdout
     assert result.stdout.endswith("kvsm does not work with this vLLM\n")
 
 
 def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), TrialFailed("nor this"))
+    reasons = ["no such method", "nor this", "nor that"]
+    _runs(monkeypatch, PLAIN_OUTCOME, *map(TrialFailed, reasons))
     result = kvsm("vllm-check", "--json")
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
     assert facts["good"] is False
-    assert [one["wrong"] for one in facts["engines"]] == [[], ["no such method"], ["nor this"]]
+    assert [one["wrong"] for one in facts["engines"]] == [[], *([reason] for reason in reasons)]
 
 
 def test_what_is_missing_in_vllm_is_wrong() -> None:
