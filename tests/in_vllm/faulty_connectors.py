@@ -1,4 +1,4 @@
-"""KvsmConnectors whose copies fail, or run when a test says so. vLLM imports this module by name.
+"""Connectors of kvsm whose copies fail, or run when a test says so. vLLM imports this module by name.
 
 Each connector wraps the copy engine of every rank, and changes nothing else.
 """
@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.extra_config import ConnectorOptions, parse
+from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 from kvsm.vllm.recording_spec import RecordingSpec
 from kvsm.vllm.spec import KvsmSpec
 from kvsm.vllm.worker_side import WorkerSide
@@ -130,6 +132,25 @@ class SteeredConnector(KvsmConnector):
         return SteeredConnector.copies
 
 
+class SteeredOffloadingConnector(KvsmOffloadingConnector):
+    """The same, with vLLM's decisions."""
+
+    @property
+    def _side(self) -> Any:
+        """Has the core where a `Stage` looks for it."""
+        return SimpleNamespace(_core=self.scheduler.manager._engine_core)
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        super().register_kv_caches(kv_caches)
+        worker: Any = self.connector_worker.worker
+        engine = self.wrap(worker._copies.engine, self._rank)
+        worker._copies = worker._copies._replace(engine=engine)
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002 (others look at the rank)
+        SteeredConnector.copies = SteeredEngine(engine)
+        return SteeredConnector.copies
+
+
 class StuckConnector(SteeredConnector):
     """No store ends before something waits for it."""
 
@@ -141,6 +162,13 @@ class StuckConnector(SteeredConnector):
 
 class OneRankFailsConnector(SteeredConnector):
     """On the second rank half of all transfers fail, on the first one none."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
+        return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
+
+
+class OneRankFailsOffloadingConnector(SteeredOffloadingConnector):
+    """The same, with vLLM's decisions."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
@@ -178,6 +206,14 @@ class LosingEngine:
 
 
 class LosingConnector(SteeredConnector):
+    """The second rank loses its first store and its first load."""
+
+    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
+        losing: Any = LosingEngine(engine, *Direction)
+        return losing if rank == 1 else engine
+
+
+class LosingOffloadingConnector(SteeredOffloadingConnector):
     """The second rank loses its first store and its first load."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:

@@ -83,10 +83,11 @@ def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) ->
     assert verified(tmp_path)[1].digest == told.digest
 
 
-def test_one_rank_of_two_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["OneRankFailsConnector", "OneRankFailsOffloadingConnector"])
+def test_one_rank_of_two_fails(name: str, tmp_path: Path) -> None:
     """Publish after commit (S2): a block that one rank could not copy is not matched. Tokens are
     unchanged."""
-    half = steered(name="OneRankFailsConnector", event_log=str(tmp_path))
+    half = steered(name=name, event_log=str(tmp_path))
     outcome = run_trial(trial(half, TWO_RANKS, in_process=False))
     assert outcome.tokens == expected("llama") * 3
     log, verification = verified(tmp_path)
@@ -148,14 +149,17 @@ def test_a_trial_ends_well_where_the_environment_keeps_the_core_in_its_process(
 TIMEOUT_S = 5.0
 
 
-@pytest.mark.parametrize("name", ["LosingConnector", "LosingSpec"])
+@pytest.mark.parametrize(
+    "name",
+    ["LosingConnector", pytest.param("LosingOffloadingConnector", marks=pytest.mark.slow), "LosingSpec"],
+)
 def test_a_lost_report_stops_nothing_for_long(name: str, tmp_path: Path) -> None:
     """Progress (S9): when its time is up, the caches can be reset, and later requests store and load.
 
-    The second rank of the connector also loses a load: its request is recomputed.
+    The second rank of a connector of kvsm also loses a load: its request is recomputed.
     """
     options = {"transfer_timeout_s": TIMEOUT_S, "event_log": str(tmp_path)}
-    is_connector = name == "LosingConnector"
+    is_connector = name != "LosingSpec"
     given = steered(name=name, **options) if is_connector else steered_spec(name, **options)
     told = lost_reports.run(given)
     assert told.tokens == [expected("llama")] * (2 + lost_reports.ROUNDS)

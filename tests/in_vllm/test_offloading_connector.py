@@ -253,6 +253,33 @@ def test_running_requests_may_be_reset_and_load_at_once(is_async: bool) -> None:
     assert len(engine.told["r0"]) == 8
 
 
+def test_a_reset_offers_no_block_that_has_left_the_window() -> None:
+    """Correct bytes (S15): other requests compute into such blocks, which vLLM's own connector would store
+    under their old keys."""
+    engine = ToldEngine(Shape(groups=2, device_blocks=26, host_blocks=160), seed=0)
+    engine.arrive(0, PROMPT, 0, 30)
+    for _ in range(12):
+        engine.step()
+    taken: set[int] = set()
+    for number in range(40):
+        if not number % 4:
+            engine.arrive(2 + number % 3 * 2, 8, number, 4)
+        engine.step()
+        tables = engine.scheduler.kv_cache_manager.get_block_ids
+        others = [one for name, one in engine.scheduler.requests.items() if name != "r0"]
+        now = {block for one in others for table in tables(one.request_id) for block in table if block}
+        taken = now & set(engine.scheduler.connector.scheduler._req_status["r0"].group_states[1].block_ids)
+        if taken:
+            break
+    assert taken, "no request got a block that has left the window"
+    engine.reset_host()
+    assert engine.schedule()
+    stores = [one for one in engine.metadata.store_jobs.values() if one.req_id == "r0"]
+    assert stores
+    assert taken.isdisjoint(block for one in stores for block in one.src_spec.block_ids.tolist())
+    end(engine)
+
+
 def test_vllms_own_connector_has_the_fault() -> None:
     """So a user of it is warned at start-up. When it is mended, the warning can go."""
     with patch.object(spec.log, "warning") as warned:

@@ -226,6 +226,26 @@ def test_request_whose_load_failed_blocks_no_other() -> None:
     end(engine)
 
 
+def test_a_store_that_failed_is_made_again() -> None:
+    """Publish after commit (S2): what one rank could not copy is not matched. The request that still runs
+    offers it again in the next step, and then it is."""
+    engine = Engine(Shape(shards=2, host_blocks=40), seed=0)
+    engine.arrive(0, 16, 0, 8)
+    engine.schedule()
+    while not engine.plan.stores:
+        engine.deliver()
+        engine.schedule()
+    (store,) = engine.plan.stores
+    engine.ranks[-1].device.failing[store.transfer] = 0
+    while engine.plan.stores in ((), (store,)):
+        assert not any(engine.ledger.readable(slot) for slot in engine.ledger.index.values())
+        engine.deliver()
+        assert engine.schedule()
+    assert engine.plan.stores[0].device_blocks == store.device_blocks
+    end(engine)
+    assert len(engine.ledger.index) >= 16 // BLOCK_TOKENS
+
+
 # Copies that one rank never reports.
 
 
