@@ -83,7 +83,10 @@ def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) ->
     assert verified(tmp_path)[1].digest == told.digest
 
 
-@pytest.mark.parametrize("name", ["OneRankFailsConnector", "OneRankFailsOffloadingConnector"])
+@pytest.mark.parametrize(
+    "name",
+    ["OneRankFailsConnector", pytest.param("OneRankFailsOffloadingConnector", marks=pytest.mark.slow)],
+)
 def test_one_rank_of_two_fails(name: str, tmp_path: Path) -> None:
     """Publish after commit (S2): a block that one rank could not copy is not matched. Tokens are
     unchanged."""

@@ -23,12 +23,12 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.replay import verify_log
-from kvsm.vllm.trial import Trial, TrialOutcome, connector_config, run_trial
+from kvsm.vllm.trial import OFFLOADS, Trial, TrialOutcome, run_trial
 
 
-def serve(tmp_path: Path, *, kvsm_first: bool) -> TrialOutcome:
+def serve(tmp_path: Path, *, kvsm_first: bool, name: str = "KvsmConnector") -> TrialOutcome:
     """Serve three rounds of prompts with too few device blocks for all of them."""
-    ours = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
+    ours = OFFLOADS[name](cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
@@ -68,6 +68,17 @@ def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: P
     (log,) = (tmp_path / "logs").iterdir()
     verification = verify_log(log)
     assert verification.good, verification
+
+
+@pytest.mark.slow
+def test_vllms_decisions_beside_another(tmp_path: Path) -> None:
+    """`KvsmOffloadingConnector` is found, told and exported behind a MultiConnector."""
+    outcome = serve(tmp_path, kvsm_first=True, name="KvsmOffloadingConnector")
+    assert outcome.tokens == expected("llama") * 3
+    assert outcome.metric("vllm:kvsm_blocks_stored") >= 6 * len(PROMPTS)
+    assert outcome.metric("vllm:kvsm_blocks_loaded") > 0
+    (log,) = (tmp_path / "logs").iterdir()
+    assert verify_log(log).good
 
 
 def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> None:
