@@ -98,6 +98,8 @@ class Worker:
         """Reports of the transfers that ended since the last call: first the refused ones, then in order of
         ending."""
         results = self._engine.poll()  # first: if it raises, nothing is lost
+        if not results and not self._refused:
+            return []
         reports, self._refused = self._refused, []
         for result in results:
             self._count(result.direction, result.good, result.bytes, result.seconds)

@@ -117,6 +117,8 @@ class ThreadedCopyEngine:
         self.wait(transfers)
 
     def poll(self) -> list[CopyResult]:
+        if not self._finished:
+            return []  # An engine asks in every step, and need not wait for a thread that ends a piece.
         with self._changed:
             finished, self._finished = self._finished, []
             for result in finished:

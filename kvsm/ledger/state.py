@@ -17,7 +17,7 @@ from kvsm.policies import make_policy
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE, are_readable
 from kvsm.states.lease import LEASE_WORDS
-from kvsm.states.transfer import TRANSFER_WORDS, TransferState
+from kvsm.states.transfer import ABANDONED, TRANSFER_WORDS, TransferState
 from kvsm.states.words import STATE_MASK, StateWords
 
 
@@ -87,4 +87,4 @@ class LedgerState:
 
     def draining(self) -> bool:
         """Whether copies that a reset abandoned are still under way."""
-        return any(transfer.state is TransferState.ABANDONED for transfer in self.transfers.values())
+        return any(one.word & STATE_MASK == ABANDONED for one in self.transfers.values())

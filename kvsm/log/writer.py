@@ -132,6 +132,8 @@ class LogWriter:
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
         self._maker = SegmentMaker(config, clock, run, self._encoder, self._retention, self._syncs)
         self._resume_at, self._look_at_ns, self._settled = 0, 0, True
+        self._nothing_until_ns = 0
+        """Until then (monotonic) a flush without new events has nothing to do."""
         self._refusal: LogError | None = None
         self._closed = self._ended = False
         self._forks = _forks
@@ -177,6 +179,8 @@ class LogWriter:
         Raises `LogWriteFailed` if that fails and `on_failure` is `stop`, and `LogError` in a process that was
         forked, or while another call has not returned.
         """
+        if time.monotonic_ns() < self._nothing_until_ns and not self._place.events:
+            return
         call, calls = object(), self._calls
         try:
             calls.append(call)
@@ -236,7 +240,7 @@ class LogWriter:
     def _flush(self, closing: bool = False) -> None:
         if not self._settled:
             self._settle()
-        self._settled = False
+        self._settled, self._nothing_until_ns = False, 0
         now = time.monotonic_ns()
         if now >= self._look_at_ns:
             self._look(now)
@@ -253,6 +257,8 @@ class LogWriter:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
                 self._start_next_segment()
+        # An engine flushes in every step, and most steps decide nothing.
+        self._nothing_until_ns = 0 if closing else min(now + self._sync_interval_ns, self._look_at_ns)
         self._settled = True
 
     def _settle(self) -> None:
@@ -583,6 +589,6 @@ class LogWriter:
 
     def _refuse(self, refusal: LogError) -> None:
         """Answer every later call with `refusal`. `append` finds out by the number that it expects."""
-        self._refusal = refusal
+        self._refusal, self._nothing_until_ns = refusal, 0
         place = self._place
         self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)

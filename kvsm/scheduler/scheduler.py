@@ -301,10 +301,11 @@ class OffloadScheduler:
         else:
             self._note_fallen_back(output.scheduled)
         planned, self.state.planned = self.state.planned, []
-        core.submit([job.transfer for job in planned])
+        if planned:
+            core.submit([job.transfer for job in planned])
         if not self.state.tracked and self.config.last_step is LastStep.FLUSH:
             flush = list(core.ledger.transfers)
-        flushed = core.flush(flush)
+        flushed = core.flush(flush) if flush else ()
         core.end_step()
         return TransferPlan(
             tuple([job for job in planned if job.direction is Direction.LOAD]),
@@ -347,13 +348,25 @@ class OffloadScheduler:
     def _store(self, output: StepOutput) -> None:
         """Offer what was confirmed since the last step, and again what had to wait."""
         ledger, state = self.offloader.ledger, self.state
-        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
         due = self._due(output.scheduled)
         if state.awaiting_reoffer and state.reoffered_at != RetryStamp.of(ledger):
             due.update(state.awaiting_reoffer)
+        if due or output.boundary_states:
+            self._store_eagerly(due, output.boundary_states)
+        if self.walk is not None:
+            job = self.walk.store()
+            if job is not None:
+                self._add_to_plan(job)
+
+    def _store_eagerly(
+        self, due: Mapping[str, TrackedRequest], boundary_states: Mapping[str, Sequence[tuple[int, int, int]]]
+    ) -> None:
+        """Offer the chunks of these requests, and the states that the engine hands over."""
+        ledger, state = self.offloader.ledger, self.state
+        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
         for tracked in due.values():
             batch.collect(tracked)
-        for name, states in output.boundary_states.items():
+        for name, states in boundary_states.items():
             owner = state.tracked.get(name)
             if owner is not None and self._stores_eagerly(owner):
                 for group, block, tokens in states:
@@ -366,10 +379,6 @@ class OffloadScheduler:
                 state.awaiting_reoffer[name] = tracked
             else:
                 state.awaiting_reoffer.pop(name, None)
-        if self.walk is not None:
-            job = self.walk.store()
-            if job is not None:
-                self._add_to_plan(job)
 
     def _due(self, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
         """The scheduled requests that may have a chunk to offer. An idle step costs no more than this."""

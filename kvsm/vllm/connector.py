@@ -29,9 +29,11 @@ from kvsm.vllm.worker_side import WorkerSide
 def _forwarded(method: Callable[..., Any]) -> Any:
     """A method of the connector that calls the method of the same name on its side in this process."""
 
+    name = method.__name__
+
     @wraps(method)
     def forward(self: KvsmConnector, *arguments: Any, **named: Any) -> Any:
-        return getattr(self._side, method.__name__)(*arguments, **named)
+        return getattr(self._side, name)(*arguments, **named)
 
     return forward
 

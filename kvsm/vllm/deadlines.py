@@ -66,8 +66,10 @@ class TransferDeadlines:
 
         Call it once in each step, before the step's own transfers leave.
         """
+        queues = [queue for queue in self._queues.values() if queue.submitted_at]
+        if not queues:
+            return []
         before = self.clock() - self.timeout_s
-        queues = self._queues.values()
         return [lost for queue in queues for lost in queue.give_up(before, self._most_steps)]
 
 
@@ -89,6 +91,7 @@ class _Queue:
         del self.submitted_at[transfer]
         if not self.submitted_at:
             self.ends.clear()
+            self.overdue_steps = 0
             return
         while self.ends and self.ends[-1][0] > transfer:
             self.ends.pop()

@@ -81,6 +81,8 @@ class SchedulerSide:
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(self._core.metrics)
+        self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
+        """Whether some layers give blocks back while their request runs."""
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
@@ -143,10 +145,10 @@ class SchedulerSide:
         self._give_up_overdue()
         self._hear_of_hand_overs()
         self._waiting.difference_update(output.num_scheduled_tokens)
-        pool, groups = self._pool, self._scheduler.config.groups
-        if pool is not None and any(group.kind is not GroupKind.FULL for group in groups):
-            # These groups give blocks back, which the scheduler then looks for in the pool.
-            pool.computing = _computed_blocks(output, groups)
+        pool = self._pool
+        if pool is not None and self._gives_back:
+            # The scheduler looks for blocks in the pool that were given back.
+            pool.computing = _computed_blocks(output, self._scheduler.config.groups)
         computed, self._states = self._states, self._hold_states(output)
         plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
         self._free_states(computed)
@@ -158,7 +160,7 @@ class SchedulerSide:
         self._admitted.clear()
         if pool is not None:
             pool.computing = ()
-        if self._scheduler.has_pending_work():
+        if self._scheduler.state.ended_loads:
             # An abandoned load has failed, and there may be no report that makes vLLM ask.
             good = self._take(())
             assert not good, "a good load needs a report"
@@ -193,7 +195,7 @@ class SchedulerSide:
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
         """Hold the states that this step computes. A request preempted in it has lost its blocks already."""
         offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
-        if offered is None or self._pool is None:
+        if offered is None or not offered.boundary_state_offloads or self._pool is None:
             return {}
         states: dict[str, Sequence[BoundaryState]] = {
             name: tuple(state for state in found if state[1] != NULL_BLOCK)
@@ -204,7 +206,7 @@ class SchedulerSide:
         return states
 
     def _free_states(self, states: Mapping[str, Sequence[BoundaryState]]) -> None:
-        if self._pool is not None:
+        if states and self._pool is not None:
             self._pool.free_blocks([block for found in states.values() for _, block, _ in found])
 
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
@@ -212,6 +214,8 @@ class SchedulerSide:
         if self._incoming is not None:
             reports = self._incoming.keep_back(reports)
         ended = self._scheduler.update_connector_output(reports).loads
+        if not reports and not ended:
+            return set()
         in_flight = self._core.offloader.ledger.transfers
         for report in reports:
             if report.transfer not in in_flight:

@@ -47,7 +47,7 @@ class StepClock:
 
     def __init__(self, engine: Any) -> None:
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
-        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, SupportsHMA
 
         self._steps = 0
         self._step_seconds = self._step_cpu = self._connector_seconds = self._connector_cpu = 0.0
@@ -58,8 +58,8 @@ class StepClock:
         if has_kv_transfer_group():
             sides.append(get_kv_transfer_group())
         for side in sides:
-            for name in dir(KVConnectorBase_V1):
-                if not name.startswith("_") and callable(getattr(type(side), name)):
+            for name in {*dir(KVConnectorBase_V1), *dir(SupportsHMA)}:
+                if not name.startswith("_") and callable(getattr(type(side), name, None)):
                     setattr(side, name, self._timed_call(getattr(side, name)))
 
     def read(self) -> StepTimes:
