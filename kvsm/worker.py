@@ -115,6 +115,15 @@ class Worker:
         """Block until these have ended; `poll` still gives the reports."""
         self._engine.wait(transfers)
 
+    def use(self, engine: CopyEngine) -> None:
+        """Copy with this engine from now on. Raises `TransferFailed` if a transfer was not reported yet."""
+        if self._live:
+            raise TransferFailed(
+                f"worker {self.rank} cannot change its copy engine: transfers {sorted(self._live)} were not "
+                "reported yet; wait for them and poll"
+            )
+        self._engine = engine
+
     def close(self) -> None:
         """Let every transfer end and take no more; `poll` still gives the reports."""
         self._engine.close()

@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
 pictures.
 
-Also the parts of README.md between `<!-- written: ... -->` and `<!-- end -->`.
+Also the parts of README.md and docs/vllm.md between `<!-- written: ... -->` and `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
+from vllm_tables import with_vllm_tables
 from written_blocks import with_written_blocks
 
 from kvsm.analysis.schema_text import schema_page
@@ -103,6 +104,7 @@ def pages() -> dict[str, str]:
         "troubles.md": troubles_page(),
         "scripts.md": scripts_page(),
         "tables.md": schema_page(),
+        "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }
 

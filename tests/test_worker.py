@@ -296,3 +296,19 @@ def test_statistics_measure_the_host_engine() -> None:
 def test_a_rate_without_time_is_zero() -> None:
     """The simulated engine has no clock; its rate is not a division by zero."""
     assert CopyStatistics(transfers=1, bytes=10).gigabytes_per_second == 0.0
+
+
+def test_a_worker_changes_its_engine_when_everything_is_reported() -> None:
+    """Every transfer is reported once: what the old engine still has would be lost."""
+    device, host = pools()
+    with closing(HostCopyEngine(device, host)) as old, closing(HostCopyEngine(device, host)) as new:
+        worker = Worker(0, old)
+        worker.submit([store(1, 0, 0)])
+        with pytest.raises(TransferFailed, match=r"worker 0 cannot change its copy engine: transfers \[1\]"):
+            worker.use(new)
+        old.drain()
+        worker.poll()
+        worker.use(new)
+        worker.submit([store(2, 1, 1)])
+        new.drain()
+        assert [report.transfer for report in worker.poll()] == [2]

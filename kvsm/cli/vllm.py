@@ -91,6 +91,7 @@ class VllmCheckAnswer(
     platform: what its engines run on.
     ranks: tensor-parallel ranks of each engine.
     interface: what kvsm needs and vLLM does not have.
+    news: what vLLM has and kvsm does not know. Nothing need be wrong.
     engines: what each engine did; the first one has no kvsm.
     """
 
@@ -107,7 +108,7 @@ def _print_report(report: InstallationCheck) -> None:
     for name, cell in _ROWS:
         table.add_row(name, *(cell(one) for one in report.engines))
     say_table(table)
-    say("", *[f"WRONG: {line}" for line in report.wrong])
+    say("", *[f"NEW: {line}" for line in report.news], *[f"WRONG: {line}" for line in report.wrong])
     for one in report.engines:
         if one.log is not None:
             say(f"log of {one.name}: {one.log}")

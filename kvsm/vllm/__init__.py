@@ -11,7 +11,8 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
 `plugin` makes these names known to vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the connector.
 
-Shared by all: `versions` (the installed vLLM), `extra_config` (a user's options), `engine_offloader`
+Shared by all: `versions` (the installed vLLM), `interface` with `interface_table` and `vllm_options` (what
+vLLM calls and reads, and what kvsm does with it), `extra_config` (a user's options), `engine_offloader`
 (the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
 memory and copy engine of a rank). All but the last share `deadlines` (copies that are never reported); the
 connectors, `startup_checks`.

@@ -76,6 +76,8 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker process, in the order of a step. Copies start before the step computes (`WorkerSide`).
 
     register_kv_caches = _forwarded(WorkerSide.register_kv_caches)
+    unregister_kv_caches = _forwarded(WorkerSide.unregister_kv_caches)
+    restore_kv_caches = _forwarded(WorkerSide.restore_kv_caches)
     handle_preemptions = _forwarded(WorkerSide.handle_preemptions)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

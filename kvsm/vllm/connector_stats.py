@@ -3,12 +3,20 @@
 Counters are sent as their growth since they were sent last, gauges as their value. The names are `vllm:kvsm_`
 and the name in `kvsm.metrics`. Histograms are left out, because vLLM passes on plain numbers only; an event
 log gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
+
+A MultiConnector may have several parts of kvsm, and Prometheus has each name only once:
+
+- Two KvsmConnectors share their metrics, because vLLM merges their statistics. Counters are added there. So a
+  gauge has one value for each host pool, and their sum is exported.
+- A `KvsmSpec` has the same metrics under the same names. vLLM registers them when it starts. So the connector
+  registers its own when it exports the first numbers, under names of its own if it is not alone.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
@@ -30,9 +38,10 @@ Series = tuple[str, ...]
 
 
 class KvsmStats(KVConnectorStats):
-    """data: metric -> label values, joined with commas -> number. It is plain data that crosses processes."""
+    """data: metric -> label values, joined with commas -> number; for a gauge, the number of each host pool.
+    It is plain data that crosses processes."""
 
-    data: dict[str, dict[str, float]]
+    data: dict[str, dict[str, Any]]
 
     def count(self, name: str, labels: Series, more: float) -> None:
         """Add to a counter."""
@@ -40,9 +49,9 @@ class KvsmStats(KVConnectorStats):
             series = self.data.setdefault(name, {})
             series[",".join(labels)] = series.get(",".join(labels), 0) + more
 
-    def gauge(self, name: str, labels: Series, value: float) -> None:
-        """Set a gauge."""
-        self.data.setdefault(name, {})[",".join(labels)] = value
+    def gauge(self, name: str, labels: Series, pool: str, value: float) -> None:
+        """Set a gauge of this host pool."""
+        self.data.setdefault(name, {}).setdefault(",".join(labels), {})[pool] = value
 
     def aggregate(self, other: KVConnectorStats) -> KvsmStats:
         """Add the statistics of another process or step."""
@@ -51,7 +60,8 @@ class KvsmStats(KVConnectorStats):
                 if name in _COUNTERS:
                     self.count(name, (labels,), value)
                 else:
-                    self.gauge(name, (labels,), value)
+                    for pool, of_pool in value.items():
+                        self.gauge(name, (labels,), pool, of_pool)
         return self
 
     def reset(self) -> None:
@@ -60,12 +70,14 @@ class KvsmStats(KVConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """The numbers for one line of vLLM's log."""
-        return {
-            f"kvsm_{name}{'{' + labels + '}' if labels else ''}": round(value, 6)
+        totals = {
+            f"kvsm_{name}{'{' + labels + '}' if labels else ''}": value
+            if name in _COUNTERS
+            else sum(value.values())
             for name, series in self.data.items()
             for labels, value in series.items()
-            if value
         }
+        return {title: round(total, 6) for title, total in totals.items() if total}
 
     def is_empty(self) -> bool:
         """Whether there is nothing to report."""
@@ -75,6 +87,8 @@ class KvsmStats(KVConnectorStats):
 STATS_INTERVAL_S = 0.5
 """Between two statistics of a busy engine (s). vLLM asks in each step, and gauges look at every host slot.
 But vLLM's log has a line every ten seconds, and Prometheus rarely looks more often than once a second."""
+
+_POOLS = count()
 
 
 class StatsSource:
@@ -86,6 +100,7 @@ class StatsSource:
     def __init__(self, metrics: Metrics) -> None:
         self.clock: Callable[[], float] = time.monotonic
         self._due_at = 0.0
+        self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
         self._sent_at = -1, (0, 0)
@@ -111,7 +126,7 @@ class StatsSource:
                 stats.count(name, labels, value - self._sent.get(series, 0))
                 self._sent[series] = value
             else:
-                stats.gauge(name, labels, value)
+                stats.gauge(name, labels, self._pool, value)
         return stats
 
 
@@ -132,10 +147,14 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
         self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._families = {metric.name: self._family(metric) for metric in EXPORTED}
+        self._families: dict[str, Any] = {}
+        self._of_pools: dict[tuple[int, str, str], dict[str, float]] = {}
+        """(engine, gauge, label values) -> host pool -> its last value."""
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Export what an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
+        if not self._families:
+            self._families = {metric.name: self._family(metric) for metric in EXPORTED}
         engine = self.per_engine_labelvalues[engine_idx]
         for name, series in transfer_stats_data.items():
             for labels, value in series.items():
@@ -143,12 +162,26 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
                 if name in _COUNTERS:
                     child.inc(value)
                 else:
-                    child.set(value)
+                    of_pools = self._of_pools.setdefault((engine_idx, name, labels), {})
+                    of_pools.update(value)
+                    child.set(sum(of_pools.values()))
 
     def _family(self, metric: Metric) -> Any:
-        names = list(self._labelnames) + list(metric.labels)
+        """The metric, registered. It may have been, by another engine of this process or by a `KvsmSpec`."""
+        name = f"vllm:kvsm_{metric.name}"
+        try:
+            _REGISTERED[name] = self._register(metric, name)
+        except ValueError:  # The name is taken.
+            if name not in _REGISTERED:
+                return self._register(metric, f"vllm:kvsm_connector_{metric.name}")
+        return _REGISTERED[name]
+
+    def _register(self, metric: Metric, name: str) -> Any:
+        labels = [*self._labelnames, *metric.labels]
         if metric.kind == "counter":
-            return self._counter_cls(f"vllm:kvsm_{metric.name}", metric.help, labelnames=names)
-        return self._gauge_cls(
-            f"vllm:kvsm_{metric.name}", metric.help, labelnames=names, multiprocess_mode="mostrecent"
-        )
+            return self._counter_cls(name, metric.help, labelnames=labels)
+        return self._gauge_cls(name, metric.help, labelnames=labels, multiprocess_mode="mostrecent")
+
+
+_REGISTERED: dict[str, Any] = {}
+"""The connector's metrics in this process, by name."""

@@ -13,6 +13,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.log import Durability, OnFailure
+from kvsm.vllm.vllm_options import OPTIONS
 
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -118,35 +119,6 @@ class RecordingOptions(LogOptions, frozen=True, kw_only=True):
     event_log: str
 
 
-VLLMS_OPTIONS: Mapping[str, str] = {
-    "backpressure": "kvsm has host memory and no tiers behind it; omit it",
-    "block_size": "in tokens; KvsmConnector has blocks_per_chunk, in device blocks",
-    "blocks_per_chunk": "for KvsmConnector, and for KvsmSpec",
-    "cache_policy_module_path": 'name your own policy as "policy": "package.module:Class"',
-    "canonical_layout": "for KvsmSpec",
-    "cpu_bytes_to_use": "for KvsmConnector, and for KvsmSpec",
-    "cpu_bytes_to_use_per_rank": "for KvsmConnector, and for KvsmSpec",
-    "disk_buffer_slots": "kvsm offloads to host memory, not to disk; omit it",
-    "disk_capacity_bytes": "kvsm offloads to host memory, not to disk; omit it",
-    "disk_path": "kvsm offloads to host memory, not to disk; omit it",
-    "eviction_policy": "use policy, which has lru and arc too",
-    "kv_offload_backend": "kvsm offloads to host memory, which is cpu; omit it",
-    "lazy_offload": 'KvsmConnector has "store": "lazy"',
-    "max_tracker_size": "kvsm bounds by itself for how many keys it counts offers; omit it",
-    "num_cpu_blocks": "kvsm counts bytes; use cpu_bytes_to_use_per_rank",
-    "offload_prompt_only": "KvsmConnector has prompt_only, and stores generated tokens by default",
-    "secondary_tiers": "kvsm has host memory and no tiers behind it; omit it",
-    "self_describing_kv_events": "for KvsmConnector, and for KvsmSpec",
-    "spec_module_path": "for vLLM's OffloadingConnector; KvsmConnector has no spec",
-    "spec_name": "for vLLM's OffloadingConnector; KvsmConnector has no spec",
-    "store_threshold": "for KvsmConnector, and for KvsmSpec",
-    "sync_load_budget_bytes": "only OffloadingConnector has it, from vLLM 0.33 on; omit it",
-    "tier_poll_interval_s": "kvsm has host memory and no tiers behind it; omit it",
-    "use_page_cache": "kvsm offloads to host memory, not to disk; omit it",
-}
-"""Every option of vLLM's own connectors that offload, OffloadingConnector with its specs and
-SimpleCPUOffloadConnector, in all tested versions. Where kvsm does not take it: what to use."""
-
 Options = TypeVar("Options", bound=LogOptions)
 
 
@@ -160,18 +132,18 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
     ours = {name: value for name, value in given.items() if name not in others}
     for name in ours:
         if name not in known:
-            if name in VLLMS_OPTIONS:
-                raise ConfigError(
-                    f"kv_connector_extra_config has {name!r}, an option of vLLM's own offload: "
-                    + VLLMS_OPTIONS[name]
-                )
-            near = get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]}?" if near else "."
-            raise ConfigError(
-                f"kv_connector_extra_config has {name!r}, which kvsm does not know{hint} It knows: "
-                + ", ".join(known)
-            )
+            raise ConfigError(f"kv_connector_extra_config has {name!r}, {_problem(name, known)}")
     try:
         return msgspec.convert(ours, kind, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
+
+
+def _problem(name: str, known: Collection[str]) -> str:
+    """What is wrong with an option that is not known."""
+    for one in OPTIONS:
+        if one.name == name:
+            return f"an option of vLLM's own offload: {one.why}"
+    near = get_close_matches(name, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else "."
+    return f"which kvsm does not know{hint} It knows: {', '.join(known)}"

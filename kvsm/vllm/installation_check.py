@@ -28,11 +28,15 @@ from kvsm.errors import KvsmError
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
+from kvsm.vllm.interface import changes
+from kvsm.vllm.interface_table import INTERFACES
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
 from kvsm.vllm.versions import TESTED, installed
 
-LATER = frozenset({"on_reset_flushed", "config_info", "config_info_keys"})
+LATER = frozenset(
+    method.name for interface in INTERFACES.values() for method in interface.methods if method.since
+)
 """Methods that only versions newer than the oldest tested one call."""
 
 _CALLED = (
@@ -77,6 +81,7 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     version: of vLLM.
     platform: what its engines run on.
     interface: what kvsm needs and vLLM does not have.
+    news: what vLLM has and kvsm does not know. Nothing need be wrong.
     engines: the first one has no kvsm.
     """
 
@@ -86,6 +91,7 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     interface: tuple[str, ...]
     engines: tuple[EngineCheck, ...]
+    news: tuple[str, ...] = ()
 
     @property
     def wrong(self) -> list[str]:
@@ -121,6 +127,7 @@ def check_installation(
         ranks=ranks,
         interface=tuple(missing),
         engines=tuple(engines),
+        news=() if missing else tuple(changes()),
     )
 
 

@@ -52,15 +52,27 @@ def make_copies(
     kind = tensors[0].device.type
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")
-    is_host = kind == "cpu"
-    locking = None if is_host else CUDA_PAGE_LOCKING
+    locking = None if kind == "cpu" else CUDA_PAGE_LOCKING
     pool = HostPool(host_blocks, block_bytes_of(tensors), path=path, page_locking=locking)
     try:
-        device = list(tensors)
-        engine: CopyEngine = (HostCopyEngine if is_host else CudaCopyEngine)(device, pool.blocks)
-        if verify:
-            engine = VerifyingCopyEngine(engine, pool.blocks, device if is_host else None)
+        return RankCopies(_make_engine(tensors, pool, verify), pool)
     except BaseException:
         pool.close()
         raise
-    return RankCopies(engine, pool)
+
+
+def moved_copies(copies: RankCopies, tensors: Sequence[Any], verify: bool) -> RankCopies:
+    """The same host pool with a KV cache that has moved into these tensors. No copy may be live.
+
+    The checksums of blocks stored before are lost, so loads of them are not checked.
+    """
+    copies.engine.close()
+    return RankCopies(_make_engine(tensors, copies.pool, verify), copies.pool)
+
+
+def _make_engine(tensors: Sequence[Any], pool: HostPool, verify: bool) -> CopyEngine:
+    device, is_host = list(tensors), tensors[0].device.type == "cpu"
+    engine: CopyEngine = (HostCopyEngine if is_host else CudaCopyEngine)(device, pool.blocks)
+    if verify:
+        engine = VerifyingCopyEngine(engine, pool.blocks, device if is_host else None)
+    return engine

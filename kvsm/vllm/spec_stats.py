@@ -38,10 +38,14 @@ def to_offloading_stats(taken: KvsmStats | None) -> OffloadingConnectorStats | N
     if taken is None:
         return None
     stats = OffloadingConnectorStats()
-    notes = {"counter": stats.increase_counter, "gauge": stats.set_gauge}
     for name, series in taken.data.items():
         for labels, value in series.items():
-            notes[_EXPORTED[name].kind](_title(name), value, tuple(labels.split(",")) if labels else ())
+            values = tuple(labels.split(",")) if labels else ()
+            if _EXPORTED[name].kind == "counter":
+                stats.increase_counter(_title(name), value, values)
+            else:
+                (of_the_only_pool,) = value.values()
+                stats.set_gauge(_title(name), of_the_only_pool, values)
     return stats
 
 

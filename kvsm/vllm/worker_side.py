@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -23,7 +23,7 @@ from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
-from kvsm.vllm.rank_copies import RankCopies, make_copies, pauses
+from kvsm.vllm.rank_copies import RankCopies, make_copies, moved_copies, pauses
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")
@@ -49,6 +49,7 @@ class WorkerSide:
         self._directory = hand_over_directory(options.hand_over_directory)
         self._hands_over = vllm_config.kv_transfer_config.is_kv_producer
         self._imports: PoolImports | None = None
+        self._kv_caches: Mapping[str, Any] = {}
         self._tensors: list[Any] = []
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
@@ -66,11 +67,34 @@ class WorkerSide:
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the device pool, and make the host pool for this rank's share."""
+        self._kv_caches = kv_caches
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
         chunk = self._options.blocks_per_chunk
         slot_bytes = block_bytes_of(self._kv_cache_config) * chunk
         slots = host_slots(self._options.host_bytes(self._ranks), self._ranks, slot_bytes)
         self._make(slots * chunk)
+
+    def unregister_kv_caches(self) -> None:
+        """The engine is about to sleep. When this returns, no copy touches the KV cache. The host pool stays.
+
+        A copy that hangs keeps it waiting: the memory under it must not go away.
+        """
+        if self._copies is not None and self._worker is not None:
+            self._copies.engine.drain()
+            self._reports += self._worker.poll()
+
+    def restore_kv_caches(self) -> None:
+        """The engine is awake. vLLM gives the KV cache its old addresses again. Another allocator may move
+        it."""
+        if self._copies is None or self._worker is None:
+            return
+        tensors = block_tensors(self._kv_cache_config, self._kv_caches)
+        if _addresses(tensors) != _addresses(self._tensors):
+            self.unregister_kv_caches()
+            self._tensors = tensors
+            self._copies = moved_copies(self._copies, tensors, self._options.verify_copies)
+            self._worker.use(self._copies.engine)
+            log.info("kvsm: the KV cache of rank %d has moved", self._rank)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         """Start the step's copies: vLLM calls this before the step computes.
@@ -171,9 +195,18 @@ class WorkerSide:
             path = pool_path(directory, self.engine_id, self._rank)
         self._copies = make_copies(self._tensors, host_blocks, self._options.verify_copies, path)
         if directory is not None:
-            engine = self._copies.engine
-            arrived = engine.took_over if isinstance(engine, VerifyingCopyEngine) else None
-            self._imports = PoolImports(self._rank, directory, self._copies.pool.blocks, arrived)
+            pool = self._copies.pool
+            self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
         self._worker = Worker(self._rank, self._copies.engine)
         log.info("kvsm: rank %d has %d host blocks", self._rank, host_blocks)
         return self._worker
+
+    def _took_over(self, host_blocks: Sequence[int]) -> None:
+        """These host blocks came from another engine."""
+        engine = self._copies.engine if self._copies is not None else None
+        if isinstance(engine, VerifyingCopyEngine):
+            engine.took_over(host_blocks)
+
+
+def _addresses(tensors: Sequence[Any]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]

@@ -23,23 +23,27 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.replay import verify_log
-from kvsm.vllm.trial import OFFLOADS, Trial, TrialOutcome, run_trial
+from kvsm.vllm.trial import OFFLOADS, Trial, TrialOutcome, connector_config, run_trial, spec_config
 
 
-def serve(tmp_path: Path, *, kvsm_first: bool, name: str = "KvsmConnector") -> TrialOutcome:
-    """Serve three rounds of prompts with too few device blocks for all of them."""
+def beside_example(tmp_path: Path, name: str = "KvsmConnector") -> list[dict[str, Any]]:
+    """kvsm under this name, and vLLM's ExampleConnector."""
     ours = OFFLOADS[name](cpu_bytes_to_use=HOST_BYTES, event_log=str(tmp_path / "logs"))
     other = {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(tmp_path / "files")},
     }
-    children: list[dict[str, Any]] = [ours, other] if kvsm_first else [other, ours]
+    return [ours, other]
+
+
+def serve(*children: dict[str, Any]) -> TrialOutcome:
+    """Serve three rounds of prompts with too few device blocks for all of them."""
     both = {
         "kv_connector": "MultiConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"connectors": children},
+        "kv_connector_extra_config": {"connectors": list(children)},
     }
     engine = {"num_gpu_blocks_override": 40, "disable_hybrid_kv_cache_manager": True}
     return run_trial(
@@ -57,7 +61,8 @@ def serve(tmp_path: Path, *, kvsm_first: bool, name: str = "KvsmConnector") -> T
 @pytest.mark.parametrize("kvsm_first", [True, False], ids=["kvsm first", "kvsm second"])
 def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: Path) -> None:
     """What kvsm matched and the other connector loads is released. Statistics cross the processes."""
-    outcome = serve(tmp_path, kvsm_first=kvsm_first)
+    ours, other = beside_example(tmp_path)
+    outcome = serve(ours, other) if kvsm_first else serve(other, ours)
     assert outcome.tokens == expected("llama") * 3
     assert sum(outcome.cached_tokens) >= 192 * len(PROMPTS)
     assert any((tmp_path / "files").iterdir())
@@ -73,12 +78,33 @@ def test_tokens_hits_and_statistics_beside_another(kvsm_first: bool, tmp_path: P
 @pytest.mark.slow
 def test_vllms_decisions_beside_another(tmp_path: Path) -> None:
     """`KvsmOffloadingConnector` is found, told and exported behind a MultiConnector."""
-    outcome = serve(tmp_path, kvsm_first=True, name="KvsmOffloadingConnector")
+    outcome = serve(*beside_example(tmp_path, "KvsmOffloadingConnector"))
     assert outcome.tokens == expected("llama") * 3
     assert outcome.metric("vllm:kvsm_blocks_stored") >= 6 * len(PROMPTS)
     assert outcome.metric("vllm:kvsm_blocks_loaded") > 0
     (log,) = (tmp_path / "logs").iterdir()
     assert verify_log(log).good
+
+
+def test_several_parts_of_kvsm_serve_side_by_side(tmp_path: Path) -> None:
+    """Each stores all blocks in its own pool, and only the first one loads. Their metrics do not clash."""
+    options = {"cpu_bytes_to_use": HOST_BYTES, "event_log": str(tmp_path)}
+    first, second = connector_config(**options), connector_config(policy="arc", **options)
+    outcome = serve(first, spec_config(**options), second)
+    assert outcome.tokens == expected("llama") * 3
+    assert sum(outcome.cached_tokens) >= 192 * len(PROMPTS)
+    of_connectors = outcome.metric("vllm:kvsm_connector_blocks_stored")
+    assert of_connectors >= 2 * 6 * len(PROMPTS)
+    assert outcome.metric("vllm:kvsm_blocks_stored") >= 6 * len(PROMPTS)
+    assert outcome.metric("vllm:kvsm_connector_blocks_loaded") > 0
+    assert outcome.metric("vllm:kvsm_connector_capacity_blocks") == 2 * outcome.metric(
+        "vllm:kvsm_capacity_blocks"
+    )
+    logs = [*tmp_path.iterdir()]
+    assert len(logs) == 3
+    for log in logs:
+        verification = verify_log(log)
+        assert verification.good, verification
 
 
 def test_what_another_connector_still_loads_is_not_stored(tmp_path: Path) -> None:

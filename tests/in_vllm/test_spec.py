@@ -33,6 +33,7 @@ from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.replay.verify import verify_log
 from kvsm.vllm import KvsmSpec
+from kvsm.vllm.extra_config import SpecOptions, parse
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, HostSlots
 from kvsm.vllm.spec_stats import config_info
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, block_rows, host_blocks
@@ -73,6 +74,13 @@ def test_host_memory_is_divided_over_ranks_and_chunks(ranks: int, chunk: int, sl
         worker = KvsmSpec(config(ranks, chunk, rank)).get_worker(caches)
         assert worker._copies.engine.num_host_blocks == slots * chunk
         worker.shutdown()
+
+
+def test_bytes_per_rank_are_as_many_as_bytes_of_all_ranks() -> None:
+    """With four ranks, a quarter for each is the same memory."""
+    alone = parse(SpecOptions, {"cpu_bytes_to_use_per_rank": 25})
+    together = parse(SpecOptions, {"cpu_bytes_to_use": 100})
+    assert alone.host_bytes(4) == together.host_bytes(4) == 100
 
 
 def test_vllm_finds_the_spec_by_its_name() -> None:

@@ -1,0 +1,164 @@
+"""The options that vLLM's own offload connectors read, and what kvsm does with each: a table of docs/vllm.md.
+
+`interface` compares it with the sources of the installed vLLM. An option that a new vLLM reads fails a test
+until it has its row here.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+_OPTIONS = "test_interface.py::test_options_are_taken_or_refused_as_the_table_says"
+
+
+class Option(NamedTuple):
+    """An option that one of vLLM's own offload connectors reads from `kv_connector_extra_config`.
+
+    readers: whose option it is in vLLM.
+    connector: whether KvsmConnector has it.
+    spec: what KvsmSpec does: `own` reads it, `vLLM` leaves it to vLLM; empty if it is refused.
+    why: what it means, or what kvsm has instead. A user who gives a refused option reads this.
+    since: the version that added it; empty if every tested version has it.
+    """
+
+    name: str
+    readers: str
+    connector: bool
+    spec: Literal["own", "vLLM", ""]
+    why: str
+    test: str = _OPTIONS
+    since: str = ""
+
+
+_TIERS = "TieringOffloadingSpec"
+_SIMPLE = "SimpleCPUOffloadConnector"
+_NO_TIERS = "kvsm has host memory and no tiers behind it; omit it."
+_NO_DISK = "kvsm offloads to host memory, not to disk; omit it."
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        "spec_name",
+        "OffloadingConnector",
+        False,
+        "vLLM",
+        "`KvsmSpec`; KvsmConnector has no spec.",
+        "test_spec.py::test_vllm_finds_the_spec_by_its_name",
+    ),
+    Option(
+        "spec_module_path", "OffloadingConnector", False, "vLLM", "`kvsm.vllm`; KvsmConnector has no spec."
+    ),
+    Option(
+        "block_size",
+        "OffloadingConnector",
+        False,
+        "vLLM",
+        "In tokens. KvsmConnector has `blocks_per_chunk`, in device blocks.",
+    ),
+    Option(
+        "blocks_per_chunk",
+        "OffloadingConnector",
+        True,
+        "vLLM",
+        "Device blocks under one key.",
+        "test_spec.py::test_options_of_vllms_own_are_vllms",
+    ),
+    Option(
+        "offload_prompt_only",
+        "OffloadingConnector",
+        False,
+        "vLLM",
+        "KvsmConnector has `prompt_only`, and stores generated tokens by default.",
+        "test_spec.py::test_options_of_vllms_own_are_vllms",
+    ),
+    Option(
+        "self_describing_kv_events",
+        "OffloadingConnector",
+        True,
+        "vLLM",
+        "Whether KV events include tokens.",
+        "test_event_log.py::test_described_kv_events_say_the_tokens",
+    ),
+    Option(
+        "canonical_layout",
+        "OffloadingConnector",
+        False,
+        "",
+        "Each rank has its own host memory, in the layout of its KV cache.",
+        "test_spec.py::test_what_cannot_work_is_said_at_start_up",
+    ),
+    Option(
+        "sync_load_budget_bytes",
+        "OffloadingConnector",
+        False,
+        "vLLM",
+        "Only OffloadingConnector has it, from vLLM 0.33 on: a step waits for loads up to this number of bytes.",
+        "test_spec.py::test_a_budget_for_loads_within_a_step_is_an_option_where_vllm_has_it",
+        since="0.33.0",
+    ),
+    Option(
+        "cpu_bytes_to_use",
+        "CPUOffloadingSpec, SimpleCPUOffloadConnector",
+        True,
+        "own",
+        "Host memory of all ranks together.",
+        "test_spec.py::test_host_memory_is_divided_over_ranks_and_chunks",
+    ),
+    Option("eviction_policy", "CPUOffloadingSpec", False, "", "Use `policy`, which has lru and arc too."),
+    Option(
+        "cache_policy_module_path",
+        "CPUOffloadingSpec",
+        False,
+        "",
+        "Name your own policy as `policy`: `package.module:Class`.",
+    ),
+    Option(
+        "store_threshold",
+        "CPUOffloadingSpec",
+        True,
+        "own",
+        "How often a block must be offered before it is stored.",
+        "test_manager.py::test_a_roomy_pool_answers_to_vllm_kv_event",
+    ),
+    Option(
+        "max_tracker_size",
+        "CPUOffloadingSpec",
+        False,
+        "",
+        "kvsm bounds by itself for how many keys it counts offers; omit it.",
+    ),
+    Option("secondary_tiers", _TIERS, False, "", _NO_TIERS),
+    Option("backpressure", _TIERS, False, "", _NO_TIERS),
+    Option("tier_poll_interval_s", _TIERS, False, "", _NO_TIERS, since="0.33.0"),
+    Option("enable_telemetry", f"a tier of {_TIERS}", False, "", _NO_TIERS),
+    Option("lazy_offload", _SIMPLE, False, "", 'KvsmConnector has `"store": "lazy"`.'),
+    Option(
+        "cpu_bytes_to_use_per_rank",
+        _SIMPLE,
+        True,
+        "own",
+        "Host memory of each rank.",
+        "test_spec.py::test_bytes_per_rank_are_as_many_as_bytes_of_all_ranks",
+    ),
+    Option(
+        "num_cpu_blocks",
+        _SIMPLE,
+        False,
+        "",
+        "kvsm counts bytes; use `cpu_bytes_to_use_per_rank`. All pipeline stages have as many blocks.",
+        since="0.33.0",
+    ),
+    Option("kv_offload_backend", _SIMPLE, False, "", _NO_DISK),
+    Option("disk_path", _SIMPLE, False, "", _NO_DISK),
+    Option("disk_capacity_bytes", _SIMPLE, False, "", _NO_DISK),
+    Option("disk_buffer_slots", _SIMPLE, False, "", _NO_DISK),
+    Option("use_page_cache", _SIMPLE, False, "", _NO_DISK),
+)
+
+OPTION_READERS = (
+    "v1/kv_offload",
+    "v1/simple_kv_offload",
+    "distributed/kv_transfer/kv_connector/v1/offloading",
+    "distributed/kv_transfer/kv_connector/v1/offloading_connector.py",
+    "distributed/kv_transfer/kv_connector/v1/simple_cpu_offload_connector.py",
+)
+"""The files and directories of vLLM that read the options above."""

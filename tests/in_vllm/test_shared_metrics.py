@@ -1,0 +1,107 @@
+"""The metrics of several parts of kvsm in one MultiConnector. Nothing is served; Prometheus is real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorStats
+from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
+from kvsm.events import OffloadConfig
+from kvsm.metrics import Metrics
+from kvsm.offloader import Offloader
+from kvsm.vllm.connector_stats import KvsmStats, StatsSource
+from kvsm.vllm.spec_stats import to_offloading_stats
+from kvsm.vllm.trial import connector_config, spec_config
+
+CONNECTOR, SPEC = connector_config(cpu_bytes_to_use=1), spec_config(cpu_bytes_to_use=1)
+METRIC_TYPES = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
+
+
+@pytest.fixture(autouse=True)
+def _no_metric_is_left() -> Iterator[None]:
+    unregister_vllm_metrics()
+    yield
+    unregister_vllm_metrics()
+
+
+def exporter(*children: Mapping[str, Any]) -> Any:
+    """vLLM's exporter for a MultiConnector with these children, in this order."""
+    from vllm.config import KVTransferConfig
+
+    extra = {"connectors": [dict(child) for child in children]}
+    both = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", kv_connector_extra_config=extra)
+    config = SimpleNamespace(kv_transfer_config=both)
+    return MultiConnector.build_prom_metrics(config, METRIC_TYPES, ["engine"], {0: ["0"]})
+
+
+def pool(slots: int) -> tuple[Offloader, StatsSource]:
+    """A core with this host pool, and its statistics."""
+    core = Offloader(OffloadConfig(host_blocks=slots, device_blocks=4))
+    return core, StatsSource(Metrics.attached_to(core))
+
+
+def exported(name: str) -> float | None:
+    return REGISTRY.get_sample_value(name, {"engine": "0"})
+
+
+@pytest.mark.parametrize(
+    "children", [(CONNECTOR, SPEC), (SPEC, CONNECTOR)], ids=["connector first", "spec first"]
+)
+def test_a_connector_and_a_spec_export_side_by_side(children: tuple[Mapping[str, Any], ...]) -> None:
+    """Both have the same metrics, and Prometheus refuses a name that is registered twice."""
+    prom = exporter(*children)
+    of_connector, of_spec = KvsmStats(), KvsmStats()
+    of_connector.count("blocks_stored", (), 3)
+    of_spec.count("blocks_stored", (), 5)
+    of_spec.gauge("capacity_blocks", (), "0", 7)
+    as_offloading = to_offloading_stats(of_spec)
+    assert as_offloading is not None
+    prom.observe({"OffloadingConnector": as_offloading.data, "KvsmConnector": of_connector.data})
+    assert exported("vllm:kvsm_blocks_stored_total") == 5
+    assert exported("vllm:kvsm_capacity_blocks") == 7
+    assert exported("vllm:kvsm_connector_blocks_stored_total") == 3
+
+
+def test_a_connector_alone_has_the_documented_names() -> None:
+    """Also beside the exporter of another engine in this process."""
+    other, prom = exporter(CONNECTOR), exporter(CONNECTOR)
+    stats = KvsmStats()
+    stats.count("blocks_stored", (), 3)
+    other.observe({"KvsmConnector": stats.data})
+    prom.observe({"KvsmConnector": stats.data})
+    assert exported("vllm:kvsm_blocks_stored_total") == 6
+    assert exported("vllm:kvsm_connector_blocks_stored_total") is None
+
+
+def test_two_connectors_add_up() -> None:
+    """vLLM merges their statistics. Both pools count, also in a step in which only one has news."""
+    prom = exporter(CONNECTOR, CONNECTOR)
+    (first, of_first), (second, of_second) = pool(10), pool(20)
+    merged = MultiKVConnectorStats()
+    for core, source in ((first, of_first), (second, of_second)):
+        core.arrive("r")
+        stats = source.take()
+        assert stats is not None
+        if "KvsmConnector" in merged.data:
+            merged["KvsmConnector"] = merged["KvsmConnector"].aggregate(stats)
+        else:
+            merged["KvsmConnector"] = stats
+    assert merged.reduce()["KvsmConnector"]["kvsm_capacity_blocks"] == 30
+    prom.observe(merged.to_dict())
+    assert exported("vllm:kvsm_capacity_blocks") == 30
+    assert exported("vllm:kvsm_known_requests") == 2
+    second.finish("r")
+    news = of_second.take()
+    assert news is not None
+    assert of_first.take() is None
+    prom.observe({"KvsmConnector": news.data})
+    assert exported("vllm:kvsm_known_requests") == 1
+    assert exported("vllm:kvsm_capacity_blocks") == 30
