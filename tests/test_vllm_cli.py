@@ -205,7 +205,7 @@ def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed)
 
     monkeypatch.setattr(installation_check, "run_trial", run)
     monkeypatch.setattr(installation_check, "installed", lambda: "0.99.0")
-    monkeypatch.setattr(installation_check, "_look", lambda: ([], "cpu"))
+    monkeypatch.setattr(installation_check, "_look", lambda: ([], ["vLLM has a new method: prefetch"], "cpu"))
 
 
 def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,6 +223,7 @@ def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
     assert result.exit_code == 1
     assert "WRONG: KvsmConnector: no such method\n" in result.stdout
     assert "WRONG: KvsmOffloadingConnector: no event log in " in result.stdout
+    assert "NEW: vLLM has a new method: prefetch\n" in result.stdout
     assert "WRONG: KvsmSpec: no event log in " in result.stdout
     assert "vLLM 0.99.0 on cpu (not tested; tested: " in result.stdout
     assert result.stdout.endswith("kvsm does not work with this vLLM\n")
@@ -235,6 +236,7 @@ def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
     assert facts["good"] is False
+    assert facts["news"] == ["vLLM has a new method: prefetch"]
     assert [one["wrong"] for one in facts["engines"]] == [[], *([reason] for reason in reasons)]
 
 

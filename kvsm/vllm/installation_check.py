@@ -111,7 +111,7 @@ def check_installation(
     """
     version = installed()
     tell(f"looking at vLLM {version}")
-    missing, platform = _look()
+    missing, news, platform = _look()
     with TemporaryDirectory(prefix="kvsm-check-") as scratch:
         parent = Path(scratch) if logs is None else logs
         tell("serving without kvsm")
@@ -127,15 +127,15 @@ def check_installation(
         ranks=ranks,
         interface=tuple(missing),
         engines=tuple(engines),
-        news=() if missing else tuple(changes()),
+        news=tuple(news),
     )
 
 
 # The interface.
 
 
-def _look() -> tuple[list[str], str]:
-    """(what is missing, the platform of vLLM)."""
+def _look() -> tuple[list[str], list[str], str]:
+    """(what is missing, what is new, the platform of vLLM)."""
     try:
         from vllm.platforms import current_platform
     except Exception as error:  # The user must hear the reason, whatever it is.
@@ -143,7 +143,7 @@ def _look() -> tuple[list[str], str]:
     missing = missing_names(Path(__file__).parent)
     if not missing:
         missing = [line for module, name in _CALLED for line in misfits(getattr(import_module(module), name))]
-    return missing, str(current_platform.device_type)
+    return missing, [] if missing else changes(), str(current_platform.device_type)
 
 
 def missing_names(package: Path) -> list[str]:
