@@ -91,7 +91,7 @@ OPTIONS: tuple[Option, ...] = (
         "OffloadingConnector",
         False,
         "vLLM",
-        "Only OffloadingConnector has it, from vLLM 0.33 on: a step waits for loads up to this number of bytes.",
+        "Only OffloadingConnector has it, from vLLM 0.33 on: a step waits for loads up to this size (bytes).",
         "test_spec.py::test_a_budget_for_loads_within_a_step_is_an_option_where_vllm_has_it",
         since="0.33.0",
     ),
