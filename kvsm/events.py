@@ -198,6 +198,9 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
     on_device: how many of them the device had.
     on_host: how many of them the answer serves from the host, behind the ones of the device.
 
+    A request that asked for no block and has slots loads none: it holds them for another engine, which copies
+    them out of the host pool.
+
     The last three count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
     None: the caller did not tell, or the log is older than the field.
     """

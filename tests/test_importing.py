@@ -6,16 +6,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from core_life import begin_store, keys, kinds, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsm.cli import main
 from kvsm.errors import InvalidEvent, WrongArgument
 from kvsm.events import OffloadConfig, SkipReason, StorePlanned
 from kvsm.ids import to_list
 from kvsm.log import LogReader
 from kvsm.offloader import LookupResult, Offloader
-from kvsm.replay import BlockLife, Story, TransferLife, Trust
+from kvsm.replay import BlockLife, RequestLife, Story, TransferLife, Trust
 from kvsm.snapshot import restore, snapshot
 from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies
 
@@ -184,3 +186,22 @@ def test_an_older_log_reads_as_a_log_of_stores_from_the_device() -> None:
     written = msgspec.msgpack.encode(StorePlanned(2, 0, 0, (), (b"x",), (0,), (0,)))
     older = msgspec.msgpack.encode(msgspec.msgpack.decode(written)[:-1])
     assert msgspec.msgpack.decode(older, type=StorePlanned).source == ""
+
+
+def test_a_request_that_holds_blocks_for_another_engine_is_told_as_such(tmp_path: Path) -> None:
+    """A hand-over is a request of its own in the prefill engine's log. It asks for nothing."""
+    config = OffloadConfig(host_blocks=8, device_blocks=8, block_tokens=16)
+    with Offloader.open(config, tmp_path / "log") as core:
+        store(core, "r", keys(2))
+        core.pin("hand-over-1-of-r", [0, 1], None, 0, 0, 0)
+        core.finish("hand-over-1-of-r")
+    life = RequestLife("hand-over-1-of-r")
+    told = [line.text for line in Story(LogReader(tmp_path / "log"), life, Trust())]
+    assert told[0] == (
+        "request hand-over-1-of-r matches slots 0..1 (2), and asks for nothing: it holds these blocks for "
+        "another engine"
+    )
+    answer = CliRunner().invoke(main, ["why", str(tmp_path / "log"), "hand-over-1-of-r"])
+    assert (
+        "found 2 slots on the host, and asked for nothing: it held them for another engine" in answer.output
+    )

@@ -119,6 +119,9 @@ def _share(inquiry: Inquiry, row: LookupRow) -> str:
     """`8 of the 20 blocks of its prompt on the device, 4 on the host, and missed 8`, with tokens."""
     if row.asked is None or row.on_host is None:
         return f"{counted(row.hit_slots, 'slot')} on the host (the log does not tell how much it asked for)"
+    if not row.asked and row.hit_slots:
+        held = counted(row.hit_slots, "slot")
+        return f"{held} on the host, and asked for nothing: it held them for another engine"
     size = inquiry.log.config.block_tokens
 
     def told(blocks: int) -> str:

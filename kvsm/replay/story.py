@@ -240,6 +240,8 @@ def _shares(event: ev.HitMatched) -> str:
     """How much of the prompt the device and the host have, as far as the log tells."""
     if event.asked is None:
         return ""
+    if not event.asked and event.slots:
+        return ", and asks for nothing: it holds these blocks for another engine"
     told = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
     parts = [f"{holder} {blocks}" for blocks, holder in told if blocks is not None]
     return f" (of {event.asked} block{'' if event.asked == 1 else 's'} asked, {' and '.join(parts)})"

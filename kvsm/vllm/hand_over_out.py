@@ -16,6 +16,7 @@ lease can still be confirmed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
@@ -23,7 +24,7 @@ from typing import Any
 import msgspec
 from vllm.logger import init_logger
 
-from kvsm.errors import LimitReached
+from kvsm.errors import KvsmError, LimitReached
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
 from kvsm.hand_over.messages import Offered, OfferedGroup
 from kvsm.hand_over.service import HandOverService
@@ -159,7 +160,8 @@ class OutgoingHandOvers:
     def close(self) -> None:
         """Answer nobody any more, and release everything."""
         self._service.close()
-        self.reset()
+        with suppress(KvsmError):  # a core that has stopped takes no events
+            self.reset()
 
 
 def _offered(end: int, spans: Sequence[Span], slots: Sequence[Sequence[int]]) -> Offered:
