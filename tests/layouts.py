@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> MemoryLayout:
     """Pools from address 0 on; all sizes are multiples of `unit`.
 
     The device pool is a few allocations, each of some layers: one layer after the other, or interleaved in
-    each block; with gaps, or without.
+    each block; with gaps, or without. A row of the host pool may have gaps too: other ranks have their parts
+    there.
     """
     gaps = st.integers(0, 2).map(lambda gap: gap * unit) if draw(st.booleans()) else st.just(0)
     count = draw(st.integers(1, num_blocks))
@@ -39,14 +41,29 @@ def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> MemoryLayout:
         ]
         address += size + draw(gaps)
     tensors = draw(st.permutations(tensors)) if draw(st.booleans()) else tensors
-    return block_major(tensors, address + draw(gaps), draw(st.integers(1, num_blocks)), draw(gaps))
+    before = st.just([draw(gaps)] * len(tensors)) | st.lists(
+        gaps, min_size=len(tensors), max_size=len(tensors)
+    )
+    spaces = draw(before) if draw(st.booleans()) else ()
+    return block_major(tensors, address + draw(gaps), draw(st.integers(1, num_blocks)), draw(gaps), spaces)
 
 
-def block_major(tensors: list[MemoryRows], address: int, num_host_blocks: int, gap: int = 0) -> MemoryLayout:
-    """The layout of these tensors, with a host pool at this address and with this gap between its blocks."""
-    offsets = [sum(rows.row_bytes for rows in tensors[:place]) for place in range(len(tensors) + 1)]
-    host = MemoryRows(address, offsets[-1] + gap, num_host_blocks, offsets[-1])
-    return MemoryLayout(tuple(tensors), host, tuple(offsets[:-1]))
+def block_major(
+    tensors: list[MemoryRows],
+    address: int,
+    num_host_blocks: int,
+    gap: int = 0,
+    spaces: Sequence[int] = (),
+) -> MemoryLayout:
+    """The layout of these tensors, with a host pool at this address.
+
+    gap: between its blocks. spaces: before the part of each tensor in a row.
+    """
+    offsets, end = [], 0
+    for place, rows in enumerate(tensors):
+        offsets.append(end + (spaces[place] if spaces else 0))
+        end = offsets[-1] + rows.row_bytes
+    return MemoryLayout(tuple(tensors), MemoryRows(address, end + gap, num_host_blocks, end), tuple(offsets))
 
 
 @st.composite

@@ -2,8 +2,9 @@
 
 `CopyEngine` is the protocol. `HostCopyEngine` copies with threads between pools in host memory, and
 `FileCopyEngine` between host memory and a file. `SimulatedCopyEngine` takes the steps of a device in any
-order that hardware may take them. Two engines wrap another one: `VerifyingCopyEngine` checks the bytes,
-`FailingCopyEngine` fails on purpose. The engine for NVIDIA GPUs is in `kvsm.cuda_io`.
+order that hardware may take them. Three engines wrap another one: `VerifyingCopyEngine` checks the bytes,
+`FailingCopyEngine` fails on purpose, and `ReplicaCopyEngine` is for ranks that share a host pool. The engine
+for NVIDIA GPUs is in `kvsm.cuda_io`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
 from kvsm.copy_engines.host_pool import HostPool
 from kvsm.copy_engines.interface import CopyEngine, CopyResult
+from kvsm.copy_engines.replicas import ReplicaCopyEngine
 from kvsm.copy_engines.simulated import SimulatedCopyEngine
 from kvsm.copy_engines.verifying import VerifyingCopyEngine, VerifyingStatistics
 
@@ -26,6 +28,7 @@ __all__ = [
     "VerifyingCopyEngine",
     "VerifyingStatistics",
     "FailingCopyEngine",
+    "ReplicaCopyEngine",
     "HostPool",
     "BorrowedPool",
 ]

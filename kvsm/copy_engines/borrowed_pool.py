@@ -33,8 +33,8 @@ class BorrowedPool:
                 "asked for"
             )
         whole: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-        rows = whole[: sizes.total_bytes].reshape(sizes.num_blocks, sizes.ranks, block_bytes)
-        self.blocks: NDArray[np.uint8] = rows[:, rank, :]
+        rows = whole[: sizes.total_bytes].reshape(sizes.num_blocks, sizes.shards, block_bytes)
+        self.blocks: NDArray[np.uint8] = rows[:, rank // sizes.replicas, :]
 
     def close(self) -> None:
         """Give the memory back, once no other view of it is left. Idempotent."""

@@ -18,6 +18,7 @@ Tensors that are neighbours in every block, on the device and on the host, count
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -134,7 +135,8 @@ def joined(layout: MemoryLayout) -> MemoryLayout:
     tensors, offsets = [layout.tensors[0]], [layout.offsets[0]]
     for rows, offset in zip(layout.tensors[1:], layout.offsets[1:]):
         last = tensors[-1]
-        if rows.address == last.address + last.row_bytes and rows.stride == last.stride:
+        is_next = (rows.address, offset) == (last.address + last.row_bytes, offsets[-1] + last.row_bytes)
+        if is_next and rows.stride == last.stride:
             tensors[-1] = last._replace(row_bytes=last.row_bytes + rows.row_bytes)
         else:
             tensors.append(rows)
@@ -161,14 +163,15 @@ def _columns(layout: MemoryLayout) -> _TensorColumns:
 
 class _TensorBands(NamedTuple):
     """Band i is heights[i] tensors from firsts[i] on, which differ only in their addresses, by pitches[i]
-    each.
+    each, and in their places in a row of the host, by host_pitches[i] each.
 
-    One block of a band is a rectangle: with that pitch on the device, without gaps on the host.
+    So one block of a band is a rectangle, with these pitches.
     """
 
     firsts: NDArray[np.int64]
     heights: NDArray[np.int64]
     pitches: NDArray[np.int64]
+    host_pitches: NDArray[np.int64]
     of_tensors: NDArray[np.int64]
     """The band of each tensor."""
 
@@ -177,19 +180,23 @@ class _TensorBands(NamedTuple):
 def _bands(layout: MemoryLayout) -> _TensorBands:
     """The tensors in as few bands as possible. Each band takes all it can: the rest of a cut band is a band
     too."""
-    firsts, heights, pitches, of_tensors = [0], [1], [layout.tensors[0].row_bytes], [0]
-    for place, (last, rows) in enumerate(zip(layout.tensors, layout.tensors[1:]), start=1):
-        pitch = rows.address - last.address
-        is_alike = rows._replace(address=last.address) == last and rows.row_bytes <= pitch <= MAX_PITCH
+    first = layout.tensors[0].row_bytes
+    firsts, heights, pitches, of_tensors = [0], [1], [(first, first)], [0]
+    tensors = list(zip(layout.tensors, layout.offsets))
+    for place, ((last, last_offset), (rows, offset)) in enumerate(pairwise(tensors), start=1):
+        pitch = rows.address - last.address, offset - last_offset
+        is_alike = rows._replace(address=last.address) == last
+        is_alike = is_alike and rows.row_bytes <= min(pitch) <= max(pitch) <= MAX_PITCH
         if is_alike and (heights[-1] == 1 or pitch == pitches[-1]):
             heights[-1] += 1
             pitches[-1] = pitch
         else:
             firsts.append(place)
             heights.append(1)
-            pitches.append(rows.row_bytes)
+            pitches.append((rows.row_bytes, rows.row_bytes))
         of_tensors.append(len(firsts) - 1)
-    return _TensorBands(*(np.array(column, np.int64) for column in (firsts, heights, pitches, of_tensors)))
+    columns = firsts, heights, *zip(*pitches), of_tensors
+    return _TensorBands(*(np.array(column, np.int64) for column in columns))
 
 
 class _RectangleCorners(NamedTuple):
@@ -227,7 +234,7 @@ def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
         runs.host_blocks[run] + step,
         bands.heights[band],
         bands.pitches[band],
-        tensors.row_bytes[bands.firsts[band]],
+        bands.host_pitches[band],
     )
     return _RectangleCorners(*(np.concatenate(pair) for pair in zip(of_tensors, of_blocks)))
 

@@ -12,13 +12,20 @@ from kvsm.ids import IdArray
 
 
 class HostCopyEngine(ThreadedCopyEngine):
-    """A `CopyEngine` between two pools in host memory; `NumpyPools` says what a pool may be.
+    """A `CopyEngine` between two pools in host memory; `NumpyPools` says what a pool may be, and
+    what `offsets` are.
 
     Raises `ConfigError`.
     """
 
-    def __init__(self, device: Any | Sequence[Any], host: Any, threads: int = 2) -> None:
-        self._pools = NumpyPools(device, host)
+    def __init__(
+        self,
+        device: Any | Sequence[Any],
+        host: Any,
+        threads: int = 2,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        self._pools = NumpyPools(device, host, offsets)
         super().__init__(self._pools.layout, threads)
 
     def copy_blocks(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:

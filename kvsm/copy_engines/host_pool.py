@@ -4,7 +4,8 @@ between the ranks of one host if asked.
 A pool that does not fit is refused before any of it is allocated. Large pages and page-locking are asked for.
 If the system refuses them, the pool works, slower, and says what it got.
 
-Ranks of one host may keep their blocks in one file, for example in /dev/shm: see `pool_file.py`.
+Ranks of one host may keep their blocks in one file, for example in /dev/shm: see `pool_file.py`. Ranks that
+hold the same bytes keep them there once: they are replicas (`replicas.py`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ class HostPool:
     path: a file that ranks of this run share, and no other run; None: memory of this process. Only this user
         can read it. The pool that made the file removes it, and so does the last one.
     ranks: how many ranks share the file.
-    rank: the number of this one. A rank that comes back sees zeros, too.
+    rank: the number of this one. A rank that comes back sees zeros, too, unless it has replicas.
+    replicas: how many consecutive ranks have the same rows.
+    nameless: whether the file loses its name once all ranks have it. Nobody else can open it then, and
+        nothing is left of ranks that are killed.
     page_locking: how to page-lock the memory; None: not at all. `page_locked` tells whether it succeeded.
     lock_timeout_s: how long to wait for another rank that makes the file (s).
 
@@ -66,20 +70,25 @@ class HostPool:
         path: str | os.PathLike[str] | None = None,
         ranks: int = 1,
         rank: int = 0,
+        replicas: int = 1,
+        nameless: bool = False,
         page_locking: PageLocking | None = None,
         lock_timeout_s: float = 300.0,
     ) -> None:
-        sizes = PoolSizes(num_blocks, ranks, block_bytes)
+        sizes = PoolSizes(num_blocks, ranks, block_bytes, replicas)
         _check(sizes, rank, shared=path is not None)
         self._file = None if path is None else SharedPoolFile(Path(path), sizes, rank, lock_timeout_s)
         try:
             mapping = _anonymous(sizes) if self._file is None else self._file.map()
             _advise(mapping, is_private=self._file is None)
             whole: NDArray[np.uint8] = np.frombuffer(mapping, np.uint8)
-            rows = whole[: sizes.total_bytes].reshape(num_blocks, ranks, block_bytes)
-            self.blocks: NDArray[np.uint8] = rows[:, rank, :]
+            rows = whole[: sizes.total_bytes].reshape(num_blocks, sizes.shards, block_bytes)
+            self.blocks: NDArray[np.uint8] = rows[:, rank // replicas, :]
             if self._file is not None:
-                _forget_earlier_rank(self._file, self.blocks)
+                if replicas == 1:
+                    _forget_earlier_rank(self._file, self.blocks)
+                if nameless:
+                    self._file.remove_name_if_all_are_in()
         except BaseException:
             if self._file is not None:
                 self._file.close()
@@ -129,6 +138,10 @@ def _check(sizes: PoolSizes, rank: int, shared: bool) -> None:
         raise ConfigError(f"rank is {rank}; it must be from 0 to {sizes.ranks - 1}")
     if sizes.ranks > MOST_RANKS:
         raise ConfigError(f"ranks is {sizes.ranks:,}; at most {MOST_RANKS:,} share a host pool")
+    if sizes.ranks % sizes.replicas:
+        raise ConfigError(
+            f"replicas is {sizes.replicas}; the number of ranks, {sizes.ranks}, must be a multiple"
+        )
     if sizes.ranks > 1 and not shared:
         raise ConfigError(f"ranks is {sizes.ranks}; ranks share a host pool through a file, so give a path")
 

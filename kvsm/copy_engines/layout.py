@@ -8,6 +8,10 @@ loaded together is stored together.
     device   tensor 0   | 0:b0 | 0:b1 | 0:b2 | ...        host   | 0:b7 1:b7 | 0:b2 1:b2 | ...
              tensor 1   | 1:b0 | 1:b1 | 1:b2 | ...                  block 0     block 1
 
+The parts may also lie elsewhere in the row of the host (`offsets`), with gaps that hold parts of other ranks:
+
+    host     | 0:b7 of rank 0 | 0:b7 of rank 1 | 1:b7 of rank 0 | 1:b7 of rank 1 |
+
 Groups with blocks of different sizes may share a storage: their tensors start at the same byte and have the
 same stride. Then only the tensor with the longest rows is copied. A block belongs to one group at a time,
 so the bytes behind a shorter row are copied for nothing, and nobody uses them.
@@ -61,7 +65,7 @@ class MemoryLayout(NamedTuple):
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, all its parts together."""
-        return self.host.row_bytes
+        return sum(rows.row_bytes for rows in self.tensors)
 
     @property
     def is_dense(self) -> bool:
@@ -97,19 +101,41 @@ def rows_of(name: str, pool: Any) -> MemoryRows:
     return MemoryRows(address, strides[0] if count > 1 else row_bytes, count, row_bytes)
 
 
-def make_layout(tensors: Sequence[Any], host: Any) -> tuple[MemoryLayout, tuple[int, ...]]:
+def make_layout(
+    tensors: Sequence[Any], host: Any, offsets: Sequence[int] | None = None
+) -> tuple[MemoryLayout, tuple[int, ...]]:
     """The layout of these pools, and the places of the tensors that it uses: tensors that are part of
-    another one are left out. Raises `ConfigError`."""
+    another one are left out.
+
+    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+    Raises `ConfigError`.
+    """
     rows, places = _device_rows(tensors)
     kept = tuple(rows[place] for place in places)
     host_rows = rows_of("host pool", host)
-    *offsets, block_bytes = accumulate((one.row_bytes for one in kept), initial=0)
+    if offsets is not None:
+        chosen = tuple(offsets[place] for place in places)
+        _check_offsets(kept, chosen, host_rows.row_bytes)
+        return MemoryLayout(kept, host_rows, chosen), places
+    *following, block_bytes = accumulate((one.row_bytes for one in kept), initial=0)
     if host_rows.row_bytes != block_bytes:
         raise ConfigError(
             f"a block has {block_bytes} bytes in the device pool and {host_rows.row_bytes} in the host "
             "pool; they must be equal"
         )
-    return MemoryLayout(kept, host_rows, tuple(offsets)), places
+    return MemoryLayout(kept, host_rows, tuple(following)), places
+
+
+def _check_offsets(rows: Sequence[MemoryRows], offsets: Sequence[int], row_bytes: int) -> None:
+    """Refuse parts that leave a row of the host pool, or that share bytes of it."""
+    end = 0
+    for offset, length in sorted((offset, one.row_bytes) for offset, one in zip(offsets, rows)):
+        if offset < end or offset + length > row_bytes:
+            raise ConfigError(
+                f"a part of {length} bytes at {offset} of a row of the host pool, which has {row_bytes}, "
+                "shares bytes with another part or leaves the row; give each part its own place"
+            )
+        end = offset + length
 
 
 def block_bytes_of(tensors: Sequence[Any]) -> int:

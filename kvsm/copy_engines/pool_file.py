@@ -4,6 +4,10 @@ Block b of all ranks is contiguous. The last page says what the file is:
 
     | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | the mark, the sizes, a byte for each rank |
 
+Consecutive ranks may hold the same bytes. They are replicas then, and have one row together:
+
+    | b0 ranks 0 and 1 | b0 ranks 2 and 3 | b1 ranks 0 and 1 | ...
+
 Locks decide which rank makes the file. The kernel drops them when a process dies:
 
 ==============================  =======================================  =====================================
@@ -14,7 +18,8 @@ no file, or an empty one        makes it                                 a rank 
 a pool, and nobody in it        removes it, and makes another            the ledger that knew those bytes is
                                                                          gone; a view of it stays what it is
 a pool of equal sizes, in use   takes its own rows                       they belong to its run
-- and its rank was there        takes its own rows, and zeroes them      nobody knows those bytes any more
+- and its rank was there        takes its own rows, and zeroes them;     nobody knows those bytes any more
+                                rows of replicas stay as they are        but its replicas
 - and its rank is there         refuses                                  two runs never share bytes
 a pool of other sizes, in use   refuses                                  likewise
 anything else                   refuses; see `kvsm/private_files.py`     it is somebody's data, or a trap
@@ -45,8 +50,9 @@ PAGE_BYTES = mmap.PAGESIZE
 MOST_RANKS = 1024
 """Of one file. The last page has a byte for each."""
 
-_MARK = b"kvsm host pool 2"
-_RANK_BYTES = len(_MARK) + 24
+_MARK = b"kvsm host pool 3"
+_SIZES = "<QQQQ"
+_RANK_BYTES = len(_MARK) + struct.calcsize(_SIZES)
 """Where the bytes of the ranks begin in the last page."""
 
 _TRIES = 100
@@ -63,16 +69,25 @@ _MOST_ENTRIES = 10_000
 
 
 class PoolSizes(NamedTuple):
-    """The sizes of a pool. All ranks that share a file must agree on them."""
+    """The sizes of a pool. All ranks that share a file must agree on them.
+
+    replicas: how many consecutive ranks have their rows together.
+    """
 
     num_blocks: int
     ranks: int
     block_bytes: int
+    replicas: int = 1
+
+    @property
+    def shards(self) -> int:
+        """How many rows a block has."""
+        return self.ranks // self.replicas
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all blocks of all ranks."""
-        return self.num_blocks * self.ranks * self.block_bytes
+        """Bytes of all rows."""
+        return self.num_blocks * self.shards * self.block_bytes
 
     @property
     def mapped_bytes(self) -> int:
@@ -80,7 +95,8 @@ class PoolSizes(NamedTuple):
         return -(-self.total_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def __str__(self) -> str:
-        return f"{self.num_blocks:,} blocks for {self.ranks} ranks, {self.block_bytes:,} bytes each"
+        together = f", {self.replicas} ranks together" if self.replicas > 1 else ""
+        return f"{self.num_blocks:,} blocks for {self.ranks} ranks{together}, {self.block_bytes:,} bytes each"
 
 
 def check_memory(sizes: PoolSizes) -> None:
@@ -140,6 +156,17 @@ class SharedPoolFile:
         """Say in the file that the rows of this rank are no longer known to be zeros."""
         os.pwrite(self._descriptor, b"\1", self._rank_byte)
 
+    def remove_name_if_all_are_in(self) -> None:
+        """Take the name away once every rank is in the file: then nothing is left of ranks that are killed.
+
+        Raises `ConfigError` if another rank holds the lock of the file for too long.
+        """
+        _wait_for_lock(self._descriptor, self._path, time.monotonic() + _LEAVE_S)
+        others = (rank for rank in range(self._sizes.ranks) if rank != self._rank)
+        if not any(_is_free(self._descriptor, rank) for rank in others):
+            remove_own(self._path, self._descriptor)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
     def close(self) -> None:
         """Leave the file. Remove it if this rank made it, or is the last one."""
         _lock(self._descriptor, fcntl.F_UNLCK)
@@ -185,7 +212,7 @@ class SharedPoolFile:
         try:
             self._check_room(need)
             # The mark comes first: from now on a rank that dies leaves a file that the next one removes.
-            os.pwrite(self._descriptor, _MARK + struct.pack("<QQQ", *self._sizes), need - PAGE_BYTES)
+            os.pwrite(self._descriptor, _MARK + struct.pack(_SIZES, *self._sizes), need - PAGE_BYTES)
             # All of it now: later a full file system would kill the process with a signal.
             os.posix_fallocate(self._descriptor, 0, need)
         except BaseException as error:
@@ -262,7 +289,8 @@ def _read_sizes(descriptor: int) -> PoolSizes | None:
     found = os.pread(descriptor, _RANK_BYTES, place)
     if len(found) < _RANK_BYTES or not found.startswith(_MARK):
         return None
-    return PoolSizes(*struct.unpack("<QQQ", found[len(_MARK) :]))
+    sizes = PoolSizes(*struct.unpack(_SIZES, found[len(_MARK) :]))
+    return sizes if sizes.replicas and not sizes.ranks % sizes.replicas else None
 
 
 def _lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
@@ -341,6 +369,11 @@ def _nobody_is_in(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    return _is_free(descriptor, length=0)
+
+
+def _is_free(descriptor: int, start: int = 0, length: int = 1) -> bool:
+    """Whether nobody else has a lock on these bytes of a file; length 0: on any from `start` on."""
     # This only asks: a lock that is held for a moment would refuse a rank that comes in that moment.
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK, 0, 0))
+    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK, start, length))
     return bool(struct.unpack_from("@h", answer)[0] == fcntl.F_UNLCK)

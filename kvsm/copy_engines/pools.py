@@ -77,13 +77,14 @@ class NumpyPools:
         viewed
     without copying.
     host: the host pool, likewise.
+    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
 
     Raises `ConfigError`.
     """
 
-    def __init__(self, device: Any | Sequence[Any], host: Any) -> None:
+    def __init__(self, device: Any | Sequence[Any], host: Any, offsets: Sequence[int] | None = None) -> None:
         tensors = tensors_of(device)
-        self.layout, places = make_layout(tensors, host)
+        self.layout, places = make_layout(tensors, host, offsets)
         self.device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
         whole = _as_bytes("host pool", host)
         self.host = [

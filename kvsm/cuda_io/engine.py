@@ -199,9 +199,10 @@ class CudaDevice:
         compute: Callable[[], int] | None = None,
         path: CopyPath | None = None,
         path_table: PathTable | None = None,
+        offsets: Sequence[int] | None = None,
     ) -> None:
         tensors = tensors_of(tensors)
-        self.layout, _places = make_layout(tensors, host)
+        self.layout, _places = make_layout(tensors, host, offsets)
         ordinal = _ordinal(tensors)
         self._compute = compute or _current_stream_of(tensors[0])
         self._memory = (tensors, host)
@@ -325,6 +326,7 @@ class CudaCopyEngine(StreamCopyEngine):
     path_table: which copy takes which path. Without `path` and `path_table` the table is measured, once for
         each
     kind of GPU and driver, and kept in a file.
+    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
 
     All methods may be called from any thread. By default `mark`, `hold_compute` and `submit` without a mark
     mean PyTorch's current stream of the calling thread. Raises `ConfigError` if the pools do not fit, or if
@@ -338,8 +340,9 @@ class CudaCopyEngine(StreamCopyEngine):
         compute: Callable[[], int] | None = None,
         path: CopyPath | None = None,
         path_table: PathTable | None = None,
+        offsets: Sequence[int] | None = None,
     ) -> None:
-        self._cuda = CudaDevice(tensors, host, compute, path, path_table)
+        self._cuda = CudaDevice(tensors, host, compute, path, path_table, offsets)
         super().__init__(self._cuda)
 
     def statistics(self) -> CudaStatistics:

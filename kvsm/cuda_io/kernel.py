@@ -76,8 +76,8 @@ def vector_bytes(layout: MemoryLayout) -> int:
     """The widest vector, 16, 8, 4 or 1 bytes, that can move everything in this layout."""
     whole = joined(layout)
     together = whole.host.address | whole.host.stride
-    for rows in whole.tensors:
-        together |= rows.address | rows.stride | rows.row_bytes  # an offset is a sum of these
+    for rows, offset in zip(whole.tensors, whole.offsets):
+        together |= rows.address | rows.stride | rows.row_bytes | offset
     return next(width for width in (16, 8, 4, 1) if together % width == 0)
 
 

@@ -25,6 +25,10 @@ from kvsm.vllm.log_watch import LogWatch
 
 log = init_logger("vllm.kvsm")
 
+SEGMENT_BYTES, LEAST_SEGMENTS = 64 << 20, 8
+"""A log with a limit has at least this many segments, however low the limit is: the oldest of them is deleted
+to make room."""
+
 
 class EngineOffloader(NamedTuple):
     """An offloader, the metrics that count its events, and the log that they are written to, if any."""
@@ -70,13 +74,15 @@ def open_event_log(
     on_failure: OnFailure = "continue",
 ) -> LogWriter:
     """A log in a new directory below `parent`. Raises `LogError`."""
+    most = options.log_max_bytes
     writer = LogWriter(
         _new_directory(Path(parent), engine),
         config=config,
         snapshot=snapshot,
+        segment_bytes=SEGMENT_BYTES if most is None else max(1, min(SEGMENT_BYTES, most // LEAST_SEGMENTS)),
         durability=options.log_durability,
         sync_thread=True,  # The engine's thread would wait 10 ms for a busy disk, ten times a second.
-        max_bytes=options.log_max_bytes,
+        max_bytes=most,
         on_failure=on_failure,
     )
     log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)

@@ -48,6 +48,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
         empty steps until all are reported. With `flush` one last step waits for all of them, for which
         the spec needs `KvsmOffloadingConnector`.
+    shared_pool_directory: where ranks that hold the same KV cache share one host pool, a directory in memory.
+        `null`: each of them keeps its own copy.
     """
 
     cpu_bytes_to_use: Bytes | None = None
@@ -59,6 +61,7 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     log_on_failure: OnFailure = "continue"
     transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
+    shared_pool_directory: str | None = "/dev/shm"
 
     def __post_init__(self) -> None:
         if (self.cpu_bytes_to_use is None) == (self.cpu_bytes_to_use_per_rank is None):
@@ -86,6 +89,8 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         file there, so it should be on tmpfs, below /dev/shm.
     hand_over_timeout_s: how long blocks are kept for an engine that does not come, and how long it may read
         them (seconds).
+    canonical_layout: whether the bytes of a block on the host do not depend on the number of ranks. All ranks
+        share one host pool then.
     """
 
     store: Literal["eager", "lazy"] = "eager"
@@ -95,6 +100,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     self_describing_kv_events: bool = False
     hand_over_directory: str | None = None
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    canonical_layout: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

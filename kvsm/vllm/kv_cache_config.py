@@ -102,18 +102,23 @@ def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
 
 def block_tensors(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Any]:
     """The blocks of each layer as `byte_rows`. Layers that share bytes have overlapping views."""
+    return list(layer_rows(kv_cache_config, kv_caches).values())
+
+
+def layer_rows(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, Any]:
+    """Layer -> its blocks as `byte_rows`."""
     from vllm.v1.kv_cache_interface import group_kernel_blocks
 
-    views = []
+    rows = {}
     for group in kv_cache_config.kv_cache_groups:
         for name in group.layer_names:
             if name in kv_caches:
                 spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
                 cache = group_kernel_blocks(kv_caches[name], kv_cache_config.num_blocks)
-                views.append(byte_rows(cache, spec.page_size_bytes))
-    if not views:
+                rows[name] = byte_rows(cache, spec.page_size_bytes)
+    if not rows:
         raise ConfigError("vLLM registered no KV cache that belongs to a group of the model")
-    return views
+    return rows
 
 
 def byte_rows(cache: Any, page_bytes: int) -> Any:

@@ -44,6 +44,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.offloader import Ended
 from kvsm.plan import WorkerReport
+from kvsm.vllm.host_sharing import replicas_on_this_machine
 from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec import told_of_failures
 from kvsm.vllm.spec_worker import ReportingWorker
@@ -104,7 +105,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
-        with told_of_failures():
+        with told_of_failures(replicas_on_this_machine(vllm_config, kv_cache_config)):
             super().__init__(_with_default_spec(vllm_config), role, kv_cache_config)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report: in the next step, or a worker in this one."""

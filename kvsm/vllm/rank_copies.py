@@ -1,7 +1,7 @@
 """Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
 
 Without `hand_over_directory` the host memory has no file: other processes cannot read it, and a crash leaves
-nothing behind.
+nothing behind. Only ranks that share a pool have a file, and it loses its name when all of them have it.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
-from kvsm.copy_engines.layout import block_bytes_of
+from kvsm.copy_engines import (
+    CopyEngine,
+    HostCopyEngine,
+    HostPool,
+    ReplicaCopyEngine,
+    VerifyingCopyEngine,
+)
+from kvsm.copy_engines.layout import block_bytes_of, make_layout
+from kvsm.copy_engines.verifying import CHECKSUM_BYTES
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
+from kvsm.vllm.canonical_layout import CanonicalRows
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 """Between two looks at copies that a step waits for. The pause doubles each time."""
@@ -27,52 +35,136 @@ def pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
+class HostSharing(NamedTuple):
+    """How the ranks of an engine share a host pool.
+
+    path: the file that they map.
+    ranks: how many map it.
+    rank: the number of this one.
+    replicas: how many consecutive ranks hold the same bytes.
+    """
+
+    path: Path
+    ranks: int
+    rank: int
+    replicas: int
+
+    @property
+    def number(self) -> int:
+        """Of this rank among its replicas."""
+        return self.rank % self.replicas
+
+    def pool(
+        self, num_blocks: int, block_bytes: int, replicas: int, suffix: str = "", **more: Any
+    ) -> HostPool:
+        """A pool that these ranks share.
+
+        replicas: how many consecutive ranks have their rows together.
+        suffix: of the file's name.
+        """
+        return HostPool(
+            num_blocks,
+            block_bytes,
+            path=self.path.with_name(self.path.name + suffix),
+            ranks=self.ranks,
+            rank=self.rank,
+            replicas=replicas,
+            nameless=True,
+            **more,
+        )
+
+
 class RankCopies(NamedTuple):
-    """A copy engine and the host memory that it uses."""
+    """A copy engine and the host memory that it uses. checksums: the pool of shared checksums, if any."""
 
     engine: CopyEngine
     pool: HostPool
+    checksums: HostPool | None = None
 
     def close(self) -> None:
         """Wait for every copy, and free the memory."""
         self.engine.close()
         self.pool.close()
+        if self.checksums is not None:
+            self.checksums.close()
 
 
 def make_copies(
-    tensors: Sequence[Any], host_blocks: int, verify: bool, path: Path | None = None
+    tensors: Sequence[Any],
+    host_blocks: int,
+    verify: bool,
+    path: Path | None = None,
+    sharing: HostSharing | None = None,
+    canonical: CanonicalRows | None = None,
 ) -> RankCopies:
     """An engine that copies between the rows of these tensors and a new host pool.
 
     host_blocks: rows of the host pool.
     verify: whether loads compare checksums.
     path: a file for the host pool, from which engines of this user may copy. None: no other process reads it.
+    sharing: with which ranks the host pool is shared; None: with none.
+    canonical: the tensors in parts, and where each part belongs on the host; None: one after another.
     Raises `ConfigError`.
     """
     kind = tensors[0].device.type
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")
+    row_bytes = block_bytes_of(tensors) if canonical is None else canonical.row_bytes
     locking = None if kind == "cpu" else CUDA_PAGE_LOCKING
-    pool = HostPool(host_blocks, block_bytes_of(tensors), path=path, page_locking=locking)
+    if sharing is None:
+        pool = HostPool(host_blocks, row_bytes, path=path, page_locking=locking)
+    else:
+        together = sharing.replicas if canonical is None else sharing.ranks
+        pool = sharing.pool(host_blocks, row_bytes, together, page_locking=locking)
+    checksums = None
     try:
-        return RankCopies(_make_engine(tensors, pool, verify), pool)
+        if verify and sharing is not None:
+            checksums = sharing.pool(host_blocks, CHECKSUM_BYTES, sharing.replicas, "-checksums")
+        engine = _make_engine(tensors, pool, checksums, verify, sharing, canonical)
     except BaseException:
         pool.close()
+        if checksums is not None:
+            checksums.close()
         raise
+    return RankCopies(engine, pool, checksums)
 
 
-def moved_copies(copies: RankCopies, tensors: Sequence[Any], verify: bool) -> RankCopies:
+def moved_copies(
+    copies: RankCopies,
+    tensors: Sequence[Any],
+    verify: bool,
+    sharing: HostSharing | None = None,
+    canonical: CanonicalRows | None = None,
+) -> RankCopies:
     """The same host pool with a KV cache that has moved into these tensors. No copy may be live.
 
-    The checksums of blocks stored before are lost, so loads of them are not checked.
+    Checksums that are not shared are lost, so loads of blocks stored before are not checked.
     """
     copies.engine.close()
-    return RankCopies(_make_engine(tensors, copies.pool, verify), copies.pool)
+    engine = _make_engine(tensors, copies.pool, copies.checksums, verify, sharing, canonical)
+    return copies._replace(engine=engine)
 
 
-def _make_engine(tensors: Sequence[Any], pool: HostPool, verify: bool) -> CopyEngine:
-    device, is_host = list(tensors), tensors[0].device.type == "cpu"
-    engine: CopyEngine = (HostCopyEngine if is_host else CudaCopyEngine)(device, pool.blocks)
+def _make_engine(
+    tensors: Sequence[Any],
+    pool: HostPool,
+    checksums: HostPool | None,
+    verify: bool,
+    sharing: HostSharing | None,
+    canonical: CanonicalRows | None,
+) -> CopyEngine:
+    device, offsets, parts = list(tensors), None, None
+    if canonical is not None:
+        device, offsets = canonical.tensors, canonical.offsets
+        layout, _ = make_layout(device, pool.blocks, offsets)
+        parts = [(offset, rows.row_bytes) for offset, rows in zip(layout.offsets, layout.tensors)]
+    is_host = tensors[0].device.type == "cpu"
+    copy_engine = HostCopyEngine if is_host else CudaCopyEngine
+    engine: CopyEngine = copy_engine(device, pool.blocks, offsets=offsets)
     if verify:
-        engine = VerifyingCopyEngine(engine, pool.blocks, device if is_host else None)
+        readable = device if is_host else None
+        table = None if checksums is None else checksums.blocks
+        engine = VerifyingCopyEngine(engine, pool.blocks, readable, table=table, parts=parts)
+    if sharing is not None and sharing.replicas > 1:
+        engine = ReplicaCopyEngine(engine, sharing.replicas, sharing.number)
     return engine

@@ -40,6 +40,7 @@ from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.hand_over_in import IncomingHandOvers
 from kvsm.vllm.hand_over_out import OutgoingHandOvers
+from kvsm.vllm.host_sharing import kv_replicas
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import only_worker
@@ -358,9 +359,10 @@ def _core_config(
     options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, block_tokens: int
 ) -> OffloadConfig:
     ranks = vllm_config.parallel_config.world_size
+    copies = ranks // kv_replicas(options, vllm_config, kv_cache_config)
     chunk, block_bytes = options.blocks_per_chunk, block_bytes_of(kv_cache_config)
     return OffloadConfig(
-        host_blocks=host_slots(options.host_bytes(ranks), ranks, block_bytes * chunk),
+        host_blocks=host_slots(options.host_bytes(ranks), copies, block_bytes * chunk),
         device_blocks=kv_cache_config.num_blocks,
         block_bytes=block_bytes,
         workers=ranks,

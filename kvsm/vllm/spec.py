@@ -19,13 +19,15 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, Offloadin
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
+from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_spec
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
+from kvsm.vllm.host_sharing import spec_replicas, spec_sharing
 from kvsm.vllm.kv_cache_config import host_slots
 from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import CONFIG_LABELS, config_info, metric_definitions
-from kvsm.vllm.spec_worker import KvsmOffloadingWorker, ReportingWorker
+from kvsm.vllm.spec_worker import KvsmOffloadingWorker, ReportingWorker, block_rows
 from kvsm.vllm.versions import features, must_have, warn_if_untested
 
 VLLMS_OWN = (
@@ -44,15 +46,19 @@ SYNC_LOAD_BUDGET = "sync_load_budget_bytes"
 
 log = init_logger("vllm.kvsm")
 
-_TOLD: ContextVar[bool] = ContextVar("told_of_failures", default=False)
+_TOLD: ContextVar[int] = ContextVar("told_of_failures", default=0)
+"""0: not told. Otherwise the connector's `replicas`."""
 
 _CALLED_BY_VLLM = ("lookup", "prepare_load", "prepare_store", "complete_load", "complete_store")
 
 
 @contextmanager
-def told_of_failures() -> Iterator[None]:
-    """A `KvsmSpec` that is made inside a `with` block belongs to a connector that can be told of failures."""
-    token = _TOLD.set(True)
+def told_of_failures(replicas: int = 1) -> Iterator[None]:
+    """A `KvsmSpec` that is made inside a `with` block belongs to a connector that can be told of failures.
+
+    replicas: how many consecutive ranks hold the same KV cache, as far as the connector knows.
+    """
+    token = _TOLD.set(replicas)
     try:
         yield
     finally:
@@ -77,17 +83,13 @@ class KvsmSpec(OffloadingSpec):
         warn_if_untested()
         must_have(OffloadingManager, _CALLED_BY_VLLM)
         self._options = parse(SpecOptions, config.extra_config, vllms_own())
-        if config.canonical_layout:
-            raise ConfigError(
-                "canonical_layout is for host memory that ranks share, and each rank of kvsm has its own; "
-                "omit the option"
-            )
-        self._is_told = _TOLD.get()
+        self._is_told = bool(_TOLD.get())
         if not self._is_told:
             self._check_for_vllms_connector()
+        self._replicas = spec_replicas(self._options, config, _TOLD.get() or 1)
         self._num_slots = host_slots(
             self._options.host_bytes(config.parallel.world_size),
-            config.parallel.world_size,
+            config.parallel.world_size // self._replicas,
             config.worker_kv_bytes_per_block * config.cache.blocks_per_chunk,
         )
         self._manager: KvsmManager | None = None
@@ -136,8 +138,15 @@ class KvsmSpec(OffloadingSpec):
             patience_s = GIVEN_UP_AFTER * self._options.transfer_timeout_s
             kind = ReportingWorker if self._is_told else KvsmOffloadingWorker
             verify = self._options.verify_copies
-            self._worker = kind(rank, kv_caches.tensors, slots, chunk, patience_s, verify)
+            memory = spec_sharing(self._options, self.config, self._replicas), self._canonical_rows(kv_caches)
+            self._worker = kind(rank, kv_caches.tensors, slots, chunk, patience_s, verify, *memory)
         return self._worker
+
+    def _canonical_rows(self, kv_caches: Any) -> CanonicalRows | None:
+        if not self.config.canonical_layout:
+            return None
+        rows = [block_rows(cache) for cache in kv_caches.tensors]
+        return canonical_rows(layers_of_spec(rows, kv_caches), self._replicas)
 
     def _core_config(self) -> OffloadConfig:
         chunk, ranks = self.blocks_per_chunk, self.config.parallel.world_size
@@ -145,7 +154,8 @@ class KvsmSpec(OffloadingSpec):
             host_blocks=self._num_slots,
             device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * self._num_slots * chunk,
             # Without the reports of ranks, the core has one worker for all of them.
-            block_bytes=self.config.worker_kv_bytes_per_block * (1 if self._is_told else ranks),
+            block_bytes=self.config.worker_kv_bytes_per_block
+            * (1 if self._is_told else ranks // self._replicas),
             workers=ranks if self._is_told else 1,
             blocks_per_chunk=chunk,
             policy=self._options.policy,

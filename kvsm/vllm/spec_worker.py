@@ -33,8 +33,9 @@ from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
+from kvsm.vllm.canonical_layout import CanonicalRows
 from kvsm.vllm.kv_cache_config import byte_rows
-from kvsm.vllm.rank_copies import RankCopies, make_copies, pauses
+from kvsm.vllm.rank_copies import HostSharing, RankCopies, make_copies, pauses
 
 log = init_logger("vllm.kvsm")
 
@@ -50,15 +51,17 @@ class KvsmOffloadingWorker(OffloadingWorker):
         blocks_per_chunk: int,
         patience_s: float = 0.0,
         verify: bool = False,
+        sharing: HostSharing | None = None,
+        canonical: CanonicalRows | None = None,
     ) -> None:
         """caches: vLLM's `CanonicalKVCacheTensor`s. patience_s: how old a copy becomes before it is given up
-        (s); 0: it never is. verify: whether loads compare checksums."""
+        (s); 0: it never is. verify, sharing, canonical: see `make_copies`."""
         self.clock: Callable[[], float] = time.monotonic
         """The time (s). Public, as `pause` is, so that a test can choose it."""
         self.pause: Callable[[float], None] = time.sleep
         """Sleeps for this time (s)."""
         self._rank, self._chunk, self._patience_s = rank, blocks_per_chunk, patience_s
-        self._verify = verify
+        self._verify, self._sharing, self._canonical = verify, sharing, canonical
         self._began: dict[Direction, dict[int, float]] = {direction: {} for direction in Direction}
         """Direction -> job -> when it was submitted, the oldest first. Jobs that have not ended."""
         self._given_up: set[int] = set()
@@ -194,7 +197,9 @@ class KvsmOffloadingWorker(OffloadingWorker):
         self._copies.close()
 
     def _make_copies(self) -> RankCopies:
-        copies = make_copies(self._rows, self._num_slots * self._chunk, self._verify)
+        copies = make_copies(
+            self._rows, self._num_slots * self._chunk, self._verify, None, self._sharing, self._canonical
+        )
         log.info("kvsm: rank %d has %d host slots of %d blocks", self._rank, self._num_slots, self._chunk)
         return copies
 

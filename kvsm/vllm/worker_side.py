@@ -18,8 +18,10 @@ from kvsm.copy_engines.pool_file import remove_dead_pools
 from kvsm.hand_over.imports import PoolImports
 from kvsm.hand_over.messages import hand_over_directory, pool_path
 from kvsm.plan import WorkerReport
+from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_connector
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.host_sharing import sharing_of
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
@@ -50,7 +52,11 @@ class WorkerSide:
         self._hands_over = vllm_config.kv_transfer_config.is_kv_producer
         self._imports: PoolImports | None = None
         self._kv_caches: Mapping[str, Any] = {}
+        self._sharing = sharing_of(options, vllm_config, kv_cache_config)
+        self._replicas = 1 if self._sharing is None else self._sharing.replicas
+        self._vllm_config = vllm_config
         self._tensors: list[Any] = []
+        self._canonical: CanonicalRows | None = None
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
         self._failed_loads: frozenset[str] = frozenset()
@@ -69,9 +75,10 @@ class WorkerSide:
         """Take the device pool, and make the host pool for this rank's share."""
         self._kv_caches = kv_caches
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
+        self._canonical = self._canonical_rows()
         chunk = self._options.blocks_per_chunk
         slot_bytes = block_bytes_of(self._kv_cache_config) * chunk
-        slots = host_slots(self._options.host_bytes(self._ranks), self._ranks, slot_bytes)
+        slots = host_slots(self._options.host_bytes(self._ranks), self._ranks // self._replicas, slot_bytes)
         self._make(slots * chunk)
 
     def unregister_kv_caches(self) -> None:
@@ -91,8 +98,9 @@ class WorkerSide:
         tensors = block_tensors(self._kv_cache_config, self._kv_caches)
         if _addresses(tensors) != _addresses(self._tensors):
             self.unregister_kv_caches()
-            self._tensors = tensors
-            self._copies = moved_copies(self._copies, tensors, self._options.verify_copies)
+            self._tensors, self._canonical = tensors, self._canonical_rows()
+            verify = self._options.verify_copies
+            self._copies = moved_copies(self._copies, tensors, verify, self._sharing, self._canonical)
             self._worker.use(self._copies.engine)
             log.info("kvsm: the KV cache of rank %d has moved", self._rank)
 
@@ -193,13 +201,22 @@ class WorkerSide:
             # What a killed engine has left there takes the memory that this one needs.
             remove_dead_pools(directory)
             path = pool_path(directory, self.engine_id, self._rank)
-        self._copies = make_copies(self._tensors, host_blocks, self._options.verify_copies, path)
+        self._copies = make_copies(
+            self._tensors, host_blocks, self._options.verify_copies, path, self._sharing, self._canonical
+        )
         if directory is not None:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
         self._worker = Worker(self._rank, self._copies.engine)
-        log.info("kvsm: rank %d has %d host blocks", self._rank, host_blocks)
+        shared = "" if self._sharing is None else f", in a pool that {self._ranks} ranks share"
+        log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)
         return self._worker
+
+    def _canonical_rows(self) -> CanonicalRows | None:
+        if not self._options.canonical_layout:
+            return None
+        layers = layers_of_connector(self._vllm_config, self._kv_cache_config, self._kv_caches)
+        return canonical_rows(layers, self._replicas)
 
     def _took_over(self, host_blocks: Sequence[int]) -> None:
         """These host blocks came from another engine."""

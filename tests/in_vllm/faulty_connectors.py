@@ -59,7 +59,7 @@ class SteeredEngine:
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (compute is over by now)
         if job.direction in self.failing:
             self._doomed.add(job.transfer)
-            job = _half(job)
+            job = half_of(job)
         self._waiting.append(job)
         if job.direction not in self.held:
             self.release([job.transfer])
@@ -95,7 +95,8 @@ class SteeredEngine:
         self._engine.close()
 
 
-def _half(job: TransferJob) -> TransferJob:
+def half_of(job: TransferJob) -> TransferJob:
+    """The job of the first half of its blocks."""
     devices, hosts = listed(job.device_blocks), listed(job.host_blocks)
     half = len(hosts) // 2
     return msgspec.structs.replace(job, device_blocks=pack(devices[:half]), host_blocks=pack(hosts[:half]))

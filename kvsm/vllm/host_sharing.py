@@ -1,0 +1,173 @@
+"""Ranks that share a host pool: KV cache that several ranks hold is kept on the host once.
+
+Tensor-parallel ranks hold the same KV cache if the model has latent attention (MLA), or fewer KV heads than
+ranks. Then these ranks are replicas, and share one host pool in a file (`HostPool`). So the same host memory
+holds as many times more blocks.
+
+====================================  =======================================  ==============================
+what                                  who decides                              how all ranks agree
+====================================  =======================================  ==============================
+how many ranks are replicas           `kv_replicas`, in each process           from vLLM's configuration alone
+the file's name                       `sharing_of`, in each worker             from the engine's id, which is
+                                                                               new at each start
+who writes a row of the pool          `ReplicaCopyEngine`, on each rank        all get the same job
+when a store has ended                the core: all ranks have reported        one ledger for all ranks
+====================================  =======================================  ==============================
+
+Where the ranks are not certain to hold the same bytes, or are not on one machine, each rank keeps its own
+pool, and `why_not_shared` says why. In the canonical layout all ranks share one pool, whether they hold the
+same bytes or not; there such a reason is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from vllm.logger import init_logger
+
+from kvsm.errors import ConfigError
+from kvsm.vllm.extra_config import CommonOptions, ConnectorOptions
+from kvsm.vllm.rank_copies import HostSharing
+
+log = init_logger("vllm.kvsm")
+
+NO_DIRECTORY = "shared_pool_directory is null"
+
+_HEADS = re.compile(r"(kv|key_value)_heads")
+"""Names under which a model's configuration says how many KV heads a layer has."""
+
+
+def kv_replicas(options: CommonOptions, vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many consecutive ranks share a host pool; 1: each rank has its own."""
+    replicas = _equal_ranks(vllm_config, kv_cache_config)
+    return _shared(replicas, why_not_shared(options, vllm_config.parallel_config))
+
+
+def sharing_of(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> HostSharing | None:
+    """How this rank shares its host pool; None: it does not. Raises `ConfigError`."""
+    parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
+    replicas = kv_replicas(options, vllm_config, kv_cache_config)
+    if not _is_shared(replicas, options.canonical_layout, parallel.world_size):
+        return None
+    check_canonical(options.canonical_layout, why_not_shared(options, parallel))
+    path = pool_path(options, transfer.engine_id, transfer.kv_connector_extra_config)
+    return HostSharing(path, parallel.world_size, parallel.rank, replicas)
+
+
+def _is_shared(replicas: int, is_canonical: bool, ranks: int) -> bool:
+    return replicas > 1 or (is_canonical and ranks > 1)
+
+
+def check_canonical(is_canonical: bool, problem: str) -> None:
+    """Raises `ConfigError` if ranks in the canonical layout cannot share a host pool."""
+    if is_canonical and problem:
+        raise ConfigError(f"canonical_layout: all ranks share one host pool, but {problem}; omit the option")
+
+
+def spec_replicas(options: CommonOptions, config: Any, known: int = 1) -> int:
+    """The same for a spec.
+
+    config: vLLM's `OffloadingConfig`, which tells of latent attention alone.
+    known: what its connector knows, if that is kvsm's (`replicas_on_this_machine`).
+    """
+    replicas = config.parallel.world_size if config.replicated_layout else known
+    return _shared(replicas, NO_DIRECTORY if options.shared_pool_directory is None else "")
+
+
+def replicas_on_this_machine(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many consecutive ranks hold the same KV cache and can share memory."""
+    replicas = _equal_ranks(vllm_config, kv_cache_config)
+    return _shared(replicas, _why_apart(vllm_config.parallel_config))
+
+
+def spec_sharing(options: CommonOptions, config: Any, replicas: int) -> HostSharing | None:
+    """The same for a spec. Raises `ConfigError`."""
+    if not _is_shared(replicas, config.canonical_layout, config.parallel.world_size):
+        return None
+    check_canonical(config.canonical_layout, NO_DIRECTORY if options.shared_pool_directory is None else "")
+    path = pool_path(options, config.engine_id, config.extra_config)
+    return HostSharing(path, config.parallel.world_size, config.parallel.rank, replicas)
+
+
+def _shared(replicas: int, problem: str) -> int:
+    if replicas > 1 and problem:
+        log.warning(
+            "kvsm: %d ranks hold the same KV cache, and each keeps its own copy in host memory: %s",
+            replicas,
+            problem,
+        )
+        return 1
+    return replicas
+
+
+def why_not_shared(options: CommonOptions, parallel: Any) -> str:
+    """Why ranks cannot share a host pool; empty if they can."""
+    if options.shared_pool_directory is None:
+        return NO_DIRECTORY
+    if getattr(options, "hand_over_directory", None) is not None:
+        return "with hand_over_directory each rank hands over a pool of its own"
+    return _why_apart(parallel)
+
+
+def _why_apart(parallel: Any) -> str:
+    """Why ranks cannot share memory; empty if they can."""
+    if parallel.nnodes_within_dp > 1:
+        return "they are on several machines"
+    if parallel.distributed_executor_backend != "mp":
+        return f"the executor {parallel.distributed_executor_backend} may start them on several machines"
+    return ""
+
+
+def pool_path(options: CommonOptions, engine_id: str, extra_config: Any) -> Path:
+    """The file in which the ranks of an engine share their pool.
+
+    The engine's id is new at each start, unless the user gives one; it differs between data-parallel
+    engines. Two connectors of a MultiConnector have the same id, so their options count too. A run that uses
+    the same file at the same time is refused (`SharedPoolFile`).
+    """
+    whose = json.dumps([engine_id, dict(extra_config)], sort_keys=True, default=str)
+    directory = options.shared_pool_directory
+    assert directory is not None
+    return Path(directory) / f"kvsm-{sha256(whose.encode()).hexdigest()[:32]}"
+
+
+def _equal_ranks(vllm_config: Any, kv_cache_config: Any) -> int:
+    """How many consecutive ranks hold the same KV cache in every layer."""
+    parallel = vllm_config.parallel_config
+    ranks = int(parallel.tensor_parallel_size)
+    if ranks == 1 or parallel.world_size != ranks or parallel.decode_context_parallel_size > 1:
+        return 1
+    # vLLM knows it of latent attention.
+    known = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
+    return known if known > 1 else _equal_heads(vllm_config.model_config, kv_cache_config, ranks)
+
+
+def _equal_heads(model: Any, kv_cache_config: Any, ranks: int) -> int:
+    """The same for attention with KV heads: one head is on several ranks if there are fewer heads than ranks.
+
+    Layers of different kinds may have different numbers of heads. A model whose configuration says so is not
+    certain to be equal in all layers.
+    """
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+
+    heads = int(model.get_total_num_kv_heads())
+    if heads >= ranks or ranks % heads:
+        return 1
+    specs = [
+        spec
+        for group in kv_cache_config.kv_cache_groups
+        for spec in getattr(group.kv_cache_spec, "kv_cache_specs", {"": group.kv_cache_spec}).values()
+    ]
+    attention = all(
+        isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)) and not isinstance(spec, MLAAttentionSpec)
+        for spec in specs
+    )
+    if not attention or any(spec.num_kv_heads != 1 for spec in specs):
+        return 1
+    declared = {name: value for name, value in vars(model.hf_text_config).items() if _HEADS.search(name)}
+    uniform = all(value is None or value == heads for value in declared.values())
+    return ranks // heads if uniform and not hasattr(model.hf_text_config, "block_configs") else 1
