@@ -97,7 +97,7 @@ class Rank:
         )
 
         def copies(
-            tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None
+            tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
         ) -> RankCopies:
             pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES, path=path)
             engine = SimulatedCopyEngine(list(tensors), pool.blocks, seed + number)

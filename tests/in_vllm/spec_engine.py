@@ -65,7 +65,7 @@ def built_with_specs(connector: type[Any]) -> Iterator[None]:
         transfer = changed(given, **settings, kv_connector_extra_config=options)
         return changed(config, kv_transfer_config=transfer), kv_cache
 
-    def copies(tensors: Sequence[Any], host_blocks: int, verify: bool) -> RankCopies:
+    def copies(tensors: Sequence[Any], host_blocks: int, verify: bool, *_: Any) -> RankCopies:
         # Looked up by this name, because a rank puts its simulated copies there.
         return worker_side.make_copies(tensors, host_blocks, verify)
 
