@@ -148,6 +148,30 @@ def test_a_store_that_fails_each_time_is_made_again_once() -> None:
     assert len(of_blocks) == 2, engine.stores
 
 
+def test_a_load_of_nothing_has_ended() -> None:
+    """Progress (S9): vLLM's connector makes a job of it, without a transfer, and vLLM waits for its end."""
+    engine = served(Shape())
+    connector = engine.scheduler.connector
+    give = connector.update_state_after_alloc
+
+    def all_are_there(request: Any, blocks: Any, tokens: int) -> None:
+        for block in blocks.blocks[0]:
+            block._block_hash = b"there"
+        give(request, blocks, tokens)
+        for block in blocks.blocks[0]:
+            block._block_hash = None
+
+    with patch.object(connector, "update_state_after_alloc", all_are_there):
+        engine.arrive(0, PROMPT, 1, 3)
+        engine.schedule()
+    ((_, load),) = engine.metadata.load_jobs.items()
+    assert load.src_spec.transfer == len(load.dst_spec.block_ids) == 0
+    engine.deliver()
+    assert engine.scheduler.finished_recving_kv_req_ids == {"r1"}
+    engine.abort(0)
+    end(engine)
+
+
 # Copies that one rank never reports.
 
 
