@@ -51,6 +51,7 @@ class Interface(NamedTuple):
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _METRICS = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
 _OFFLOAD = "vllm.v1.kv_offload.base"
+_OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 
 _CONNECTOR = (
     Method(
@@ -575,6 +576,20 @@ RECORDS = (
             *("finished_sending", "finished_recving", "kv_connector_stats", "kv_cache_events"),
             *("kv_connector_worker_meta", "invalid_block_ids", "failed_recving", "expected_finished_count"),
         ),
+    ),
+    # What `KvsmOffloadingConnector` shares with the connector below it.
+    Record(
+        f"{_OFFLOADING}.common.TransferJob", ("req_id", "src_spec", "dst_spec", "sync"), {"sync": "0.33.0"}
+    ),
+    Record(f"{_OFFLOADING}.common.OffloadingConnectorMetadata", ("load_jobs", "store_jobs", "jobs_to_flush")),
+    Record(f"{_OFFLOADING}.common.OffloadingWorkerMetadata", ("completed_jobs", "transfer_stats")),
+    Record(
+        f"{_OFFLOADING}.scheduler.RequestGroupState",
+        (
+            *("offload_keys", "block_ids", "next_stored_chunk_idx", "num_hit_chunks"),
+            "lookup_hit_end_chunk_idx",
+        ),
+        {"lookup_hit_end_chunk_idx": "0.33.0"},
     ),
     Record(
         "vllm.v1.core.sched.output.KVConnectorBlockState",
