@@ -127,10 +127,14 @@ class Rank:
         connector, metadata = self.connector, pickle.loads(step.metadata)
         connector.handle_preemptions(metadata)
         connector.bind_connector_metadata(metadata)
+        loads_first = step.output.has_sync_kv_loads
+        if loads_first:
+            connector.start_load_kv(None)
         if step.sampled:
             self._compute(step)
         self._ends.append(self.device.compute.record())
-        connector.start_load_kv(None)
+        if not loads_first:
+            connector.start_load_kv(None)
         connector.wait_for_save()
         results = connector.get_transfer_results(step.finished)
         told = KVConnectorOutput(

@@ -102,6 +102,9 @@ class SpecEngine(Engine):
         self.metadata = metadata = output.kv_connector_metadata
         self.counts["steps"] += 1
         self.counts["loads"] += len(metadata.load_jobs)
+        self.counts["loads in a step"] += sum(
+            getattr(job, "sync", False) for job in metadata.load_jobs.values()
+        )
         self.counts["stores"] += len(metadata.store_jobs)
         self.counts["preemptions"] += len(output.preempted_req_ids or ())
         return True
