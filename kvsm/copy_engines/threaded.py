@@ -16,7 +16,8 @@ every live transfer as bad. It must not happen earlier: nothing may touch a tran
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -95,6 +96,11 @@ class ThreadedCopyEngine:
         bad; its text becomes the error of the result.
         """
         raise NotImplementedError
+
+    def run_on(self, cores: Collection[int]) -> None:
+        """Let the copying threads run on these cores only. Raises `OSError` if none of them may be used."""
+        for thread in self._threads:
+            os.sched_setaffinity(thread.native_id or 0, cores)
 
     @property
     def num_device_blocks(self) -> int:

@@ -7,6 +7,7 @@ nothing behind. Only ranks that share a pool have a file, and it loses its name 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from kvsm.copy_engines.verifying import CHECKSUM_BYTES
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.vllm.canonical_layout import CanonicalRows
+from kvsm.vllm.copy_cores import copy_cores
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 """Between two looks at copies that a step waits for. The pause doubles each time."""
@@ -159,12 +161,24 @@ def _make_engine(
         layout, _ = make_layout(device, pool.blocks, offsets)
         parts = [(offset, rows.row_bytes) for offset, rows in zip(layout.offsets, layout.tensors)]
     is_host = tensors[0].device.type == "cpu"
-    copy_engine = HostCopyEngine if is_host else CudaCopyEngine
-    engine: CopyEngine = copy_engine(device, pool.blocks, offsets=offsets)
+    engine: CopyEngine
+    if is_host:
+        engine = _beside_the_model(HostCopyEngine(device, pool.blocks, offsets=offsets))
+    else:
+        engine = CudaCopyEngine(device, pool.blocks, offsets=offsets)
     if verify:
         readable = device if is_host else None
         table = None if checksums is None else checksums.blocks
         engine = VerifyingCopyEngine(engine, pool.blocks, readable, table=table, parts=parts)
     if sharing is not None and sharing.replicas > 1:
         engine = ReplicaCopyEngine(engine, sharing.replicas, sharing.number)
+    return engine
+
+
+def _beside_the_model(engine: HostCopyEngine) -> HostCopyEngine:
+    """The same engine. Its threads run where the model does not, if that is possible."""
+    cores = copy_cores()
+    if cores:
+        with suppress(OSError):  # A sandbox may refuse: then the threads run where they are.
+            engine.run_on(cores)
     return engine

@@ -178,6 +178,8 @@ class WorkerSide:
         if self._worker is None:
             return None
         now, before = self._worker.statistics(), self._sent
+        if now == before:
+            return None
         self._sent = now
         stats = KvsmStats()
         for name in ("store", "load"):
