@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,8 +20,9 @@ from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
-from kvsm.metrics import METRICS, HistogramValue, Metrics, gauges
+from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics, gauges
 from kvsm.snapshot import snapshot
+from kvsm.vllm.exported_metrics import EXPORTED, spread
 from kvsm.worlds.small_engine import SmallEngine
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
@@ -351,14 +353,41 @@ def test_key_bytes_are_those_of_the_keys_in_the_log() -> None:
 
 
 def test_page_shows_every_metric() -> None:
-    """The table in docs/metrics.md: copy a row from the failure."""
+    """The tables in docs/metrics.md: copy a row from the failure."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    in_vllm = [metric for name, metric in EXPORTED.items() if name not in {one.name for one in METRICS}]
     assert rows == [
         "| `{}` | {} | {} | {} |".format(
             metric.name,
             metric.kind,
-            "; ".join(f"{label}: {', '.join(values)}" for label, values in metric.labels.items()),
+            "; ".join(
+                f"{label}: {', '.join(values)}" if values else label
+                for label, values in metric.labels.items()
+            ),
             metric.help,
         )
-        for metric in METRICS
+        for metric in (*METRICS, *in_vllm)
     ]
+
+
+@settings(max_examples=60)
+@given(st.sampled_from([one for one in METRICS if one.bounds]), st.data())
+def test_spread_values_fill_the_buckets_and_keep_the_sum(metric: Metric, data: st.DataObject) -> None:
+    """What vLLM's exporter observes instead of the real values."""
+    bounds, most = metric.bounds, metric.bounds[-1]
+    place = st.integers(0, len(bounds))
+    inside = st.builds(
+        lambda place, share: most * (1 + share) if place == len(bounds) else bounds[place] * share,
+        place,
+        st.floats(0.01, 1),
+    )
+    real = data.draw(st.lists(inside, max_size=30))
+    counts = [0] * (len(bounds) + 1)
+    for value in real:
+        counts[bisect_left(bounds, value)] += 1
+    chosen = spread(bounds, counts, sum(real))
+    again = [0] * (len(bounds) + 1)
+    for value, times in chosen:
+        again[bisect_left(bounds, value)] += times
+    assert again == counts
+    assert sum(value * times for value, times in chosen) == pytest.approx(sum(real))

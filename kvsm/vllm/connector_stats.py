@@ -1,8 +1,8 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
-Counters are sent as their growth since they were sent last, gauges as their value. The names are `vllm:kvsm_`
-and the name in `kvsm.metrics`. Histograms are left out, because vLLM passes on plain numbers only; an event
-log gives them at any time. Two counters come from the workers: bytes copied, and time spent in copies.
+Counters and histograms are sent as their growth since they were sent last, gauges as their value. The names
+are `vllm:kvsm_` and the name in `exported_metrics`. Two counters come from the workers: bytes copied, and
+time spent in copies.
 
 A MultiConnector may have several parts of kvsm, and Prometheus has each name only once:
 
@@ -15,23 +15,15 @@ A MultiConnector may have several parts of kvsm, and Prometheus has each name on
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvsm.metrics import METRICS, Metric, Metrics
-
-_DIRECTIONS = {"direction": ("store", "load")}
-
-EXPORTED = (
-    *[metric for metric in METRICS if metric.kind != "histogram"],
-    Metric("copied_bytes", "counter", "Bytes that copies moved, on all workers.", _DIRECTIONS),
-    Metric("copy_seconds", "counter", "Time spent in copies, on all workers.", _DIRECTIONS),
-)
-
-_COUNTERS = {metric.name for metric in EXPORTED if metric.kind == "counter"}
+from kvsm.metrics import HistogramValue, Metric, Metrics
+from kvsm.vllm.exported_metrics import ADDED, EXPORTED, FACTS, SUM, spread
 
 Series = tuple[str, ...]
 """(name, *values of its labels)."""
@@ -39,12 +31,13 @@ Series = tuple[str, ...]
 
 class KvsmStats(KVConnectorStats):
     """data: metric -> label values, joined with commas -> number; for a gauge, the number of each host pool.
-    It is plain data that crosses processes."""
+    It is plain data that crosses processes. A histogram has one label more: the place of a bucket, or `sum`.
+    """
 
     data: dict[str, dict[str, Any]]
 
     def count(self, name: str, labels: Series, more: float) -> None:
-        """Add to a counter."""
+        """Add to a counter, or to a part of a histogram."""
         if more:
             series = self.data.setdefault(name, {})
             series[",".join(labels)] = series.get(",".join(labels), 0) + more
@@ -57,7 +50,7 @@ class KvsmStats(KVConnectorStats):
         """Add the statistics of another process or step."""
         for name, series in other.data.items():
             for labels, value in series.items():
-                if name in _COUNTERS:
+                if name in ADDED:
                     self.count(name, (labels,), value)
                 else:
                     for pool, of_pool in value.items():
@@ -69,12 +62,13 @@ class KvsmStats(KVConnectorStats):
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """The numbers for one line of vLLM's log."""
+        """The numbers for one line of vLLM's log: counters and gauges that are not 0."""
         totals = {
             f"kvsm_{name}{'{' + labels + '}' if labels else ''}": value
-            if name in _COUNTERS
+            if name in ADDED
             else sum(value.values())
             for name, series in self.data.items()
+            if name != "config_info" and EXPORTED[name].kind != "histogram"
             for labels, value in series.items()
         }
         return {title: round(total, 6) for title, total in totals.items() if total}
@@ -94,10 +88,12 @@ _POOLS = count()
 class StatsSource:
     """The statistics of a ledger since they were taken last.
 
+    facts: the values of `config_info`, by label; none if there is no such metric.
     clock: monotonic time (s); public, so that a test can choose it.
     """
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, facts: Mapping[str, object] | None = None) -> None:
+        self._facts = facts
         self.clock: Callable[[], float] = time.monotonic
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
@@ -119,9 +115,13 @@ class StatsSource:
             return None
         self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
         stats = KvsmStats()
+        if self._facts is not None:
+            # The same for each host pool with these facts: it is always 1.
+            stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
+            self._facts = None
         values = self._metrics.values() | self._metrics.gauges()
         for name, labels, value in _numbers(values):
-            if name in _COUNTERS:
+            if name in ADDED:
                 series = (name, *labels)
                 stats.count(name, labels, value - self._sent.get(series, 0))
                 self._sent[series] = value
@@ -131,13 +131,34 @@ class StatsSource:
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
-    for metric in EXPORTED:
-        if metric.name in values:
+    for name, metric in EXPORTED.items():
+        if name in values:
             for _, *labels in metric.series():
-                found = values[metric.name]
+                found = values[name]
                 for label in labels:
                     found = found[label]
-                yield metric.name, tuple(labels), found
+                if isinstance(found, HistogramValue):
+                    for place, times in enumerate(found.counts):
+                        yield name, (*labels, str(place)), times
+                    yield name, (*labels, SUM), found.sum
+                else:
+                    yield name, tuple(labels), found
+
+
+def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:
+    """The values of a histogram, from its data in `KvsmStats`: (labels, value, how often)."""
+    bounds = EXPORTED[name].bounds
+    counts: dict[Series, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
+    sums: dict[Series, float] = defaultdict(float)
+    for joined, number in series.items():
+        *labels, place = joined.split(",")
+        if place == SUM:
+            sums[tuple(labels)] = number
+        else:
+            counts[tuple(labels)][int(place)] = int(number)
+    for labels_of_one, filled in counts.items():
+        for value, times in spread(bounds, filled, sums[labels_of_one]):
+            yield labels_of_one, value, times
 
 
 class KvsmPromMetrics(KVConnectorPromMetrics):
@@ -154,12 +175,18 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Export what an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
         if not self._families:
-            self._families = {metric.name: self._family(metric) for metric in EXPORTED}
+            self._families = {name: self._family(metric) for name, metric in EXPORTED.items()}
         engine = self.per_engine_labelvalues[engine_idx]
         for name, series in transfer_stats_data.items():
+            family, kind = self._families[name], EXPORTED[name].kind
+            if kind == "histogram":
+                for of_one, number, times in histograms(name, series):
+                    for _ in range(times):
+                        family.labels(*engine, *of_one).observe(number)
+                continue
             for labels, value in series.items():
-                child = self._families[name].labels(*engine, *(labels.split(",") if labels else ()))
-                if name in _COUNTERS:
+                child = family.labels(*engine, *(labels.split(",") if labels else ()))
+                if kind == "counter":
                     child.inc(value)
                 else:
                     of_pools = self._of_pools.setdefault((engine_idx, name, labels), {})
@@ -180,6 +207,8 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
         labels = [*self._labelnames, *metric.labels]
         if metric.kind == "counter":
             return self._counter_cls(name, metric.help, labelnames=labels)
+        if metric.kind == "histogram":
+            return self._histogram_cls(name, metric.help, labelnames=labels, buckets=metric.bounds)
         return self._gauge_cls(name, metric.help, labelnames=labels, multiprocess_mode="mostrecent")
 
 

@@ -81,7 +81,7 @@ class SchedulerSide:
         )
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
-        self._stats = StatsSource(self._core.metrics)
+        self._stats = StatsSource(self._core.metrics, _facts(options, config))
         self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
         """Whether some layers give blocks back while their request runs."""
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
@@ -353,6 +353,19 @@ def _hand_overs(
     if transfer.is_kv_consumer:
         incoming = IncomingHandOvers(core, config, directory, timeout_s, layout)
     return outgoing, incoming
+
+
+def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, object]:
+    """The values of `config_info`."""
+    slot_bytes = config.block_bytes * config.blocks_per_chunk * config.workers
+    return {
+        "cpu_num_chunks": config.host_blocks,
+        "cpu_blocks_per_chunk": config.blocks_per_chunk,
+        "cpu_kv_cache_size_bytes": config.host_blocks * slot_bytes,
+        "policy": options.policy,
+        "store": options.store,
+        "last_step": options.last_step,
+    }
 
 
 def _core_config(

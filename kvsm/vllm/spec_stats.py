@@ -10,15 +10,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import Offl
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
 
 from kvsm.log import LogWriter
-from kvsm.metrics import METRICS
-from kvsm.vllm.connector_stats import KvsmStats
+from kvsm.metrics import METRICS, Metric
+from kvsm.vllm.connector_stats import KvsmStats, histograms
 
-_EXPORTED = {metric.name: metric for metric in METRICS if metric.kind != "histogram"}
-
+_EXPORTED = {metric.name: metric for metric in METRICS}
 
 LOG_METRICS = ("log_events_dropped", "log_broken")
 """The metrics of a log, which a recorder has too."""
@@ -26,11 +26,14 @@ LOG_METRICS = ("log_events_dropped", "log_broken")
 
 def metric_definitions(names: Iterable[str] = tuple(_EXPORTED)) -> dict[str, OffloadingMetricMetadata]:
     """These metrics by their names in vLLM. All are what `to_offloading_stats` may give."""
-    kinds = {"counter": OffloadingCounterMetadata, "gauge": OffloadingGaugeMetadata}
-    return {
-        _title(name): kinds[_EXPORTED[name].kind](_EXPORTED[name].help, tuple(_EXPORTED[name].labels))
-        for name in names
-    }
+    return {_title(name): _definition(_EXPORTED[name]) for name in names}
+
+
+def _definition(metric: Metric) -> OffloadingMetricMetadata:
+    if metric.kind == "histogram":
+        return OffloadingHistogramMetadata(metric.help, tuple(metric.labels), metric.bounds)
+    kind = OffloadingCounterMetadata if metric.kind == "counter" else OffloadingGaugeMetadata
+    return kind(metric.help, tuple(metric.labels))
 
 
 def to_offloading_stats(taken: KvsmStats | None) -> OffloadingConnectorStats | None:
@@ -39,6 +42,11 @@ def to_offloading_stats(taken: KvsmStats | None) -> OffloadingConnectorStats | N
         return None
     stats = OffloadingConnectorStats()
     for name, series in taken.data.items():
+        if _EXPORTED[name].kind == "histogram":
+            for of_one, number, times in histograms(name, series):
+                for _ in range(times):
+                    stats.observe_histogram(_title(name), number, of_one)
+            continue
         for labels, value in series.items():
             values = tuple(labels.split(",")) if labels else ()
             if _EXPORTED[name].kind == "counter":

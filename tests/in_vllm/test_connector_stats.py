@@ -6,12 +6,20 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import json
+from itertools import accumulate
 from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from core_life import begin_store, keys, load
+from prometheus_client import Counter, Gauge, Histogram
 
 from kvsm.events import OffloadConfig
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
-from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmStats, StatsSource
+from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmPromMetrics, KvsmStats, StatsSource
+from kvsm.vllm.exported_metrics import FACTS
 
 
 class Source:
@@ -36,7 +44,7 @@ def test_a_busy_engine_sends_statistics_once_in_an_interval() -> None:
     one.now += STATS_INTERVAL_S * 0.2
     taken = one.source.take()
     assert taken is not None
-    assert taken.data["known_requests"] == {"": 2}
+    assert list(taken.data["known_requests"][""].values()) == [2]
 
 
 def test_what_is_left_is_told_when_no_request_is() -> None:
@@ -70,3 +78,75 @@ def test_all_statistics_together_are_the_metrics(seed: int) -> None:
     ended = {end: count for end, count in one.metrics.values()["requests"].items() if count}
     assert total.data["requests"] == ended
     assert sum(ended.values()) == 100
+
+
+# Histograms.
+
+
+def buckets(family: Histogram) -> dict[tuple[str, ...], tuple[list[float], float]]:
+    """What Prometheus shows of a histogram: labels -> (values up to each bound, sum)."""
+    counts: dict[tuple[str, ...], list[float]] = {}
+    sums: dict[tuple[str, ...], float] = {}
+    (collected,) = family.collect()
+    for sample in collected.samples:
+        labels = {name: value for name, value in sample.labels.items() if name not in ("engine", "le")}
+        place = tuple(labels.values())
+        if sample.name.endswith("_bucket"):
+            counts.setdefault(place, []).append(sample.value)
+        elif sample.name.endswith("_sum"):
+            sums[place] = sample.value
+    return {place: (counts[place], sums[place]) for place in counts}
+
+
+def test_the_exported_histograms_are_those_of_the_metrics() -> None:
+    """Buckets and sum, although vLLM adds up what several steps sent, and passes on plain numbers only."""
+    clock, wall_ns = Random(3), 0
+    core = Offloader(
+        OffloadConfig(host_blocks=64, device_blocks=64, block_bytes=5000), clock_ns=lambda: wall_ns
+    )
+    metrics = Metrics.attached_to(core)
+    source = StatsSource(metrics, dict.fromkeys(FACTS, "x"))
+    types: Any = {Counter: Counter, Gauge: Gauge, Histogram: Histogram}
+    exported = KvsmPromMetrics(SimpleNamespace(kv_transfer_config=None), types, ["engine"], {0: ["0"]})
+    waiting = KvsmStats()
+    for number in range(40):
+        names = keys(1 + number % 5, f"prompt {number % 9}")
+        core.arrive(f"r{number}")
+        if number < 9:
+            transfer = begin_store(core, f"r{number}", names[:1])
+        else:
+            transfer = load(core, f"r{number}", names[:1])
+        for _ in range(number % 7):
+            core.end_step()
+        # From 20 microseconds to beyond the last bound.
+        wall_ns += int(20_000 * 10 ** (clock.random() * 6))
+        (core.complete_store if number < 9 else core.complete_load)(transfer, 0)
+        core.finish(f"r{number}")
+        taken = source.take()
+        assert taken is not None
+        waiting.aggregate(KvsmStats(json.loads(json.dumps(taken.data))))
+        if number % 3 == 0:
+            exported.observe(waiting.data)
+            waiting.reset()
+    exported.observe(waiting.data)
+    values = metrics.values()
+    for name in ("transfer_blocks", "transfer_bytes", "transfer_seconds", "transfer_steps"):
+        shown = buckets(exported._families[name])
+        assert set(shown) == {("store",), ("load",)}
+        for (direction,), (counts, total) in shown.items():
+            value = values[name][direction]
+            assert counts == list(accumulate(value.counts)), (name, direction)
+            assert total == pytest.approx(value.sum)
+    (facts,) = exported._families["config_info"].collect()
+    assert [(sample.value, sample.labels["policy"]) for sample in facts.samples] == [(1.0, "x")]
+
+
+def test_the_log_line_has_no_histogram() -> None:
+    """A bucket says nothing to people."""
+    one = Source()
+    begin_store(one.core, "r", keys(2))
+    one.core.complete_store(one.core.ledger.seq - 1, 0)
+    taken = StatsSource(one.metrics, dict.fromkeys(FACTS, "x")).take()
+    assert taken is not None
+    assert "transfer_blocks" in taken.data
+    assert not [name for name in taken.reduce() if "transfer_blocks" in name or "config_info" in name]
