@@ -18,9 +18,9 @@ memory and copy engine of a rank), `copy_cores` (where it copies on a CPU). The 
 `deadlines` (copies that are never reported); the connectors, `startup_checks`.
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
-  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats` and `own_process`. Between engines
-  they use `hand_over_out` (what a prefill engine keeps), `hand_over_in` (what a decode engine gets) and
-  `prompt_layout` (what both compare).
+  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats` and
+  `own_process`. Between engines they use `hand_over_out` (what a prefill engine keeps), `hand_over_in` (what
+  a decode engine gets) and `prompt_layout` (what both compare).
 - `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`. `offloading_connector` has a manager of
   its own, `reported_manager`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.
