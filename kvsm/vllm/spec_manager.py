@@ -47,7 +47,7 @@ from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
-from kvsm.scheduler.request_params import wants_remote_decode
+from kvsm.scheduler.request_params import read_request_params, wants_remote_decode
 from kvsm.states.transfer import TransferState
 from kvsm.vllm.connector_stats import StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines
@@ -115,6 +115,8 @@ class KvsmManager(OffloadingManager):
         self._not_stored: list[bytes] = []
         """Keys whose store has failed or was lost since the last `take_events`."""
         self._stats = StatsSource(core.metrics)
+        self._not_offloaded: set[str] = set()
+        """Requests whose client wants none of their blocks stored."""
         self._config_info = dict(config_info or {})
 
     # Loads.
@@ -181,6 +183,8 @@ class KvsmManager(OffloadingManager):
     def prepare_store(self, keys: Collection[Any], req_context: Any) -> PrepareStoreOutput | None:
         """Plan the store of these keys. None: there is no room for all of them now."""
         request, core = req_context.req_id, self._core
+        if request in self._not_offloaded:
+            return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
         self._pin_promises()
         offered = in_order(keys, req_context)
         seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
@@ -299,13 +303,17 @@ class KvsmManager(OffloadingManager):
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:
         """Make the request known. If another engine decodes it, its prefix hits are stored too (S16)."""
-        self._core.arrive(req_context.req_id)
+        request = req_context.req_id
+        self._core.arrive(request)
+        if not read_request_params(request, req_context.kv_transfer_params).offload:
+            self._not_offloaded.add(request)
         whole = is_remote_decode(req_context)
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL if whole else OffloadPolicy.CHUNK_LEVEL)
 
     def on_request_finished(self, req_context: Any) -> None:
         """The request is over."""
         request = req_context.req_id
+        self._not_offloaded.discard(request)
         self._promises.drop(request)
         self._missed.pop(request, None)
         self._refused.discard(request)

@@ -158,7 +158,7 @@ def test_statistics_tell_that_the_log_is_broken(rig: Rig) -> None:
     rig.step()
     taken = source.take()
     assert taken is not None
-    assert taken.data["log_broken"] == {"": 0}
+    assert list(taken.data["log_broken"][""].values()) == [0]
     rig.disk.free = 0
     rig.core.offloader.arrive("unwritten")
     source.take()
@@ -166,13 +166,14 @@ def test_statistics_tell_that_the_log_is_broken(rig: Rig) -> None:
         rig.watch.flush()
         taken = source.take()
         assert taken is not None
-        assert (taken.data["log_broken"], taken.data["log_events_dropped"]) == ({"": 1}, {"": 1})
+        assert list(taken.data["log_broken"][""].values()) == [1]
+        assert taken.data["log_events_dropped"] == {"": 1}
         assert source.take() is None
         rig.disk.free = 1 << 20
         rig.step(FRAME_EVENTS)
         taken = source.take()
     assert taken is not None
-    assert taken.data["log_broken"] == {"": 0}
+    assert list(taken.data["log_broken"][""].values()) == [0]
     assert rig.core.metrics.values()["log_events_dropped"] == taken.data["log_events_dropped"][""] + 1
 
 

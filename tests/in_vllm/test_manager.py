@@ -738,6 +738,20 @@ def test_a_chunk_is_whole_in_the_log() -> None:
     rig.check_log()
 
 
+def test_a_request_may_ask_not_to_be_stored() -> None:
+    """`offload` false, as with the connector. What others stored is loaded all the same."""
+    rig = Rig()
+    rig.store(keys(1))
+    context = rig.context("r", offload=False)
+    output = rig.manager.prepare_store(keys(1, 2), context)
+    assert output is not None
+    assert (output.keys_to_store, output.store_spec.block_ids.tolist()) == ([], [])
+    assert rig.manager.lookup(*keys(1), context) is LookupResult.HIT
+    rig.manager.on_request_finished(context)
+    # The name may be used again.
+    assert rig.store(keys(2), "r")
+
+
 def test_statistics_are_of_metrics_that_vllm_was_told() -> None:
     """vLLM asserts this. Each change is reported once."""
     rig = Rig()
