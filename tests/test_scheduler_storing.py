@@ -769,6 +769,26 @@ def test_store_policy_prompt_only() -> None:
     assert stored_keys(engine) == keys_of(request)[:2]
 
 
+def test_store_policy_prompt_only_stores_each_part_of_a_session() -> None:
+    """The prompt of a session grows when the part before is answered. The answers become part of it."""
+    hand = Hand(prompt_only=True)
+    session = SmallRequest("session", range(8), 5)
+    hand.admit(session, [0, 1])
+    hand.compute(session)
+    assert blocks_stored(hand.step(session)) == [0, 1]
+    for token in range(50, 55):
+        session.append(token)
+    hand.compute(session, 12)
+    assert not hand.step(session).stores, "an answer is stored"
+    # The engine drops the token sampled last, and adds the next part: now all of it is the prompt.
+    for token in range(60, 63):
+        session.append(token)
+    session.num_prompt_tokens = session.num_tokens
+    hand.scheduler.update_state_after_alloc(session, [[0, 1, 2, 3]], 0)
+    hand.compute(session)
+    assert blocks_stored(hand.step(session)) == [2, 3]
+
+
 @pytest.mark.parametrize(("most", "stored"), [(0, 0), (7, 1), (8, 2), (1000, 5)])
 def test_store_policy_max_tokens(most: int, stored: int) -> None:
     engine = SmallEngine()

