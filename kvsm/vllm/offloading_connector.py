@@ -10,14 +10,17 @@ the core decides (`ReportedManager`). Its verdict takes these ways:
   scheduler hears of failures from workers alone.
 - The keys of a failed store are offered again, once.
 
-Three faults of vLLM's connector would end an engine that is reset under load, or store wrong blocks. They
-are kept from it:
+Four faults of vLLM's connector would end an engine that is reset under load, or store wrong blocks. They are
+kept from it:
 
 - A second reset without a step in between fails an assertion. Here it does nothing, for there is nothing new.
 - In vLLM 0.32, so does a step that preempts a request and loads for it, as after a reset of running requests.
   Here such a request waits one step.
 - A reset makes running requests offer all their blocks again, even blocks that have left a sliding window
   and that other requests compute into. Here groups with a window go on where they were.
+- When the next part of a session's prompt comes (streamed input), vLLM 0.32 notes the session's blocks once
+  more, behind themselves, and stores wrong blocks from then on. It also keeps the hash of the token that the
+  part has replaced, as 0.33 does. Here both are noted as they are.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     TransferStats,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
 
 from kvsm.errors import ConfigError
@@ -221,6 +225,8 @@ class KvsmOffloadingConnector(OffloadingConnector):
         for name in scheduler_output.preempted_req_ids or ():
             if name in self._unfinished:
                 self._preemptions[name] = self._unfinished[name].num_preemptions
+        for new in scheduler_output.scheduled_new_reqs:
+            self._note_next_part(new.req_id)
         step = super().build_connector_meta(scheduler_output)
         for job, load in step.load_jobs.items():
             self._note_job(job, load.req_id, load.src_spec, load.dst_spec, getattr(load, "sync", False))
@@ -232,6 +238,23 @@ class KvsmOffloadingConnector(OffloadingConnector):
             flushed.update(job.number for job in self._jobs.values())
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         return OffloadingStep(step.load_jobs, step.store_jobs, flushed, failed)
+
+    def _note_next_part(self, name: str) -> None:
+        """A session whose next part has come is scheduled like a new request, with all its blocks.
+
+        The part takes the place of the last token that was sampled, so a hash of that token is replaced.
+        """
+        status = self.scheduler._req_status[name]
+        hashes = status.req.block_hashes
+        for group, config in zip(status.group_states, self.scheduler.config.kv_group_configs):
+            group.block_ids.clear()
+            keys, stride = group.offload_keys, config.hashes_per_chunk
+            # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
+            while keys:
+                last = len(keys) * stride - 1
+                if last < len(hashes) and keys[-1] == make_offload_key(hashes[last], config.group_idx):
+                    break
+                keys.pop()
 
     def _note_job(self, job: int, request: str, host: Any, device: Any, in_step: bool = False) -> None:
         if host.transfer != _EMPTY:
