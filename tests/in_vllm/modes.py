@@ -35,9 +35,13 @@ COMMON: Mapping[str, Any] = {
     "max_num_batched_tokens": 512,
     "max_num_seqs": 16,
     "skip_tokenizer_init": False,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
-"""Arguments of every engine. Its device holds four of the six requests of a round, so a prompt of the round
-before is found in host memory or not at all."""
+"""Arguments of every engine. An answer in JSON has no whitespace, so that it ends in time.
+
+The device holds four of the six requests of a round, so a prompt of the round before is found in host memory
+or not at all.
+"""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,8 +176,12 @@ def twice(mode: str, **sampling: Any) -> tuple[Round, ...]:
 GRAMMARS: Sequence[Mapping[str, Any]] = (
     {"regex": "[a-f]{3}-[0-9]{2,12}(yes|no)"},
     {
-        "json": {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]},
-        "disable_any_whitespace": True,
+        "json": {
+            "type": "object",
+            "properties": {"a": {"enum": ["x", "y"]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        }
     },
     {"choice": ["alpha", "beta"]},
 )

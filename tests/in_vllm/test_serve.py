@@ -33,7 +33,7 @@ from kvsm.replay import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import OFFLOADS, environment
 
-READY_S, ENDED_S = 300, 120
+READY_S, ENDED_S = 900, 120
 
 NUMBERS = range(len(PROMPTS))
 
