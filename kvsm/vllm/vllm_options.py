@@ -81,10 +81,10 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "canonical_layout",
         "OffloadingConnector",
-        False,
-        "",
-        "Each rank has its own host memory, in the layout of its KV cache.",
-        "test_spec.py::test_what_cannot_work_is_said_at_start_up",
+        True,
+        "vLLM",
+        "Whether the bytes on the host do not depend on the number of ranks.",
+        "test_replicated_kv.py::test_ranks_share_a_host_pool[canonical]",
     ),
     Option(
         "sync_load_budget_bytes",

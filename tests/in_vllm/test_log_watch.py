@@ -21,6 +21,7 @@ from kvsm.events import OffloadConfig
 from kvsm.log import LogReader, LogWriter, writer
 from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
+from kvsm.offloader import LogFlush
 from kvsm.snapshot import snapshot
 from kvsm.vllm import log_watch
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, StatsSource
@@ -219,3 +220,25 @@ def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
         "vllm:kvsm_log_events_dropped": 3,
     }
     assert titles.isdisjoint(again.reduce())
+
+
+def test_a_log_keeps_a_limit_that_is_far_below_a_segment(tmp_path: Path) -> None:
+    """The segments of a log without a limit have 64 MiB. A log with a lower limit has smaller ones."""
+    limit = 200_000
+    options = SpecOptions(
+        cpu_bytes_to_use=1, event_log=str(tmp_path), log_durability="none", log_max_bytes=limit
+    )
+    core = open_engine_offloader(CONFIG, options, 0, None)
+    (log,) = tmp_path.iterdir()
+    sizes = []
+    for step in range(10_000):
+        core.offloader.arrive(f"{step}")
+        core.offloader.finish(f"{step}")
+        core.offloader.end_step()
+        if step % 500 == 0:
+            core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
+            sizes.append(sum(file.stat().st_size for file in log.iterdir()))
+    core.close()
+    assert limit // 2 < max(sizes) <= limit
+    reader = LogReader(log)
+    assert reader.head.seq > 1, "the limit was never reached"

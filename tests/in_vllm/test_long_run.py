@@ -16,17 +16,16 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import long_run
 from long_run import LOG_BYTES, Told
-from unreliable import FAULTS
 
 from kvsm.replay import verify_log
 
 MINUTES = float(os.environ.get("KVSM_LONG_RUN_MINUTES", "20"))
 
-MOST_GROWTH = {"rss": 24 << 20, "objects": 2000, "threads": 0, "handles": 0}
+MOST_GROWTH = {"rss": 12 << 20, "objects": 2000, "threads": 0, "handles": 0}
 """How much each gauge may grow from the first third after the warm-up to the last third.
 
-A leak of a hundred bytes a step, or of one object in ten steps, is more than this in an hour. Memory that
-vLLM takes for shapes that it has not met before is less.
+An hour has about 100,000 steps on a quiet machine. So a leak of 250 bytes a step, or of one object in 25
+steps, is more than this.
 """
 
 HAPPENED = (
@@ -39,19 +38,16 @@ HAPPENED = (
     "kvsm_blocks_evicted",
     "kvsm_transfers_ended lost",
     "reports of stores lost",
-)
-"""What each run must have met."""
-
-ONLY_CONNECTOR = (
     "kvsm_transfers_ended failed",
     "kvsm_resets",
     "reports of loads lost",
     "kvsm_reports_rejected",
 )
+"""What each run must have met."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offload", FAULTS)
+@pytest.mark.parametrize("offload", ["KvsmConnector", "KvsmOffloadingConnector"])
 def test_a_long_run_is_right_to_its_end(offload: str, tmp_path: Path) -> None:
     """Data (S15) and progress (S9) over many requests: each answer is right, nothing grows, and nothing is
     left.
@@ -64,7 +60,7 @@ def test_a_long_run_is_right_to_its_end(offload: str, tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text(long_run.page(told, offload, log))
     assert told.wrong == []
     assert told.left == []
-    for name in HAPPENED + (ONLY_CONNECTOR if offload == "KvsmConnector" else ()):
+    for name in HAPPENED:
         assert told.counts.get(name, 0) > 0, name
     assert growth(told) == {}
     assert told.most("log") <= LOG_BYTES

@@ -151,9 +151,12 @@ class UnreliableSpec(KvsmSpec):
         return worker
 
 
+_ALL = Faults(failing=0.03, late=0.2, lost={"STORE": 40, "LOAD": 4})
+
 FAULTS: Mapping[str, Faults] = {
-    "KvsmConnector": Faults(failing=0.03, late=0.2, lost={"STORE": 40, "LOAD": 4}),
-    # vLLM's OffloadingConnector stops at a failed copy, and cannot give up a load.
+    "KvsmConnector": _ALL,
+    "KvsmOffloadingConnector": _ALL,
+    # Under vLLM's OffloadingConnector the engine stops at a failed copy, and no load can be given up.
     "KvsmSpec": Faults(late=0.2, lost={"STORE": 40}),
 }
 """What goes wrong under each way to use kvsm."""
