@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -26,53 +25,22 @@ from kvsm.vllm.host_sharing import kv_replicas, pool_path, spec_replicas
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA
 from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial, spec_config
 
-LATENT: Mapping[str, Any] = {
-    "architectures": ["DeepseekV2ForCausalLM"],
-    "model_type": "deepseek_v2",
-    **{name: LLAMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")},
-    **{name: LLAMA[name] for name in ("num_attention_heads", "vocab_size", "max_position_embeddings")},
-    **{name: LLAMA[name] for name in ("rms_norm_eps", "torch_dtype", "bos_token_id", "eos_token_id")},
-    "num_key_value_heads": 4,
-    "tie_word_embeddings": False,
-    "kv_lora_rank": 512,
-    "q_lora_rank": None,
-    "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 32,
-    "first_k_dense_replace": 2,
-    "n_routed_experts": 2,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 64,
-    "hidden_act": "silu",
-}
-"""A DeepSeek-V2 with dense layers: latent attention, which vLLM keeps whole on each rank."""
-
-BLOCK_BYTES = {"llama": 2 * 2 * 2 * BLOCK_TOKENS * 32 * 4, "deepseek_v2": 2 * BLOCK_TOKENS * (512 + 64) * 4}
-"""Bytes of a block of all heads: two layers of float32."""
+HEAD_BYTES = 2 * BLOCK_TOKENS * 2 * 32 * 4
+"""Bytes of a block of one KV head: two layers of float32."""
 
 HOST_BYTES = 16 << 20
 
 
 class Case(NamedTuple):
-    """An engine with two ranks. kv_heads: of its Llama; 0: it is a DeepSeek."""
+    """An engine with two ranks. kv_heads: of its Llama."""
 
     offload: str
     kv_heads: int
     options: Mapping[str, Any]
 
-    @property
-    def model(self) -> dict[str, Any]:
-        return {**LLAMA, "num_key_value_heads": self.kv_heads} if self.kv_heads else dict(LATENT)
-
-    @property
-    def capacity(self) -> int:
-        """Blocks that fit, if each byte is kept once."""
-        shape = BLOCK_BYTES[self.model["model_type"]]
-        return HOST_BYTES // (shape * self.kv_heads // 2 if self.kv_heads else shape)
-
-    def transfer(self, log: Path) -> dict[str, Any]:
-        options = {"cpu_bytes_to_use": HOST_BYTES, "event_log": str(log), **self.options}
+    def transfer(self, logs: Path, pools: Path) -> dict[str, Any]:
+        options = {"cpu_bytes_to_use": HOST_BYTES, "event_log": str(logs), **self.options}
+        options["shared_pool_directory"] = str(pools)
         return connector_config(**options) if self.offload == "KvsmConnector" else spec_config(**options)
 
 
@@ -87,20 +55,17 @@ CASES = {
 }
 
 
-def served(model: dict[str, Any], transfer: dict[str, Any] | None) -> TrialOutcome:
+def served(kv_heads: int, transfer: dict[str, Any] | None) -> TrialOutcome:
     """Two ranks serve a part of the workload, which the device cannot hold."""
     rounds = [prompts[:14] for prompts in make_rounds()[:3]]
+    model = {**LLAMA, "num_key_value_heads": kv_heads}
     return run_trial(make_trial(model, Row(ranks=2), rounds=rounds, kv_transfer=transfer), TIMEOUT_S)
 
 
 @cache
 def answers(kv_heads: int) -> list[list[int]]:
     """The answers without offload."""
-    return served({**LLAMA, "num_key_value_heads": kv_heads}, None).tokens
-
-
-def pool_files() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("kvsm-")}
+    return served(kv_heads, None).tokens
 
 
 @pytest.mark.parametrize(
@@ -109,14 +74,15 @@ def pool_files() -> set[str]:
 )
 def test_ranks_share_a_host_pool(name: str, tmp_path: Path) -> None:
     """Tokens are those without offload, and host memory holds each byte once. No file is left."""
-    case, before = CASES[name], pool_files()
-    outcome = served(case.model, case.transfer(tmp_path))
+    case, logs, pools = CASES[name], tmp_path / "logs", tmp_path / "pools"
+    pools.mkdir()
+    outcome = served(case.kv_heads, case.transfer(logs, pools))
     assert outcome.tokens == answers(case.kv_heads)
     assert outcome.metric("vllm:external_prefix_cache_hits") > 0
-    assert outcome.metric("vllm:kvsm_capacity_blocks") == case.capacity
+    assert outcome.metric("vllm:kvsm_capacity_blocks") == HOST_BYTES // (case.kv_heads * HEAD_BYTES)
     assert outcome.metric("vllm:kvsm_transfers_ended", "failed") == 0
-    assert pool_files() <= before
-    (log,) = tmp_path.iterdir()
+    assert [*pools.iterdir()] == []
+    (log,) = logs.iterdir()
     verification = verify_log(log)
     assert verification.good, verification
     events = [*LogReader(log).events()]
