@@ -54,8 +54,8 @@ MOST_LIVE = 20
 
 DEVICE_BLOCKS = 72
 
-HOST_BYTES = 12 << 20
-"""Room for 384 blocks. The prompts have about five hundred different ones."""
+HOST_BYTES = 8 << 20
+"""Room for 256 blocks. The prompts have about five hundred different ones."""
 
 LOG_BYTES = 1 << 20
 """The `log_max_bytes` of the event log. Ten minutes write more, on a busy machine too."""
