@@ -180,7 +180,7 @@ _CONNECTOR = (
     Method(
         "get_num_new_matched_tokens",
         "request, num_computed_tokens",
-        "The longest hit in host memory, pinned; or that the request waits for a store in flight.",
+        "The longest hit in host memory, pinned; or that the request waits for blocks on their way there.",
         "test_tokens.py::test_with_offload_nearly_all_is_found",
     ),
     _inherited(
@@ -491,8 +491,8 @@ INTERFACES: Mapping[str, Interface] = {
             Method(
                 "request_finished_all_groups",
                 "request, block_ids",
-                "The request is over. Its blocks are vLLM's at once: stores hold what they read.",
-                "test_hybrid.py::test_tokens_are_those_without_offload",
+                "The request is over. Its blocks are vLLM's at once. Says where another engine finds them.",
+                "test_disaggregated.py::test_the_decode_engine_hits_every_full_block",
             ),
         ),
     ),

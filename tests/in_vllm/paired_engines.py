@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from kvsm.vllm.tiny_model import SETTINGS
 from kvsm.vllm.trial import SHUTDOWN_S, connector_config, environment
 
-START_S, ROUND_S = 300, 180
+START_S, ROUND_S = 900, 300
 
 
 class Answer(NamedTuple):

@@ -32,6 +32,8 @@ from kvsm.vllm.trial import connector_config, environment
 
 PROMPTS = [[10 + number] * 70 + list(range(30 * number, 30 * number + 50)) for number in range(4)]
 REMOTE, TOKENS = {"do_remote_decode": True}, 8
+READY_S = 900
+"""How long two servers may take to start (s): two minutes, on a machine that does nothing else."""
 
 
 def full(prompt: list[int]) -> int:
@@ -142,7 +144,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    until = time.monotonic() + 300
+    until = time.monotonic() + READY_S
     while time.monotonic() < until:
         assert process.poll() is None, "the server has ended"
         with suppress(OSError):
