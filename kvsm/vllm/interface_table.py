@@ -385,7 +385,7 @@ _WORKER = (
     Method(
         "submit_load",
         "job_id, src_spec, dst_spec, expedited=False",
-        "Begins a load. A step never computes without an expedited one.",
+        "Begins a load. A step never computes without an expedited one, but this overtakes no other load.",
         "test_spec.py::test_a_step_does_not_compute_without_the_load_that_it_waits_for",
         before="job_id, src_spec, dst_spec",
     ),

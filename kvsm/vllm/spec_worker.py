@@ -80,7 +80,11 @@ class KvsmOffloadingWorker(OffloadingWorker):
         return True
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False) -> bool:
-        """Begin a load, from slots into device blocks. expedited: whether this step waits for it."""
+        """Begin a load, from slots into device blocks. expedited: whether this step waits for it.
+
+        It overtakes no other load. Copying threads take turns, so it waits for a piece of each of the others;
+        on a GPU it waits for the others.
+        """
         if expedited:
             self._expedited.add(job_id)
         self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
