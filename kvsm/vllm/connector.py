@@ -53,7 +53,8 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         options = parse(ConnectorOptions, transfer.kv_connector_extra_config)
         if not vllm_config.cache_config.enable_prefix_caching:
             raise ConfigError(
-                "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching)"
+                "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching). If you did, "
+                "vLLM has turned it off for this model on this platform, as for MLA on a CPU without AMX"
             )
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
         self._side: SchedulerSide | WorkerSide

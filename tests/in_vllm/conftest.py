@@ -110,5 +110,15 @@ _EVENTS = {"kv_events_config": {"enable_kv_cache_events": True}}
 
 
 @pytest.fixture(scope="session")
+def stage() -> Iterator[Any]:
+    """A process for engines of many models, one after the other."""
+    from model_stage import Stage
+
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(scope="session")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(tmp_path_factory.mktemp("engines"))

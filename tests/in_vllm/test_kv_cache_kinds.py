@@ -1,0 +1,147 @@
+"""Models with every kind of KV cache in real vLLM engines: `KvsmConnector` and `KvsmSpec` beside vLLM's own
+prefix cache.
+
+A hit that kvsm loads and a hit that the device still has lead to the same steps. So whatever an engine
+computes from them must be equal to the bit: the probabilities of its tokens, and all that it caches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from block_contents import group_of
+from model_stage import ModelOutcome, Stage, conversations, refusal, serve_model
+from model_zoo import CHUNKED, MLA, MODELS
+
+from kvsm.events import LoadPlanned, StorePlanned
+from kvsm.ids import listed, unpack
+from kvsm.log import LogReader
+from kvsm.replay import verify_log
+from kvsm.vllm.trial import OFFLOADS
+
+each_way = pytest.mark.parametrize("way", OFFLOADS)
+
+
+def models(*, change_answers: bool | None = None) -> Any:
+    """A test for each model. change_answers: only those where vLLM's own prefix cache does, or does not."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            pytest.param(name, marks=[pytest.mark.slow] * model.is_slow)
+            for name, model in MODELS.items()
+            if change_answers in (None, bool(model.hits_change_answers))
+        ],
+    )
+
+
+@pytest.fixture(scope="session")
+def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A function: name of a model -> its outcome. Each model is served once."""
+
+    @cache
+    def outcome(name: str) -> ModelOutcome:
+        directory: Path = tmp_path_factory.mktemp(name.replace(" ", "-"))
+        found: ModelOutcome = stage.play(serve_model, MODELS[name], directory)
+        return found
+
+    return outcome
+
+
+@models()
+def test_hits_are_those_of_the_device(served: Any, name: str) -> None:
+    """Every prompt after the first of a conversation is served from what was stored."""
+    outcome = served(name)
+    cached = [answer.cached for answer in outcome.device_hits]
+    assert cached[:2] == [0, 0]
+    assert all(cached[2:])
+    for way in OFFLOADS:
+        assert [answer.cached for answer in outcome.host_hits[way]] == cached
+
+
+@models()
+def test_answers_are_to_the_bit_those_of_vllms_own_prefix_cache(served: Any, name: str) -> None:
+    outcome = served(name)
+    for way in OFFLOADS:
+        assert outcome.host_hits[way] == outcome.device_hits
+
+
+@models(change_answers=False)
+def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
+    """One by one, and all at once on a device with few blocks."""
+    outcome = served(name)
+    expected = [answer.tokens for answer in outcome.without_hits]
+    for way in OFFLOADS:
+        assert [answer.tokens for answer in outcome.host_hits[way]] == expected
+        assert [answer.tokens for answer in outcome.crowd[way]] == expected
+        assert all(answer.cached for answer in outcome.crowd[way])
+
+
+@models()
+def test_blocks_have_to_the_bit_what_vllm_computes_without_kvsm(served: Any, name: str) -> None:
+    """Correct bytes (S8): also of blocks that were computed from a loaded state."""
+    outcome = served(name)
+    assert outcome.compared > 20
+    assert outcome.strange == []
+
+
+@models()
+def test_blocks_of_every_group_come_back(served: Any, name: str) -> None:
+    """Otherwise a layer whose blocks are never loaded could look correct."""
+    outcome = served(name)
+    key_of: dict[int, bytes] = {}
+    loaded: Counter[int] = Counter()
+    for event in LogReader(outcome.log).events():
+        if isinstance(event, StorePlanned):
+            key_of.update(zip(listed(unpack(event.slots)), event.keys))
+        elif isinstance(event, LoadPlanned):
+            loaded.update(group_of(key_of[slot]) for slot in listed(unpack(event.slots)))
+    assert [*sorted(loaded)] == [*range(len(outcome.groups))]
+    assert min(loaded.values()) >= len(conversations()) - 2
+
+
+@models()
+def test_the_log_verifies(served: Any, name: str) -> None:
+    assert verify_log(served(name).log).good
+
+
+@models(change_answers=True)
+def test_vllms_own_prefix_cache_changes_answers(served: Any, name: str) -> None:
+    """If this fails, vLLM has mended it: the answers can be compared with those without any hit."""
+    outcome = served(name)
+    assert [answer.tokens for answer in outcome.device_hits] != [
+        answer.tokens for answer in outcome.without_hits
+    ]
+
+
+def test_rounding_is_no_state_of_another_step(served: Any) -> None:
+    """In bfloat16 a loaded state differs from the state that a run without hits computes.
+
+    Without kvsm it differs as well: a prefill from a hit rounds otherwise than a prefill of the whole prompt.
+    Blocks that kvsm loads have no other bits than those of vLLM's own hits. And the states of two prefixes
+    are far from each other, so the state of another step would be seen.
+    """
+    rounding, nearest = served("qwen3-next").distances
+    assert 0.01 < max(rounding.values()) < 0.5
+    for part, distance in nearest.items():
+        assert rounding[part] < distance / 10
+
+
+@each_way
+def test_chunked_local_attention_is_refused(stage: Stage, way: str) -> None:
+    said = stage.play(refusal, CHUNKED, way)
+    assert "ChunkedLocalAttentionSpec" in said
+
+
+@each_way
+def test_a_model_without_a_prefix_cache_is_refused(stage: Stage, way: str) -> None:
+    """vLLM turns the prefix cache of MLA off on a CPU without AMX."""
+    said = stage.play(refusal, MLA._replace(lifts_ban=False), way)
+    assert "prefix cach" in said
