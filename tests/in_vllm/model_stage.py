@@ -76,7 +76,7 @@ class ModelOutcome(NamedTuple):
     host_hits: the answers with kvsm, by the name of its part in `OFFLOADS`.
     crowd: the same for all prompts at once, on a device that has blocks for two of them.
     groups: the kinds of the KV cache groups.
-    log: the event log of the connector.
+    log: the event log of the first of these parts.
     compared: how many blocks had a key that both engines had, with kvsm and without.
     strange: the keys of those whose bits were not equal.
     distances: of the states of mamba layers, without kvsm.
@@ -255,15 +255,15 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
         groups = [type(group.kv_cache_spec).__name__ for group in kept.groups]
     few = sum(2 + 512 // group.kv_cache_spec.block_size for group in kept.groups)
     host_hits, crowd, contents = {}, {}, {}
-    for name, config in OFFLOADS.items():
-        transfer = config(cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / name))
+    for name in model.ways:
+        transfer = OFFLOADS[name](cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / name))
         with engine_of(model, transfer, num_gpu_blocks_override=few) as llm:
             server = Server(llm, contents.setdefault(name, Contents(llm)))
             host_hits[name] = server.converse(forget=True)
             server.contents = None
             crowd[name] = server.ask(conversations())
     both = [(key, found) for one in contents.values() for key, found in one.of.items() if key in kept.of]
-    (log,) = (directory / "KvsmConnector").iterdir()
+    (log,) = (directory / model.ways[0]).iterdir()
     return ModelOutcome(
         without_hits,
         device_hits,
@@ -277,10 +277,10 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
     )
 
 
-def refusal(model: TinyModel, way: str) -> str:
-    """What an engine with this model and this part of kvsm says if it does not start, else nothing."""
+def refusal(model: TinyModel) -> str:
+    """What an engine with this model and `KvsmConnector` says if it does not start, else nothing."""
     try:
-        with engine_of(model, OFFLOADS[way](cpu_bytes_to_use=HOST_BYTES)):
+        with engine_of(model, OFFLOADS["KvsmConnector"](cpu_bytes_to_use=HOST_BYTES)):
             return ""
     except Exception as error:
         return f"{type(error).__name__}: {error}"

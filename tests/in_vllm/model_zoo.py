@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
+from kvsm.vllm.trial import OFFLOADS
 
 WINDOW = 2 * BLOCK_TOKENS
 
@@ -48,6 +49,7 @@ class TinyModel(NamedTuple):
     dtype: the type of its numbers.
     hits_change_answers: why vLLM's own prefix cache, without kvsm, changes the answers. Empty: it does not.
     lifts_ban: whether the test lets vLLM's CPU platform use a prefix cache with MLA, which it turns off.
+    ways: the parts of kvsm that serve it.
     is_slow: whether its tests are slow tests: another model covers the same kind of KV cache.
     """
 
@@ -56,6 +58,7 @@ class TinyModel(NamedTuple):
     dtype: str = "float32"
     hits_change_answers: str = ""
     lifts_ban: bool = False
+    ways: tuple[str, ...] = tuple(OFFLOADS)
     is_slow: bool = False
 
 
@@ -76,7 +79,9 @@ CHUNKED = TinyModel(
         layer_types=["chunked_attention", "full_attention"],
         no_rope_layers=[1, 0],
         moe_layers=[],
-    )
+    ),
+    ways=("KvsmSpec",),
+    is_slow=True,
 )
 """One layer looks back to the start of its chunk of tokens."""
 
@@ -119,6 +124,7 @@ MODELS: Mapping[str, TinyModel] = {
         _text("Cohere2ForCausalLM", "cohere2", layer_norm_eps=1e-5, logit_scale=0.25, **_WINDOW_THEN_FULL),
         is_slow=True,
     ),
+    "llama 4": CHUNKED,
     "deepseek v3": MLA,
     "qwen3-next": TinyModel(
         _text(

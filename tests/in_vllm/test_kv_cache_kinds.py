@@ -25,9 +25,6 @@ from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.ids import listed, unpack
 from kvsm.log import LogReader
 from kvsm.replay import verify_log
-from kvsm.vllm.trial import OFFLOADS
-
-each_way = pytest.mark.parametrize("way", OFFLOADS)
 
 
 def models(*, change_answers: bool | None = None) -> Any:
@@ -62,14 +59,14 @@ def test_hits_are_those_of_the_device(served: Any, name: str) -> None:
     cached = [answer.cached for answer in outcome.device_hits]
     assert cached[:2] == [0, 0]
     assert all(cached[2:])
-    for way in OFFLOADS:
+    for way in MODELS[name].ways:
         assert [answer.cached for answer in outcome.host_hits[way]] == cached
 
 
 @models()
 def test_answers_are_to_the_bit_those_of_vllms_own_prefix_cache(served: Any, name: str) -> None:
     outcome = served(name)
-    for way in OFFLOADS:
+    for way in MODELS[name].ways:
         assert outcome.host_hits[way] == outcome.device_hits
 
 
@@ -78,7 +75,7 @@ def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
     """One by one, and all at once on a device with few blocks."""
     outcome = served(name)
     expected = [answer.tokens for answer in outcome.without_hits]
-    for way in OFFLOADS:
+    for way in MODELS[name].ways:
         assert [answer.tokens for answer in outcome.host_hits[way]] == expected
         assert [answer.tokens for answer in outcome.crowd[way]] == expected
         assert all(answer.cached for answer in outcome.crowd[way])
@@ -134,14 +131,11 @@ def test_rounding_is_no_state_of_another_step(served: Any) -> None:
         assert rounding[part] < distance / 10
 
 
-@each_way
-def test_chunked_local_attention_is_refused(stage: Stage, way: str) -> None:
-    said = stage.play(refusal, CHUNKED, way)
-    assert "ChunkedLocalAttentionSpec" in said
+def test_the_connector_refuses_chunked_local_attention(stage: Stage) -> None:
+    """It does not know which blocks a hit needs."""
+    assert "ChunkedLocalAttentionSpec" in stage.play(refusal, CHUNKED)
 
 
-@each_way
-def test_a_model_without_a_prefix_cache_is_refused(stage: Stage, way: str) -> None:
+def test_the_connector_refuses_a_model_without_a_prefix_cache(stage: Stage) -> None:
     """vLLM turns the prefix cache of MLA off on a CPU without AMX."""
-    said = stage.play(refusal, MLA._replace(lifts_ban=False), way)
-    assert "prefix cach" in said
+    assert "offloads what the prefix cache holds" in stage.play(refusal, MLA._replace(lifts_ban=False))
