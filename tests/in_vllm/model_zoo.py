@@ -118,7 +118,8 @@ MODELS: Mapping[str, TinyModel] = {
         )
     ),
     "gpt-oss": TinyModel(
-        _text("GptOssForCausalLM", "gpt_oss", num_local_experts=4, **_EXPERTS, **_WINDOW_THEN_FULL)
+        _text("GptOssForCausalLM", "gpt_oss", num_local_experts=4, **_EXPERTS, **_WINDOW_THEN_FULL),
+        is_slow=True,
     ),
     "cohere 2": TinyModel(
         _text("Cohere2ForCausalLM", "cohere2", layer_norm_eps=1e-5, logit_scale=0.25, **_WINDOW_THEN_FULL),
