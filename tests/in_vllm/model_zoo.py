@@ -47,7 +47,8 @@ class TinyModel(NamedTuple):
     config: its configuration, without the type of its numbers.
     engine: further arguments of vLLM's `LLM`.
     dtype: the type of its numbers.
-    hits_change_answers: why vLLM's own prefix cache, without kvsm, changes the answers. Empty: it does not.
+    hits_change_answers: why vLLM's own prefix cache, without kvsm, may change the answers. Empty: it does
+        not.
     lifts_ban: whether the test lets vLLM's CPU platform use a prefix cache with MLA, which it turns off.
     ways: the parts of kvsm that serve it.
     is_slow: whether its tests are slow tests: another model covers the same kind of KV cache.
@@ -228,7 +229,7 @@ MODELS: Mapping[str, TinyModel] = {
             norm_eps=1e-5,
         ),
         ALIGN,
-        hits_change_answers="on a CPU its convolutions go on wrongly from a state",
+        hits_change_answers="of requests that are served together on a CPU, some get other tokens from hits",
         is_slow=True,
     ),
 }
