@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import OFFLOADS
 
 WINDOW = 2 * BLOCK_TOKENS
 
@@ -50,7 +49,7 @@ class TinyModel(NamedTuple):
     hits_change_answers: why vLLM's own prefix cache, without kvsm, may change the answers. Empty: it does
         not.
     lifts_ban: whether the test lets vLLM's CPU platform use a prefix cache with MLA, which it turns off.
-    ways: the parts of kvsm that serve it.
+    ways: the parts of kvsm that serve it, by their names in `OFFLOADS`.
     is_slow: whether its tests are slow tests: another model covers the same kind of KV cache.
     """
 
@@ -59,7 +58,7 @@ class TinyModel(NamedTuple):
     dtype: str = "float32"
     hits_change_answers: str = ""
     lifts_ban: bool = False
-    ways: tuple[str, ...] = tuple(OFFLOADS)
+    ways: tuple[str, ...] = ("KvsmConnector", "KvsmSpec")
     is_slow: bool = False
 
 
