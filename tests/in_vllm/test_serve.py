@@ -82,6 +82,8 @@ def server(
     settings = {**environment(in_process=False, ranks=engines), "VLLM_SERVER_DEV_MODE": "1"}
     if engines > 1:
         more["data-parallel-size"] = engines
+        # vLLM 0.33 gives each engine a memory node of its own, unless this is set. Here all may be on one.
+        settings["VLLM_CPU_SIM_MULTI_NUMA"] = "0"
     with tiny_model() as model, output.open("wb") as said:
         process = subprocess.Popen(
             command(model, port, log, part, **more),
