@@ -301,8 +301,9 @@ def _live(connection: Connection) -> None:
 def _shut_down(core: Any) -> None:
     """Shut down vLLM's core. Raises `RuntimeError` if it has a process of its own that did not end by itself.
 
-    A signal ends such a core. Python overlooks a signal that comes in the moment in which the main thread falls
-    asleep, until something wakes that thread. So a message follows: it aborts a request that does not exist.
+    A signal ends such a core. Python overlooks a signal that comes in the moment in which the main thread
+    falls asleep, until something wakes that thread. So a message follows: it aborts a request that does not
+    exist.
     """
     if not hasattr(core, "resources"):
         # It shares this process. A user's environment may say so, whatever the trial says.

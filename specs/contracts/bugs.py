@@ -385,6 +385,16 @@ _TOKEN_BUGS = (
         rewritten(TrackedRequest.full_chunks, "confirmed // tokens + 1", "confirmed // tokens + 2"),
     ),
     Bug(
+        "tokens.only_the_prompt_is_stored_if_asked",
+        "the cap of the request is forgotten",
+        "kvsm.scheduler.tracked.TrackedRequest.store_limit",
+        rewritten(
+            TrackedRequest.store_limit,
+            "min(self.max_store_tokens, self.request.num_prompt_tokens)",
+            "self.request.num_prompt_tokens",
+        ),
+    ),
+    Bug(
         "matching.a_hit_is_the_longest_that_is_served",
         "a match ends one token late",
         "kvsm.scheduler.hits.HitSearch.longest_hit",

@@ -45,13 +45,23 @@ class EngineRequest:
 class Tracked:
     """The attributes of a `TrackedRequest` that are read here; keys and blocks suffice for any chunk."""
 
-    def __init__(self, request: EngineRequest, trusted: int | None, max_store_tokens: int) -> None:
-        self.request, self.trusted, self.max_store_tokens = request, trusted, max_store_tokens
+    def __init__(
+        self,
+        request: EngineRequest,
+        trusted: int | None,
+        max_store_tokens: int = maxsize,
+        prompt_only: bool = False,
+    ) -> None:
+        self.request, self.trusted = request, trusted
+        self.max_store_tokens, self.prompt_only = max_store_tokens, prompt_only
         self.next_offer = 0
         self.keys = self.tables = (range(maxsize),)
 
     def confirmed_tokens(self) -> int:
         return TrackedRequest.confirmed_tokens(self)  # type: ignore[arg-type]
+
+    def store_limit(self) -> int:
+        return TrackedRequest.store_limit(self)  # type: ignore[arg-type]
 
 
 def started_blocks_hold_all_tokens(tokens: int, block_tokens: int) -> int:
@@ -135,7 +145,7 @@ def only_what_is_certain_is_confirmed(
     post: trusted is None or _ <= trusted
     """
     request = EngineRequest(prompt, tokens, computed, placeholders)
-    return Tracked(request, trusted, maxsize).confirmed_tokens()
+    return Tracked(request, trusted).confirmed_tokens()
 
 
 def only_full_confirmed_chunks_are_stored(
@@ -148,7 +158,8 @@ def only_full_confirmed_chunks_are_stored(
     pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
     post: 0 <= _[0] * size <= storable(size, drafter and not finished, prompt, computed, max_store_tokens)
     """
-    return chunks_and_next_offer(size, drafter, prompt, computed, max_store_tokens, finished)
+    tracked = Tracked(EngineRequest(prompt, maxsize, computed, 0), None, max_store_tokens)
+    return chunks_and_next_offer(tracked, size, drafter, finished)
 
 
 def no_full_chunk_is_forgotten(
@@ -162,13 +173,21 @@ def no_full_chunk_is_forgotten(
     post: (_[0] + 1) * size > min(computed, max_store_tokens)
     post: _[1] == next_boundary(size, computed) if computed < max_store_tokens else _[1] == maxsize
     """
-    return chunks_and_next_offer(size, False, prompt, computed, max_store_tokens, finished)
-
-
-def chunks_and_next_offer(
-    size: int, drafter: bool, prompt: int, computed: int, max_store_tokens: int, finished: bool
-) -> tuple[int, int]:
     tracked = Tracked(EngineRequest(prompt, maxsize, computed, 0), None, max_store_tokens)
+    return chunks_and_next_offer(tracked, size, False, finished)
+
+
+def only_the_prompt_is_stored_if_asked(prompt: int, computed: int, max_store_tokens: int) -> int:
+    """Under `prompt_only` a request stores no token that it generated. Its own cap still holds.
+
+    pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
+    post: _ == min(prompt, computed, max_store_tokens)
+    """
+    tracked = Tracked(EngineRequest(prompt, maxsize, computed, 0), None, max_store_tokens, prompt_only=True)
+    return chunks_and_next_offer(tracked, 1, False, True)[0]
+
+
+def chunks_and_next_offer(tracked: Tracked, size: int, drafter: bool, finished: bool) -> tuple[int, int]:
     config = Groups((Group(size, GroupKind.FULL, 0, drafter),))
     (chunks,) = TrackedRequest.full_chunks(tracked, config, 1, finished)  # type: ignore[arg-type]
     return chunks, tracked.next_offer
