@@ -17,11 +17,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvsm.errors import ConfigError
 from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.scheduler_side import SchedulerSide
-from kvsm.vllm.startup_checks import refuse_schedulers_of_their_own, warn_of_failing_requests
+from kvsm.vllm.startup_checks import (
+    refuse_schedulers_of_their_own,
+    refuse_without_prefix_cache,
+    warn_of_failing_requests,
+)
 from kvsm.vllm.versions import warn_if_untested
 from kvsm.vllm.worker_side import WorkerSide
 
@@ -51,11 +54,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         warn_if_untested()
         transfer = vllm_config.kv_transfer_config
         options = parse(ConnectorOptions, transfer.kv_connector_extra_config)
-        if not vllm_config.cache_config.enable_prefix_caching:
-            raise ConfigError(
-                "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching). If you did, "
-                "vLLM has turned it off for this model on this platform, as for MLA on a CPU without AMX"
-            )
+        refuse_without_prefix_cache(vllm_config)
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
         self._side: SchedulerSide | WorkerSide
         if role is KVConnectorRole.SCHEDULER:

@@ -52,7 +52,11 @@ from kvsm.vllm.host_sharing import replicas_on_this_machine
 from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec import told_of_failures
 from kvsm.vllm.spec_worker import ReportingWorker
-from kvsm.vllm.startup_checks import refuse_schedulers_of_their_own, warn_of_failing_requests
+from kvsm.vllm.startup_checks import (
+    refuse_schedulers_of_their_own,
+    refuse_without_prefix_cache,
+    warn_of_failing_requests,
+)
 from kvsm.vllm.versions import must_have
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 
@@ -104,10 +108,12 @@ class _Job(NamedTuple):
 class KvsmOffloadingConnector(OffloadingConnector):
     """vLLM's OffloadingConnector with `KvsmSpec`, where a failed copy is a recompute.
 
-    Raises `ConfigError` at start-up for a spec of somebody else, and for options that cannot work.
+    Raises `ConfigError` at start-up for a spec of somebody else, for options that cannot work, and without a
+    prefix cache.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        refuse_without_prefix_cache(vllm_config)
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
         with told_of_failures(replicas_on_this_machine(vllm_config, kv_cache_config)):
             super().__init__(_with_default_spec(vllm_config), role, kv_cache_config)

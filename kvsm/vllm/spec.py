@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from math import lcm
 from typing import Any
 
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 
@@ -28,6 +29,7 @@ from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import CONFIG_LABELS, config_info, metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, ReportingWorker, block_rows
+from kvsm.vllm.startup_checks import refuse_without_prefix_cache
 from kvsm.vllm.versions import features, must_have, warn_if_untested
 
 VLLMS_OWN = (
@@ -66,7 +68,10 @@ def told_of_failures(replicas: int = 1) -> Iterator[None]:
 
 
 class KvsmSpec(OffloadingSpec):
-    """KV cache offload to host memory. Raises `ConfigError` at start-up for options that cannot work."""
+    """KV cache offload to host memory.
+
+    Raises `ConfigError` at start-up for options that cannot work, and without a prefix cache.
+    """
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG003
@@ -96,7 +101,13 @@ class KvsmSpec(OffloadingSpec):
         self._worker: KvsmOffloadingWorker | None = None
 
     def _check_for_vllms_connector(self) -> None:
-        """Raises `ConfigError` for an option that needs `KvsmOffloadingConnector`."""
+        """Raises `ConfigError` without a prefix cache, and for what only `KvsmOffloadingConnector` can do.
+
+        vLLM does not tell a spec of the prefix cache. But it makes the workers' specs first, and there its
+        configuration is known.
+        """
+        if (vllm_config := get_current_vllm_config_or_none()) is not None:
+            refuse_without_prefix_cache(vllm_config)
         options = self._options
         for name, given in {
             "verify_copies": options.verify_copies,

@@ -1,4 +1,4 @@
-"""What kvsm's connectors check when an engine starts."""
+"""What kvsm's connectors, and the spec, check when an engine starts."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ def refuse_schedulers_of_their_own(parallel_config: Any) -> None:
         raise ConfigError(
             "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
             "ranks; use the executor mp or ray"
+        )
+
+
+def refuse_without_prefix_cache(vllm_config: Any) -> None:
+    """Raises `ConfigError` if vLLM's prefix cache is off.
+
+    vLLM itself turns it off for models whose tokens a hit would change: MLA on a CPU, layers that are not
+    causal.
+    """
+    if not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            "kvsm offloads what the prefix cache holds; enable it (--enable-prefix-caching). If you did, "
+            "vLLM has turned it off for this model on this platform, as for MLA on a CPU without AMX"
         )
 
 

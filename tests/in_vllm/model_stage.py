@@ -138,6 +138,7 @@ def engine_of(
     from random_weights import RANDOM_WEIGHTS
     from vllm import LLM
     from vllm.distributed import destroy_model_parallel
+    from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
     from vllm.model_executor.models.registry import ModelRegistry
 
     (architecture,) = model.config["architectures"]
@@ -164,6 +165,8 @@ def engine_of(
             gc.collect()
             # vLLM makes the groups of ranks once in a process, and a model with experts needs one more.
             destroy_model_parallel()
+            # An engine that did not start leaves its worker's connector, which the next one would take.
+            ensure_kv_transfer_shutdown()
 
 
 @contextmanager
@@ -277,10 +280,10 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
     )
 
 
-def refusal(model: TinyModel) -> str:
-    """What an engine with this model and `KvsmConnector` says if it does not start, else nothing."""
+def refusal(model: TinyModel, way: str) -> str:
+    """What an engine with this model and this part of kvsm says if it does not start, else nothing."""
     try:
-        with engine_of(model, OFFLOADS["KvsmConnector"](cpu_bytes_to_use=HOST_BYTES)):
+        with engine_of(model, OFFLOADS[way](cpu_bytes_to_use=HOST_BYTES)):
             return ""
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -25,6 +25,7 @@ from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.ids import listed, unpack
 from kvsm.log import LogReader
 from kvsm.replay import verify_log
+from kvsm.vllm.trial import OFFLOADS
 
 
 def models(*, change_answers: bool = True) -> Any:
@@ -131,9 +132,11 @@ def test_rounding_is_no_state_of_another_step(served: Any) -> None:
 
 def test_the_connector_refuses_chunked_local_attention(stage: Stage) -> None:
     """It does not know which blocks a hit needs."""
-    assert "ChunkedLocalAttentionSpec" in stage.play(refusal, CHUNKED)
+    assert "ChunkedLocalAttentionSpec" in stage.play(refusal, CHUNKED, "KvsmConnector")
 
 
-def test_the_connector_refuses_a_model_without_a_prefix_cache(stage: Stage) -> None:
-    """vLLM turns the prefix cache of MLA off on a CPU without AMX."""
-    assert "offloads what the prefix cache holds" in stage.play(refusal, MLA._replace(lifts_ban=False))
+@pytest.mark.parametrize("way", OFFLOADS)
+def test_a_model_without_a_prefix_cache_is_refused(stage: Stage, way: str) -> None:
+    """vLLM turns the prefix cache of MLA off on a CPU without AMX, where hits change tokens."""
+    refused = stage.play(refusal, MLA._replace(lifts_ban=False), way)
+    assert "offloads what the prefix cache holds" in refused
