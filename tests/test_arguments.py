@@ -56,6 +56,17 @@ def test_ten_thousand_sequences_of_random_types(tmp_path: Path) -> None:
         ("match", ("r", "key"), "match(): keys is a str; it must be a sequence, such as a list"),
         ("match", ("r", ["key"]), "match(): keys[0] is a str; a key is bytes"),
         ("match", ("r", [b"k" * 5000]), "match(): keys[0] has 5000 bytes; a key has at most 4096"),
+        (
+            "import_blocks",
+            ((), [b"k"], "engine \udcff"),
+            "import_blocks(): source cannot be written: 'utf-8' codec can't encode character '\\udcff' in "
+            "position 7: surrogates not allowed",
+        ),
+        (
+            "import_blocks",
+            ((), [b"k"], ""),
+            "import_blocks(): source is ''; it must say where the bytes come from",
+        ),
         ("lookup", (bytearray(b"k"),), "lookup(): key is a bytearray; a key is bytes"),
         ("report", (2, 0, 1), "report(): good is an int; it must be True or False"),
         ("report", (2**70, 0, True), "report(): transfer does not fit in 64 bits"),

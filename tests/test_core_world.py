@@ -279,6 +279,55 @@ def evict_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch, LRUPolicy.busy, "self._queue.remove(slots)", "pass")
 
 
+def publish_an_import_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank's good report ends an import: the other ranks' blocks are not there yet."""
+    plant(
+        monkeypatch,
+        transfers.worker_reported,
+        "if state in _UNDER_WAY:",
+        "if state in _UNDER_WAY and (not event.good or len(transfer.device_blocks)):",
+    )
+
+
+def publish_an_import_when_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import can be matched as soon as it is submitted."""
+    plant(
+        monkeypatch,
+        storing.import_blocks,
+        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)",
+        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)\n"
+        "    plan = ledger.seq\n"
+        "    core.emit(ev.TransfersSubmitted, (plan,))\n"
+        "    for worker in range(core.config.workers):\n"
+        "        core.emit(ev.WorkerReported, plan, worker, True)",
+    )
+
+
+def import_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        storing.import_blocks,
+        "if found[place] is None}",
+        "if found[place] is None or not ledger.readable(found[place])}",
+    )
+
+
+def evict_for_its_own_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the import found on the host makes room for the rest of it."""
+    plant(
+        monkeypatch, storing.import_blocks, "_room_for(core, wanted, resident)", "_room_for(core, wanted, ())"
+    )
+
+
+def say_nothing_of_what_finds_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        storing.import_blocks,
+        "_skip_places(core, owners, keys, new[room:], reason, ())",
+        "pass",
+    )
+
+
 @pytest.mark.parametrize(
     ("bug", "properties"),
     [
@@ -298,6 +347,11 @@ def evict_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
         (keep_a_cursor, "S13"),
         (flush_half, "S17"),
         (evict_the_busy, "S1 S4"),
+        (publish_an_import_at_once, "S2 S5"),
+        (publish_an_import_when_it_leaves, "S2 S8 S13"),
+        (import_what_is_in_flight, "S8 S13"),
+        (evict_for_its_own_import, "S1 S13"),
+        (say_nothing_of_what_finds_no_room, "S13"),
     ],
 )
 def test_a_walk_finds(bug: Plant, properties: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def test_a_failure_is_a_story(found: tuple[Result, Path]) -> None:
     assert result.exit_code == 1
     told = result.stdout
     assert "core: conservation (S1) is broken: 3 steps, reduced from " in told
-    assert "\n  1. store 0 0 0 0 0 0 1\n     slot 0: nothing -> ALLOCATED(copies=0, pins=0)" in told
+    assert "\n  1. import_blocks 0 0 0 0 0\n     slot 0: nothing -> ALLOCATED(copies=0, pins=0)" in told
     assert "\n  3. reset\n" in told
     assert (
         "broken: conservation (S1): slot 0 QUARANTINED(copies=1, pins=0): in the free queue although in use\n"

@@ -210,6 +210,10 @@ class WildCaller:
         again = self._like({0, 1}, (list, tuple, frozenset, iter, len, str))
         return self._owners(right), keys, blocks, again
 
+    def _import_blocks(self) -> tuple[Any, ...]:
+        keys, _, right = self._offer()
+        return self._owners(right), keys, self._like("engine p-1", _NAME_LIKE)
+
     def _skip(self) -> tuple[Any, ...]:
         keys, _, right = self._offer()
         return self._owners(right), keys, self._like(SkipReason.POOL_FULL, (str, len))
@@ -230,6 +234,7 @@ class WildCaller:
 _USUAL_CALLS: dict[str, Callable[[WildCaller], tuple[Any, ...]]] = {
     "prepare_store": WildCaller._prepare_store,
     "store": WildCaller._store,
+    "import_blocks": WildCaller._import_blocks,
     "skip": WildCaller._skip,
     "prepare_load": WildCaller._prepare_load,
     "submit": lambda self: (self._transfers(),),

@@ -69,6 +69,13 @@ def request_name(call: str, value: object, argument: str = "request") -> str:
     return name
 
 
+def source_name(call: str, value: object) -> str:
+    """Where bytes come from that are not the device's, as a log can hold it."""
+    if not isinstance(value, str) or not value:
+        raise WrongArgument(call, "source", f"is {value!r:.80}; it must say where the bytes come from")
+    return request_name(call, value, "source")
+
+
 def worker_error(call: str, value: object) -> str:
     """Why a copy failed, as a log can hold it: cut to `ERROR_CHARACTERS_MAX`. An operating system's message
     may have characters that cannot be written; they become escapes."""

@@ -14,7 +14,16 @@ from kvsm import events as ev
 from kvsm.errors import WrongArgument
 from kvsm.events import STORE, Offer, Owners, SkipReason
 from kvsm.ids import NO_IDS, IdArray, listed, pack, unpack
-from kvsm.offloader.arguments import ids_of, integers, keys_of, offers_of, one_key, owners_of, request_name
+from kvsm.offloader.arguments import (
+    ids_of,
+    integers,
+    keys_of,
+    offers_of,
+    one_key,
+    owners_of,
+    request_name,
+    source_name,
+)
 from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
 from kvsm.offloader.transfers import host_blocks
 from kvsm.plan import TransferJob
@@ -132,10 +141,7 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     """
     keys = keys_of("import_blocks", keys)
     owners = owners_of("import_blocks", owners, len(keys))
-    if type(source) is not str or not source:
-        raise WrongArgument(
-            "import_blocks", "source", f"is {source!r}; it must say where the bytes come from"
-        )
+    source = source_name("import_blocks", source)
     ledger = core.ledger
     found = list(map(ledger.index.get, keys))
     resident = list(dict.fromkeys([slot for slot in found if slot is not None and ledger.readable(slot)]))

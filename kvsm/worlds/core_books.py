@@ -47,6 +47,7 @@ class BookedCopy:
     pairs: (device block, host block) of each copied block.
     contents: what each of them must hold.
     sources: for a store, the device blocks of each key.
+    imports: for a store from elsewhere than the device, the host blocks that it writes; it has no pairs.
     since: the tick at which it was submitted; -1 before.
     landed, reported: a bit for each worker whose bytes have moved, or who has reported.
     void: a reset has abandoned it.
@@ -59,6 +60,7 @@ class BookedCopy:
     epoch: int
     blocks: list[BookedBlock] = field(default_factory=list)
     sources: dict[bytes, tuple[int, ...]] = field(default_factory=dict)
+    imports: list[int] = field(default_factory=list)
     since: int = -1
     landed: int = 0
     reported: int = 0
@@ -69,6 +71,11 @@ class BookedCopy:
     def store(self) -> bool:
         """Whether it copies to the host."""
         return self.request_name is None
+
+    @property
+    def hosts(self) -> list[int]:
+        """The host block of each content."""
+        return self.imports or [host for _, host in self.pairs]
 
     @property
     def request(self) -> str:
@@ -328,12 +335,11 @@ class ReferenceBooks:
 
     def plan_store(self, copy: BookedCopy, keys: Sequence[bytes]) -> None:
         """The store occupies slots, which must be free, and leases its device blocks."""
-        for place in range(0, len(copy.pairs), self.chunk):
-            slot = copy.pairs[place][1] // self.chunk
+        for key, host in zip(keys, copy.hosts[:: self.chunk]):
+            slot = host // self.chunk
             if slot not in self.free:
                 message = f"slot {slot} was handed out to a store while it is in use"
                 raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
-            key = keys[place // self.chunk]
             if key in self.where:
                 message = f"key {key.hex()} is stored again, but it is on the host already"
                 raise PropertyBroken(Property.STORED_ONCE, message)
@@ -384,6 +390,8 @@ class ReferenceBooks:
         if copy.store:
             for block, place in copy.pairs:
                 host[place] = device[block]
+            for place, content in zip(copy.imports, copy.contents):
+                host[place] = content
         else:
             for block, place in copy.pairs:
                 device[block] = host[place]
@@ -418,7 +426,7 @@ class ReferenceBooks:
                 book.waits, book.fresh = 0, True
 
     def _check_published(self, copy: BookedCopy) -> None:
-        for (_, host), content in zip(copy.pairs, copy.contents):
+        for host, content in zip(copy.hosts, copy.contents):
             if not self.has_everywhere(host, content):
                 message = f"transfer {copy.id} was published, but host block {host} does not hold {content}"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)

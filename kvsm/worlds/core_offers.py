@@ -1,4 +1,7 @@
-"""Actions that compute device blocks and offer them: which blocks are stored, deferred or dropped."""
+"""Actions that bring blocks to the host: device blocks that are computed and offered, and imports.
+
+Which blocks are stored, deferred or dropped?
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,14 @@ from typing import NamedTuple
 
 from kvsm.errors import PropertyBroken
 from kvsm.events import BlocksTouched, Owners, SkipReason, StorePlanned, StoreSkipped
+from kvsm.ids import to_list
 from kvsm.offloader import PreparedStore
 from kvsm.properties import Property
 from kvsm.worlds.core_bench import CoreActions
 from kvsm.worlds.core_books import BookedCopy, Offered
+
+SOURCE = "engine p-1"
+"""The engine whose blocks are imported."""
 
 
 class ExpectedOffer(NamedTuple):
@@ -67,6 +74,33 @@ class OfferActions(CoreActions):
     def compute(self, prompt: int, start: int, on: int) -> bool:
         """The engine computes a block and does not offer it."""
         return bool(self._computed(self.bench.prompt(prompt)[start : start + 1], on))
+
+    def import_blocks(self, number: int, prompt: int, start: int, size: int, twist: int) -> bool:
+        """Import a part of a prompt from another engine, and the same again at once: that copies nothing.
+
+        twist: 0 imports it as it is, 1 the first key twice, 2 without an owner.
+        """
+        keys = self.bench.prompt(prompt)[start : start + size + 1]
+        if twist == 1:
+            keys = keys + keys[:1]
+        owners = () if twist == 2 else ((self.bench.name(number), len(keys)),)
+        where, first = self.books.where, len(self.log)
+        resident = {key for key in keys if key in where and where[key].stored}
+        places = [n for n, key in enumerate(keys) if key not in where and key not in keys[:n]]
+        room = self._room(resident)
+        outcome = self.core.import_blocks(owners, keys, SOURCE)
+        told = list(outcome.stored), outcome.deferred, outcome.resident
+        if told != (places[:room], (), len(resident)):
+            message = f"of {keys}, places {told[0]} are imported; the books say {places[:room]}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        left = [keys[place] for place in places[room:]]
+        self._check_events(owners, first, left, [], resident)
+        self._book_import(outcome, resident, [keys[place] for place in places[:room]])
+        self.bench.operations += 1
+        if self.core.import_blocks(owners, keys, SOURCE).job is not None:
+            message = f"an import of {keys} that was repeated at once is made again"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        return True
 
     def _done_so_far(self) -> tuple[int, int]:
         """Differs after blocks were computed or offers counted, which happens even if nothing is due yet."""
@@ -159,7 +193,8 @@ class OfferActions(CoreActions):
         if outcome.keys != tuple([keys[place] for place in stored]) or outcome.resident != resident:
             message = f"{outcome} does not name what is stored of {keys}"
             raise PropertyBroken(Property.STORED_ONCE, message)
-        self._check_events(owners, events, offered, waiting, expected)
+        stale = [keys[place] for place in expected.stale]
+        self._check_events(owners, events, [keys[place] for place in waiting], stale, expected.resident)
         self._book_store(outcome, expected.resident, [offered[place] for place in stored])
         self._offer_again(owners, keys, blocks, {*waiting, *expected.stale})
 
@@ -194,9 +229,12 @@ class OfferActions(CoreActions):
         return ExpectedOffer(list(new.values()), deferred, resident, stale)
 
     def _check_events(
-        self, owners: Owners, first: int, offered: Offered, waiting: list[int], expected: ExpectedOffer
+        self, owners: Owners, first: int, left: list[bytes], stale: list[bytes], resident: set[bytes]
     ) -> None:
-        """Each block that is not stored is named once, with a reason and its owner (S13)."""
+        """Each block that is not stored is named once, with a reason and its owner (S13).
+
+        left, stale: the keys that must wait, and those whose bytes are of an older epoch.
+        """
         skipped: list[bytes] = []
         dropped: list[bytes] = []
         for event in self.log[first:]:
@@ -209,16 +247,15 @@ class OfferActions(CoreActions):
                 if sum(counts) != (len(event.keys) if owners else 0):
                     message = f"the owners in {event} do not add up to its keys"
                     raise PropertyBroken(Property.STORED_ONCE, message)
-        stale = [offered[place][0] for place in expected.stale]
         if dropped != stale:
             message = f"the core dropped {dropped} as data of an older epoch; the books say {stale}"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
-        if sorted(skipped) != sorted([*[offered[place][0] for place in waiting], *stale]):
-            message = f"the log says that {skipped} were skipped; the books say places {waiting} and {stale}"
+        if sorted(skipped) != sorted([*left, *stale]):
+            message = f"the log says that {skipped} were skipped; the books say {left} and {stale}"
             raise PropertyBroken(Property.STORED_ONCE, message)
         touched = any(isinstance(event, BlocksTouched) for event in self.log[first:])
-        if expected.resident and not touched:
-            message = f"an offer touches the keys that are resident, but not {expected.resident}"
+        if resident and not touched:
+            message = f"an offer touches the keys that are resident, but not {resident}"
             raise PropertyBroken(Property.FULL_OFFLOAD, message)
 
     def _book_store(self, outcome: PreparedStore, resident: set[bytes], stored: Offered) -> None:
@@ -236,6 +273,23 @@ class OfferActions(CoreActions):
         copy.sources = dict(stored)
         books.plan_store(copy, keys)
         self.bench.check_leases([block for block, _ in pairs])
+
+    def _book_import(self, outcome: PreparedStore, resident: set[bytes], keys: list[bytes]) -> None:
+        """Note in the books what is being copied from the other engine, and what was evicted for it."""
+        books, job, chunk = self.books, outcome.job, self.options.blocks_per_chunk
+        books.evict(outcome.evicted, resident)
+        if outcome.keys != tuple(keys) or (job is not None) != bool(keys):
+            message = f"{keys} are to be imported, but the job is {job} for {outcome.keys}"
+            raise PropertyBroken(Property.STORED_ONCE, message)
+        if job is None:
+            return
+        if len(job.device_blocks):
+            message = f"an import names device blocks {to_list(job.device_blocks)}"
+            raise PropertyBroken(Property.CORRECT_BYTES, message)
+        contents = [(key, part) for key in keys for part in range(chunk)]
+        copy = BookedCopy(job.transfer, None, [], contents, books.epoch)
+        copy.imports, copy.sources = to_list(job.host_blocks), dict.fromkeys(keys, ())
+        books.plan_store(copy, keys)
 
     def _offer_again(
         self, owners: Owners, keys: Sequence[bytes], blocks: Sequence[int], may_wait: set[int]

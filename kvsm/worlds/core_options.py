@@ -111,6 +111,7 @@ def action_kinds(options: CoreOptions) -> dict[str, tuple[int, tuple[int, ...]]]
         "store": (14, (requests, prompts, places, places, blocks, 4, 2)),
         "store_two": (2, (prompts, prompts, places, blocks, 2)),
         "compute": (2, (prompts, places, blocks)),
+        "import_blocks": (3, (requests, prompts, places, places, 3)),
         "submit": (14, (LIVE,)),
         "submit_all": (8, ()),
         "land": (12, (LIVE, workers)),

@@ -1,10 +1,11 @@
 """The offload core alone: every public call, in every order, and copies whose bytes move at any time.
 
 This world has no engine and no worker. Its actions call the real `Offloader`: matches, loads (whole, of a
-part, of some places), offers (doubled keys, one device block under two keys, shared prefixes), preemptions
-and aborts. They let bytes move, and report good, bad, late, doubled, and for workers that do not exist. Each
-answer is compared at once with the reference books (`kvsm.worlds.core_books`), and with it a few counts that
-a leak would change; `check` compares everything. A comparison costs less than the call.
+part, of some places), offers (doubled keys, one device block under two keys, shared prefixes), imports of
+blocks from another engine, preemptions and aborts. They let bytes move, and report good, bad, late, doubled,
+and for workers that do not exist. Each answer is compared at once with the reference books
+(`kvsm.worlds.core_books`), and with it a few counts that a leak would change; `check` compares everything.
+A comparison costs less than the call.
 
 Of the core's public calls only `skip` is left out: it records what its caller says.
 """
@@ -233,7 +234,16 @@ class CoreWorld:
         ledger, books = self.core.ledger, self.books
         rank = {copy: number for number, copy in enumerate(books.copies, 1)}
         copies = [
-            (one.pairs, one.contents, one.request, one.void, one.failed, one.landed, one.reported)
+            (
+                one.pairs,
+                one.imports,
+                one.contents,
+                one.request,
+                one.void,
+                one.failed,
+                one.landed,
+                one.reported,
+            )
             for one in books.copies.values()
         ]
         ages = [
@@ -256,7 +266,7 @@ class CoreWorld:
         notes = [(block, key, epoch < books.epoch) for block, (key, epoch) in sorted(books.notes.items())]
         pool = to_list(ledger.free.order()), ledger.policy.snapshot(), list(books.offers.items())
         cells = books.device, books.host, sorted(books.retired), ledger.blocks.words.tolist()
-        lost = [(one.pairs, one.store) for one in books.lost]
+        lost = [(one.pairs, one.imports, one.store) for one in books.lost]
         over = bool(self._bench.ended), sorted(self._cache.announced)
         return copies, ages, requests, holds, slots, notes, pool, cells, lost, over
 
