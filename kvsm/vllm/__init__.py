@@ -11,11 +11,11 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
 `plugin` makes these names known to vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the connector.
 
-Shared by all: `versions` (the installed vLLM), `interface` with `interface_table` and `vllm_options` (what
+Shared by all: `versions` (the installed vLLM), `interface` with `interface_table/` and `vllm_options` (what
 vLLM calls and reads, and what kvsm does with it), `extra_config` (a user's options), `engine_offloader`
 (the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
 memory and copy engine of a rank), `copy_cores` (where it copies on a CPU). The connectors and the spec share
-`deadlines` (copies that are never reported); the connectors, `startup_checks`.
+`deadlines` (copies that are never reported) and `startup_checks`.
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats` and
