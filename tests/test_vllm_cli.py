@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import types
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import msgspec
@@ -24,11 +25,12 @@ from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 from kvsm.vllm import bench, installation_check, versions
+from kvsm.vllm import plugin as vllms_plugin
 from kvsm.vllm.bench import PLAIN, Bench, Comparison, Contestant, Round
 from kvsm.vllm.extra_config import ConnectorOptions, RecordingOptions, SpecOptions
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, judged, misfits, missing_names
 from kvsm.vllm.step_clock import StepTimes
-from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome
+from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOCUMENT = (DOCS / "vllm.md").read_text()
@@ -205,6 +207,7 @@ def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed)
 
     monkeypatch.setattr(installation_check, "run_trial", run)
     monkeypatch.setattr(installation_check, "installed", lambda: "0.99.0")
+    monkeypatch.setattr(installation_check, "why_not_loaded", lambda: "no plugin")
     monkeypatch.setattr(installation_check, "_look", lambda: ([], ["vLLM has a new method: prefetch"], "cpu"))
 
 
@@ -218,7 +221,8 @@ def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -
 
 def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1. One engine that fails does not hide the others."""
-    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME, PLAIN_OUTCOME)
+    others = [PLAIN_OUTCOME] * (len(OFFLOADS) - 1)
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), *others)
     result = kvsm("vllm-check")
     assert result.exit_code == 1
     assert "WRONG: KvsmConnector: no such method\n" in result.stdout
@@ -230,7 +234,7 @@ def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    reasons = ["no such method", "nor this", "nor that"]
+    reasons = [f"reason {number}" for number in range(len(OFFLOADS))]
     _runs(monkeypatch, PLAIN_OUTCOME, *map(TrialFailed, reasons))
     result = kvsm("vllm-check", "--json")
     assert result.exit_code == 1
@@ -238,6 +242,69 @@ def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch)
     assert facts["good"] is False
     assert facts["news"] == ["vLLM has a new method: prefetch"]
     assert [one["wrong"] for one in facts["engines"]] == [[], *([reason] for reason in reasons)]
+
+
+def test_the_short_start_is_checked_where_vllm_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine has no connector named: the variable and the size choose it."""
+    trials = []
+
+    def run(trial: Trial) -> TrialOutcome:
+        trials.append(trial)
+        return PLAIN_OUTCOME
+
+    _runs(monkeypatch)
+    monkeypatch.setattr(installation_check, "run_trial", run)
+    monkeypatch.setattr(installation_check, "why_not_loaded", lambda: "")
+    result = kvsm("vllm-check")
+    assert "WRONG: KVSM_OFFLOAD=1: no event log in " in result.stdout
+    assert "NOTE" not in result.stdout
+    short = trials[-1]
+    assert short.environment == {"KVSM_OFFLOAD": "1"}
+    assert short.engine["kv_offloading_size"] == 1 / 16
+    assert short.kv_transfer is not None
+    assert short.kv_transfer.keys() == {"kv_connector_extra_config"}
+    assert all("kv_offloading_size" not in one.engine for one in trials[:-1])
+
+
+def test_a_plugin_that_vllm_does_not_load_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other ways to start kvsm work all the same."""
+    _runs(monkeypatch, *[PLAIN_OUTCOME] * (1 + len(OFFLOADS)))
+    result = kvsm("vllm-check")
+    assert "NOTE: KVSM_OFFLOAD=1 has no effect: no plugin\n" in result.stdout
+    assert "WRONG: KVSM_OFFLOAD" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("installed", "allowed", "reason"),
+    [
+        (True, None, ""),
+        (True, "lora,kvsm", ""),
+        (True, "lora", "VLLM_PLUGINS is 'lora', and does not name kvsm"),
+        (True, "", "VLLM_PLUGINS is '', and does not name kvsm"),
+        (False, "kvsm", "vLLM does not find kvsm's plugin: install kvsm with pip in the environment of vLLM"),
+    ],
+)
+def test_why_vllm_does_not_load_the_plugin(
+    installed: bool, allowed: str | None, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = EntryPoint("kvsm", "kvsm.vllm.plugin:load", "vllm.general_plugins")
+    monkeypatch.setattr(vllms_plugin, "entry_points", lambda group: [found] * installed)  # noqa: ARG005
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    if allowed is not None:
+        monkeypatch.setenv("VLLM_PLUGINS", allowed)
+    assert vllms_plugin.why_not_loaded() == reason
+
+
+@pytest.mark.parametrize("kept", ["file", "file/below"])
+def test_logs_that_cannot_be_kept_are_bad_input(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not an engine that does not start."""
+    (tmp_path / "file").touch()
+    _runs(monkeypatch)
+    result = kvsm("vllm-check", "--keep-log", str(tmp_path / kept))
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
 
 
 def test_what_is_missing_in_vllm_is_wrong() -> None:

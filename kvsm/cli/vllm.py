@@ -25,7 +25,7 @@ from kvsm.cli.output import (
     say_text,
 )
 from kvsm.vllm.bench import Bench, compare, page
-from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, check_installation
+from kvsm.vllm.installation_check import SHORT_START, EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
 
 
@@ -40,6 +40,15 @@ def _progress() -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(text)
 
 
+@contextmanager
+def _writing(path: Path, option: str) -> Iterator[None]:
+    """Raises `click.BadParameter` if what this option names cannot be written inside of a `with` block."""
+    try:
+        yield
+    except OSError as error:
+        raise click.BadParameter(f"cannot write {path}: {error.strerror}", param_hint=option) from error
+
+
 @click.command(cls=Command)
 @click.option(
     "--tensor-parallel-size",
@@ -52,7 +61,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 @click.option(
     "--keep-log",
     "logs",
-    type=click.Path(path_type=Path),
+    type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Keep the event logs in DIR. By default they are deleted.",
 )
@@ -61,15 +70,21 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     """Test whether the installed vLLM works with kvsm. Takes about a minute.
 
     Checks that vLLM has the names that kvsm imports, and that its calls fit kvsm's methods. Then a tiny model
-    serves the same prompts without kvsm, with KvsmConnector, with KvsmOffloadingConnector, and with KvsmSpec
-    under vLLM's own OffloadingConnector, on a GPU if there is one. The tokens must be equal, blocks must be
-    loaded from host memory, and every event log must verify. Nothing is downloaded.
+    serves the same prompts in an engine without kvsm, and in one engine for each way to start kvsm:
+    KvsmConnector, KvsmOffloadingConnector, KvsmSpec under vLLM's own OffloadingConnector, and KVSM_OFFLOAD=1
+    with --kv-offloading-size. The tokens must be equal, blocks must be loaded from host memory, and every
+    event log must verify. It runs on a GPU if there is one. Nothing is downloaded.
+
+    KVSM_OFFLOAD=1 needs kvsm's plugin. If vLLM does not load it, a note says why, and the other ways count.
 
     Exit code: 0 if kvsm works; 1 if it does not, with the reasons; 2 if vLLM is missing, or does not serve
     without kvsm either.
     """
     # vLLM would log to standard output at import.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if logs is not None:
+        with _writing(logs, "--keep-log"):
+            logs.mkdir(parents=True, exist_ok=True)
     with _progress() as tell:
         report = check_installation(int(ranks), logs, tell)
     if as_json:
@@ -93,6 +108,7 @@ class VllmCheckAnswer(
     interface: what kvsm needs and vLLM does not have.
     news: what vLLM has and kvsm does not know. Nothing need be wrong.
     engines: what each engine did; the first one has no kvsm.
+    no_short_start: why `KVSM_OFFLOAD=1` has no effect here; empty if it has. Other ways may work.
     """
 
     good: bool
@@ -109,6 +125,8 @@ def _print_report(report: InstallationCheck) -> None:
         table.add_row(name, *(cell(one) for one in report.engines))
     say_table(table)
     say("", *[f"NEW: {line}" for line in report.news], *[f"WRONG: {line}" for line in report.wrong])
+    if report.no_short_start:
+        say(f"NOTE: {SHORT_START} has no effect: {report.no_short_start}")
     for one in report.engines:
         if one.log is not None:
             say(f"log of {one.name}: {one.log}")
@@ -163,20 +181,25 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Write the page to FILE, too.",
 )
 def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) -> None:
-    """Compare requests per second without offload, with KvsmSpec and with KvsmConnector.
+    """Compare requests per second without offload, and with each connector and spec of kvsm.
 
     Conversations return turn after turn, when others have taken their device blocks. The model is small and
-    random; nothing is downloaded. All engines run at the same time and serve each round one after the other,
-    so other load on the machine affects all of them. The connector's share of each step is measured, too.
+    random; nothing is downloaded. All engines live at the same time and serve each round one after the other,
+    so other load on the machine affects all of them. The time that the engine's thread spends in its
+    connector is measured apart.
+
+    With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
+    this benchmark copy for them, because vLLM's own need CUDA.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     with _progress() as tell:
         found = compare(Bench(**options), tell, peers=peers)
     text = page(found)
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(text)
     if as_json:
         say_json(found)
     else:
         say_text(text)
+    if output is not None:
+        with _writing(output, "--output"):
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(text)

@@ -1,9 +1,9 @@
 """Does the installed vLLM work with kvsm?
 
 First the interface is read: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
-vLLM's calls. Then a tiny model serves the same prompts without kvsm, and with each way to use it. The device
-pool holds a third of the prompts, so without offload no prompt is found again. The tokens must be equal,
-blocks must be loaded, and each event log must verify.
+vLLM's calls. Then a tiny model serves the same prompts without kvsm, and with each way to use it, the short
+start too if vLLM finds kvsm's plugin. The device pool holds a third of the prompts, so without offload no
+prompt is found again. The tokens must be equal, blocks must be loaded, and each event log must verify.
 
 This does not show that your model, options and load work. The tests of kvsm cover more, for the tested
 versions. Equal tokens would also not show that blocks within one request were swapped, because cached keys
@@ -30,6 +30,7 @@ from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
 from kvsm.vllm.interface import changes
 from kvsm.vllm.interface_table import INTERFACES
+from kvsm.vllm.plugin import SWITCH, why_not_loaded
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
 from kvsm.vllm.versions import TESTED, installed
@@ -47,6 +48,9 @@ _CALLED = (
     ("kvsm.vllm.spec_worker", "KvsmOffloadingWorker"),
 )
 """The classes that vLLM calls: (module, class)."""
+
+SHORT_START = f"{SWITCH}=1"
+"""The name of the engine that is started with this variable and `--kv-offloading-size`."""
 
 _CONVERSATIONS, _PROMPT_TOKENS, _ROUNDS = 12, 200, 2
 _DEVICE_BLOCKS = 32
@@ -83,6 +87,7 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     interface: what kvsm needs and vLLM does not have.
     news: what vLLM has and kvsm does not know. Nothing need be wrong.
     engines: the first one has no kvsm.
+    no_short_start: why `KVSM_OFFLOAD=1` has no effect here; empty if it has. Other ways may work.
     """
 
     version: str
@@ -92,6 +97,7 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     interface: tuple[str, ...]
     engines: tuple[EngineCheck, ...]
     news: tuple[str, ...] = ()
+    no_short_start: str = ""
 
     @property
     def wrong(self) -> list[str]:
@@ -117,7 +123,8 @@ def check_installation(
         tell("serving without kvsm")
         plain = run_trial(_trial(ranks, None))
         engines = [_served("without kvsm", plain)]
-        for name in OFFLOADS:
+        no_short_start = why_not_loaded()
+        for name in (*OFFLOADS, *(() if no_short_start else (SHORT_START,))):
             tell(f"serving with {name}")
             engines.append(_serve(name, ranks, plain, parent / name, kept=logs is not None))
     return InstallationCheck(
@@ -128,6 +135,7 @@ def check_installation(
         interface=tuple(missing),
         engines=tuple(engines),
         news=tuple(news),
+        no_short_start=no_short_start,
     )
 
 
@@ -221,12 +229,21 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
     return Trial(rounds=[prompts()] * _ROUNDS, kv_transfer=kv_transfer, engine=engine, model=model)
 
 
+def _short_start(trial: Trial) -> Trial:
+    """The trial as a user starts vLLM with one word."""
+    size = {"kv_offloading_size": _HOST_BYTES / (1 << 30)}
+    return msgspec.structs.replace(trial, engine=trial.engine | size, environment={SWITCH: "1"})
+
+
 def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
     # vLLM's own connector cannot be told that a copy failed, so its spec has no checksums.
-    options = {} if name == "KvsmSpec" else {"verify_copies": True}
-    kv_transfer = OFFLOADS[name](cpu_bytes_to_use=_HOST_BYTES, event_log=str(logs), **options)
+    options = {"event_log": str(logs)} | ({} if name == "KvsmSpec" else {"verify_copies": True})
+    if name == SHORT_START:
+        trial = _short_start(_trial(ranks, {"kv_connector_extra_config": options}))
+    else:
+        trial = _trial(ranks, OFFLOADS[name](cpu_bytes_to_use=_HOST_BYTES, **options))
     try:
-        outcome = run_trial(_trial(ranks, kv_transfer))
+        outcome = run_trial(trial)
     except TrialFailed as failure:
         return EngineCheck(name=name, wrong=(str(failure),))
     return judged(_read_log(_served(name, outcome), logs, kept), plain, outcome)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from functools import cache, wraps
+from importlib.metadata import entry_points
 from typing import Any
 
 SWITCH = "KVSM_OFFLOAD"
@@ -32,6 +33,16 @@ def load() -> None:
             _choose_kvsm()
     except Exception as error:  # vLLM would not start, even for users who do not use kvsm
         _log().warning("kvsm: vLLM and kvsm's plugin do not fit together, so it does nothing: %s", error)
+
+
+def why_not_loaded() -> str:
+    """Why vLLM does not load this plugin here. Empty if it does."""
+    if "kvsm.vllm.plugin:load" not in {one.value for one in entry_points(group="vllm.general_plugins")}:
+        return "vLLM does not find kvsm's plugin: install kvsm with pip in the environment of vLLM"
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "kvsm" not in allowed.split(","):
+        return f"VLLM_PLUGINS is {allowed!r}, and does not name kvsm"
+    return ""
 
 
 def _register_names() -> None:

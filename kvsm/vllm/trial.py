@@ -67,6 +67,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: tokens generated for each prompt.
     kv_transfer: vLLM's `kv_transfer_config`; None means no offload.
     engine: further arguments of vLLM's `LLM`.
+    environment: variables that the engine's process has besides those of `environment()`.
     model: the configuration of the tiny model.
     in_process: whether `LLM` and the engine core share a process. If not, the core keeps stepping when no
         request is left.
@@ -77,6 +78,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 8
     kv_transfer: dict[str, Any] | None = None
     engine: dict[str, Any] = {}
+    environment: dict[str, str] = {}
     model: dict[str, Any] = msgspec.field(default_factory=lambda: dict(LLAMA))
     in_process: bool = True
     timed: bool = False
@@ -171,6 +173,7 @@ def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngi
     Raises `TrialFailed`.
     """
     settings = environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1)))
+    settings |= trial.environment
     if trial.timed:
         settings["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     ours, theirs = Pipe()

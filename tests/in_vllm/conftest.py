@@ -53,6 +53,23 @@ def _importable() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def plugin_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that makes kvsm's entry points known in a process that has it in its PYTHONPATH.
+
+    As if kvsm was installed with pip. The entry points are those that the project declares.
+    """
+    project = (HERE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    declared = project.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
+    site = tmp_path_factory.mktemp("site")
+    metadata = site / "kvsm-0.0.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kvsm\nVersion: 0.0.0\n")
+    points = declared.replace('"', "")
+    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{points}\n")
+    return site
+
+
 class Served(NamedTuple):
     """What an engine with offload has left.
 

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
 from kvsm.vllm import installation_check, trial
 from kvsm.vllm.bench import PEERS, PLAIN
-from kvsm.vllm.installation_check import missing_names
+from kvsm.vllm.installation_check import SHORT_START, missing_names
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
 from kvsm.vllm.trial import OFFLOADS
 
@@ -36,18 +37,22 @@ def run(*arguments: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def checked(tmp_path_factory: pytest.TempPathFactory, plugin_site: Path) -> dict[str, Any]:
     """The JSON report of one check."""
     logs = tmp_path_factory.mktemp("logs")
-    report: dict[str, Any] = json.loads(run("-m", "kvsm", "vllm-check", "--json", "--keep-log", str(logs)))
+    path = os.pathsep.join([str(plugin_site), os.environ.get("PYTHONPATH", "")])
+    told = run("-m", "kvsm", "vllm-check", "--json", "--keep-log", str(logs), PYTHONPATH=path)
+    report: dict[str, Any] = json.loads(told)
     return report
 
 
 def test_an_installation_that_works_is_good(checked: dict[str, Any]) -> None:
     assert checked["good"]
     assert checked["interface"] == []
-    assert [one["name"] for one in checked["engines"]] == ["without kvsm", *OFFLOADS]
-    assert [one["other_tokens"] for one in checked["engines"]] == [0] * (1 + len(OFFLOADS))
+    assert checked["no_short_start"] == ""
+    names = ["without kvsm", *OFFLOADS, SHORT_START]
+    assert [one["name"] for one in checked["engines"]] == names
+    assert [one["other_tokens"] for one in checked["engines"]] == [0] * len(names)
 
 
 def test_what_comes_again_is_loaded(checked: dict[str, Any]) -> None:
@@ -71,7 +76,7 @@ def test_kvsm_that_vllm_cannot_call_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     from kvsm.vllm.connector import KvsmConnector
 
     monkeypatch.setattr(KvsmConnector, "on_every_step", lambda _: None, raising=False)
-    missing, _ = installation_check._look()
+    missing, _, _ = installation_check._look()
     assert missing == ["vLLM does not call KvsmConnector.on_every_step, which kvsm needs"]
 
 

@@ -21,8 +21,6 @@ from kvsm.replay import verify_log
 from kvsm.vllm import KvsmConnector, KvsmSpec, plugin
 from kvsm.vllm.trial import Trial, run_trial
 
-PROJECT = Path(__file__).parents[2]
-
 GIB = 1 << 30
 
 
@@ -153,24 +151,12 @@ def test_a_vllm_without_the_registry_starts_all_the_same(
 # The real thing: vLLM finds the plugin by the entry point that the project declares.
 
 
-@pytest.fixture
-def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if kvsm was installed with pip: its entry points are found in all processes."""
-    project = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
-    declared = project.split('[project.entry-points."vllm.general_plugins"]\n')[1].split("\n\n")[0]
-    site = tmp_path / "site"
-    metadata = site / "kvsm-0.0.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kvsm\nVersion: 0.0.0\n")
-    points = declared.replace('"', "")
-    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{points}\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), search_path()]))
-
-
-@pytest.mark.usefixtures("_installed")
-def test_a_real_engine_is_started_by_two_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_engine_is_started_by_two_words(
+    plugin_site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`KVSM_OFFLOAD=1` and `kv_offloading_size`, with options beside them. What is loaded gives the same
     answers as what is computed."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(plugin_site), search_path()]))
     monkeypatch.setenv(plugin.SWITCH, "1")
     log = tmp_path / "log"
     engine = {"num_gpu_blocks_override": 40, "kv_offloading_size": HOST_BYTES / GIB}
