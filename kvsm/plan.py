@@ -25,6 +25,15 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return unpack(self.device_blocks), unpack(self.host_blocks)
 
 
+class ImportJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What every rank copies from another engine: source_blocks[i] of that host pool to host_blocks[i]."""
+
+    transfer: Id
+    engine: str
+    source_blocks: Ids
+    host_blocks: Ids
+
+
 class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every worker does in one engine step, before it computes.
 

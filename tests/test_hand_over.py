@@ -28,7 +28,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.hand_over import service
 from kvsm.hand_over.claims import Claims
-from kvsm.hand_over.imports import ImportJob, PoolImports
+from kvsm.hand_over.imports import PoolImports
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
 from kvsm.hand_over.messages import (
     Answer,
@@ -46,7 +46,7 @@ from kvsm.hand_over.messages import (
     why_not_alike,
 )
 from kvsm.hand_over.service import HandOverService
-from kvsm.plan import TransferJob
+from kvsm.plan import ImportJob, TransferJob
 
 PROMPT, LAYOUT = b"digest of a prompt", {"dtype": "bfloat16", "ranks": "1"}
 OFFER = Offered(32, (OfferedGroup(0, (4, 7)),))

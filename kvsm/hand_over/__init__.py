@@ -16,5 +16,6 @@ only if the lease was still its own after the copy.
 - `claims`: the decode engine's side of it;
 - `imports`: the copies of one rank.
 
-No engine is imported here, and no ledger: `kvsm.vllm` connects them.
+No engine is imported here, and no ledger. What an engine decides by them is in `kvsm.scheduler`: `outgoing`
+and `incoming`. `kvsm.vllm` connects them.
 """

@@ -88,7 +88,7 @@ class Claims:
     # The engine's thread.
 
     def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
-        """HandOverClaim a hand-over of this engine. The answer is `Offered` or `Refused`."""
+        """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
         until = time.monotonic() + self._timeout_s
         self._tell(_OpenClaim(ticket, engine, claim, until, claim))
 

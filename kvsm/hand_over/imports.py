@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,17 +17,8 @@ from kvsm.copy_engines import BorrowedPool, HostCopyEngine
 from kvsm.errors import described
 from kvsm.events import Direction
 from kvsm.hand_over.messages import pool_path
-from kvsm.ids import Ids, listed, unpack
-from kvsm.plan import TransferJob, WorkerReport
-
-
-class ImportJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every rank copies: source_blocks[i] of the engine's host pool to host_blocks[i] of its own."""
-
-    transfer: int
-    engine: str
-    source_blocks: Ids
-    host_blocks: Ids
+from kvsm.ids import listed, unpack
+from kvsm.plan import ImportJob, TransferJob, WorkerReport
 
 
 class _Source:

@@ -27,7 +27,6 @@ from kvsm.hand_over.leases import LeaseTable
 from kvsm.hand_over.messages import (
     Answer,
     GiveBack,
-    HandOverClaim,
     Inbox,
     Question,
     Refused,
@@ -120,33 +119,32 @@ class HandOverService:
                 return
             inbox.add(received)
             while (question := inbox.question()) is not None:
-                answer = packed(self._answer(question, reader))
+                answer = packed(answer_to(question, reader, self._leases, self._layout))
                 # One that has closed its end may have declined before that: all that it said is read.
                 with suppress(BrokenPipeError, ConnectionResetError):
                     connection.sendall(answer)
         except (OSError, ValueError, msgspec.DecodeError):
             self._drop(connection)
 
-    def _answer(self, question: Question, reader: int) -> Answer:
-        if isinstance(question, GiveBack):
-            return self._leases.give_back(question.hand_over, reader, read=question.read)
-        if not question.wanted:
-            self._leases.decline(question)
-            return Refused("it was declined")
-        return self._claimed(question, reader)
-
-    def _claimed(self, question: HandOverClaim, reader: int) -> Answer:
-        unlike = why_not_alike(self._layout, question.layout)
-        if unlike is not None:
-            self._leases.decline(question)
-            return Refused(unlike)
-        return self._leases.claim(question, reader)
-
     def _drop(self, connection: socket.socket) -> None:
         reader, _ = self._readers.pop(connection)
         self._selector.unregister(connection)
         connection.close()
         self._leases.leave(reader)
+
+
+def answer_to(question: Question, reader: int, leases: LeaseTable, layout: Mapping[str, str]) -> Answer:
+    """What a decode engine hears. reader: its connection. layout: what a block means in this engine."""
+    if isinstance(question, GiveBack):
+        return leases.give_back(question.hand_over, reader, read=question.read)
+    if not question.wanted:
+        leases.decline(question)
+        return Refused("it was declined")
+    unlike = why_not_alike(layout, question.layout)
+    if unlike is not None:
+        leases.decline(question)
+        return Refused(unlike)
+    return leases.claim(question, reader)
 
 
 def _listen(path: Path) -> socket.socket:

@@ -16,6 +16,7 @@ have. The other files:
 - `device_blocks`: who holds device blocks while copies touch them;
 - `computed_tokens`: a check that an engine counts no token too early;
 - `payloads`: what KV events say of a stored block;
+- `outgoing`: what a prefill engine keeps for a decode engine, and `incoming`: how that one gets it;
 - `state`: what is remembered between two calls;
 - `scheduler`: the calls.
 """

@@ -19,8 +19,8 @@ memory and copy engine of a rank), `copy_cores` (where it copies on a CPU). The 
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats` and
-  `own_process`. Between engines they use `hand_over_out` (what a prefill engine keeps), `hand_over_in` (what
-  a decode engine gets) and `prompt_layout` (what both compare).
+  `own_process`. Between engines they use `hand_overs` (which threads talk to other engines) and
+  `prompt_layout` (what two engines compare).
 - `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`. `offloading_connector` has a manager of
   its own, `reported_manager`.
 - `recording_spec` consists of `recording_manager` and `manager_recorder`.

@@ -9,8 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from kvsm.hand_over.imports import ImportJob
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.plan import ImportJob, TransferPlan, WorkerReport
 
 
 @dataclass

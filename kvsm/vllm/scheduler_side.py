@@ -19,12 +19,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvsm.events import Direction, OffloadConfig
-from kvsm.hand_over.imports import ImportJob
-from kvsm.hand_over.messages import hand_over_directory
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
-from kvsm.offloader import Offloader
-from kvsm.plan import WorkerReport
+from kvsm.plan import ImportJob, WorkerReport
 from kvsm.scheduler import (
     GroupKind,
     KVCacheGroup,
@@ -38,13 +35,11 @@ from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
-from kvsm.vllm.hand_over_in import IncomingHandOvers
-from kvsm.vllm.hand_over_out import OutgoingHandOvers
+from kvsm.vllm.hand_overs import hand_overs
 from kvsm.vllm.host_sharing import kv_replicas
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import only_worker
-from kvsm.vllm.prompt_layout import block_layout
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 
@@ -76,7 +71,7 @@ class SchedulerSide:
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config)
-        self._outgoing, self._incoming = _hand_overs(
+        self._outgoing, self._incoming, self._service = hand_overs(
             options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config
         )
         self._imports: list[ImportJob] = []
@@ -328,31 +323,10 @@ class SchedulerSide:
 
     def shutdown(self) -> None:
         """Hand nothing over any more, and close the event log."""
-        for hand_overs in (self._outgoing, self._incoming):
-            if hand_overs is not None:
-                hand_overs.close()
+        for part in (self._service, self._outgoing, self._incoming):
+            if part is not None:
+                part.close()
         self._core.close()
-
-
-def _hand_overs(
-    options: ConnectorOptions,
-    vllm_config: Any,
-    kv_cache_config: Any,
-    core: Offloader,
-    config: SchedulerConfig,
-) -> tuple[OutgoingHandOvers | None, IncomingHandOvers | None]:
-    """The hand-overs that this engine gives and gets; None for what its options and its role rule out."""
-    directory = hand_over_directory(options.hand_over_directory)
-    if directory is None:
-        return None, None
-    transfer, timeout_s = vllm_config.kv_transfer_config, options.hand_over_timeout_s
-    layout = block_layout(vllm_config, kv_cache_config, options.blocks_per_chunk)
-    outgoing = incoming = None
-    if transfer.is_kv_producer:
-        outgoing = OutgoingHandOvers(core, config, directory, transfer.engine_id, timeout_s, layout)
-    if transfer.is_kv_consumer:
-        incoming = IncomingHandOvers(core, config, directory, timeout_s, layout)
-    return outgoing, incoming
 
 
 def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, object]:

@@ -15,28 +15,24 @@ lease can still be confirmed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
+from logging import Logger
 from secrets import token_hex
 from typing import Any
 
 import msgspec
-from vllm.logger import init_logger
 
 from kvsm.errors import KvsmError, LimitReached
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
 from kvsm.hand_over.messages import Offered, OfferedGroup
-from kvsm.hand_over.service import HandOverService
 from kvsm.ids import listed
 from kvsm.offloader import Offloader
-from kvsm.scheduler import SchedulerConfig
+from kvsm.scheduler.groups import SchedulerConfig
 from kvsm.scheduler.hits import HitSearch, Span, hit_limit
+from kvsm.scheduler.incoming import Digest
 from kvsm.scheduler.request_params import HandOverParams
 from kvsm.scheduler.tracked import TrackedRequest
-from kvsm.vllm.prompt_layout import prompt_digest
-
-log = init_logger("vllm.kvsm")
 
 
 class _Outgoing(msgspec.Struct):
@@ -55,27 +51,28 @@ class _Outgoing(msgspec.Struct):
 
 
 class OutgoingHandOvers:
-    """The hand-overs of one prefill engine. Raises `ConfigError` if it cannot have its socket.
+    """The hand-overs of one prefill engine.
 
-    directory: in which the engines meet.
     engine: the id of this engine.
-    timeout_s: how long a hand-over waits for its reader, and for the end of its copy (s).
-    layout: what a block means (`block_layout`).
+    leases: who may read. Somebody else answers the readers from it.
+    digest: of a prompt, as the decode engines make it.
+    logger: hears what was given up.
+    new_name: makes a name that nobody can guess.
     """
 
     def __init__(
         self,
         core: Offloader,
         config: SchedulerConfig,
-        directory: Path,
         engine: str,
-        timeout_s: float,
-        layout: Mapping[str, str],
+        leases: LeaseTable,
+        digest: Digest,
+        logger: Logger,
+        new_name: Callable[[], str] = token_hex,
     ) -> None:
         self._core, self._config, self._engine = core, config, engine
-        self.leases = LeaseTable(timeout_s)
+        self.leases, self._digest, self._logger, self._new_name = leases, digest, logger, new_name
         self._out: dict[str, _Outgoing] = {}
-        self._service = HandOverService(directory, engine, self.leases, layout)
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
         """Keep the prompt of a finished request. Returns what its client sends to the decode engine; None if
@@ -86,11 +83,11 @@ class OutgoingHandOvers:
         if not limit or getattr(request, "prompt_embeds", None) is not None:
             return None
         tracked.update_keys()
-        lease = token_hex(16)
+        lease = self._new_name()
         out = _Outgoing(f"hand-over-{lease[:8]}-of-{tracked.name}", tracked.name, tracked.keys, limit)
         self._out[lease] = out
         self._core.arrive(out.name)
-        self.leases.offer(lease, prompt_digest(request, limit), limit)
+        self.leases.offer(lease, self._digest(request, limit), limit)
         self.look()
         if lease not in self._out:
             return None
@@ -123,7 +120,7 @@ class OutgoingHandOvers:
             self.leases.revoke(lease)
             return
         if not end:
-            log.info("kvsm: nothing of request %s is on the host, so nothing is handed over", out.request)
+            self._logger.info("kvsm: request %s hands nothing over: none of it is on the host", out.request)
             self.leases.revoke(lease)
         elif len(here) == len(wanted):
             out.is_ready = True
@@ -140,7 +137,7 @@ class OutgoingHandOvers:
             out = self._out.pop(lease)
             self._core.finish(out.name, aborted=end is not LeaseEnd.TAKEN)
             if end is LeaseEnd.EXPIRED:
-                log.warning(
+                self._logger.warning(
                     "kvsm: nobody has taken the blocks of request %s within %g s; they are given up "
                     "(hand_over_timeout_s)",
                     out.request,
@@ -158,8 +155,7 @@ class OutgoingHandOvers:
         self._release_ended()
 
     def close(self) -> None:
-        """Answer nobody any more, and release everything."""
-        self._service.close()
+        """Release everything. Nobody answers readers any more."""
         with suppress(KvsmError):  # a core that has stopped takes no events
             self.reset()
 

@@ -16,29 +16,46 @@ want the blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from itertools import count
-from pathlib import Path
-from typing import Any
+from logging import Logger
+from typing import Any, Protocol
 
 import msgspec
-from vllm.logger import init_logger
 
-from kvsm.hand_over.claims import Claims
-from kvsm.hand_over.imports import ImportJob
-from kvsm.hand_over.messages import GivenBack, HandOverClaim, Offered, Refused
+from kvsm.hand_over.messages import Answer, GivenBack, HandOverClaim, Offered, Refused
 from kvsm.ids import pack
 from kvsm.kv_events import BlockStored
 from kvsm.offloader import Offloader, PreparedStore
-from kvsm.plan import WorkerReport
-from kvsm.scheduler import SchedulerConfig
+from kvsm.plan import ImportJob, WorkerReport
+from kvsm.scheduler.groups import SchedulerConfig
 from kvsm.scheduler.hits import HitSearch, hit_limit
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.tracked import TrackedRequest
-from kvsm.vllm.prompt_layout import prompt_digest
 
-log = init_logger("vllm.kvsm")
+Digest = Callable[[Any, int], bytes]
+"""A digest of the first tokens of a request, and of what else decides their KV."""
+
+
+class ClaimsChannel(Protocol):
+    """How prefill engines are asked: `kvsm.hand_over.claims.Claims`, or a model of it."""
+
+    def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
+        """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
+        ...
+
+    def give_back(self, ticket: int, *, read: bool) -> None:
+        """The blocks were read, or are not wanted any more. If they were read, the answer is `GivenBack`."""
+        ...
+
+    def take_answers(self) -> list[tuple[int, Answer]]:
+        """(ticket, answer) of what was answered since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Give up what was claimed."""
+        ...
 
 
 class IncomingState(Enum):
@@ -63,21 +80,23 @@ class _Incoming(msgspec.Struct):
 class IncomingHandOvers:
     """The hand-overs to one decode engine.
 
-    directory: in which the engines meet.
-    timeout_s: how long a prefill engine may take for the last stores of a prompt (s).
-    layout: what a block means (`block_layout`).
+    claims: how the prefill engines are asked. They are closed here.
+    layout: what a block means in this engine.
+    digest: of a prompt, as the prefill engines make it.
+    logger: hears why a prompt is computed.
     """
 
     def __init__(
         self,
         core: Offloader,
         config: SchedulerConfig,
-        directory: Path,
-        timeout_s: float,
+        claims: ClaimsChannel,
         layout: Mapping[str, str],
+        digest: Digest,
+        logger: Logger,
     ) -> None:
         self._core, self._config, self._layout = core, config, layout
-        self._claims = Claims(directory, timeout_s)
+        self._claims, self._digest, self._logger = claims, digest, logger
         self._tickets = count(1)
         self._by_ticket: dict[int, _Incoming] = {}
         self._by_request: dict[str, _Incoming] = {}
@@ -94,7 +113,7 @@ class IncomingHandOvers:
             return
         one = _Incoming(next(self._tickets), tracked, params.engine)
         self._by_ticket[one.ticket] = self._by_request[tracked.name] = one
-        digest = prompt_digest(request, params.num_tokens)
+        digest = self._digest(request, params.num_tokens)
         claim = HandOverClaim(params.hand_over, digest, params.num_tokens, self._layout)
         self._claims.ask(one.ticket, one.engine, claim)
 
@@ -224,7 +243,7 @@ class IncomingHandOvers:
             del self._by_request[one.tracked.name]
 
     def _refuse(self, request: str, engine: str, why: str) -> None:
-        log.warning(
+        self._logger.warning(
             "kvsm: request %s computes its prompt: nothing was handed over by engine %s: %s",
             request,
             engine,
