@@ -25,6 +25,7 @@ from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
+from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions
 from kvsm.worlds.serving import ServingWorld
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -119,6 +120,20 @@ class _CopyChecks(CheckedModel):
         return RerunModel(self.name, told, lambda: CopyEngineWorld(scope))
 
 
+class _HandOverChecks(CheckedModel):
+    name = "hand-over"
+    says = "two real cores, one of which hands blocks to the other, with a lease that ends at any moment"
+    scopes: Mapping[str, HandOverWorldOptions] = {
+        "small": HandOverWorldOptions(resets=0),
+        "resets": HandOverWorldOptions(),
+        "full": HandOverWorldOptions(prefill_slots=2, workers=2, failures=1, cuts=1),
+    }
+
+    def model(self, scope: HandOverWorldOptions) -> RerunModel[HandOverWorld]:
+        told = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in numbers_of(scope).items())
+        return RerunModel(self.name, told, lambda: HandOverWorld(scope))
+
+
 class _ServingChecks(CheckedModel):
     name = "serving"
     says = "the real offloader and scheduler with a small engine, and copies that end in any order"
@@ -158,7 +173,7 @@ class _ServingChecks(CheckedModel):
 
 
 MODELS: dict[str, CheckedModel] = {
-    one.name: one for one in (_ProtocolChecks(), _ServingChecks(), _CopyChecks())
+    one.name: one for one in (_ProtocolChecks(), _ServingChecks(), _CopyChecks(), _HandOverChecks())
 }
 
 

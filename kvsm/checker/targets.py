@@ -15,6 +15,7 @@ from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import CoreOptions, draw_options
 from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.world import Action, World
@@ -166,6 +167,13 @@ TARGETS: dict[str, WalkTarget] = {
         CopyEngineWorldOptions,
         CopyEngineWorld,
         _draw_copies,
+        1,
+    ),
+    "hand-over": WalkTarget(
+        "two engines, one of which hands the blocks of prompts to the other",
+        HandOverWorldOptions,
+        HandOverWorld,
+        draw_hand_over_options,
         1,
     ),
 }

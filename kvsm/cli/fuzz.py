@@ -129,10 +129,11 @@ def fuzz(
 
     \b
     Targets:
-      core      the offload core alone, every call in every order: the fastest
-      serving   the core and the scheduler, with a small engine around them
-      copies    the engine of streams and events, on a simulated device
-      all       all of these
+      core        the offload core alone, every call in every order: the fastest
+      serving     the core and the scheduler, with a small engine around them
+      copies      the engine of streams and events, on a simulated device
+      hand-over   two engines, one of which hands the blocks of prompts to the other
+      all         all of these
 
     \b
     Examples:

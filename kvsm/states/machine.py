@@ -91,6 +91,8 @@ class Machine:
         self.dense: tuple[tuple[tuple[Arc, ...], ...], ...] = tuple(
             tuple(tuple(self._arcs(state, trigger)) for state in states) for trigger in triggers
         )
+        self._signed: tuple[object, str] = None, ""
+        """The table that was signed last, and its signature: each new core asks for it."""
         self._check()
 
     def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
@@ -108,6 +110,11 @@ class Machine:
 
     def signature(self) -> str:
         """The table as text, equal for equal tables."""
+        if self._signed[0] is not self.dense:
+            self._signed = self.dense, self._signature()
+        return self._signed[1]
+
+    def _signature(self) -> str:
         lines = [f"machine {self.name}"]
         lines += [f"state {state.value} {state.name}" for state in self.states]
         lines += [f"counter {counter.name} {counter.bits}" for counter in self.counters]

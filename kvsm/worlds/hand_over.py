@@ -1,0 +1,556 @@
+"""The hand-over world: a prefill engine and a decode engine with their real cores, and the way between them.
+
+Real are both cores, the lease table, what a prefill engine keeps (`OutgoingHandOvers`) and what a decode
+engine believes (`IncomingHandOvers`). Nothing happens by itself: an engine computes a prompt or steps, a rank
+carries out its share of one copy, the service answers one question, time passes, either side is reset, a
+connection breaks. So the prefill engine gives blocks up and writes others there at every moment that the real
+one could, and the decode engine copies whatever is there.
+
+Watched, after each action: what either engine serves holds its own bytes on every rank (publish after commit,
+S2). `check` adds the ledgers' own properties. When no request, copy or question is left, a hand-over that the
+decode engine has heard of pins nothing any more (one release per hold, S4); at rest nothing is left in either
+engine (progress, S9), and both logs fold to the present state (events are state, S10).
+
+Not here: threads and sockets (`ModelChannel` is in their place), and the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from logging import getLogger
+from random import Random
+from typing import Any
+
+import msgspec
+
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.hand_over.leases import LeaseTable
+from kvsm.ids import to_list
+from kvsm.invariants import check_rest
+from kvsm.plan import ImportJob, WorkerReport
+from kvsm.policies import POLICIES
+from kvsm.properties import Property
+from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.scheduler.incoming import IncomingHandOvers
+from kvsm.scheduler.outgoing import OutgoingHandOvers
+from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.worlds.describing import describe_ledger
+from kvsm.worlds.hand_over_parts import ModelChannel, SmallHost
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.world import Action
+
+TIMEOUT_S = 10.0
+"""Of a lease, on the world's clock."""
+
+_WEIGHTS: dict[str | int, int] = {
+    "store": 4,
+    "arrive": 2,
+    "serve": 3,
+    "look": 4,
+    "copy": 3,
+    "step": 3,
+    "compute": 3,
+    "leave": 3,
+}
+"""How often a kind of action is drawn if others can happen too; the others 1. So most hand-overs go on."""
+
+_SIDES = ("prefill", "decode")
+_QUIET = getLogger("kvsm.worlds.hand_over")
+_QUIET.disabled = True
+
+
+class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a world is, and how often each thing may happen. Raises `ConfigError`.
+
+    prefill_slots, decode_slots: sizes of the host pools.
+    prompts: how many different ones there are; they share their first half.
+    length: chunks of a prompt.
+    window: whether a second KV cache group has a sliding window.
+    readers: how many requests of the decode engine may name one hand-over.
+    computes, decodes: how many prompts each engine may compute for itself.
+    hand_overs: how many requests of the prefill engine end with one.
+    waits: how often the time of all leases passes; without limit while nothing else goes on.
+    cuts: how many connections break.
+    losses: how many imports are given up by their deadline.
+    """
+
+    prefill_slots: int = 1
+    decode_slots: int = 1
+    workers: int = 1
+    blocks_per_chunk: int = 1
+    policy: str = "lru"
+    prompts: int = 2
+    length: int = 1
+    window: bool = False
+    readers: int = 1
+    computes: int = 2
+    decodes: int = 0
+    hand_overs: int = 1
+    waits: int = 1
+    resets: int = 1
+    failures: int = 0
+    cuts: int = 0
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("prefill_slots", "decode_slots", "workers", "blocks_per_chunk", "prompts", "length"):
+            if not 1 <= getattr(self, name) <= 16:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to 16")
+        self.core_config(0)
+
+    def core_config(self, side: int) -> OffloadConfig:
+        """The configuration of the core of one side."""
+        groups = 2 if self.window else 1
+        return OffloadConfig(
+            host_blocks=(self.prefill_slots, self.decode_slots)[side],
+            device_blocks=self.prompts * self.length * groups * self.blocks_per_chunk,
+            workers=self.workers,
+            blocks_per_chunk=self.blocks_per_chunk,
+            policy=self.policy,
+        )
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """The KV cache groups of both engines."""
+        window = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)
+        groups = (KVCacheGroup(HASH_TOKENS), *([window] if self.window else []))
+        return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
+
+    def tokens(self, prompt: int) -> list[int]:
+        """The tokens of the prompt of this number. The last one is computed by whoever decodes."""
+        count = self.length * self.blocks_per_chunk * HASH_TOKENS
+        shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
+        return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
+
+
+class _DecodeRequest(msgspec.Struct):
+    """A request of the decode engine that names a hand-over."""
+
+    tracked: TrackedRequest
+    matched: bool = False
+
+
+class _Answered(msgspec.Struct):
+    """What a client passes on. heard: whether the prefill engine is sure to hear of its readers."""
+
+    prompt: int
+    lease: str
+    parameters: dict[str, Any]
+    readers: int = 0
+    heard: bool = True
+
+
+class _RankCopies(msgspec.Struct):
+    """An import under way. waiting: ranks that have not reported."""
+
+    job: ImportJob
+    waiting: list[int]
+
+
+class HandOverWorld:
+    """A `World` of two engines.
+
+    prefill, decode: their cores and host pools.
+    """
+
+    def __init__(self, options: HandOverWorldOptions | None = None) -> None:
+        self.options = options = options or HandOverWorldOptions()
+        self._config = config = options.scheduler_config()
+        self.prefill, self.decode = (SmallHost(options.core_config(side)) for side in (0, 1))
+        self._now, self._names = 0.0, 0
+        self.leases = LeaseTable(TIMEOUT_S, lambda: self._now)
+        self.channel = ModelChannel(self.leases)
+        self.outgoing = OutgoingHandOvers(
+            self.prefill.core, config, "p", self.leases, _digest, _QUIET, self._new_name
+        )
+        self.incoming = IncomingHandOvers(self.decode.core, config, self.channel, {}, _digest, _QUIET)
+        self._answered: list[_Answered] = []
+        self._readers: dict[str, _DecodeRequest] = {}
+        self._imports: list[_RankCopies] = []
+        counted = ("computes", "decodes", "hand_overs", "waits", "resets", "failures", "cuts", "losses")
+        self._left = {name: int(getattr(options, name)) for name in counted}
+
+    def _new_name(self) -> str:
+        self._names += 1
+        return f"{self._names:08}"
+
+    @property
+    def events(self) -> Sequence[OffloadingEvent]:
+        """The log of the decode engine so far."""
+        return self.decode.log
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        left, found = self._left, list[Action]()
+        ends = (1, 0) if left["failures"] else (1,)
+        for side, (host, budget) in enumerate(((self.prefill, "computes"), (self.decode, "decodes"))):
+            if left[budget]:
+                found += [("compute", side, prompt) for prompt in range(self.options.prompts)]
+            found += [
+                ("store", side, place, worker, good)
+                for place, copy in enumerate(host.stores)
+                for worker in copy.waiting
+                for good in ends
+            ]
+            if left["resets"]:
+                found.append(("reset", side))
+        if left["hand_overs"]:
+            found += [("offer", prompt) for prompt in range(self.options.prompts)]
+        found += [
+            ("arrive", place)
+            for place, one in enumerate(self._answered)
+            if one.readers < self.options.readers
+        ]
+        for place, one in enumerate(self.channel.open):
+            if one.question is not None:
+                found.append(("serve", place))
+            if left["cuts"]:
+                found.append(("cut", place))
+        for place, copies in enumerate(self._imports):
+            found += [("copy", place, worker, good) for worker in copies.waiting for good in ends]
+            if left["losses"]:
+                found.append(("lose", place))
+        for place, (name, reader) in enumerate(self._readers.items()):
+            found.append(("end", place))
+            if not reader.matched and not self.incoming.awaits(name):
+                found.append(("match", place))
+        if self.channel.left:
+            found.append(("leave",))
+        if self.channel.answers or self._has_lost():
+            found.append(("look",))
+        if self.outgoing.has_ended():
+            found.append(("step",))
+        if self.leases._leases and (left["waits"] or self._next_to_quiet() is None):
+            found.append(("wait",))
+        return found
+
+    def draw(self, random: Random) -> Action:
+        """One of the actions, first by its kind. Raises `IndexError` if there is none."""
+        kinds: dict[str | int, list[Action]] = {}
+        for action in self.actions():
+            kinds.setdefault(action[0], []).append(action)
+        weights = [_WEIGHTS.get(kind, 1) for kind in kinds]
+        drawn = kinds[random.choices(list(kinds), weights)[0]]
+        useful = [action for action in drawn if self._is_useful(action)]
+        return random.choice(useful or drawn)
+
+    def _is_useful(self, action: Action) -> bool:
+        """Whether it may bring an import about: a walk of other actions would mostly see refusals."""
+        name, place = action[0], int(action[1]) if len(action) > 1 else 0
+        if name == "offer":
+            keys = self._tracked("own", place, None).keys[0]
+            ours, theirs = self.prefill.core.ledger.index, self.decode.core.ledger.index
+            return any(key in ours and key not in theirs for key in keys)
+        return name != "arrive" or self._answered[place].lease in self.leases._leases
+
+    def do(self, action: Action) -> bool:
+        move: Callable[..., bool] | None = getattr(self, f"_do_{action[0]}", None)
+        try:
+            if move is None or not move(*action[1:]):
+                return False
+        except IndexError:  # it names a thing that is not there
+            return False
+        self.prefill.check_bytes("prefill")
+        self.decode.check_bytes("decode")
+        return True
+
+    def _spend(self, budget: str) -> None:
+        self._left[budget] = max(0, self._left[budget] - 1)
+
+    # Either engine.
+
+    def _do_compute(self, side: int, prompt: int) -> bool:
+        """The engine has computed a prompt, and stores what its host lacks. The plan leaves at once."""
+        if prompt >= self.options.prompts:
+            return False
+        self._spend(("computes", "decodes")[side])
+        host = (self.prefill, self.decode)[side]
+        tracked = self._tracked("own", prompt, None)
+        keys = [key for group in tracked.keys for key in group]
+        chunk = self.options.blocks_per_chunk
+        first = prompt * len(keys) * chunk
+        host.begin_store("own", keys, range(first, first + len(keys) * chunk))
+        if side == 0:
+            self.outgoing.look()
+        return True
+
+    def _do_store(self, side: int, place: int, worker: int, good: int) -> bool:
+        """A rank ends its share of a store from its device."""
+        host = (self.prefill, self.decode)[side]
+        if worker not in host.stores[place].waiting:
+            return False
+        if not good:
+            self._spend("failures")
+        host.end_store(place, worker, bool(good))
+        if side == 0:
+            self.outgoing.look()
+        return True
+
+    def _do_reset(self, side: int) -> bool:
+        """The cache of one engine is reset."""
+        self._spend("resets")
+        if side == 0:
+            self.outgoing.reset()
+            self.prefill.core.reset()
+        else:
+            self.incoming.reset()
+            self.decode.core.reset()
+        return True
+
+    def _tracked(self, name: str, prompt: int, parameters: dict[str, Any] | None) -> TrackedRequest:
+        request = SmallRequest(name, self.options.tokens(prompt), parameters=parameters)
+        tracked = TrackedRequest(request, self._config, self.options.blocks_per_chunk)
+        tracked.update_keys()
+        return tracked
+
+    # The prefill engine.
+
+    def _do_offer(self, prompt: int) -> bool:
+        """A request of the prefill engine ends, and hands over what is on the host or on its way there."""
+        if prompt >= self.options.prompts:
+            return False
+        self._spend("hand_overs")
+        tracked = self._tracked(f"p{prompt}", prompt, {"do_remote_decode": True})
+        answer = self.outgoing.offer(tracked, tracked.request)
+        if answer is not None:
+            self._answered.append(_Answered(prompt, answer["remote_hand_over"], answer))
+        return True
+
+    def _do_step(self) -> bool:
+        """The prefill engine takes a step: it releases what nobody may read any more."""
+        self.outgoing.look()
+        return True
+
+    def _do_wait(self) -> bool:
+        """The time of every lease passes."""
+        self._spend("waits")
+        self._now += TIMEOUT_S
+        return True
+
+    def _do_serve(self, place: int) -> bool:
+        """The prefill engine's service answers a question."""
+        one = self.channel.open[place]
+        if one.question is None:
+            return False
+        self.channel.serve(one)
+        return True
+
+    def _do_leave(self) -> bool:
+        """The service hears that a connection was closed."""
+        self.channel.hear_of_leaving()
+        return True
+
+    def _do_cut(self, place: int) -> bool:
+        """A connection breaks."""
+        one = self.channel.open[place]
+        self._spend("cuts")
+        for answered in self._answered:
+            if answered.lease == one.claim.hand_over:
+                answered.heard = False
+        self.channel.cut(one)
+        return True
+
+    # The decode engine.
+
+    def _do_arrive(self, place: int) -> bool:
+        """A request arrives with what the prefill engine answered."""
+        answered = self._answered[place]
+        if answered.readers >= self.options.readers:
+            return False
+        name = f"d{place}-{answered.readers}"
+        answered.readers += 1
+        tracked = self._tracked(name, answered.prompt, answered.parameters)
+        self.decode.core.arrive(name)
+        self._readers[name] = _DecodeRequest(tracked)
+        self.incoming.arrived(tracked, tracked.request)
+        return True
+
+    def _do_look(self) -> bool:
+        """The decode engine takes a step: it hears the answers, and sends its ranks what they copy."""
+        jobs, reports = self.incoming.look()
+        workers = range(self.options.workers)
+        self._imports += [_RankCopies(job, list(workers)) for job in jobs]
+        self._take(reports)
+        return True
+
+    def _do_copy(self, place: int, worker: int, good: int) -> bool:
+        """A rank copies its share from wherever the slots are now, and reports it."""
+        copies = self._imports[place]
+        if worker not in copies.waiting:
+            return False
+        if not good:
+            self._spend("failures")
+        job, ours, theirs = copies.job, self.decode.cells[worker], self.prefill.cells[worker]
+        for source, target in zip(to_list(job.source_blocks), to_list(job.host_blocks)):
+            ours[target] = theirs[source] if good else None
+        copies.waiting.remove(worker)
+        if not copies.waiting:
+            self._imports.remove(copies)
+        self._take([WorkerReport(job.transfer, worker, bool(good), "" if good else "it failed")])
+        return True
+
+    def _take(self, reports: Sequence[WorkerReport]) -> None:
+        for report in self.incoming.keep_back(reports):
+            self.decode.core.report(report.transfer, report.worker, report.good, report.error)
+
+    def _do_lose(self, place: int) -> bool:
+        """An import has waited too long for its ranks, and is given up. They may copy later all the same."""
+        self._spend("losses")
+        self.decode.core.lose(self._imports[place].job.transfer)
+        return True
+
+    def _has_lost(self) -> bool:
+        live = self.decode.core.ledger.transfers
+        return any(transfer not in live for transfer in self.incoming._by_transfer)
+
+    def _do_match(self, place: int) -> bool:
+        """A request whose blocks are not on their way any more asks for them."""
+        name, reader = list(self._readers.items())[place]
+        if reader.matched or self.incoming.awaits(name):
+            return False
+        reader.matched = True
+        self.decode.core.match(name, reader.tracked.keys[0])
+        return True
+
+    def _do_end(self, place: int) -> bool:
+        """A request of the decode engine is over, or its client has left."""
+        name = list(self._readers)[place]
+        del self._readers[name]
+        self.decode.core.finish(name)
+        self.incoming.finished(name)
+        return True
+
+    # Rest.
+
+    def _next_to_quiet(self) -> Action | None:
+        for side, host in enumerate((self.prefill, self.decode)):
+            if host.stores:
+                return ("store", side, 0, host.stores[0].waiting[0], 1)
+        if self._imports:
+            return ("copy", 0, self._imports[0].waiting[0], 1)
+        for place, one in enumerate(self.channel.open):
+            if one.question is not None:
+                return ("serve", place)
+        if self.channel.left:
+            return ("leave",)
+        if self.channel.answers or self._has_lost():
+            return ("look",)
+        if self._readers:
+            return ("end", 0)
+        return ("step",) if self.outgoing.has_ended() else None
+
+    def wind_down(self) -> Action | None:
+        """Time passes only for a hand-over that nobody has asked for."""
+        action = self._next_to_quiet()
+        if action is None and self.leases._leases:
+            return ("wait",)
+        return action
+
+    def check(self) -> None:
+        for side, host in zip(_SIDES, (self.prefill, self.decode)):
+            host.check()
+            host.check_bytes(side)
+        if self._next_to_quiet() is not None:
+            return
+        for one in self._answered:
+            if one.lease in self.leases._leases and one.readers and one.heard:
+                message = f"hand-over {one.lease} has had its reader, and still pins its blocks"
+                raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
+        if self.channel.open or self.incoming._by_ticket:
+            message = "the decode engine waits for a hand-over, and nothing is left that could bring it"
+            raise PropertyBroken(Property.PROGRESS, message)
+        if not self.leases._leases:
+            for side, host in zip(_SIDES, (self.prefill, self.decode)):
+                for violation in check_rest(host.core.ledger):
+                    raise PropertyBroken(violation.property, f"{side} engine: {violation.message}")
+                host.check_fold(side)
+
+    # For people, and to compare.
+
+    def describe(self) -> dict[str, str]:
+        seen: dict[str, str] = {}
+        for side, host in zip(_SIDES, (self.prefill, self.decode)):
+            seen |= {f"{side}: {name}": told for name, told in describe_ledger(host.core.ledger).items()}
+        for name, lease in self.leases._leases.items():
+            time_left = max(0.0, lease.until - self._now)
+            seen[f"hand-over {name}"] = f"{lease.state.value}, {time_left:g} s left"
+        for one in self.channel.open:
+            asked = "asks nothing" if one.question is None else f"asks: {type(one.question).__name__}"
+            seen[f"connection for hand-over {one.claim.hand_over}"] = asked
+        for incoming in self.incoming._by_request.values():
+            seen[f"request {incoming.tracked.name} awaits"] = incoming.state.value
+        return seen
+
+    def fingerprint(self) -> bytes:
+        """16 bytes: equal for worlds that behave alike from now on. Slots keep their numbers."""
+        return blake2b(repr(self._canonical()).encode(), digest_size=16).digest()
+
+    def _canonical(self) -> tuple[object, ...]:
+        leases = {name: place for place, name in enumerate(self.leases._leases)}
+        tickets = {ticket: place for place, ticket in enumerate(self.incoming._by_ticket)}
+        transfers = self.decode.ranks()
+        table = [
+            (one.state, max(0.0, one.until - self._now), one.offer, tickets.get(one.reader, -1), one.end)
+            for one in self.leases._leases.values()
+        ]
+        kept = [(one.is_ready, one.keys) for one in self.outgoing._out.values()]
+        asked = [
+            (
+                one.state,
+                transfers.get(one.transfer, -1),
+                [(said.worker, said.good) for said in one.reports],
+                one.tracked.name in self._readers,
+            )
+            for one in self.incoming._by_ticket.values()
+        ]
+        channel = [
+            (leases.get(one.claim.hand_over, -1), type(one.question).__name__, tickets.get(one.ticket, -1))
+            for one in (*self.channel.open, None, *self.channel.left)
+            if one is not None
+        ]
+        answers = [(tickets.get(ticket, -1), answer) for ticket, answer in self.channel.answers]
+        imports = []
+        for one in self._imports:
+            job = one.job
+            imports.append((transfers.get(job.transfer, -1), job.source_blocks, job.host_blocks, one.waiting))
+        answered = [(one.prompt, leases.get(one.lease, -1), one.readers, one.heard) for one in self._answered]
+        readers = [(name, one.matched, self.incoming.awaits(name)) for name, one in self._readers.items()]
+        hosts = (
+            self.prefill.form([one.name for one in self.outgoing._out.values()]),
+            self.decode.form(list(self._readers)),
+        )
+        counts = len(self.channel.open), self._left
+        return hosts, table, kept, asked, channel, answers, imports, answered, readers, counts
+
+
+def _digest(request: Any, num_tokens: int) -> bytes:
+    """Of a prompt: both engines make the same."""
+    return repr(request.all_token_ids[:num_tokens]).encode()
+
+
+def draw_hand_over_options(random: Random) -> HandOverWorldOptions:
+    """Two engines with small pools, and a few dozen disturbances."""
+    length = random.randint(1, 3)
+    window = random.random() < 0.3
+    per_prompt = length * (2 if window else 1)
+    return HandOverWorldOptions(
+        prefill_slots=random.randint(per_prompt, per_prompt + 2),
+        decode_slots=random.randint(max(1, per_prompt - 1), per_prompt + 1),
+        workers=random.choice((1, 2, 2)),
+        blocks_per_chunk=random.choice((1, 1, 2)),
+        policy=random.choice(tuple(POLICIES)),
+        prompts=random.randint(2, 12),
+        length=length,
+        window=window,
+        readers=random.choice((1, 1, 2)),
+        computes=random.randint(40, 100),
+        decodes=random.choice((0, 0, 10)),
+        hand_overs=random.randint(20, 60),
+        waits=random.choice((5, 20)),
+        resets=random.choice((0, 5)),
+        failures=random.choice((0, 3)),
+        cuts=random.choice((0, 5)),
+        losses=random.choice((0, 1)),
+    )

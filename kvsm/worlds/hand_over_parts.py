@@ -1,0 +1,210 @@
+"""What the hand-over world is made of: host pools and what they hold, and the way between two engines."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+
+from kvsm.canonical import Names, compared
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadConfig
+from kvsm.hand_over.leases import LeaseTable
+from kvsm.hand_over.messages import Answer, GiveBack, GivenBack, HandOverClaim, Offered, Pending, Refused
+from kvsm.hand_over.service import answer_to
+from kvsm.ids import to_list
+from kvsm.invariants import check_ledger
+from kvsm.ledger import Ledger
+from kvsm.log import MemoryLog
+from kvsm.offloader import Offloader
+from kvsm.properties import Property
+from kvsm.snapshot import digest
+from kvsm.worlds import parts as _declarations  # noqa: F401 (what is compared of a ledger)
+
+Piece = tuple[bytes, int]
+"""A key, and which block of its chunk."""
+
+
+class HostCopy(msgspec.Struct):
+    """A store under way.
+
+    pieces: (host block, what it brings there).
+    waiting: ranks that have not reported.
+    """
+
+    transfer: int
+    pieces: list[tuple[int, Piece]]
+    waiting: list[int]
+
+
+class SmallHost:
+    """An engine as far as hand-overs see it: the real core, and what its host pool holds on each rank.
+
+    Its device is left out: what it computes is always right.
+
+    stores: copies from its own device, by transfer.
+    """
+
+    def __init__(self, config: OffloadConfig) -> None:
+        self.log = MemoryLog()
+        self.core = Offloader(config, self.log, clock_ns=lambda: 0)
+        self.cells: list[list[Piece | None]] = [
+            [None] * (config.host_blocks * config.blocks_per_chunk) for _ in range(config.workers)
+        ]
+        self.stores: list[HostCopy] = []
+
+    def begin_store(self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]) -> None:
+        """The engine has computed these chunks: what the host lacks is stored. The copies begin to write."""
+        core, chunk = self.core, self.core.config.blocks_per_chunk
+        prepared = core.store(((request, len(keys)),), keys, device_blocks)
+        if prepared.job is None:
+            return
+        core.submit([prepared.job.transfer])
+        pieces = [(key, part) for key in prepared.keys for part in range(chunk)]
+        hosts = to_list(prepared.job.host_blocks)
+        for cells in self.cells:
+            for host in hosts:
+                cells[host] = None
+        workers = list(range(core.config.workers))
+        self.stores.append(HostCopy(prepared.job.transfer, list(zip(hosts, pieces)), workers))
+
+    def end_store(self, place: int, worker: int, good: bool) -> None:
+        """A rank has stored its share, and reports it. A bad copy leaves nothing that can be used."""
+        copy = self.stores[place]
+        for host, piece in copy.pieces:
+            self.cells[worker][host] = piece if good else None
+        copy.waiting.remove(worker)
+        if not copy.waiting:
+            self.stores.remove(copy)
+        self.core.report(copy.transfer, worker, good)
+
+    def check_bytes(self, engine: str) -> None:
+        """What can be read holds its own bytes on every rank (S2, S15)."""
+        ledger, chunk = self.core.ledger, self.core.config.blocks_per_chunk
+        for key, slot in ledger.index.items():
+            if not ledger.readable(slot):
+                continue
+            for worker, cells in enumerate(self.cells):
+                held = cells[slot * chunk : (slot + 1) * chunk]
+                if held != [(key, part) for part in range(chunk)]:
+                    message = (
+                        f"the {engine} engine serves key {key.hex()} from slot {slot}, "
+                        f"which holds {held} on rank {worker}"
+                    )
+                    raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
+
+    def check(self) -> None:
+        """The ledger's own properties."""
+        for violation in check_ledger(self.core.ledger):
+            raise PropertyBroken(violation.property, violation.message)
+
+    def check_fold(self, engine: str) -> None:
+        """The log folds to the present state (S10)."""
+        folded = Ledger(self.core.config)
+        for event in self.log:
+            folded.apply(event)
+        if digest(folded) != digest(self.core.ledger):
+            message = f"the log of the {engine} engine folds to another state"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+
+    def form(self, requests: Sequence[str]) -> tuple[object, ...]:
+        """What decides what follows. Transfers are named by their order, requests by their place here."""
+        ledger = self.core.ledger
+        rank = self.ranks()
+        same_slots = {slot: slot for slot in range(len(ledger.key_of))}
+        same_blocks = {block: block for block in range(self.core.config.device_blocks)}
+        places = {name: place for place, name in enumerate(requests)}
+        names = Names(ledger, places, rank, same_slots, same_blocks)
+        stores = [(rank.get(one.transfer, -1), one.pieces, one.waiting) for one in self.stores]
+        return compared(ledger, names), self.cells, stores
+
+    def ranks(self) -> dict[int, int]:
+        """The place of each live transfer."""
+        return {transfer: place for place, transfer in enumerate(self.core.ledger.transfers)}
+
+
+class ModelClaim(msgspec.Struct):
+    """A connection of the decode engine. question: what the prefill engine has not answered yet."""
+
+    ticket: int
+    claim: HandOverClaim
+    question: HandOverClaim | GiveBack | None
+
+
+class ModelChannel:
+    """The way between two engines, as `Claims` and `HandOverService` make it, without threads and sockets.
+
+    A question waits until it is served. So anything can happen between each question and its answer, and
+    between the end of a connection and when the prefill engine hears of it.
+
+    open: the connections, by age.
+    left: what the decode engine said last on connections that it has closed.
+    answers: what it has not looked at yet.
+    """
+
+    def __init__(self, leases: LeaseTable) -> None:
+        self._leases = leases
+        self.open: list[ModelClaim] = []
+        self.left: deque[ModelClaim] = deque()
+        self.answers: deque[tuple[int, Answer]] = deque()
+
+    # The decode engine's calls (`ClaimsChannel`).
+
+    def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:  # noqa: ARG002 (there is one)
+        """Claim a hand-over."""
+        self.open.append(ModelClaim(ticket, claim, claim))
+
+    def give_back(self, ticket: int, *, read: bool) -> None:
+        """The blocks were read, or are not wanted any more."""
+        one = next((one for one in self.open if one.ticket == ticket), None)
+        if one is None:
+            if read:
+                self.answers.append((ticket, GivenBack(held=False)))
+        elif read:
+            one.question = GiveBack(one.claim.hand_over, read=True)
+        else:
+            self.open.remove(one)
+            self.left.append(one)
+
+    def take_answers(self) -> list[tuple[int, Answer]]:
+        """What was answered since the last call."""
+        taken = list(self.answers)
+        self.answers.clear()
+        return taken
+
+    def close(self) -> None:
+        """Close every connection."""
+        self.left.extend(self.open)
+        self.open.clear()
+
+    # The prefill engine's thread.
+
+    def serve(self, one: ModelClaim) -> None:
+        """Answer a question. Who hears that the last blocks are on their way asks again."""
+        question = one.question
+        if question is None:
+            return
+        answer = answer_to(question, one.ticket, self._leases, {})
+        if isinstance(answer, Pending):
+            return
+        one.question = None
+        self.answers.append((one.ticket, answer))
+        if not isinstance(answer, Offered):
+            self.open.remove(one)
+            self._leases.leave(one.ticket)
+
+    def hear_of_leaving(self) -> None:
+        """The prefill engine reads the last words of a closed connection, and then its end."""
+        one = self.left.popleft()
+        answer_to(msgspec.structs.replace(one.claim, wanted=False), one.ticket, self._leases, {})
+        self._leases.leave(one.ticket)
+
+    def cut(self, one: ModelClaim) -> None:
+        """The connection breaks. Both sides see it."""
+        self.open.remove(one)
+        self._leases.leave(one.ticket)
+        if isinstance(one.question, GiveBack):
+            self.answers.append((one.ticket, GivenBack(held=False)))
+        elif one.question is not None:
+            self.answers.append((one.ticket, Refused("the connection broke")))

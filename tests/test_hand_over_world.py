@@ -1,0 +1,260 @@
+"""The hand-over world: two real cores keep their promises in it, and it sees each of them broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import msgspec
+import pytest
+from planted_bugs import forget, plant
+
+from kvsm.checker.explorer import explore
+from kvsm.checker.model import Verdict
+from kvsm.checker.models import MODELS
+from kvsm.checker.reduce import rerun
+from kvsm.checker.targets import TARGETS
+from kvsm.checker.walk import walk
+from kvsm.errors import ConfigError
+from kvsm.events import StorePlanned
+from kvsm.hand_over.leases import LeaseEnd, LeaseTable
+from kvsm.properties import Property
+from kvsm.scheduler.incoming import IncomingHandOvers
+from kvsm.scheduler.outgoing import OutgoingHandOvers
+from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
+from kvsm.worlds.world import Action
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def drawn_world(random: Random) -> HandOverWorld:
+    return HandOverWorld(draw_hand_over_options(random))
+
+
+def walked(seed: int, actions: int) -> tuple[HandOverWorld, list[Action]]:
+    """A world in which some of this happened, and what was done."""
+    random = Random(seed)
+    world, drawn = drawn_world(random), list[Action]()
+    while len(drawn) < actions and world.actions():
+        drawn.append(world.draw(random))
+        assert world.do(drawn[-1]), drawn[-1]
+    return world, drawn
+
+
+def test_two_engines_keep_every_promise() -> None:
+    """What the decode engine serves has the right bytes, whenever the prefill engine gives them up (S2, S4,
+    S9, S10)."""
+    result = walk(drawn_world, seed=1, operations=2_000)
+    assert result.failure is None, result.failure
+
+
+@pytest.mark.slow
+def test_two_engines_keep_every_promise_long() -> None:
+    result = walk(drawn_world, seed=2, operations=1_000_000)
+    assert result.failure is None, result.failure
+
+
+def test_a_walk_meets_every_end_of_a_lease_and_imports_that_end_well_and_badly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So nothing that the world should try is missing unseen."""
+    ends, told, original = set(), [], LeaseTable.take_ended
+
+    def take_ended(self: LeaseTable) -> list[tuple[str, LeaseEnd]]:
+        ended = original(self)
+        ends.update(end for _, end in ended)
+        return ended
+
+    monkeypatch.setattr(LeaseTable, "take_ended", take_ended)
+    for seed in range(12):
+        world, _ = walked(seed, 200)
+        imports = {event.seq for event in world.events if isinstance(event, StorePlanned) and event.source}
+        told += [
+            event.good
+            for event in world.events
+            if getattr(event, "transfer", 0) in imports and event.kind == "WorkerReported"
+        ]
+    assert ends == set(LeaseEnd)
+    assert min(told.count(True), told.count(False)) > 5
+
+
+def test_the_same_actions_make_the_same_world() -> None:
+    """S11: so a failure can be repeated and reduced."""
+    first, actions = walked(5, 150)
+    second, _ = walked(5, 150)
+    assert msgspec.msgpack.encode(list(first.events)) == msgspec.msgpack.encode(list(second.events))
+    assert first.fingerprint() == second.fingerprint()
+    assert first.describe() == second.describe()
+    kept = [action for place, action in enumerate(actions) if place % 3]
+    assert rerun(lambda: drawn_world(Random(5)), kept).finding is None
+
+
+def test_winding_down_ends_at_rest() -> None:
+    """S9: from wherever a run stops."""
+    for seed in range(4):
+        world, _ = walked(seed, 60)
+        while (action := world.wind_down()) is not None:
+            assert world.do(action)
+        world.check()
+        assert not world.prefill.core.ledger.requests
+        assert not world.decode.core.ledger.transfers
+
+
+def test_what_cannot_happen_changes_nothing() -> None:
+    world = HandOverWorld()
+    before = world.fingerprint()
+    for action in (("store", 0, 0, 0, 1), ("serve", 0), ("copy", 0, 0, 1), ("compute", 0, 9), ("nonsense",)):
+        assert not world.do(action)
+    assert world.fingerprint() == before
+
+
+def test_options_of_a_file_are_checked() -> None:
+    """Anybody may write the options of a failure."""
+    with pytest.raises(ConfigError, match="prompts is 99; it must be from 1 to 16"):
+        HandOverWorldOptions(prompts=99)
+
+
+# Each promise, broken once.
+
+
+def believe_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode engine believes its copy although the lease of its source has expired."""
+    plant(monkeypatch, IncomingHandOvers._judged, "if not held:", "if False:")
+
+
+def believe_before_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, IncomingHandOvers.keep_back, "if not self._by_transfer:", "if True:")
+
+
+def confirm_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill engine says "held all along" of a lease that it does not know any more."""
+    plant(
+        monkeypatch,
+        LeaseTable.give_back,
+        "lease = self._leases.get(name)\n",
+        "lease = self._leases.get(name)\n        if lease is None:\n"
+        "            return GivenBack(held=True)\n",
+    )
+
+
+def keep_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._prepare,
+        "self._core.pin(out.name, here, None, 0, 0, 0)",
+        "pass",
+    )
+    plant(monkeypatch, OutgoingHandOvers._hold_or_revoke, "if entry is None or", "if entry is not None and")
+
+
+def forget_readers_in_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch, OutgoingHandOvers.reset)
+    forget(monkeypatch, OutgoingHandOvers._hold_or_revoke)
+
+
+def offer_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stores of the prompt have not ended when it can be claimed."""
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._prepare,
+        "elif len(here) == len(wanted):",
+        "else:",
+    )
+
+
+def copy_the_wrong_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, IncomingHandOvers._begin, "slots[place] * chunk", "slots[-1 - place] * chunk")
+
+
+def keep_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._release_ended,
+        "self._core.finish(out.name, aborted=end is not LeaseEnd.TAKEN)",
+        "pass",
+    )
+
+
+def decline_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine that does not want a hand-over tells nobody."""
+    plant(monkeypatch, IncomingHandOvers._give_up, "self._claims.give_back(one.ticket, read=False)", "pass")
+
+
+def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import is confirmed when its first rank has copied."""
+    plant(
+        monkeypatch,
+        IncomingHandOvers.keep_back,
+        "< self._core.config.workers:",
+        "< 1:",
+    )
+
+
+@pytest.mark.parametrize(
+    ("bug", "properties", "seed"),
+    [
+        (believe_what_was_given_up, "S2", 16),
+        (believe_before_it_is_confirmed, "S2", 2),
+        (confirm_what_has_ended, "S2", 16),
+        (keep_no_pin, "S2", 2),
+        (forget_readers_in_a_reset, "S2", 4),
+        (offer_what_is_in_flight, "S2", 2),
+        (copy_the_wrong_slots, "S2", 2),
+        (keep_a_pin, "S4 S9", 1),
+        (decline_in_silence, "S4 S9", 0),
+        (count_one_rank, "S2 S9", 23),
+    ],
+)
+def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeds are those that find it soon; a bug that needs luck is found within 60,000 operations."""
+    bug(monkeypatch)
+    failure = walk(drawn_world, seed=seed, operations=60_000).failure
+    assert failure is not None
+    assert failure.finding.property.id in properties.split(), failure.finding
+
+
+# Proved within bounds.
+
+
+def test_no_order_of_claims_copies_and_expiry_shows_wrong_bytes() -> None:
+    """Every order, in a scope without resets. `kvsm check hand-over` explores more."""
+    model = MODELS["hand-over"].model(HandOverWorldOptions(resets=0, computes=1))
+    result = explore(model)
+    assert result.verdict is Verdict.PROVED, result.refutation
+    assert result.states > 100
+
+
+def test_the_shortest_way_to_a_wrong_byte_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exploration refutes an engine that believes what was given up."""
+    believe_what_was_given_up(monkeypatch)
+    result = explore(MODELS["hand-over"].model(HandOverWorldOptions(prompts=1, waits=0)))
+    assert result.verdict is Verdict.REFUTED
+    assert result.refutation is not None
+    assert result.refutation.finding.property is Property.PUBLISH_AFTER_COMMIT
+    assert ("reset", 0) in result.refutation.path
+
+
+def test_states_with_one_fingerprint_have_one_future() -> None:
+    """On a sample of pairs: the same may happen in both, and leads to the same."""
+    model = MODELS["hand-over"].model(HandOverWorldOptions(workers=2, length=2, prefill_slots=2, readers=2))
+    random, first_paths, pairs = Random(3), dict[bytes, tuple[Action, ...]](), 0
+    for _ in range(60):
+        state = next(iter(model.initial()))
+        for _ in range(14):
+            known = first_paths.setdefault(model.fingerprint(state), state.path)
+            if known != state.path and pairs < 40:
+                pairs += 1
+                actions = model.actions(state)
+                assert model.actions(model.load(known)) == actions
+                for action in random.sample(actions, min(3, len(actions))):
+                    ends = [model.next(model.load(path), action) for path in (known, state.path)]
+                    assert None not in ends
+                    assert len({model.fingerprint(end) for end in ends}) == 1, (known, state.path, action)
+            if not (possible := model.actions(state)):
+                break
+            state = model.next(state, random.choice(possible))
+    assert pairs == 40
+
+
+def test_it_is_a_target_of_the_walk() -> None:
+    assert TARGETS["hand-over"].world is HandOverWorld
