@@ -1,4 +1,4 @@
-"""`docs/vllm.md` claims what was run, and each claim names its test. The tests that it names exist."""
+"""The pages on vLLM claim what was run, and claims name their tests. The tests that they name exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-PAGE = (TESTS.parent / "docs" / "vllm.md").read_text(encoding="utf-8")
+PAGES = {
+    name: (TESTS.parent / "docs" / name).read_text(encoding="utf-8")
+    for name in ("vllm.md", "vllm-operation.md", "disaggregated-prefill.md")
+}
+TABLES = (
+    "Options",
+    "Options of one request",
+    "Models",
+    "Modes",
+    "Methods",
+    "Options of vLLM's own connectors",
+)
+"""Sections of vllm.md whose table has a test's name in each row."""
 
 NAMED = re.compile(r"`(test_\w+\.py)(?:::(\w+))?(?:\[([^\]`]+)\])?`")
 """A file of tests, a test in it, and a case of that test."""
@@ -74,10 +86,10 @@ def wrong_name(file: str, test: str, case: str) -> str | None:
     return None
 
 
-def names_on_the_page() -> Iterator[tuple[str, str, str]]:
+def names_on(page: str) -> Iterator[tuple[str, str, str]]:
     """(file, test, case) of each name on the page."""
     file = test = ""
-    for span in re.findall(r"`[^`\n]+`", PAGE):
+    for span in re.findall(r"`[^`\n]+`", page):
         if named := NAMED.fullmatch(span):
             file, test, case = (part or "" for part in named.groups())
             yield file, test, case
@@ -85,10 +97,10 @@ def names_on_the_page() -> Iterator[tuple[str, str, str]]:
             yield file, test, more[1]
 
 
-def claims() -> Iterator[tuple[str, str]]:
+def claims(page: str) -> Iterator[tuple[str, str]]:
     """(row, its cell in the column `test`) of each table that has such a column."""
     column = None
-    for line in PAGE.splitlines():
+    for line in page.splitlines():
         if not line.startswith("|"):
             column = None
             continue
@@ -99,17 +111,30 @@ def claims() -> Iterator[tuple[str, str]]:
             yield line, cells[column]
 
 
-def test_every_test_that_the_page_names_exists() -> None:
-    names = [*names_on_the_page()]
+each_page = pytest.mark.parametrize("name", PAGES)
+
+
+@each_page
+def test_every_test_that_the_page_names_exists(name: str) -> None:
+    names = [*names_on(PAGES[name])]
     assert names
     assert [wrong for named in names if (wrong := wrong_name(*named))] == []
 
 
-def test_every_row_has_a_test_or_says_why_not() -> None:
+@each_page
+def test_every_row_has_a_test_or_says_why_not(name: str) -> None:
     """A claim without a test would stay when it is no longer true."""
-    rows = [*claims()]
+    rows = [*claims(PAGES[name])]
     assert rows
     assert [row for row, test in rows if not NAMED.search(test) and not test.startswith(NOT_RUN)] == []
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_the_page_has_a_table_with_tests(title: str) -> None:
+    (section,) = re.findall(
+        rf"^##+ {re.escape(title)}\n(.*?)(?=^##|\Z)", PAGES["vllm.md"], re.DOTALL | re.MULTILINE
+    )
+    assert [*claims(section)]
 
 
 @pytest.mark.parametrize(
