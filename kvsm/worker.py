@@ -46,7 +46,10 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
 
 class Worker:
     """Takes plans for rank `rank` and gives reports. Every transfer that was taken is reported exactly
-    once."""
+    once.
+
+    ended: how many transfers the statistics count.
+    """
 
     def __init__(self, rank: int, engine: CopyEngine) -> None:
         try:
@@ -57,6 +60,7 @@ class Worker:
         self._live: set[int] = set()
         self._refused: list[WorkerReport] = []
         self._totals = {direction: CopyStatistics() for direction in Direction}
+        self.ended = 0
 
     @property
     def num_host_blocks(self) -> int:
@@ -107,9 +111,9 @@ class Worker:
         self._live.difference_update(report.transfer for report in reports)
         return reports
 
-    def unreported(self, transfers: Iterable[int]) -> set[int]:
-        """Which of these transfers this worker was given, and has not reported."""
-        return self._live.intersection(transfers)
+    def unreported(self, transfers: Iterable[int] | None = None) -> set[int]:
+        """Which of these transfers this worker was given, and has not reported; None: of all transfers."""
+        return self._live.copy() if transfers is None else self._live.intersection(transfers)
 
     def wait(self, transfers: Iterable[int]) -> None:
         """Block until these have ended; `poll` still gives the reports."""
@@ -140,6 +144,7 @@ class Worker:
             self._count(job.direction, False, 0, 0.0)
 
     def _count(self, direction: Direction, good: bool, copied_bytes: int, seconds: float) -> None:
+        self.ended += 1
         total = self._totals[direction]
         self._totals[direction] = CopyStatistics(
             total.transfers + 1,

@@ -131,6 +131,22 @@ def test_steps_in_flight_may_still_bring_the_report() -> None:
     assert (rig.steps(2), rig.step()) == ([], [lost])
 
 
+def test_the_steps_of_one_overdue_transfer_do_not_count_for_the_next() -> None:
+    """The queue has moved, or is empty, since they were counted."""
+    rig = Rig(most_steps=2)
+    first, second = rig.begin(Direction.LOAD), rig.begin(Direction.LOAD)
+    rig.now += TIMEOUT_S
+    assert rig.steps(2) == []
+    rig.end(first)
+    assert rig.step() == []
+    rig.now += TIMEOUT_S
+    assert rig.steps(2) == []
+    rig.end(second)
+    third = rig.begin(Direction.LOAD)
+    rig.now += TIMEOUT_S
+    assert (rig.steps(2), rig.step()) == ([], [third])
+
+
 def test_without_a_bound_nothing_is_kept() -> None:
     rig = Rig(timeout_s=0)
     rig.begin(Direction.STORE)

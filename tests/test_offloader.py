@@ -931,6 +931,29 @@ class TestStepsAndLog:
         core.complete_store(transfer)
         assert writes()
 
+    @pytest.mark.parametrize("reason", LogFlush)
+    def test_the_end_of_a_step_may_wait_while_a_request_brings_another(
+        self, reason: LogFlush, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not beyond its time, not when no request is left, and never what copies wait for."""
+        now, flushed = 0, MemoryLog()
+        monkeypatch.setattr("kvsm.offloader.emitter.time.monotonic_ns", lambda: now)
+        writes: list[int] = []
+        flushed.flush = lambda: writes.append(now)  # type: ignore[method-assign]
+        core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), flushed, flush_within_ms=100)
+        waits = reason in (LogFlush.STEP_ENDED, LogFlush.REPORTS_TAKEN)
+        core.arrive("r")
+        now = 1_000_000_000
+        core.flush_log(reason)
+        now += 99_999_999
+        core.flush_log(reason)
+        assert len(writes) == (1 if waits else 2)
+        now += 1 if waits else 100_000_000
+        core.flush_log(reason)
+        core.finish("r")
+        core.flush_log(reason)
+        assert len(writes) == (3 if waits else 4)
+
     def test_events_carry_the_clock_and_the_step(self) -> None:
         log, clock = MemoryLog(), iter((5, 6, 7))
         core = Offloader(OffloadConfig(host_blocks=1, device_blocks=1), log, clock_ns=clock.__next__)

@@ -1030,6 +1030,41 @@ def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() ->
     assert [event.kind for event in hand.log[before:]] == ["RequestFinished"]
 
 
+def test_evicted_under_a_request_but_of_another_offers_nothing_again() -> None:
+    """The end of a request makes no event if the host has all its blocks, whatever else it has lost."""
+    hand = Hand(core={"host_blocks": 3})
+    hand.store(SmallRequest("old", range(50, 58)), [10, 11])
+    request = SmallRequest("r", range(9), 9)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    hand.end(hand.step(request))
+    assert of_kind(hand, ev.BlocksEvicted)
+    before = len(hand.log)
+    hand.scheduler.request_finished(request, [[0, 1, 2, 3]])
+    assert [event.kind for event in hand.log[before:]] == ["RequestFinished"]
+
+
+@given(ACTS, st.booleans(), st.booleans(), st.sampled_from(StoreMode))
+@settings(max_examples=40)
+def test_a_step_that_decides_nothing_is_as_if_it_had_looked_at_everything(
+    acts: list[int], references: bool, asynchronous: bool, store: StoreMode
+) -> None:
+    """Two lives, of which one takes the long way in every step, leave the same log."""
+    lives = []
+    for short in (True, False):
+        engine = SmallEngine(
+            host_blocks=3,
+            references=references or store is StoreMode.LAZY,
+            asynchronous=asynchronous,
+            store=store,
+        )
+        if not short:
+            engine.scheduler._decides_nothing = lambda _: False  # type: ignore[method-assign]
+        drive(engine, acts)
+        lives.append([*engine.log])
+    assert lives[0] == lives[1]
+
+
 # Row 21.
 
 

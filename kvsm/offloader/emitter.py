@@ -63,6 +63,7 @@ class EventEmitter:
         *,
         publisher: Publisher | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
     ) -> None:
         """Emits the first event, `LogOpened`.
 
@@ -70,6 +71,8 @@ class EventEmitter:
         log: where events go; None keeps none.
         publisher: collects what leaves for schedulers and routers. It grows until that is taken from it.
         clock_ns: wall time; recorded, never decided by.
+        flush_within_ms: how long the end of a step, and reports, may wait for a flush of the log while a
+            request brings another step (ms). What copies wait for is flushed at once.
         """
         if not isinstance(config, OffloadConfig):
             raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
@@ -86,6 +89,8 @@ class EventEmitter:
         self._poisoned: str | None = None
         self._flushed_at: int | None = None
         """The step in which the log was last flushed; None until it was."""
+        self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
+        """How long a flush may wait, and until when (monotonic) the next one may."""
         self.until_look, self.looked_at, self.warned_of = 1, 0, 0
         """For `warn_of_unsubmitted`: calls until it looks again, the last event when it looked, and the last
         transfer that it named."""
@@ -178,16 +183,24 @@ class EventEmitter:
         """Let the log write everything decided so far, unless `reason` can wait for another step.
 
         Copies in flight bring another step. So reports can wait while there are any; so can the end of a
-        step whose jobs were flushed when they left.
+        step whose jobs were flushed when they left. A request brings one too, but perhaps late: so with
+        `flush_within_ms` both wait for that time at most.
         """
         thread = get_ident()
         if thread != self._may_change:
             self._admit()
-        if self.ledger.transfers and (
+        ledger = self.ledger
+        if ledger.transfers and (
             reason is LogFlush.REPORTS_TAKEN
             or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
         ):
             return
+        if self._flush_within_ns:
+            now = time.monotonic_ns()
+            waits = reason is LogFlush.REPORTS_TAKEN or reason is LogFlush.STEP_ENDED
+            if waits and now < self._flush_by_ns and (ledger.requests or ledger.transfers):
+                return
+            self._flush_by_ns = now + self._flush_within_ns
         self._flushed_at = self.step
         if self.log is None:
             return

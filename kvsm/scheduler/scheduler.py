@@ -38,6 +38,8 @@ from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.state import LoadEnded, SchedulerState
 from kvsm.scheduler.tracked import TrackedRequest
 
+_NOTHING = TransferPlan()
+
 
 class StepResults(msgspec.Struct, frozen=True):
     """What followed from the workers' reports."""
@@ -293,6 +295,9 @@ class OffloadScheduler:
             check_computed_tokens(self.state.tracked, output, self.state.promises)
         if self.config.store is StoreMode.LAZY and self.walk is None:
             raise ConfigError("a lazy store walks the engine's free queue; call bind_gpu_block_pool first")
+        if self._decides_nothing(output):
+            core.end_step()
+            return _NOTHING
         self._note_block_changes(output)
         flush = self.device_blocks.take_awaited()
         core.tick()
@@ -314,6 +319,24 @@ class OffloadScheduler:
             tuple([job for job in planned if job.direction is Direction.LOAD]),
             tuple([job for job in planned if job.direction is Direction.STORE]),
             flushed,
+        )
+
+    def _decides_nothing(self, output: StepOutput) -> bool:
+        """Whether nothing is under way, and the step brings nothing to store. So are most steps of a decode.
+
+        What such a step runs is worth keeping short: behind a model's compute, code comes from memory.
+        """
+        state, ledger = self.state, self.offloader.ledger
+        return not (
+            ledger.transfers
+            or state.awaiting_reoffer
+            or state.preempted
+            or self.device_blocks.state.changed_hands
+            or output.new_block_ids
+            or output.preempted
+            or output.boundary_states
+            or self.walk is not None
+            or self._due(output.scheduled)
         )
 
     def _note_fallen_back(self, scheduled: Iterable[str]) -> None:
@@ -438,13 +461,21 @@ class OffloadScheduler:
     def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
         ledger = self.offloader.ledger
         batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
-        # The host may have lost by now what was stored of this request.
-        everything = tracked.remote_decode or ledger.forgotten_at > tracked.admitted_at
+        everything = tracked.remote_decode or (
+            ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
+        )
         batch.collect(tracked, finished=True, everything=everything)
         if ledger.draining():
             batch.skip(SkipReason.DRAINING)
         else:
             self._offer(batch)
+
+    def _lost_something(self, tracked: TrackedRequest) -> bool:
+        """Whether the host has lost what was stored of this request."""
+        ledger = self.offloader.ledger
+        entry, index = ledger.requests.get(tracked.name), ledger.index
+        settled = () if entry is None else entry.settled
+        return any(not index.keys() >= set(keys[:end]) for keys, end in zip(tracked.keys, settled))
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""

@@ -29,6 +29,10 @@ SEGMENT_BYTES, LEAST_SEGMENTS = 64 << 20, 8
 """A log with a limit has at least this many segments, however low the limit is: the oldest of them is deleted
 to make room."""
 
+FLUSH_WITHIN_MS = 100
+"""How long the end of a step may wait to be written to the log, while requests run (ms). What is copied is
+written before its copy starts."""
+
 
 class EngineOffloader(NamedTuple):
     """An offloader, the metrics that count its events, and the log that they are written to, if any."""
@@ -57,7 +61,8 @@ def open_engine_offloader(
             lambda: offloader.state_for_log(),
             on_failure=options.log_on_failure,
         )
-    offloader = Offloader(config, event_log, publisher=publisher)
+    flush_within_ms = 0 if options.log_durability == "every" else FLUSH_WITHIN_MS
+    offloader = Offloader(config, event_log, publisher=publisher, flush_within_ms=flush_within_ms)
     metrics = Metrics.attached_to(offloader)
     if event_log is None:
         return EngineOffloader(offloader, metrics, None)

@@ -34,7 +34,7 @@ class LogWatch:
     def __init__(self, sink: EventSink, writer: LogWriter, ledger: Ledger) -> None:
         self.append = sink.append
         self.clock: Callable[[], float] = time.monotonic
-        self._flush, self._writer, self._ledger = sink.flush, writer, ledger
+        self._writer, self._ledger = writer, ledger
         self._said_at: float | None = None
         """When a warning was given last. None while the log is whole."""
         self._dropped_before = writer.dropped
@@ -44,8 +44,8 @@ class LogWatch:
 
     def flush(self) -> None:
         """Flush the log."""
-        self._flush()
         writer = self._writer
+        writer.flush()  # The sink passes events on at once, so it has nothing to flush.
         # A flush that loses events may also open the next segment: then nothing fails any more.
         if writer.failure is not None or self._said_at is not None or writer.dropped != self._dropped_before:
             self._look()

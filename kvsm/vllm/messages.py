@@ -23,6 +23,7 @@ class StepPlan(KVConnectorMetadata):
     ended_loads: requests whose load has ended well, and of which no worker's output could tell. The workers
         report them too.
     imports: blocks that are copied from another engine's host pool.
+    computes: whether the step computes anything.
     """
 
     host_blocks: int = 0
@@ -30,6 +31,7 @@ class StepPlan(KVConnectorMetadata):
     failed_loads: frozenset[str] = frozenset()
     ended_loads: frozenset[str] = frozenset()
     imports: tuple[ImportJob, ...] = ()
+    computes: bool = True
 
 
 @dataclass

@@ -29,6 +29,10 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 """Between two looks at copies that a step waits for. The pause doubles each time."""
 
 
+A_MOMENT_S = (50e-6, 100e-6, 200e-6, 400e-6, 800e-6)
+"""The pauses of a step that computes nothing, as long as copies are in flight."""
+
+
 def pauses() -> Iterator[float]:
     """How long to pause between two looks at copies that a step waits for (s), without end."""
     pause_s = SHORTEST_PAUSE_S

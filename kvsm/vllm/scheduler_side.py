@@ -11,7 +11,7 @@ good. So the workers send reports, and the core's verdicts take two ways to vLLM
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from vllm.logger import init_logger
@@ -21,7 +21,8 @@ from vllm.v1.request import RequestStatus
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
-from kvsm.plan import ImportJob, WorkerReport
+from kvsm.offloader import LogFlush
+from kvsm.plan import ImportJob, TransferPlan, WorkerReport
 from kvsm.scheduler import (
     GroupKind,
     KVCacheGroup,
@@ -137,25 +138,25 @@ class SchedulerSide:
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
         """What the workers do in this step."""
+        # The conditions are for a step that decides nothing: each call in it takes a microsecond.
         output = scheduler_output
-        self._give_up_overdue()
-        self._hear_of_hand_overs()
-        self._waiting.difference_update(output.num_scheduled_tokens)
-        pool = self._pool
-        if pool is not None and self._gives_back:
-            # The scheduler looks for blocks in the pool that were given back.
-            pool.computing = _computed_blocks(output, self._scheduler.config.groups)
-        computed, self._states = self._states, self._hold_states(output)
-        plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
-        self._free_states(computed)
+        if self._core.offloader.ledger.transfers:
+            self._give_up_overdue()
+        if self._incoming is not None:
+            self._hear_of_hand_overs()
+        if self._waiting:
+            self._waiting.difference_update(output.num_scheduled_tokens)
+        if self._gives_back:
+            plan = self._plan_with_states(output)
+        else:
+            plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, {}))
         imports, self._imports = tuple(self._imports), []
-        leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
-        leaving.update({job.transfer: Direction.STORE for job in imports})
-        for transfer in sorted(leaving):
-            self.deadlines.began(transfer, leaving[transfer])
+        if plan or imports:
+            leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
+            leaving.update({job.transfer: Direction.STORE for job in imports})
+            for transfer in sorted(leaving):
+                self.deadlines.began(transfer, leaving[transfer])
         self._admitted.clear()
-        if pool is not None:
-            pool.computing = ()
         if self._scheduler.state.ended_loads:
             # An abandoned load has failed, and there may be no report that makes vLLM ask.
             good = self._take(())
@@ -165,7 +166,20 @@ class SchedulerSide:
         if self._outgoing is not None:
             # What this plan may write must not be promised to a reader any more.
             self._outgoing.look()
-        return StepPlan(self._host_blocks, plan, failed, ended, imports)
+        computes = output.total_num_scheduled_tokens > 0
+        return StepPlan(self._host_blocks, plan, failed, ended, imports, computes)
+
+    def _plan_with_states(self, output: Any) -> TransferPlan:
+        """The step's plan, if some layers give blocks back or have states."""
+        if self._pool is not None:
+            # The scheduler looks for blocks in the pool that were given back.
+            self._pool.computing = _computed_blocks(output, self._scheduler.config.groups)
+        computed, self._states = self._states, self._hold_states(output)
+        plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
+        self._free_states(computed)
+        if self._pool is not None:
+            self._pool.computing = ()
+        return plan
 
     def _hear_of_hand_overs(self) -> None:
         """Take what prefill engines have answered."""
@@ -179,6 +193,9 @@ class SchedulerSide:
     def update_connector_output(self, connector_output: Any) -> None:
         """Take the workers' reports, and add the loads that ended well to their output."""
         meta = connector_output.kv_connector_worker_meta
+        if meta is None and self._incoming is None and not self._scheduler.state.ended_loads:
+            self._core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
+            return
         reports = meta.reports if isinstance(meta, StepReports) else ()
         if self._told_early:
             early = self._told_early.intersection(report.transfer for report in reports)
@@ -303,8 +320,10 @@ class SchedulerSide:
             for block in listed(transfer.device_blocks)
         )
 
-    def take_events(self) -> list[Any]:
+    def take_events(self) -> Sequence[Any]:
         """The KV events since the last call."""
+        if self._core.offloader.publisher is None:
+            return ()
         return to_vllm_kv_events(self._scheduler.take_events())
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
@@ -401,19 +420,23 @@ def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
 
 
 def _step_output(
-    output: Any, admitted: Container[str], states: Mapping[str, Sequence[BoundaryState]]
+    output: Any, admitted: Set[str], states: Mapping[str, Sequence[BoundaryState]]
 ) -> StepOutput:
     cached = output.scheduled_cached_reqs
-    # New and resumed requests have reported all their blocks when they got them.
-    grown = {
-        name: blocks
-        for name, blocks in zip(cached.req_ids, cached.new_block_ids)
-        if blocks is not None and name not in cached.resumed_req_ids
-    }
-    return StepOutput(
+    scheduled, grown = output.num_scheduled_tokens, {}
+    if any(cached.new_block_ids):
+        # New and resumed requests have reported all their blocks when they got them.
+        grown = {
+            name: blocks
+            for name, blocks in zip(cached.req_ids, cached.new_block_ids)
+            if blocks is not None and name not in cached.resumed_req_ids
+        }
+    if admitted:
         # The prefix that an admitted request found on the device may be computed in this very step, so it is
         # stored one step later.
-        scheduled=[name for name in output.num_scheduled_tokens if name not in admitted],
+        scheduled = [name for name in scheduled if name not in admitted]
+    return StepOutput(
+        scheduled=scheduled,
         new_block_ids=grown,
         preempted=output.preempted_req_ids or (),
         boundary_states=states,

@@ -25,7 +25,7 @@ from kvsm.vllm.host_sharing import sharing_of
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
-from kvsm.vllm.rank_copies import RankCopies, make_copies, moved_copies, pauses
+from kvsm.vllm.rank_copies import A_MOMENT_S, RankCopies, make_copies, moved_copies, pauses
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")
@@ -70,6 +70,7 @@ class WorkerSide:
         self.clock: Callable[[], float] = time.monotonic
         self.pause: Callable[[float], None] = time.sleep
         self._sent: WorkerStatistics | None = None
+        self._ended_when_sent = 0
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
         """Take the device pool, and make the host pool for this rank's share."""
@@ -113,6 +114,8 @@ class WorkerSide:
         assert isinstance(step, StepPlan)
         self._failed_loads, self._ended_loads = step.failed_loads, step.ended_loads
         self.start(step)
+        if not step.computes:
+            self._wait_a_moment()
 
     def start(self, step: StepPlan) -> None:
         """Start the step's copies, and wait for those that it flushes."""
@@ -143,8 +146,25 @@ class WorkerSide:
             self._reports += worker.poll()
             self.pause(pause_s)
 
+    def _wait_a_moment(self) -> None:
+        """Let copies in flight end, for at most `A_MOMENT_S`, in a step that computes nothing.
+
+        Requests whose loads end in the same step begin to compute together. And without a pause vLLM would
+        take empty steps one after the other, which keep copying threads of its process from running.
+        """
+        worker = self._worker
+        if worker is None:
+            return
+        for pause_s in A_MOMENT_S:
+            if not worker.unreported() - self._hanging:
+                return
+            self.pause(pause_s)
+            self._reports += worker.poll()
+
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
         """The requests of which the scheduler's side has told, once each. It says who decides it."""
+        if not self._failed_loads and not self._ended_loads:
+            return KVConnectorTransferResults()
         failed, self._failed_loads = set(self._failed_loads), frozenset()
         ended, self._ended_loads = self._ended_loads, frozenset()
         return KVConnectorTransferResults(finished_recving=failed | ended, failed_recving=failed)
@@ -175,12 +195,10 @@ class WorkerSide:
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
         """Bytes and seconds of copies since the last call; None if there were none."""
-        if self._worker is None:
+        if self._worker is None or self._worker.ended == self._ended_when_sent:
             return None
         now, before = self._worker.statistics(), self._sent
-        if now == before:
-            return None
-        self._sent = now
+        self._sent, self._ended_when_sent = now, self._worker.ended
         stats = KvsmStats()
         for name in ("store", "load"):
             total, sent = getattr(now, name), getattr(before, name, None)
@@ -209,7 +227,7 @@ class WorkerSide:
         if directory is not None:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
-        self._worker = Worker(self._rank, self._copies.engine)
+        self._worker, self._sent, self._ended_when_sent = Worker(self._rank, self._copies.engine), None, 0
         shared = "" if self._sharing is None else f", in a pool that {self._ranks} ranks share"
         log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)
         return self._worker

@@ -66,7 +66,7 @@ from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
-from kvsm.vllm.rank_copies import RankCopies
+from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
 
 MOST_BLOCKS = 26
 """As many device blocks as the largest request needs, and the null block."""
@@ -120,7 +120,9 @@ class Rank:
             )
         is_vllms_own = isinstance(self.connector, OffloadingConnector)
         worker = self.connector.connector_worker.worker if is_vllms_own else self.connector._side
-        worker.clock, worker.pause = clock.read, lambda _: clock.advance(1)
+        # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
+        worker.clock = clock.read
+        worker.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
 
     def execute(self, step: Step) -> ModelRunnerOutput:
         """Queue the step's compute, as a worker does, without waiting for anything."""
