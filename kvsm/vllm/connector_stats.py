@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
+from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from kvsm.metrics import HistogramValue, Metric, Metrics
@@ -194,14 +195,16 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
                     child.set(sum(of_pools.values()))
 
     def _family(self, metric: Metric) -> Any:
-        """The metric, registered. It may have been, by another engine of this process or by a `KvsmSpec`."""
-        name = f"vllm:kvsm_{metric.name}"
-        try:
-            _REGISTERED[name] = self._register(metric, name)
-        except ValueError:  # The name is taken.
-            if name not in _REGISTERED:
-                return self._register(metric, f"vllm:kvsm_connector_{metric.name}")
-        return _REGISTERED[name]
+        """The metric, registered. Another engine of this process may have done it, or a `KvsmSpec`."""
+        for name in (f"vllm:kvsm_{metric.name}", f"vllm:kvsm_connector_{metric.name}"):
+            try:
+                _REGISTERED[name] = self._register(metric, name)
+            except ValueError:  # The name is taken.
+                # A later engine unregisters what earlier ones have registered, so ours may be gone.
+                if _REGISTERED.get(name) not in REGISTRY._collector_to_names:
+                    continue
+            return _REGISTERED[name]
+        raise AssertionError(f"a metric that is not kvsm's has the name of {metric.name}")
 
     def _register(self, metric: Metric, name: str) -> Any:
         labels = [*self._labelnames, *metric.labels]

@@ -81,6 +81,23 @@ def test_a_connector_alone_has_the_documented_names() -> None:
     assert exported("vllm:kvsm_connector_blocks_stored_total") is None
 
 
+def test_an_engine_that_follows_another_one_in_its_process_exports_too() -> None:
+    """vLLM unregisters what the engine before has registered. The names may be a `KvsmSpec`'s then."""
+    stats = KvsmStats()
+    stats.count("blocks_stored", (), 3)
+    exporter(CONNECTOR).observe({"KvsmConnector": stats.data})
+    unregister_vllm_metrics()
+    for times in (1, 2):
+        exporter(CONNECTOR).observe({"KvsmConnector": stats.data})
+        assert exported("vllm:kvsm_blocks_stored_total") == 3 * times
+    unregister_vllm_metrics()
+    both = exporter(CONNECTOR, SPEC)
+    for times in (1, 2):
+        both.observe({"KvsmConnector": stats.data})
+        assert exported("vllm:kvsm_connector_blocks_stored_total") == 3 * times
+    assert exported("vllm:kvsm_blocks_stored_total") is None
+
+
 def test_two_connectors_add_up() -> None:
     """vLLM merges their statistics. Both pools count, also in a step in which only one has news."""
     prom = exporter(CONNECTOR, CONNECTOR)
