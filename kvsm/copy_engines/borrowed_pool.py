@@ -20,8 +20,10 @@ class BorrowedPool:
     rank: whose rows.
 
     `blocks` is a uint8 array `[num_blocks, block_bytes]` that cannot be written; after `close` it has no
-    rows. It shows what the other process writes, at any moment: who says which rows hold still is for both
-    to agree on. Raises `ConfigError` for a file that is no such pool, or that others than its user can touch.
+    rows. It shows what the other process writes, at any moment. So both processes must agree on when a row
+    does not change.
+
+    Raises `ConfigError` for a file that is no such pool, or that others than its user can touch.
     """
 
     def __init__(self, path: str | os.PathLike[str], block_bytes: int, rank: int = 0) -> None:

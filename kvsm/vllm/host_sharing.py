@@ -1,8 +1,8 @@
 """Ranks that share a host pool: KV cache that several ranks hold is kept on the host once.
 
 Tensor-parallel ranks hold the same KV cache if the model has latent attention (MLA), or fewer KV heads than
-ranks. Then these ranks are replicas, and share one host pool in a file (`HostPool`). So the same host memory
-holds as many times more blocks.
+ranks. Then these ranks are replicas, and share one host pool in a file (`HostPool`). So with two replicas the
+same host memory holds twice the blocks.
 
 ====================================  =======================================  ==============================
 what                                  who decides                              how all ranks agree
@@ -69,7 +69,7 @@ def check_canonical(is_canonical: bool, problem: str) -> None:
 
 
 def spec_replicas(options: CommonOptions, config: Any, known: int = 1) -> int:
-    """The same for a spec.
+    """How many consecutive ranks share a host pool under a spec; 1: each rank has its own.
 
     config: vLLM's `OffloadingConfig`, which tells of latent attention alone.
     known: what its connector knows, if that is kvsm's (`replicas_on_this_machine`).
@@ -85,7 +85,7 @@ def replicas_on_this_machine(vllm_config: Any, kv_cache_config: Any) -> int:
 
 
 def spec_sharing(options: CommonOptions, config: Any, replicas: int) -> HostSharing | None:
-    """The same for a spec. Raises `ConfigError`."""
+    """How this rank shares its host pool under a spec; None: it does not. Raises `ConfigError`."""
     if not _is_shared(replicas, config.canonical_layout, config.parallel.world_size):
         return None
     check_canonical(config.canonical_layout, NO_DIRECTORY if options.shared_pool_directory is None else "")

@@ -20,8 +20,8 @@ class StepPlan(KVConnectorMetadata):
     plan: what is copied.
     failed_loads: requests whose load has failed. The workers report them to vLLM's scheduler, which hears of
         failures from workers alone.
-    ended_loads: requests whose load has ended well, and of which no worker's output could tell. The workers
-        report them too.
+    ended_loads: requests whose load has ended well outside a step, so that no worker's output could say it.
+        The workers report them too.
     imports: blocks that are copied from another engine's host pool.
     computes: whether the step computes anything.
     """

@@ -147,7 +147,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
         self._unfinished: dict[str, Any] = {}
         """Requests that are not over, by name."""
         self._preemptions: dict[str, int] = {}
-        """Request -> its preemptions of which vLLM's connector has heard, if any."""
+        """Request -> how many of its preemptions vLLM's connector has heard of, if any."""
         self._retried: dict[str, set[bytes]] = {}
         """Request -> keys that it offers again since their store has failed. It does so once for each."""
         self._has_stepped = False

@@ -29,7 +29,7 @@ class ReportedManager(KvsmManager):
     """
 
     def __init__(self, *arguments: Any, flushes_last_step: bool = False) -> None:
-        """The other arguments are those of `KvsmManager`."""
+        """The other arguments go to `KvsmManager`."""
         super().__init__(*arguments)
         self.flushes_last_step = flushes_last_step
         self._over: list[Ended] = []

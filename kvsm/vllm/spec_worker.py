@@ -216,7 +216,7 @@ class ReportingWorker(KvsmOffloadingWorker):
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """The arguments are those of `KvsmOffloadingWorker`."""
+        """Takes what `KvsmOffloadingWorker` takes."""
         super().__init__(*arguments, **named)
         self._errors: dict[int, str] = {}
         self._overtaken: set[int] = set()

@@ -67,7 +67,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: tokens generated for each prompt.
     kv_transfer: vLLM's `kv_transfer_config`; None means no offload.
     engine: further arguments of vLLM's `LLM`.
-    environment: variables that the engine's process has besides those of `environment()`.
+    environment: variables of the engine's process, in addition to `environment()`.
     model: the configuration of the tiny model.
     in_process: whether `LLM` and the engine core share a process. If not, the core keeps stepping when no
         request is left.

@@ -162,7 +162,7 @@ class WorkerSide:
             self._reports += worker.poll()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """The requests of which the scheduler's side has told, once each. It says who decides it."""
+        """The requests whose load the scheduler's side has called failed or ended, once each."""
         if not self._failed_loads and not self._ended_loads:
             return KVConnectorTransferResults()
         failed, self._failed_loads = set(self._failed_loads), frozenset()
