@@ -29,7 +29,7 @@ from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 from kvsm.vllm.spec_stats import CONFIG_LABELS, config_info, metric_definitions
 from kvsm.vllm.spec_worker import KvsmOffloadingWorker, ReportingWorker, block_rows
-from kvsm.vllm.startup_checks import refuse_without_prefix_cache
+from kvsm.vllm.startup_checks import refuse_schedulers_of_their_own, refuse_without_prefix_cache
 from kvsm.vllm.versions import features, must_have, warn_if_untested
 
 VLLMS_OWN = (
@@ -101,13 +101,14 @@ class KvsmSpec(OffloadingSpec):
         self._worker: KvsmOffloadingWorker | None = None
 
     def _check_for_vllms_connector(self) -> None:
-        """Raises `ConfigError` without a prefix cache, and for what only `KvsmOffloadingConnector` can do.
+        """Raises `ConfigError` for what `KvsmOffloadingConnector` would refuse, or what only it can do.
 
-        vLLM does not tell a spec of the prefix cache. But it makes the workers' specs first, and there its
-        configuration is known.
+        vLLM tells a spec neither of the prefix cache nor of the executor. But it makes the workers' specs
+        first, and there its configuration is known.
         """
         if (vllm_config := get_current_vllm_config_or_none()) is not None:
             refuse_without_prefix_cache(vllm_config)
+            refuse_schedulers_of_their_own(vllm_config.parallel_config)
         options = self._options
         for name, given in {
             "verify_copies": options.verify_copies,

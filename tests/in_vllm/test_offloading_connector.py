@@ -21,6 +21,7 @@ import torch
 from hanging_copies import TIMEOUT_S, Clock, HangingCopyEngine
 from scheduler_shapes import BLOCK_TOKENS, Shape, changed, make_configs
 from spec_engine import SpecConnector, SpecEngine, ToldEngine, built_with_specs
+from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_offload.base import CanonicalKVCacheTensor, GPULoadStoreSpec
@@ -506,6 +507,24 @@ def test_another_spec_is_refused(tmp_path: Path) -> None:
     config = changed(config, kv_transfer_config=transfer)
     with pytest.raises(ConfigError, match="KvsmOffloadingConnector is for KvsmSpec"):
         KvsmOffloadingConnector(config, KVConnectorRole.SCHEDULER, kv_cache)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "message"),
+    [
+        ("cache_config", {"enable_prefix_caching": False}, "offloads what the prefix cache holds"),
+        ("parallel_config", {"distributed_executor_backend": "external_launcher"}, "external_launcher"),
+    ],
+)
+def test_what_the_spec_learns_from_its_workers_is_refused_under_vllms_own(
+    part: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """vLLM makes a worker's connector where its configuration is known."""
+    with built_with_specs(SpecConnector):
+        config, kv_cache = real_scheduler.make_configs(Shape(shards=2), str(tmp_path))
+    config = changed(config, **{part: changed(getattr(config, part), **change)})
+    with set_current_vllm_config(config), pytest.raises(ConfigError, match=message):
+        SpecConnector(config, KVConnectorRole.WORKER, kv_cache)
 
 
 def test_ranks_that_each_have_a_scheduler_are_refused(tmp_path: Path) -> None:
