@@ -245,7 +245,7 @@ def test_a_replica_checks_what_the_other_one_has_stored() -> None:
 
 
 def test_replicas_have_their_rows_together(tmp_path: Path) -> None:
-    """A pool for four ranks, of which two each are replicas, is as large as one for two."""
+    """A pool for two pairs of replicas is as large as a pool for two ranks."""
     path = tmp_path / "pool"
     with ExitStack() as stack:
         pools = [

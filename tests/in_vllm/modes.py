@@ -157,7 +157,7 @@ class Mode(NamedTuple):
 
 
 def prompts(mode: str, number: int = REQUESTS, tokens: int = PROMPT_TOKENS) -> list[Prompt]:
-    """Prompts that share nothing with each other or with those of another mode."""
+    """Prompts that share nothing with each other, and nothing with prompts of another mode."""
     random = Random(f"prompts of {mode}")
     return [[random.randrange(3, VOCABULARY) for _ in range(tokens)] for _ in range(number)]
 

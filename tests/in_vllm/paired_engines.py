@@ -1,5 +1,5 @@
-"""A real engine in its own process, which takes `kv_transfer_params` with each prompt and tells those of each
-answer. `python paired_engines.py FD` serves the other end of a pipe.
+"""A real engine in its own process. It takes `kv_transfer_params` with each prompt, and tells what each
+answer has. `python paired_engines.py FD` serves the other end of a pipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Disaggregated prefill with two real engines in two processes: the answers are those of one engine."""
+"""Disaggregated prefill with two real engines in two processes: one engine gives the same answers."""
 
 from __future__ import annotations
 

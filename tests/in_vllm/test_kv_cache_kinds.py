@@ -121,7 +121,7 @@ def test_rounding_is_no_state_of_another_step(served: Any) -> None:
     """In bfloat16 a loaded state differs from the state that a run without hits computes.
 
     Without kvsm it differs as well: a prefill from a hit rounds otherwise than a prefill of the whole prompt.
-    Blocks that kvsm loads have no other bits than those of vLLM's own hits. And the states of two prefixes
+    Blocks that kvsm loads have the same bits as vLLM's own hits. And the states of two prefixes
     are far from each other, so the state of another step would be seen.
     """
     rounding, nearest = served("qwen3-next").distances

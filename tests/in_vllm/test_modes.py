@@ -1,6 +1,6 @@
 """vLLM's modes with kvsm's two connectors in a real engine: `modes` has the table of them.
 
-In each mode the answers are those of an engine without offload, what must be found again is found in host
+In each mode an engine without offload gives the same answers, what must be found again is found in host
 memory, and the event log verifies.
 """
 

@@ -1,6 +1,6 @@
 """`KvsmOffloadingConnector` under vLLM's real schedulers: failed and lost copies, resets, and the last step.
 
-The engines are those of `real_scheduler`, so every step is checked: content, the order of copies and compute,
+The engines come from `real_scheduler`, so every step is checked: content, the order of copies and compute,
 and the ledger. At the end every client has its tokens, nothing is left, and the log folds to the same state.
 """
 

@@ -95,7 +95,7 @@ def test_ranks_share_a_host_pool(name: str, tmp_path: Path) -> None:
 
 
 def configs(heads: int = 1, per_rank: int = 1, ranks: int = 2, **parallel: Any) -> tuple[Any, Any]:
-    """vLLM's configuration of an engine with so many KV heads, and of its KV cache."""
+    """vLLM's configuration of an engine with this number of KV heads, and of its KV cache."""
     config, kv_cache = make_configs(Shape(shards=2), "/unused")
     changes = {"tensor_parallel_size": ranks, "world_size": ranks, "distributed_executor_backend": "mp"}
     settings = changed(config.parallel_config, **{**changes, **parallel})
