@@ -181,9 +181,10 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Write the page to FILE, too.",
 )
 def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) -> None:
-    """Compare requests per second without offload, and with each connector and spec of kvsm.
+    """Compare requests per second of vLLM with and without kvsm.
 
-    Conversations return turn after turn, when others have taken their device blocks. The model is small and
+    One engine has no offload. The others have KvsmConnector, KvsmOffloadingConnector and KvsmSpec. Their
+    conversations return turn after turn, when others have taken their device blocks. The model is small and
     random; nothing is downloaded. All engines live at the same time and serve each round one after the other,
     so other load on the machine affects all of them. The time that the engine's thread spends in its
     connector is measured apart.
