@@ -80,7 +80,7 @@ CHUNKED = TinyModel(
         no_rope_layers=[1, 0],
         moe_layers=[],
     ),
-    ways=("KvsmSpec",),
+    ways=("KvsmSpec", "KvsmOffloadingConnector"),
     is_slow=True,
 )
 """One layer looks back to the start of its chunk of tokens."""
