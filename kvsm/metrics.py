@@ -44,6 +44,7 @@ _OUTCOMES: dict[int, str] = {
     state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
 }
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
+_TAKEN, _GIVEN_UP = "taken", "given up"
 _ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
@@ -75,6 +76,11 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
+    Metric(
+        "blocks_imported",
+        "counter",
+        "Blocks that came from another engine. They are among the stored ones.",
+    ),
     Metric("blocks_loaded", "counter", "Blocks whose load completed on every worker."),
     Metric("blocks_matched", "counter", "Blocks that matches found and pinned."),
     Metric(
@@ -94,6 +100,12 @@ METRICS = (
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
     Metric("matches", "counter", "Prefix matches whose result was new.", {"result": ("hit", "miss")}),
     Metric("requests", "counter", "Requests that are over.", {"end": (_FINISHED, "aborted")}),
+    Metric(
+        "hand_overs",
+        "counter",
+        "Requests that held blocks for another engine, and are over. They are among the requests.",
+        {"end": (_TAKEN, _GIVEN_UP)},
+    ),
     Metric("preemptions", "counter", "Requests whose device blocks were taken."),
     Metric("deferrals", "counter", "Waits of a request for a transfer."),
     Metric(
@@ -109,6 +121,12 @@ METRICS = (
         "counter",
         "Transfers that are over. The other planned ones are live.",
         {**_DIRECTIONS, "outcome": tuple(_OUTCOMES.values())},
+    ),
+    Metric(
+        "imports_ended",
+        "counter",
+        "Stores whose bytes came from another engine, and that are over. They are among the transfers.",
+        {"outcome": tuple(_OUTCOMES.values())},
     ),
     Metric(
         "transfers_abandoned",
@@ -246,6 +264,8 @@ class _Flight(msgspec.Struct, gc=False):
     record: TransferRecord
     device_blocks: int
     """How many it copies to or from, at the device or elsewhere."""
+    imported: bool = False
+    """Whether its bytes come from another engine."""
     step: int = 0
     wall_ns: int = 0
 
@@ -271,7 +291,11 @@ class Metrics:
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
-        self._loads_voided = self._transfers_flushed = 0
+        self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
+        self._imports_ended = dict.fromkeys(_OUTCOMES.values(), 0)
+        self._hand_overs: set[str] = set()
+        """Requests that hold blocks for another engine."""
+        self._hand_overs_ended = {_TAKEN: 0, _GIVEN_UP: 0}
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED), 0)
@@ -314,6 +338,7 @@ class Metrics:
         self._flights = {id: one for id, one in self._flights.items() if id in ledger.transfers}
         for id, flight in self._flights.items():
             flight.record = ledger.transfers[id]
+        self._hand_overs.intersection_update(ledger.requests)
 
     def append(self, event: OffloadingEvent) -> None:
         """Count an event that the ledger has applied."""
@@ -338,6 +363,7 @@ class Metrics:
         of_stores, of_loads = (one.histograms(config.block_bytes * config.workers) for one in (stores, loads))
         return {
             "blocks_stored": of_stores["transfer_blocks"].sum,
+            "blocks_imported": self._blocks_imported,
             "blocks_loaded": of_loads["transfer_blocks"].sum,
             "blocks_matched": self._blocks_matched,
             "blocks_asked": {
@@ -351,12 +377,14 @@ class Metrics:
             "key_bytes": self._key_bytes,
             "matches": {"hit": self._hits, "miss": self._misses},
             "requests": {_FINISHED: self._finished_requests, "aborted": self._aborted_requests},
+            "hand_overs": dict(self._hand_overs_ended),
             "preemptions": seen[ev.RequestPreempted],
             "deferrals": seen[ev.RequestDeferred],
             "deferrals_ended": dict(self._deferrals_ended),
             "loads_voided": self._loads_voided,
             "transfers_planned": {"store": stores.planned, "load": loads.planned},
             "transfers_ended": {"store": dict(stores.ended), "load": dict(loads.ended)},
+            "imports_ended": dict(self._imports_ended),
             "transfers_abandoned": {"store": stores.abandoned, "load": loads.abandoned},
             "transfers_flushed": self._transfers_flushed,
             "reports_rejected": dict(self._rejected_reports),
@@ -388,6 +416,9 @@ class Metrics:
             self._aborted_requests += 1
         else:
             self._finished_requests += 1
+        if event.request in self._hand_overs:
+            self._hand_overs.remove(event.request)
+            self._hand_overs_ended[_GIVEN_UP if event.aborted else _TAKEN] += 1
         if self._waiting:
             self._end_waits(_FINISHED)
 
@@ -398,6 +429,8 @@ class Metrics:
         if slots:
             self._hits += 1
             self._blocks_matched += len(slots) if type(slots) is tuple else count(slots)
+            if event.asked == 0:
+                self._hand_overs.add(event.request)
         else:
             self._misses += 1
         if event.asked is not None:
@@ -446,7 +479,7 @@ class Metrics:
         self._stores.planned += 1
         record = self.ledger.transfers[event.seq]
         blocks = len(record.slots) * self.ledger.config.blocks_per_chunk
-        self._flights[event.seq] = _Flight(self._stores, record, blocks)
+        self._flights[event.seq] = _Flight(self._stores, record, blocks, bool(event.source))
 
     def _load_planned(self, event: ev.LoadPlanned) -> None:
         if event.voided:
@@ -472,7 +505,7 @@ class Metrics:
             state = flight.record.word & STATE_MASK
             if state == COMPLETED:
                 _complete(flight, event)
-            flight.tally.ended[_OUTCOMES[state]] += 1
+            self._count_end(flight)
         if self._waiting:
             self._end_waits(_WOKEN)
 
@@ -480,11 +513,19 @@ class Metrics:
         for id, flight in list(self._flights.items()):
             if id not in self.ledger.transfers:
                 del self._flights[id]
-                flight.tally.ended[_OUTCOMES[flight.record.state]] += 1
+                self._count_end(flight)
             elif flight.record.epoch == event.epoch - 1:
                 flight.tally.abandoned += 1
         if self._waiting:
             self._end_waits(_WOKEN)
+
+    def _count_end(self, flight: _Flight) -> None:
+        state = flight.record.word & STATE_MASK
+        flight.tally.ended[_OUTCOMES[state]] += 1
+        if flight.imported:
+            self._imports_ended[_OUTCOMES[state]] += 1
+            if state == COMPLETED:
+                self._blocks_imported += len(flight.record.slots)
 
     def _flushed(self, event: ev.FlushRequested) -> None:
         self._transfers_flushed += len(event.transfers)

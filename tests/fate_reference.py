@@ -70,6 +70,7 @@ class TransferBook:
     requests: tuple[str, ...]
     blocks: list[BlockBook]
     device_blocks: tuple[int, ...]
+    source: str | None = None
     submitted: bool = False
     abandoned: bool = False
     ended: Span | None = None
@@ -268,6 +269,19 @@ class OutsideBooks:
     ) -> None:
         """Blocks were offered."""
         self._book_skips(span, result, keys, device_blocks, again)
+        self._book_store(result, owners, keys, None)
+
+    def after_import_blocks(
+        self, span: Span, result: Any, owners: Owners, keys: Sequence[bytes], source: str
+    ) -> None:
+        """Blocks were to be copied from another engine. What finds no room is skipped."""
+        full = len(self.live) >= self._core.config.max_live_transfers
+        new = [key for key in dict.fromkeys(keys) if key not in self.here]
+        for key in new[len(result.keys) :]:
+            self._skip(span, key, SkipReason.TOO_MANY_TRANSFERS if full else SkipReason.POOL_FULL)
+        self._book_store(result, owners, keys, source)
+
+    def _book_store(self, result: Any, owners: Owners, keys: Sequence[bytes], source: str | None) -> None:
         if result.job is None:
             assert not result.evicted
             return
@@ -284,7 +298,8 @@ class OutsideBooks:
             self._skipped.pop(key, None)
             blocks.append(block)
         self.blocks += blocks
-        self._plan(TransferBook(id, Direction.STORE, requests, blocks, self._device_blocks(result.job)))
+        device_blocks = self._device_blocks(result.job)
+        self._plan(TransferBook(id, Direction.STORE, requests, blocks, device_blocks, source))
 
     def _slots(self, job: Any) -> list[int]:
         return list(dict.fromkeys(host // self._chunk for host in to_list(job.host_blocks)))

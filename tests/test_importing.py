@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -11,11 +12,14 @@ from core_life import begin_store, keys, kinds, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kvsm
 from kvsm.cli import main
 from kvsm.errors import InvalidEvent, WrongArgument
 from kvsm.events import OffloadConfig, SkipReason, StorePlanned
 from kvsm.ids import to_list
 from kvsm.log import LogReader
+from kvsm.log.frames import segment_paths
+from kvsm.metrics import Metrics
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.replay import BlockLife, RequestLife, Story, TransferLife, Trust
 from kvsm.snapshot import restore, snapshot
@@ -179,6 +183,123 @@ def test_readers_of_a_log_are_told_of_the_other_source(tmp_path: Path) -> None:
     assert told[0].endswith(", copied from engine p-1 to slots 0..1 (2)")
     [line] = [line.text for line in Story(LogReader(tmp_path / "log"), BlockLife(1), Trust())][:1]
     assert line.endswith("from engine p-1, by store 2 of request r")
+
+
+def hand_over(core: Offloader, name: str, *, aborted: bool = False) -> None:
+    """Hold two slots for another engine, until it has taken them or they are given up."""
+    core.pin(name, [0, 1], None, 0, 0, 0)
+    core.finish(name, aborted=aborted)
+
+
+@pytest.fixture
+def both_ways(tmp_path: Path) -> Path:
+    """A log of four imports (two good, one failed, one lost) and three hand-overs (two taken)."""
+    config = OffloadConfig(host_blocks=16, device_blocks=8, block_tokens=16)
+    with Offloader.open(config, tmp_path / "log") as core:
+        for place, good in enumerate((True, False, True)):
+            core.arrive(f"r{place}")
+            import_for(core, f"r{place}", keys(2 + place, f"p{place}"), good)
+            core.finish(f"r{place}")
+        lost = core.import_blocks((), keys(1, "lost"), "engine p-2").job
+        assert lost is not None
+        core.submit([lost.transfer])
+        core.lose(lost.transfer)
+        for number, aborted in enumerate((False, True, False)):
+            hand_over(core, f"hand-over-{number}-of-q", aborted=aborted)
+    return tmp_path / "log"
+
+
+def import_for(core: Offloader, request: str, names: list[bytes], good: bool) -> None:
+    """Import these keys for a request, to the end."""
+    job = core.import_blocks(((request, len(names)),), names, SOURCE).job
+    assert job is not None
+    core.submit([job.transfer])
+    core.report(job.transfer, 0, good, "" if good else "the prefill engine did not hold the blocks")
+
+
+def test_metrics_count_blocks_of_other_engines_and_hand_overs_apart(both_ways: Path) -> None:
+    """They are among the stored blocks, the ended transfers and the requests, and have their own counters."""
+    values = Metrics.of(LogReader(both_ways)).values()
+    assert values["blocks_imported"] == values["blocks_stored"] == 2 + 4
+    assert {end: n for end, n in values["imports_ended"].items() if n} == {
+        "completed": 2,
+        "failed": 1,
+        "lost": 1,
+    }
+    assert values["hand_overs"] == {"taken": 2, "given up": 1}
+    assert values["requests"] == {"finished": 5, "aborted": 1}
+
+
+def test_tables_name_the_engine_that_blocks_came_from(both_ways: Path) -> None:
+    with kvsm.open(both_ways) as log:
+        found = [(row.source, row.outcome) for row in log.transfers()]
+    assert found == [
+        (SOURCE, "completed"),
+        (SOURCE, "failed"),
+        (SOURCE, "completed"),
+        ("engine p-2", "lost"),
+    ]
+
+
+def test_a_report_tells_what_came_and_what_went(both_ways: Path) -> None:
+    told = CliRunner().invoke(main, ["report", str(both_ways)]).output
+    assert "hand-overs to other engines: 2 taken, 1 given up" in told
+    assert "copied from other engines: 6 blocks from engine p-1, engine p-2" in told
+    assert "stores from there: 2 completed, 1 failed, 1 lost; p50 " in told
+    figures = json.loads(CliRunner().invoke(main, ["report", str(both_ways), "--json"]).output)["hand_overs"]
+    del figures["took"]
+    assert figures == {
+        "taken": 2,
+        "given_up": 1,
+        "held": 0,
+        "imported": 6,
+        "imports": {"completed": 2, "failed": 1, "lost": 1},
+        "sources": ["engine p-1", "engine p-2"],
+    }
+
+
+def test_a_report_of_an_engine_without_a_partner_says_nothing_of_hand_overs(tmp_path: Path) -> None:
+    with Offloader.open(OffloadConfig(host_blocks=8, device_blocks=8), tmp_path / "log") as core:
+        store(core, "r", keys(2))
+    told = CliRunner().invoke(main, ["report", str(tmp_path / "log")]).output
+    assert "hand-over" not in told
+    assert "other engines" not in told
+
+
+def test_why_names_the_engine_that_blocks_came_from(both_ways: Path) -> None:
+    """Of a request, of a transfer, of a key and of a slot."""
+
+    def why(*of: str) -> str:
+        return " ".join(CliRunner().invoke(main, ["why", str(both_ways), *of]).output.split())
+
+    with kvsm.open(both_ways) as log:
+        first, failed, *_ = [row.transfer for row in log.transfers()]
+    assert f"Store {first} copied 2 slots from engine p-1 for it; it completed" in why("r0")
+    assert f"Store {failed} copied 3 slots from engine p-1 for it; it failed" in why("r1")
+    assert "(the prefill engine did not hold the blocks)" in why("r1")
+    assert f"Store {first} of request r0 (from engine p-1) copied 2 host slots" in why(
+        "--transfer", str(first)
+    )
+    assert f"stored by store {first} of request r0 (from engine p-1)" in why("--key", keys(1, "p0")[0].hex())
+    assert f"from store {first} of request r0 (from engine p-1)" in why("--block", "0")
+
+
+def test_a_log_that_begins_later_tells_that_blocks_come_from_elsewhere(tmp_path: Path) -> None:
+    """The log lacks the event with the engine's name. The ledger has a store without device blocks."""
+    config, directory = OffloadConfig(host_blocks=8, device_blocks=8), tmp_path / "log"
+    with Offloader.open(config, directory, segment_bytes=4096) as core:
+        job = core.import_blocks((), keys(2), SOURCE).job
+        assert job is not None
+        core.submit([job.transfer])
+        for number in range(300):
+            core.arrive(f"q{number}")
+            core.finish(f"q{number}")
+            core.end_step()
+        core.report(job.transfer, 0, True)
+    first, *_ = segment_paths(directory)
+    first.unlink()
+    with kvsm.open(directory) as log:
+        assert [(row.transfer, row.source) for row in log.transfers()] == [(job.transfer, "elsewhere")]
 
 
 def test_an_older_log_reads_as_a_log_of_stores_from_the_device() -> None:

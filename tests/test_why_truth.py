@@ -309,9 +309,9 @@ def wrong_transfers(run: Run, tables: Tables) -> Iterator[str]:
         row = rows.get(id)
         if row is None:
             continue
-        told = row.direction, requests_in(row.requests), row.slots, row.outcome
+        told = row.direction, requests_in(row.requests), row.slots, row.outcome, row.source
         direction = book.direction.name.lower()
-        if told != (direction, book.requests, len(book.blocks), book.outcome):
+        if told != (direction, book.requests, len(book.blocks), book.outcome, book.source):
             yield f"{row} is {book}"
         if not is_within(row.ended, book.ended) or row.pending != run.config.workers - len(book.reports):
             yield f"{row} ended as {book}"
@@ -407,6 +407,11 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
         Extractor._reported,
         "if flight.store else Gone.LOAD_FAILED",
         "if True else Gone.LOAD_FAILED",
+    ),
+    "an import counts as a store from the device": (
+        Extractor._store_planned,
+        "flight.source = event.source or None",
+        "pass",
     ),
     "a cancelled load ends lives": (Extractor._cancelled, "if flight.store:", "if True:"),
     "a lost copy counts as cancelled": (Extractor._lost, "Gone.LOST", "Gone.CANCELLED"),

@@ -133,14 +133,19 @@ class Inquiry:
         return self._copies[id]
 
     def name(self, id: int, own: str | None = None) -> str:
-        """`store 12 of request r1`; `transfer 12` if the log does not tell more. own: `its load 13`, if the
-        transfer is this request's alone."""
+        """`store 12 of request r1`; `transfer 12` if the log does not tell more.
+
+        If its bytes come from another engine: `store 12 of request r1 (from engine p-1)`.
+
+        own: `its load 13`, if the transfer is this request's alone.
+        """
         row = self.transfer(id)
         if row is None:
             return f"transfer {id}"
+        source = f" (from {row.source})" if row.source else ""
         if own is not None and names_in(row.requests) == [own]:
-            return f"its {row.direction} {id}"
-        return f"{row.direction} {id} of {requests_of(row.requests)}"
+            return f"its {row.direction} {id}{source}"
+        return f"{row.direction} {id} of {requests_of(row.requests)}{source}"
 
     def blame(self, id: int) -> str:
         """Which rank failed, never reported, or was late: `rank 3 failed (CUDA error)`; empty if none."""

@@ -179,6 +179,7 @@ class Extractor:
         flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
         flight.sent = record.state is not TransferState.PLANNED
         flight.reported = record.reported
+        flight.source = "elsewhere" if store and not len(record.device_blocks) else None
         return flight
 
     # Requests.
@@ -293,6 +294,7 @@ class Extractor:
 
     def _store_planned(self, event: ev.StorePlanned, _ended: TransferRecord | None) -> None:
         flight = self._flight(_at(event), True, event.owners, count(event.slots))
+        flight.source = event.source or None
         self._flights[event.seq] = flight
         self._lives.planned(event, flight.requests)
 

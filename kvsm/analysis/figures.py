@@ -255,6 +255,25 @@ class SkipFigures(msgspec.Struct, frozen=True):
     blocks: int
 
 
+class HandOverFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks that went to other engines, and blocks that came from them.
+
+    taken, given_up, held: hand-overs to other engines: taken by one; given up, because nobody came in time or
+        the blocks were needed; without an end.
+    imported: blocks that came from other engines. imports: how the copies of them ended, by outcome.
+    took: how long the completed ones took.
+    sources: the engines that they came from, the most frequent first.
+    """
+
+    taken: int
+    given_up: int
+    held: int
+    imported: int
+    imports: dict[str, int]
+    took: Spread
+    sources: tuple[str, ...]
+
+
 class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How the log ends.
 
@@ -318,6 +337,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     skips: tuple[SkipFigures, ...]
     resets: ResetFigures
     rejected: tuple[RejectedFigures, ...]
+    hand_overs: HandOverFigures
     end: EndFigures
     check: CheckFigures
 

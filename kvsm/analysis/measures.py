@@ -19,6 +19,7 @@ from kvsm.analysis.figures import (
     CopyFigures,
     EvictionFigures,
     GroupFigures,
+    HandOverFigures,
     HitFigures,
     PoolFigures,
     RankFigures,
@@ -457,6 +458,33 @@ def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
         f"WHERE {tables.within('event')} GROUP BY worker, reason ORDER BY total DESC, worker, reason"
     )
     return tuple([RejectedFigures(*row) for row in rows])
+
+
+def hand_over_figures(tables: Tables) -> HandOverFigures:
+    """Blocks that went to other engines, and blocks that came from them."""
+    holds = "SELECT request FROM lookups WHERE asked = 0 AND hit_slots > 0"
+    taken, given_up, held = tables.one(
+        "SELECT coalesce(sum(finished IS NOT NULL AND NOT aborted), 0), coalesce(sum(aborted), 0),"
+        f" coalesce(sum(finished IS NULL), 0) FROM requests WHERE asked = 0 AND request IN ({holds})"
+        f" AND {tables.within('arrived')}"
+    )
+    imports = f"FROM transfers WHERE source IS NOT NULL AND {tables.within('transfer')}"
+    completed = f"{imports} AND outcome = 'completed'"
+    ended = tables.all(f"SELECT outcome, count(*) {imports} AND outcome IS NOT NULL GROUP BY 1 ORDER BY 1")
+    sources = tables.all(
+        f"SELECT source {imports} GROUP BY source ORDER BY count(*) DESC, source LIMIT {SHOWN}"
+    )
+    [slots] = tables.one(f"SELECT coalesce(sum(slots), 0) {completed}")
+    known = f"{completed} AND ended_ns IS NOT NULL AND submitted_ns IS NOT NULL"
+    return HandOverFigures(
+        taken=taken,
+        given_up=given_up,
+        held=held,
+        imported=slots,
+        imports=dict(ended),
+        took=spread_of(tables.numbers("ended_ns - submitted_ns", known)[:, 0]),
+        sources=tuple([source for [source] in sources]),
+    )
 
 
 def stored_blocks(tables: Tables) -> int:

@@ -117,6 +117,7 @@ class Flight(msgspec.Struct):
     sent: whether the workers have it. The log may not tell when it was submitted.
     reported: bit w is set when worker w has reported.
     waited_for: events of flushes that named it.
+    source: of a store from elsewhere than the device.
     """
 
     planned: Moved
@@ -128,6 +129,7 @@ class Flight(msgspec.Struct):
     sent: bool = False
     reported: int = 0
     waited_for: int = 0
+    source: str | None = None
 
     @property
     def direction(self) -> str:
@@ -147,6 +149,7 @@ class Flight(msgspec.Struct):
             *_columns(ended),
             None if outcome is None else outcome.name.lower(),
             self.waited_for,
+            self.source,
         )
 
     def copy(self, worker: int, report: Moved | None, good: bool | None, error: str | None) -> CopyRow:

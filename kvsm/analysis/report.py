@@ -83,7 +83,7 @@ def make_report(
     return Report(**named, troubles=troubles(figures))
 
 
-_MEMO = "figures 2"
+_MEMO = "figures 3"
 """The figures of a whole log, in its index. Count up when a figure changes its meaning."""
 
 
@@ -115,6 +115,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         skips=measures.skip_figures(tables),
         resets=measures.reset_figures(tables),
         rejected=measures.rejected_figures(tables),
+        hand_overs=measures.hand_over_figures(tables),
         end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )

@@ -137,6 +137,8 @@ class TransferRow(msgspec.Struct, frozen=True):
     outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; None: it has not ended, or the log lacks
         its end.
     waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
+    source: where the bytes of a store come from, if not from the device: `engine p-1`; `elsewhere` if the log
+        begins later. None: it is a load, or stores from the device.
     """
 
     transfer: int
@@ -155,6 +157,7 @@ class TransferRow(msgspec.Struct, frozen=True):
     ended_ns: int | None
     outcome: str | None
     waited_for: int
+    source: str | None
 
 
 class CopyRow(msgspec.Struct, frozen=True):

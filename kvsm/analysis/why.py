@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.analysis.block_search import lives_of_keys, lives_of_slot
-from kvsm.analysis.causes import Explanation, Inquiry, counted, requests_of
+from kvsm.analysis.causes import Explanation, Inquiry, counted
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import BlockRow, LookupRow, RequestRow, RequestStateRow, TransferRow
 from kvsm.errors import LogError
@@ -63,6 +63,7 @@ def explain_request(log: OpenedLog, request: str, window: Window = WHOLE_LOG) ->
     return inquiry.explanation(
         f"request {request}{again}",
         _found(inquiry, request, lookups),
+        _brought(inquiry, life),
         _waited(inquiry, stays),
         _request_end(inquiry, life, stays, len(lookups)),
     )
@@ -113,6 +114,23 @@ def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
 
 def _show(lookup: LookupRow) -> tuple[str, str]:
     return "--request", lookup.request
+
+
+def _brought(inquiry: Inquiry, life: RequestRow) -> str:
+    """What was copied for it from another engine."""
+    query = (
+        "SELECT transfer FROM transfers, json_each(requests) AS owner WHERE source IS NOT NULL"
+        " AND owner.value = ? AND transfer >= ? AND transfer <= ? ORDER BY transfer"
+    )
+    last = inquiry.log.last if life.finished is None else life.finished
+    told = []
+    for (id,) in inquiry.log.sql(query, (life.request, life.arrived, last)).fetchmany(MOST_WAITS):
+        row = inquiry.transfer(id)
+        assert row is not None
+        inquiry.note_transfer(id)
+        what = f"{counted(row.slots, 'slot')} from {row.source}"
+        told.append(f"Store {id} copied {what} for it; {_transfer_end(inquiry, row)}.")
+    return " ".join(told)
 
 
 def _share(inquiry: Inquiry, row: LookupRow) -> str:
@@ -286,7 +304,7 @@ def _lived_in(block: BlockRow, window: Window) -> bool:
 
 def _now(inquiry: Inquiry, block: BlockRow) -> str:
     """Where the last life of a key, or of a slot, stands."""
-    store = f"store {block.transfer} of {requests_of(block.requests)}"
+    store = inquiry.name(block.transfer)
     if block.gone is not None:
         lasted = inquiry.passed(block.stored, block.gone)
         after = f", {lasted} after it could be read" if lasted else ""

@@ -97,6 +97,8 @@ class IncomingHandOvers:
     ) -> None:
         self._core, self._config, self._layout = core, config, layout
         self._claims, self._digest, self._logger = claims, digest, logger
+        self.missed = 0
+        """Requests that compute a prompt which was to be handed over."""
         self._tickets = count(1)
         self._by_ticket: dict[int, _Incoming] = {}
         self._by_request: dict[str, _Incoming] = {}
@@ -243,6 +245,7 @@ class IncomingHandOvers:
             del self._by_request[one.tracked.name]
 
     def _refuse(self, request: str, engine: str, why: str) -> None:
+        self.missed += 1
         self._logger.warning(
             "kvsm: request %s computes its prompt: nothing was handed over by engine %s: %s",
             request,

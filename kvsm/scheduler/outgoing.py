@@ -72,6 +72,8 @@ class OutgoingHandOvers:
     ) -> None:
         self._core, self._config, self._engine = core, config, engine
         self.leases, self._digest, self._logger, self._new_name = leases, digest, logger, new_name
+        self.ended = dict.fromkeys(LeaseEnd, 0)
+        """How many ended in each way."""
         self._out: dict[str, _Outgoing] = {}
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
@@ -135,6 +137,7 @@ class OutgoingHandOvers:
         self.leases.expire()
         for lease, end in self.leases.take_ended():
             out = self._out.pop(lease)
+            self.ended[end] += 1
             self._core.finish(out.name, aborted=end is not LeaseEnd.TAKEN)
             if end is LeaseEnd.EXPIRED:
                 self._logger.warning(

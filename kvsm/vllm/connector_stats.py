@@ -90,11 +90,17 @@ class StatsSource:
     """The statistics of a ledger since they were taken last.
 
     facts: the values of `config_info`, by label; none if there is no such metric.
+    beside: gives values of metrics that do not follow from the events.
     clock: monotonic time (s); public, so that a test can choose it.
     """
 
-    def __init__(self, metrics: Metrics, facts: Mapping[str, object] | None = None) -> None:
-        self._facts = facts
+    def __init__(
+        self,
+        metrics: Metrics,
+        facts: Mapping[str, object] | None = None,
+        beside: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
+        self._facts, self._beside = facts, beside
         self.clock: Callable[[], float] = time.monotonic
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
@@ -120,7 +126,7 @@ class StatsSource:
             # The same for each host pool with these facts: it is always 1.
             stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
             self._facts = None
-        values = self._metrics.values() | self._metrics.gauges()
+        values = {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
         for name, labels, value in _numbers(values):
             if name in ADDED:
                 series = (name, *labels)

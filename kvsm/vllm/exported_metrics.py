@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from kvsm.hand_over.leases import LeaseEnd
 from kvsm.metrics import METRICS, Metric
 
 _DIRECTIONS = {"direction": ("store", "load")}
@@ -18,6 +19,21 @@ COPIES = (
     Metric("copy_seconds", "counter", "Time spent in copies, on all workers.", _DIRECTIONS),
 )
 """What the workers of the connector count themselves."""
+
+HAND_OVERS = (
+    Metric(
+        "hand_overs_given_up",
+        "counter",
+        "Hand-overs of this prefill engine whose blocks nobody has taken, by the reason.",
+        {"why": tuple([end.value for end in LeaseEnd if end is not LeaseEnd.TAKEN])},
+    ),
+    Metric(
+        "hand_overs_missed",
+        "counter",
+        "Requests that compute a prompt which another engine was to hand over. vLLM's log says why.",
+    ),
+)
+"""What the connector counts itself: the event log does not tell the reasons."""
 
 FACTS = ("cpu_num_chunks", "cpu_blocks_per_chunk", "cpu_kv_cache_size_bytes", "policy", "store", "last_step")
 """The labels of `config_info`. The first three have the names that vLLM's own offload uses."""
@@ -30,7 +46,9 @@ CONFIG_INFO = Metric(
     dict.fromkeys(FACTS, ()),
 )
 
-EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *COPIES, CONFIG_INFO)}
+_OF_CONNECTOR = (*COPIES, *HAND_OVERS, CONFIG_INFO)
+
+EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *_OF_CONNECTOR)}
 """All metrics of the connector by name."""
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")

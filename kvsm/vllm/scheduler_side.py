@@ -77,7 +77,7 @@ class SchedulerSide:
         )
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
-        self._stats = StatsSource(self._core.metrics, _facts(options, config))
+        self._stats = StatsSource(self._core.metrics, _facts(options, config), self._hand_over_counts)
         self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
         """Whether some layers give blocks back while their request runs."""
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
@@ -180,6 +180,15 @@ class SchedulerSide:
         if self._pool is not None:
             self._pool.computing = ()
         return plan
+
+    def _hand_over_counts(self) -> Mapping[str, Any]:
+        """The values of `exported_metrics.HAND_OVERS`, as far as this engine's role has them."""
+        counts: dict[str, Any] = {}
+        if self._outgoing is not None:
+            counts["hand_overs_given_up"] = {end.value: n for end, n in self._outgoing.ended.items()}
+        if self._incoming is not None:
+            counts["hand_overs_missed"] = self._incoming.missed
+        return counts
 
     def _hear_of_hand_overs(self) -> None:
         """Take what prefill engines have answered."""
