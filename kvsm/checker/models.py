@@ -126,7 +126,10 @@ class _HandOverChecks(CheckedModel):
     scopes: Mapping[str, HandOverWorldOptions] = {
         "small": HandOverWorldOptions(resets=0),
         "resets": HandOverWorldOptions(),
-        "full": HandOverWorldOptions(prefill_slots=2, workers=2, failures=1, cuts=1),
+        "ranks": HandOverWorldOptions(workers=2, resets=0),
+        "faults": HandOverWorldOptions(resets=0, failures=1, cuts=1, losses=1),
+        "readers": HandOverWorldOptions(prefill_slots=2, readers=2, resets=0),
+        "full": HandOverWorldOptions(workers=2, failures=1, cuts=1),
     }
 
     def model(self, scope: HandOverWorldOptions) -> RerunModel[HandOverWorld]:

@@ -110,6 +110,11 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
             raise ConfigError("store_threshold counts offers, and a lazy store has none; omit one of them")
         if self.store == "lazy" and self.blocks_per_chunk > 1:
             raise ConfigError("blocks_per_chunk is for an eager store; a lazy store takes single blocks")
+        if self.canonical_layout and self.hand_over_directory is not None:
+            raise ConfigError(
+                "canonical_layout: all ranks share one host pool, but with hand_over_directory each rank "
+                "hands over a pool of its own; omit one of them"
+            )
 
 
 class SpecOptions(CommonOptions, frozen=True, kw_only=True):
@@ -150,6 +155,8 @@ def _problem(name: str, known: Collection[str]) -> str:
     for one in OPTIONS:
         if one.name == name:
             return f"an option of vLLM's own offload: {one.why}"
+    if name in ConnectorOptions.__struct_fields__:
+        return f"an option of KvsmConnector alone. Here there are: {', '.join(known)}"
     near = get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"which kvsm does not know{hint} It knows: {', '.join(known)}"

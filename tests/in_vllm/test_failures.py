@@ -32,7 +32,7 @@ from kvsm.events import LoadPlanned, WorkerReported
 from kvsm.log import LogReader
 from kvsm.replay import Verification, verify_log
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.extra_config import ConnectorOptions, parse
+from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions, parse
 from kvsm.vllm.trial import Trial, TrialFailed, connector_config, run_trial
 
 THRASHING: Mapping[str, Any] = {"num_gpu_blocks_override": 40}
@@ -234,11 +234,21 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
         ({"cpu_bytes_to_use": 1, "log_on_failure": "shrug"}, r"'shrug'.*log_on_failure"),
         ({"cpu_bytes_to_use": 1, "lazy_target_blocks": 4}, "lazy_target_blocks is for a lazy store"),
         ({"cpu_bytes_to_use": 1, "store": "lazy", "store_threshold": 2}, "a lazy store has none"),
+        (
+            {"cpu_bytes_to_use": 1, "canonical_layout": True, "hand_over_directory": "/dev/shm/m"},
+            "with hand_over_directory each rank hands over a pool of its own; omit one of them",
+        ),
     ],
 )
 def test_contradicting_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(ConnectorOptions, options)
+
+
+def test_the_spec_hands_nothing_over() -> None:
+    """Only KvsmConnector does, and a user who tries it with the spec hears so."""
+    with pytest.raises(ConfigError, match="'hand_over_directory', an option of KvsmConnector alone"):
+        parse(SpecOptions, {"cpu_bytes_to_use": 1, "hand_over_directory": "/dev/shm/m"})
 
 
 def test_options_of_others_are_ignored() -> None:

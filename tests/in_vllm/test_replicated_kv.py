@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -172,6 +173,21 @@ def test_nothing_is_shared_without_a_directory() -> None:
     spec = SimpleNamespace(replicated_layout=True, parallel=SimpleNamespace(world_size=2))
     assert spec_replicas(SpecOptions(cpu_bytes_to_use=1), spec) == 2
     assert spec_replicas(SpecOptions(cpu_bytes_to_use=1, shared_pool_directory=None), spec) == 1
+
+
+def test_nothing_is_shared_with_a_hand_over_directory(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each rank hands over a pool of its own. The start says what that costs."""
+    for name in ("vllm", "vllm.kvsm"):
+        monkeypatch.setattr(logging.getLogger(name), "propagate", True)
+    options = ConnectorOptions(cpu_bytes_to_use=1, hand_over_directory="/dev/shm/m")
+    with caplog.at_level(logging.WARNING, "vllm.kvsm"):
+        assert kv_replicas(options, *configs()) == 1
+    assert caplog.messages == [
+        "kvsm: 2 ranks hold the same KV cache, and each keeps its own copy in host memory: with "
+        "hand_over_directory each rank hands over a pool of its own"
+    ]
 
 
 def test_engines_and_connectors_have_files_of_their_own(tmp_path: Path) -> None:
