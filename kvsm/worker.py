@@ -101,6 +101,8 @@ class Worker:
     def poll(self) -> list[WorkerReport]:
         """Reports of the transfers that ended since the last call: first the refused ones, then in order of
         ending."""
+        if not self._live:
+            return []
         results = self._engine.poll()  # first: if it raises, nothing is lost
         if not results and not self._refused:
             return []

@@ -1030,6 +1030,39 @@ def test_evicted_under_a_request_that_has_lost_nothing_offers_nothing_again() ->
     assert [event.kind for event in hand.log[before:]] == ["RequestFinished"]
 
 
+def loaded(hand: Hand, device: int) -> SmallRequest:
+    """A request of 25 tokens. `device` of them are on the device, those up to 16 were loaded, and the others
+    were computed."""
+    hand.store(SmallRequest("old", range(16)), [10, 11, 12, 13])
+    request = SmallRequest("r", range(25), 9)
+    assert hand.admit(request, [*range(7)], local=device) == 16 - device
+    hand.end(hand.step())
+    hand.compute(request)
+    return request
+
+
+@pytest.mark.parametrize("device", [0, 8])
+def test_eager_store_does_not_offer_what_the_load_has_brought(device: int) -> None:
+    """The host had these blocks just now. What the device had is offered, so that the host keeps it."""
+    hand = Hand()
+    request = loaded(hand, device)
+    assert blocks_stored(hand.step(request)) == [4, 5]
+    touched = [len(to_list(event.slots)) for event in of_kind(hand, ev.BlocksTouched)]
+    assert touched == ([device // HASH_TOKENS] if device else [])
+
+
+def test_eager_store_offers_at_the_end_what_a_load_has_brought_and_the_host_has_lost() -> None:
+    """No lost store (S13): the request still has these blocks on the device."""
+    hand = Hand(core={"host_blocks": 8})
+    request = loaded(hand, 0)
+    hand.end(hand.step(request))
+    hand.store(SmallRequest("other", range(100, 120)), [20, 21, 22, 23, 24])
+    lost = [key for key in keys_of(request) if hand.core.lookup(key) is LookupResult.MISS]
+    assert lost
+    hand.scheduler.request_finished(request, [[*range(7)]])
+    assert stored_keys(hand)[-len(lost) :] == lost
+
+
 def test_evicted_under_a_request_but_of_another_offers_nothing_again() -> None:
     """The end of a request makes no event if the host has all its blocks, whatever else it has lost."""
     hand = Hand(core={"host_blocks": 3})

@@ -44,7 +44,7 @@ STATES = {
     "no-references": 1037,
     "losing": 1033,
     "shared": 2313,
-    "router": 294,
+    "router": 285,
 }
 SHORT = ("evictions", "asynchronous", "router")
 """Scopes for the fast suite; `kvsm check` has `small`."""

@@ -8,8 +8,9 @@ left (no doubled or lost store, S13).
 If a store fails, `settled` goes back to its first chunk, so that the next step offers it again. Each chunk
 moves the cursor back once while its request has the same device blocks. After a second failure it is offered
 again when the request ends, and not before: a rank that always fails would else be given the same copies in
-every step. Not offered again before that end:
+every step. Not offered, or not again, before that end:
 
+- a chunk that the request's own load has brought: the host had it just now;
 - a chunk whose store was lost: its worker is most likely dead, and each lost store retires its slots;
 - a mamba state: the engine hands it over once.
 """
@@ -24,7 +25,7 @@ from kvsm.events import Offer, Owners, SkipReason
 from kvsm.offloader import Offloader, PreparedStore
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 from kvsm.scheduler.protocols import DevicePool
-from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.scheduler.tracked import NO_TOKENS, TrackedRequest
 from kvsm.states.request import RequestState
 
 
@@ -78,10 +79,22 @@ class OfferBatch:
             first = 0 if everything else settled[group]
             # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
             told = 0 if finished else offered[group]
-            if first < last:
-                self._add(tracked, group, range(first, last), told, offered[group])
+            parts = [range(first, last)] if everything else self._not_loaded(tracked, group, first, last)
+            for chunks in filter(None, parts):
+                self._add(tracked, group, chunks, told, offered[group])
+        tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
         self._cursors[tracked.name] = tuple(map(max, full, settled)), tuple(map(max, full, offered))
+
+    def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
+        """These chunks without the ones that the request's load has just brought from the host."""
+        spec, (begin, end) = self._config.groups[group], tracked.loaded
+        if spec.kind is not GroupKind.FULL:
+            return [range(first, last)]
+        tokens = spec.block_tokens * self._blocks_per_chunk
+        before = min(max(first, -(-begin // tokens)), last)
+        behind = min(max(before, end // tokens), last)
+        return [range(first, before), range(behind, last)]
 
     def _add(self, tracked: TrackedRequest, group: int, chunks: range, told: int, offered: int) -> None:
         """Add these chunks of a request.

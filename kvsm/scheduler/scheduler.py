@@ -67,6 +67,8 @@ class OffloadScheduler:
         self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
         self._block_tokens = config.alignment
+        self._has_drafter = any(group.drafter for group in config.groups)
+        """Whether a group holds back its last chunk until the request ends."""
 
     # The engine's side.
 
@@ -280,6 +282,8 @@ class OffloadScheduler:
         if tracked is not None and tracked.trusted is not None:
             tracked.trusted = None if good else kept
             tracked.next_offer = 0
+            if good:
+                tracked.loaded = before, after
         self.state.ended_loads.append(LoadEnded(name, good, after if good else kept, lost))
 
     # Storing.
@@ -460,15 +464,25 @@ class OffloadScheduler:
 
     def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
         ledger = self.offloader.ledger
-        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
         everything = tracked.remote_decode or (
             ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
         )
+        if not everything and not self._has_more_to_offer(tracked):
+            return
+        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
         batch.collect(tracked, finished=True, everything=everything)
         if ledger.draining():
             batch.skip(SkipReason.DRAINING)
         else:
             self._offer(batch)
+
+    def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
+        """Whether a request at its end may have chunks that it has not offered, or that wait."""
+        entry = self.offloader.ledger.requests.get(tracked.name)
+        if entry is None or entry.settled != entry.offered or self._has_drafter:
+            return True
+        request = tracked.request
+        return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
 
     def _lost_something(self, tracked: TrackedRequest) -> bool:
         """Whether the host has lost what was stored of this request."""

@@ -17,6 +17,8 @@ from kvsm.scheduler.groups import GroupKind, SchedulerConfig, group_suffix
 from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
+NO_TOKENS = (0, 0)
+
 _PARAMETER = "a parameter of the request, which never changes"
 
 
@@ -30,6 +32,7 @@ class TrackedRequest:
         "admitted_at",
         "countable",
         "keys",
+        "loaded",
         "local",
         "max_load_tokens",
         "max_store_tokens",
@@ -63,6 +66,8 @@ class TrackedRequest:
     trusted: Annotated[int | None, KEPT]
     """Tokens that count as computed, whatever the engine says, while a load writes the others or after it
     failed. None: all."""
+    loaded: Annotated[tuple[int, int], KEPT]
+    """The tokens that a load has brought since the last offer: the first, and the end."""
     next_offer: Annotated[int, KEPT]
     """How many tokens must be confirmed before it has something to offer."""
     retried: Annotated[set[bytes], Seen(lambda one, _: sorted(one.retried))]
@@ -88,6 +93,7 @@ class TrackedRequest:
         ]
         self.local = self.admitted_at = self.next_offer = 0
         self.trusted = self.countable = None
+        self.loaded = NO_TOKENS
         self.retried = set()
         self._take_parameters(config)
 
@@ -142,7 +148,7 @@ class TrackedRequest:
 
     def offer_again(self) -> None:
         """Its cursors restart: it will offer everything again."""
-        self.next_offer = 0
+        self.next_offer, self.loaded = 0, NO_TOKENS
         self.retried.clear()
 
     def settled_before(

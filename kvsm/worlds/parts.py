@@ -204,6 +204,7 @@ declare(
     state=STATE,
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
+    _has_drafter=FIXED,
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)
