@@ -106,6 +106,8 @@ class StatsSource:
         self._pool = str(next(_POOLS))
         self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
+        self._values: dict[str, Any] = {}
+        """All values when they were sent last. None of them may change by itself."""
         self._sent_at = -1, (0, 0)
 
     def take(self) -> KvsmStats | None:
@@ -126,8 +128,10 @@ class StatsSource:
             # The same for each host pool with these facts: it is always 1.
             stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
             self._facts = None
-        values = {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
-        for name, labels, value in _numbers(values):
+        before, values = self._values, {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
+        self._values = values
+        changed = {name: one for name, one in values.items() if name not in ADDED or one != before.get(name)}
+        for name, labels, value in _numbers(changed):
             if name in ADDED:
                 series = (name, *labels)
                 stats.count(name, labels, value - self._sent.get(series, 0))

@@ -29,7 +29,7 @@ SEGMENT_BYTES, LEAST_SEGMENTS = 64 << 20, 8
 """A log with a limit has at least this many segments, however low the limit is: the oldest of them is deleted
 to make room."""
 
-FLUSH_WITHIN_MS = 100
+FLUSH_WITHIN_MS = 250
 """How long the end of a step may wait to be written to the log, while requests run (ms). What is copied is
 written before its copy starts."""
 

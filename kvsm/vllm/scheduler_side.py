@@ -71,6 +71,8 @@ class SchedulerSide:
             publisher = Publisher(self_describing=options.self_describing_kv_events)
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
+        self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
+        """Whether a step computes -> what workers do in most such steps."""
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config)
         self._outgoing, self._incoming, self._service = hand_overs(
             options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config
@@ -150,23 +152,24 @@ class SchedulerSide:
             plan = self._plan_with_states(output)
         else:
             plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, {}))
-        imports, self._imports = tuple(self._imports), []
-        if plan or imports:
-            leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
-            leaving.update({job.transfer: Direction.STORE for job in imports})
-            for transfer in sorted(leaving):
-                self.deadlines.began(transfer, leaving[transfer])
         self._admitted.clear()
         if self._scheduler.state.ended_loads:
             # An abandoned load has failed, and there may be no report that makes vLLM ask.
             good = self._take(())
             assert not good, "a good load needs a report"
-        failed, self._failed_loads = frozenset(self._failed_loads), set()
-        ended, self._ended_loads = frozenset(self._ended_loads), set()
         if self._outgoing is not None:
             # What this plan may write must not be promised to a reader any more.
             self._outgoing.look()
         computes = output.total_num_scheduled_tokens > 0
+        if not (plan or self._imports or self._failed_loads or self._ended_loads):
+            return self._nothing[computes]
+        imports, self._imports = tuple(self._imports), []
+        leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
+        leaving.update({job.transfer: Direction.STORE for job in imports})
+        for transfer in sorted(leaving):
+            self.deadlines.began(transfer, leaving[transfer])
+        failed, self._failed_loads = frozenset(self._failed_loads), set()
+        ended, self._ended_loads = frozenset(self._ended_loads), set()
         return StepPlan(self._host_blocks, plan, failed, ended, imports, computes)
 
     def _plan_with_states(self, output: Any) -> TransferPlan:
