@@ -40,6 +40,11 @@ def models(*, change_answers: bool = True) -> Any:
     )
 
 
+def whole_finders(name: str) -> list[str]:
+    """The parts of kvsm that find every hit of this model."""
+    return [way for way in MODELS[name].ways if way not in MODELS[name].finds_less]
+
+
 @pytest.fixture(scope="session")
 def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A function: name of a model -> its outcome. Each model is served once."""
@@ -60,14 +65,14 @@ def test_hits_are_those_of_the_device(served: Any, name: str) -> None:
     cached = [answer.cached for answer in outcome.device_hits]
     assert cached[:2] == [0, 0]
     assert all(cached[2:])
-    for way in MODELS[name].ways:
+    for way in whole_finders(name):
         assert [answer.cached for answer in outcome.host_hits[way]] == cached
 
 
 @models()
 def test_answers_are_to_the_bit_those_of_vllms_own_prefix_cache(served: Any, name: str) -> None:
     outcome = served(name)
-    for way in MODELS[name].ways:
+    for way in whole_finders(name):
         assert outcome.host_hits[way] == outcome.device_hits
 
 
@@ -79,7 +84,8 @@ def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
     for way in MODELS[name].ways:
         assert [answer.tokens for answer in outcome.host_hits[way]] == expected
         assert [answer.tokens for answer in outcome.crowd[way]] == expected
-        assert all(answer.cached for answer in outcome.crowd[way])
+        found = [bool(answer.cached) for answer in outcome.crowd[way]]
+        assert all(found) or (any(found) and way in MODELS[name].finds_less)
 
 
 @models()
@@ -108,6 +114,14 @@ def test_blocks_of_every_group_come_back(served: Any, name: str) -> None:
 @models()
 def test_the_log_verifies(served: Any, name: str) -> None:
     assert verify_log(served(name).log).good
+
+
+@pytest.mark.slow
+def test_vllms_own_connector_finds_less_of_some_windows(served: Any) -> None:
+    """If this fails, vLLM has mended it. What it does find is loaded."""
+    outcome = served("cohere 2")
+    most = sum(answer.cached for answer in outcome.device_hits)
+    assert 0 < sum(answer.cached for answer in outcome.host_hits["KvsmSpec"]) < most
 
 
 def test_vllms_own_prefix_cache_changes_tokens_of_mla_on_a_cpu(served: Any) -> None:
