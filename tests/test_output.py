@@ -15,6 +15,7 @@ import pytest
 from replay_life import after_reset, scene, story_life, written
 
 from kvsm.cli import output
+from kvsm.cli.counting import counting
 from kvsm.cli.exit_codes import ExitCode
 
 OUTPUT_LOST = int(ExitCode.OUTPUT_LOST)
@@ -120,3 +121,18 @@ def test_a_reader_that_leaves_ends_a_command_with_0(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_long_command_counts_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log of a CI run has no such lines, and standard output never does."""
+    with counting("verified", "events") as progress:
+        assert progress is None
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    with counting("verified", "events") as progress:
+        assert progress is not None
+        progress(1200)
+    out, err = capsys.readouterr()
+    assert (out, "verified 1,200 events" in err) == ("", True)

@@ -51,7 +51,7 @@ class Unavoidable(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.una
 def unavoidable(
     log: str | os.PathLike[str],
     *,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Unavoidable:
@@ -86,7 +86,8 @@ def unavoidable(
                 )
                 future = verify_log(directory, allow_policies=allow_policies, max_slots=max_slots)
             found[at] = future.violations[0].property if future.violations else None
-            progress(len(found))
+            if progress is not None:
+                progress(len(found))
         return found[at] is not None
 
     places = sorted({first + (last - first) * number // (PROBES - 1) for number in range(PROBES)})

@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from kvsm.analysis.diff import LogDiff
 from kvsm.analysis.diff import diff as compare
 from kvsm.analysis.fork import Forked, OtherChoices
 from kvsm.analysis.fork import fork as fork_log
 from kvsm.analysis.unavoidable import Unavoidable, unavoidable
+from kvsm.cli.counting import counting
 from kvsm.cli.diff import print_diff
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.opening import opened_log
@@ -120,13 +119,8 @@ def fork(log: Path, at: int | None, chart: bool, output: Path | None, as_json: b
 
 def _unavoidable(log: Path, trust: dict[str, Any]) -> Unavoidable:
     """Fork the log at many places. On a terminal a line counts the forks."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return unavoidable(log, **trust)
-    columns = (TextColumn("verified {task.completed:,.0f} forks"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("fork", total=None)
-        return unavoidable(log, progress=lambda forks: progress.update(task, completed=forks), **trust)
+    with counting("verified", "forks") as progress:
+        return unavoidable(log, progress=progress, **trust)
 
 
 def _chart(found: Unavoidable, as_json: bool) -> None:

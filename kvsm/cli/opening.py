@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
-
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.opened import open as open_log
+from kvsm.cli.counting import counting
 from kvsm.cli.output import complain
 
 
@@ -25,10 +23,5 @@ def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
 
 
 def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return open_log(log, **trust)
-    columns = (TextColumn("read up to event {task.completed:,.0f}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("read", total=None)
-        return open_log(log, progress=lambda event: progress.update(task, completed=event), **trust)
+    with counting("read up to event") as progress:
+        return open_log(log, progress=progress, **trust)

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
+from kvsm.cli.counting import counting
 from kvsm.cli.log_answers import end_lines, leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -56,7 +55,8 @@ def verify(log: Path, strict: bool, as_json: bool, **trust: Any) -> None:
 
     Exits with 1 if a property is broken, or if the log is damaged or lacks events.
     """
-    verification = _verify_with_progress(log, trust)
+    with counting("verified", "events") as progress:
+        verification = verify_log(log, progress=progress, **trust)
     finished = verification.unfinished is not None and verification.unfinished.finished
     if as_json:
         facts = msgspec.structs.asdict(verification)
@@ -64,16 +64,6 @@ def verify(log: Path, strict: bool, as_json: bool, **trust: Any) -> None:
     else:
         _print_verification(verification)
     leave(verification.condition, good=verification.good and (finished or not strict))
-
-
-def _verify_with_progress(log: Path, trust: dict[str, Any]) -> Verification:
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        return verify_log(log, **trust)
-    columns = (TextColumn("verified {task.completed:,.0f} events"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("verify", total=None)
-        return verify_log(log, progress=lambda events: progress.update(task, completed=events), **trust)
 
 
 def _print_verification(found: Verification) -> None:

@@ -1,0 +1,25 @@
+"""How far a long command is: a line on a terminal, and nothing anywhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+
+@contextmanager
+def counting(before: str, after: str = "") -> Iterator[Callable[[int], None] | None]:
+    """What to call with the number reached so far. None if nobody watches: then nothing need be counted.
+
+    before, after: what the line says around the number, as in `verified 1,200 events`.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = TextColumn(f"{before} {{task.completed:,.0f}} {after}".rstrip()), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(before, total=None)
+        yield lambda number: progress.update(task, completed=number)
