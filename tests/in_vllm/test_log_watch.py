@@ -64,6 +64,7 @@ class Rig:
         for _ in range(times):
             self.core.offloader.arrive(f"r{self.core.offloader.step}")
             self.core.offloader.end_step()
+            self.watch.flush()  # The end of a step may wait a little for it.
         return self.core.offloader.ledger.seq
 
 
