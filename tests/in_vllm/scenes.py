@@ -408,19 +408,20 @@ def shut_down_in_mid_copy(stage: Stage) -> None:
     stage.note("in flight at shutdown", sorted({transfer.direction.name for transfer in live}))
 
 
+DISTURBANCES = (
+    abort_in_mid_load,
+    abort_all_in_mid_load,
+    abort_before_the_load_fails,
+    abort_when_the_load_has_ended,
+    reset_under_load,
+    reset_running_requests,
+    sleep,
+    pause,
+    fail_loads,
+    shut_down_in_mid_copy,
+)
+"""In this order on one engine. The last one shuts it down. All answers are to the prompts as they are."""
+
 SCENES: Mapping[str, Callable[[Stage], None]] = {
-    scene.__name__: scene
-    for scene in (
-        abort_in_mid_load,
-        abort_all_in_mid_load,
-        abort_before_the_load_fails,
-        abort_when_the_load_has_ended,
-        reset_under_load,
-        reset_running_requests,
-        sleep,
-        pause,
-        fail_loads,
-        serve_once,
-        shut_down_in_mid_copy,
-    )
+    scene.__name__: scene for scene in (*DISTURBANCES, serve_once)
 }

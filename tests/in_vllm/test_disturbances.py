@@ -14,12 +14,12 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from scenes import (
+    DISTURBANCES,
     HOST_BYTES,
     MAX_TOKENS,
     MODELS,
     POOL,
     PROMPTS,
-    SCENES,
     Told,
     expected,
     play,
@@ -38,7 +38,13 @@ Played = tuple[str, str, Told, Verification]
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Played:
     model, store = request.param
     logs = tmp_path_factory.mktemp("logs")
-    told = play(list(SCENES), logs, model=model, store=store, cpu_bytes_to_use=HOST_BYTES)
+    told = play(
+        [scene.__name__ for scene in DISTURBANCES],
+        logs,
+        model=model,
+        store=store,
+        cpu_bytes_to_use=HOST_BYTES,
+    )
     (log,) = logs.iterdir()
     return model, store, told, verify_log(log)
 
