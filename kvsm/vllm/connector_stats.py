@@ -91,6 +91,7 @@ class StatsSource:
 
     facts: the values of `config_info`, by label; none if there is no such metric.
     beside: gives values of metrics that do not follow from the events.
+    interval_s: between two statistics while requests run (s).
     clock: monotonic time (s); public, so that a test can choose it.
     """
 
@@ -99,8 +100,9 @@ class StatsSource:
         metrics: Metrics,
         facts: Mapping[str, object] | None = None,
         beside: Callable[[], Mapping[str, Any]] = dict,
+        interval_s: float = STATS_INTERVAL_S,
     ) -> None:
-        self._facts, self._beside = facts, beside
+        self._facts, self._beside, self._interval_s = facts, beside, interval_s
         self.clock: Callable[[], float] = time.monotonic
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
@@ -114,7 +116,7 @@ class StatsSource:
         """What has changed since the last statistics.
 
         None if no event has happened, and nothing to the log; and None while requests run, until
-        `STATS_INTERVAL_S` is over. When no request is left, the engine may take no other step: then all that
+        `interval_s` is over. When no request is left, the engine may take no other step: then all that
         has changed is told at once.
         """
         if self._ledger.requests and self.clock() < self._due_at:
@@ -122,7 +124,7 @@ class StatsSource:
         now = self._ledger.seq, self._metrics.log_health()
         if now == self._sent_at:
             return None
-        self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
+        self._sent_at, self._due_at = now, self.clock() + self._interval_s
         stats = KvsmStats()
         if self._facts is not None:
             # The same for each host pool with these facts: it is always 1.

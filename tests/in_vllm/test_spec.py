@@ -91,7 +91,7 @@ def test_vllm_finds_the_spec_by_its_name() -> None:
     ("options", "message"),
     [
         ({"polcy": "lru"}, "'polcy'.*did you mean policy"),
-        ({"store": "lazy"}, "'store', which kvsm does not know"),
+        ({"store": "lazy"}, "'store', an option of KvsmConnector alone"),
         ({"verify_copies": True}, "verify_copies.*use KvsmOffloadingConnector"),
         ({"last_step": "flush"}, "last_step.*use KvsmOffloadingConnector"),
         ({"cpu_bytes_to_use": 999}, "less than the 1,000 bytes"),
