@@ -122,7 +122,7 @@ class _CopyChecks(CheckedModel):
 
 class _HandOverChecks(CheckedModel):
     name = "hand-over"
-    says = "two real cores, one of which hands blocks to the other, with a lease that ends at any moment"
+    says = "a real core hands blocks to another one, under a lease that ends at any moment"
     scopes: Mapping[str, HandOverWorldOptions] = {
         "small": HandOverWorldOptions(resets=0),
         "resets": HandOverWorldOptions(),

@@ -170,7 +170,7 @@ TARGETS: dict[str, WalkTarget] = {
         1,
     ),
     "hand-over": WalkTarget(
-        "two engines, one of which hands the blocks of prompts to the other",
+        "a prefill engine hands the blocks of prompts to a decode engine",
         HandOverWorldOptions,
         HandOverWorld,
         draw_hand_over_options,

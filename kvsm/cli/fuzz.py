@@ -132,7 +132,7 @@ def fuzz(
       core        the offload core alone, every call in every order: the fastest
       serving     the core and the scheduler, with a small engine around them
       copies      the engine of streams and events, on a simulated device
-      hand-over   two engines, one of which hands the blocks of prompts to the other
+      hand-over   a prefill engine hands the blocks of prompts to a decode engine
       all         all of these
 
     \b

@@ -7,8 +7,8 @@
     the lease ends, the pins go        <--  "I have read them": were they held all along?
 
 Neither engine waits for the other in a step, and neither trusts the other to be alive. The prefill engine
-gives the memory up when the time of a lease is up, whoever reads. The decode engine believes what it copied
-only if the lease was still its own after the copy.
+gives the memory up when the time of a lease is up, even while somebody reads it. The decode engine believes
+what it copied only if the lease was still its own after the copy.
 
 - `leases`: the table of leases: who may read, and until when;
 - `messages`: what the two engines say to each other, and the names by which they meet;

@@ -1,8 +1,7 @@
 """`PoolImports`: one rank copies its share of handed-over blocks into its own host pool.
 
-The copies are those of `HostCopyEngine`, from rows of the other engine's pool to rows of this one. A pool is
-mapped while copies out of it are in flight, and no longer: the memory of an engine that has ended is free
-only when nobody maps it.
+`HostCopyEngine` copies rows of the other engine's pool to rows of this one. A pool is mapped while copies out
+of it are in flight, and no longer: the memory of an engine that has ended is free only when nobody maps it.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class LeaseTable:
                 lease.state, lease.offer = HandOverState.READY, offer
 
     def revoke(self, name: str) -> None:
-        """Its blocks go, whoever reads them. No reader is told "held all along" from now on."""
+        """Its blocks go, even while somebody reads them. From now on no reader is told "held all along"."""
         with self._lock:
             _end(self._leases[name], LeaseEnd.REVOKED)
 

@@ -28,7 +28,6 @@ from kvsm.vllm.copy_cores import copy_cores
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 """Between two looks at copies that a step waits for. The pause doubles each time."""
 
-
 A_MOMENT_S = (50e-6, 100e-6, 200e-6, 400e-6, 800e-6)
 """The pauses of a step that computes nothing, as long as copies are in flight."""
 

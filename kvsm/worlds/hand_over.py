@@ -118,7 +118,7 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
         return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
 
     def tokens(self, prompt: int) -> list[int]:
-        """The tokens of the prompt of this number. The last one is computed by whoever decodes."""
+        """The tokens of the prompt of this number. The decode engine computes the last one."""
         count = self.length * self.blocks_per_chunk * HASH_TOKENS
         shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
         return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
