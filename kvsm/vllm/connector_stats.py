@@ -91,7 +91,7 @@ class StatsSource:
 
     facts: the values of `config_info`, by label; none if there is no such metric.
     beside: gives values of metrics that do not follow from the events.
-    interval_s: between two statistics while requests run (s).
+    busy: whether other steps are sure to follow. Then statistics are taken once in `STATS_INTERVAL_S`.
     clock: monotonic time (s); public, so that a test can choose it.
     """
 
@@ -100,9 +100,9 @@ class StatsSource:
         metrics: Metrics,
         facts: Mapping[str, object] | None = None,
         beside: Callable[[], Mapping[str, Any]] = dict,
-        interval_s: float = STATS_INTERVAL_S,
+        busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._facts, self._beside, self._interval_s = facts, beside, interval_s
+        self._facts, self._beside, self._busy = facts, beside, busy
         self.clock: Callable[[], float] = time.monotonic
         self._due_at = 0.0
         self._pool = str(next(_POOLS))
@@ -115,16 +115,16 @@ class StatsSource:
     def take(self) -> KvsmStats | None:
         """What has changed since the last statistics.
 
-        None if no event has happened, and nothing to the log; and None while requests run, until
-        `interval_s` is over. When no request is left, the engine may take no other step: then all that
-        has changed is told at once.
+        None if no event has happened, and nothing to the log; and None while the engine is busy, until
+        `STATS_INTERVAL_S` is over. An engine that is not busy may take no other step: then all that has
+        changed is told at once.
         """
-        if self._ledger.requests and self.clock() < self._due_at:
+        if self.clock() < self._due_at and self._busy():
             return None
         now = self._ledger.seq, self._metrics.log_health()
         if now == self._sent_at:
             return None
-        self._sent_at, self._due_at = now, self.clock() + self._interval_s
+        self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
         stats = KvsmStats()
         if self._facts is not None:
             # The same for each host pool with these facts: it is always 1.

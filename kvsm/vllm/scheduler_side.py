@@ -79,7 +79,12 @@ class SchedulerSide:
         )
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
-        self._stats = StatsSource(self._core.metrics, _facts(options, config), self._hand_over_counts)
+        self._stats = StatsSource(
+            self._core.metrics,
+            _facts(options, config),
+            beside=self._hand_over_counts,
+            busy=lambda: bool(self._scheduler.state.tracked),
+        )
         self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
         """Whether some layers give blocks back while their request runs."""
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)

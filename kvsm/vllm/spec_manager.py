@@ -115,7 +115,7 @@ class KvsmManager(OffloadingManager):
         self._not_stored: list[bytes] = []
         """Keys whose store has failed or was lost since the last `take_events`."""
         # vLLM tells the end of a request in the next step, which may never come. Any step may be the last.
-        self._stats = StatsSource(core.metrics, interval_s=0)
+        self._stats = StatsSource(core.metrics)
         self._not_offloaded: set[str] = set()
         """Requests whose client wants none of their blocks stored."""
         self._config_info = dict(config_info or {})
