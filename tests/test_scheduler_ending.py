@@ -243,6 +243,16 @@ def test_preemption_asks_for_a_flush_where_no_references_protect_the_blocks() ->
     assert hand.step(preempted={"r"}).flush == (transfer,)
 
 
+def test_a_preemption_that_was_told_early_is_noted_for_one_step() -> None:
+    """A request that asks again was preempted. The note must be gone when a later step preempts it again."""
+    hand, request = Hand(pool=SmallPool(64)), SmallRequest("r", range(13), 9)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.scheduler.get_num_new_matched_tokens(request, 0)
+    assert hand.scheduler.state.preempted == {"r"}
+    hand.step()
+    assert not hand.scheduler.state.preempted
+
+
 def test_preemption_asks_for_no_flush_where_references_do() -> None:
     hand = Hand(pool=SmallPool(64))
     lives(hand, "storing")

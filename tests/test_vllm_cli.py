@@ -370,6 +370,16 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
     )
 
 
+def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is told before the engines run, which takes minutes."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("kvsm.cli.vllm.compare", None)
+    result = kvsm("bench", "vllm", "--output", str(tmp_path / "file" / "below"))
+    assert result.exit_code == 2
+    assert "--output: cannot write" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 # The documents.
 
 

@@ -193,6 +193,9 @@ def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) 
     this benchmark copy for them, because vLLM's own need CUDA.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if output is not None:  # Not only when minutes have gone by.
+        with _writing(output, "--output"):
+            output.parent.mkdir(parents=True, exist_ok=True)
     with _progress() as tell:
         found = compare(Bench(**options), tell, peers=peers)
     text = page(found)
@@ -202,5 +205,4 @@ def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) 
         say_text(text)
     if output is not None:
         with _writing(output, "--output"):
-            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(text)

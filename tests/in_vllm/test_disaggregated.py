@@ -194,6 +194,26 @@ def test_a_block_that_the_decode_engine_has_is_not_copied_again(make_pair: Calla
     assert [len(event.keys) for event in stores] == [3, FULL - 3]
 
 
+def test_a_lease_holds_no_statistics_back(make_pair: Callable[..., Pair]) -> None:
+    """The prefill engine may take no other step before somebody comes, and nobody may come."""
+    pair = make_pair()
+    source = pair.prefill.scheduler.connector._side._stats
+    source.clock = lambda: 0.0
+    told: Counter[str] = Counter()
+
+    def take(original: Any = source.take) -> Any:
+        stats = original()
+        told.update(stats.data.get("requests", {}) if stats is not None else {})
+        return stats
+
+    source.take = take
+    answer = pair.prefilled(PROMPT)
+    assert pair.outgoing._out
+    assert told == {"finished": 1}
+    pair.decoded(PROMPT, answer)
+    pair.close()
+
+
 def refused(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Why hand-overs came to nothing, one line each."""
     begins = "computes its prompt: nothing was handed over by engine"
