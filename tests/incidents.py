@@ -447,7 +447,7 @@ def healthy_restart(directory: Path, seed: int = 1) -> Path:
 
 def healthy_full(directory: Path, seed: int = 1) -> Path:
     """The host pool is full for most of the time, and evicts what nobody comes back for."""
-    return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1500).serve().close()
+    return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1700).serve().close()
 
 
 Seeding = Callable[..., Path]

@@ -43,7 +43,7 @@ STATES = {
     "hybrid": 1010,
     "no-references": 1037,
     "losing": 1033,
-    "shared": 2313,
+    "shared": 2307,
     "router": 285,
 }
 SHORT = ("evictions", "asynchronous", "router")

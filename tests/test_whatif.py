@@ -206,7 +206,7 @@ def test_a_log_that_begins_late_begins_with_a_full_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Retention deletes the oldest segments. What they stored is still served."""
-    opened = partial(Offloader.open, segment_bytes=1 << 16, max_bytes=1 << 17)
+    opened = partial(Offloader.open, segment_bytes=1 << 17, max_bytes=1 << 18)
     monkeypatch.setattr(Offloader, "open", opened)
     late = read_demand(LogReader(served(tmp_path / "log")), Trust())
     assert late.first > 1

@@ -295,6 +295,6 @@ def _notes(demand: Demand, found: PoolComparison) -> list[str]:
     if demand.first > 1:
         lines.append(
             f"The log begins with event {demand.first:,}. The pools begin with what the host had there, "
-            "ordered by age; how often it was used before is not known."
+            "ordered by age; how often it was used before is not known. The comparisons were with whole logs."
         )
     return lines
