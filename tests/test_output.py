@@ -20,7 +20,8 @@ from kvsm.cli.exit_codes import ExitCode
 
 OUTPUT_LOST = int(ExitCode.OUTPUT_LOST)
 KVSM = [sys.executable, "-m", "kvsm"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": ""}
+"""With buffers, as users have it: what cannot be written stays in them until the interpreter's exit."""
 
 # Runs each command in two forks, whose standard output is a full device and closed. Prints the exit codes.
 FORKS = """

@@ -132,10 +132,11 @@ def complain(text: str) -> None:
     """Print a line to standard error, with the name of the program in front."""
     err = sys.stderr
     if err is not None:
-        # Nobody can be told that nobody can be told.
-        with suppress(OSError):
+        try:
             err.write(f"kvsm: {encodable(text, err)}\n")
             err.flush()
+        except OSError:  # Nobody can be told that nobody can be told.
+            _discard(err)
 
 
 @contextmanager
@@ -148,10 +149,10 @@ def writing() -> Iterator[TextIO]:
         yield out
     except BrokenPipeError:
         # The reader of our output has left: nothing is wrong.
-        _discard_output()
+        _discard(out)
         raise SystemExit(ExitCode.GOOD) from None
     except OSError as error:
-        _discard_output()
+        _discard(out)
         _lose_output(error.strerror or str(error))
 
 
@@ -185,10 +186,10 @@ def encodable(line: str, out: Any) -> str:
     return printable(line).encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _discard_output() -> None:
-    """What is still buffered goes nowhere, so that the interpreter does not fail on it at exit."""
+def _discard(stream: TextIO) -> None:
+    """What is still buffered goes nowhere: the interpreter would fail on it at exit, with another code."""
     with suppress(OSError, ValueError):  # A stream of a test has no descriptor.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _lose_output(reason: str) -> NoReturn:
