@@ -25,6 +25,21 @@ SHARING = frozenset(
 """Files whose tests share engines."""
 
 
+LONGEST_FIRST = ("test_serve", "test_failures", "test_disturbances", "test_check", "test_replicated_kv")
+"""Files that take minutes. With several test processes, one that began last would leave the others idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares engines begins, then the longest files."""
+    items.sort(key=lambda item: _turn(item.path.stem))
+
+
+def _turn(file: str) -> int:
+    if file in SHARING:
+        return -1
+    return LONGEST_FIRST.index(file) if file in LONGEST_FIRST else len(LONGEST_FIRST)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several test processes, the tests of a file stay in one process, and no engine runs twice."""
@@ -35,6 +50,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             file = Path(nodeid.partition("::")[0]).stem
             return "engines" if file in SHARING else file
 
+    config.option.loadscopereorder = False  # The order is that of `pytest_collection_modifyitems`.
     return TogetherWhatShares(config, log)
 
 
