@@ -30,8 +30,8 @@ def test_the_readme_counts_right() -> None:
     )
     assert f"{sum(one.source.startswith('vllm') for one in EXHIBITS.values())} of them vLLM's" in text
     measured = (README.parent / "benchmarks" / "results" / "vllm_cpu.md").read_text(encoding="utf-8")
-    assert f"| KvsmConnector |{measured.split('| KvsmConnector |')[1]}".split(" | ")[2].startswith("1.54 ")
-    assert "**1.54 times**" in text
+    ratio = measured.split("| KvsmConnector | ")[1].split(" | ")[1].split()[0]
+    assert f"**{ratio} times**" in text
 
 
 def test_a_bug_in_the_readme_comes_from_more_than_one_system() -> None:
