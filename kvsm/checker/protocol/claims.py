@@ -8,6 +8,7 @@ from kvsm.checker.protocol.state import (
     INSTANT,
     KERNEL,
     READABLE,
+    REPORT,
     UNUSED,
     VOIDED,
     ProtocolState,
@@ -17,12 +18,10 @@ from kvsm.checker.protocol.terms import (
     TRUE,
     Claim,
     CounterOf,
-    Equal,
     Exists,
     ForAll,
     If,
     InState,
-    Less,
     Term,
     Total,
     all_of,
@@ -48,41 +47,44 @@ def always(state: ProtocolState) -> tuple[Claim, ...]:
 
 def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
     """Properties of the core's own books."""
-    d, s, w, k = state.d, state.s, state.w, state.k
-    block, transfer = state.block[s], state.transfer[d]
-    named_by_key = InState(block, INDEXED) & state.slot_key[s].equals(k)
+    t, d, s, s2, m, k = state.t, state.d, state.s, state.s2, state.m, state.k
+    block, transfer = state.block[s], state.transfer[t]
+    named, also_named = (
+        InState(state.block[one], INDEXED) & state.slot_key[one].equals(k) for one in (s, s2)
+    )
     readable = InState(block, READABLE)
-    unreported = Total(w, state.instant[d, w].differs(INSTANT["REPORTED"]))
     return (
         Claim(
             Property.CONSERVATION,
             "The index names at most one slot for a key.",
-            ForAll(k, Less(Total(s, named_by_key), number(2))),
+            ForAll(k, ForAll(s, ForAll(s2, _holds(named & also_named, s.equals(s2))))),
         ),
         Claim(
             Property.NO_REUSE_IN_FLIGHT,
-            "The state of a slot fits the live copy that touches it.",
-            ForAll(d, ForAll(s, _holds(state.is_live(d) & state.named(), _state_under_copy(state)))),
+            "The state of a slot fits each live transfer that touches it.",
+            ForAll(t, ForAll(s, _holds(state.touches_slot(t, s), _state_under_copy(state)))),
         ),
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
             "The numbers of copies, pins and leases equal the numbers of their holders.",
-            ForAll(s, _counts_equal_holders(state)) & ForAll(d, _lease_equals_copy(state)),
+            ForAll(s, _counts_equal_holders(state)) & ForAll(d, _leases_equal_copies(state)),
         ),
         Claim(
             Property.STALE_REPORTS,
             "A transfer waits once for each worker that has not reported.",
-            ForAll(d, _holds(state.is_under_way(d), CounterOf(transfer, "pending").equals(unreported))),
+            ForAll(t, _holds(state.is_under_way(t), _reports_are_counted(state))),
         ),
         Claim(
             Property.MATCH_HOLDS,
             "A slot that a match holds can be read.",
-            ForAll(s, _holds(state.matches[s].differs(number(0)), readable)),
+            ForAll(m, ForAll(s, _holds(state.match_slot[m].equals(s), readable))),
         ),
         Claim(
             Property.LEGAL_CALLS,
             "Every step taken is in its machine's table.",
-            ForAll(s, is_legal(block)) & ForAll(d, is_legal(transfer) & is_legal(state.lease[d])),
+            all_of(
+                ForAll(s, is_legal(block)), ForAll(t, is_legal(transfer)), ForAll(d, is_legal(state.lease[d]))
+            ),
         ),
         Claim(
             Property.NO_STALE_DATA,
@@ -97,7 +99,7 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
     d, s, w = state.d, state.s, state.w
     readable = InState(state.block[s], READABLE)
     content, kernel = state.content[d, w], state.kernel[d, w]
-    in_use = all_of(~state.is_free(d), ~state.loads(d), kernel.differs(KERNEL["WRITES"]))
+    in_use = all_of(~state.is_free(d), ~state.is_loaded(d), kernel.differs(KERNEL["WRITES"]))
     return (
         Claim(
             Property.PUBLISH_AFTER_COMMIT,
@@ -118,8 +120,8 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
 
 
 def _state_under_copy(state: ProtocolState) -> Term:
-    """The slot s is in a state that fits the live transfer of d."""
-    block, transfer = state.block[state.s], state.transfer[state.d]
+    """The slot s is in a state that fits the live transfer t."""
+    block, transfer = state.block[state.s], state.transfer[state.t]
     in_store = any_of(
         *(
             InState(transfer, (one,)) & InState(block, (other,))
@@ -132,58 +134,78 @@ def _state_under_copy(state: ProtocolState) -> Term:
     )
     abandoned = InState(transfer, (TransferState.ABANDONED,))
     in_load = InState(block, VOIDED) | (~abandoned & InState(block, (BlockState.LOADING,)))
-    return If(state.stores(state.d), in_store, in_load)
+    return If(state.stores(state.t), in_store, in_load)
 
 
 def _counts_equal_holders(state: ProtocolState) -> Term:
-    """The counters of the slot's block equal the transfers that touch it and the matches that hold it."""
-    d, block = state.d, state.block[state.s]
-    planned_store = state.stores(d) & state.is_planned(d)
-    touching = Total(d, all_of(state.is_live(d), state.named(), ~planned_store))
+    """The counters of the slot's block equal the copies that touch it and the matches that hold it."""
+    t, c, s, m = state.t, state.c, state.s, state.m
+    block = state.block[s]
+    at_work = Exists(t, state.of(c, t) & ~(state.stores(t) & state.is_planned(t)))
+    touching = Total(c, at_work & state.copy_slot[c].equals(s))
     # A retired slot counts no copies. An unused slot under a copy breaks "no reuse in flight" already.
     counted = ~InState(block, (*UNUSED, BlockState.RETIRED))
     copies, pins = CounterOf(block, "copies"), CounterOf(block, "pins")
-    return _holds(counted, copies.equals(touching)) & pins.equals(state.matches[state.s])
+    holding = Total(m, state.match_slot[m].equals(s))
+    return _holds(counted, copies.equals(touching)) & pins.equals(holding)
 
 
-def _lease_equals_copy(state: ProtocolState) -> Term:
-    """A store leases its device block for reading, a load for writing; nothing else does."""
-    d = state.d
-    lease = state.lease[d]
+def _leases_equal_copies(state: ProtocolState) -> Term:
+    """Stores lease their device blocks for reading, a load for writing; nothing else does."""
+    t, c, d = state.t, state.c, state.d
+    lease, on_device = state.lease[d], state.copy_device[c].equals(d)
+    read_by = Total(c, Exists(t, state.of(c, t) & state.stores(t)) & on_device)
+    written_by = Total(c, Exists(t, state.of(c, t) & state.loads(t)) & on_device)
+    writing = InState(lease, (LeaseState.WRITING,))
     return all_of(
-        Equal(InState(lease, (LeaseState.READING,)), state.stores(d)),
-        Equal(InState(lease, (LeaseState.WRITING,)), state.loads(d)),
+        CounterOf(lease, "readers").equals(read_by),
+        If(writing, written_by.equals(number(1)), written_by.equals(number(0))),
+        _holds(InState(lease, (LeaseState.NONE, LeaseState.WRITING, LeaseState.RETIRED)), read_by.equals(number(0))),
+    )
+
+
+def _reports_are_counted(state: ProtocolState) -> Term:
+    """The counters of the transfer t equal the workers that have not reported, and those that reported bad."""
+    t, w = state.t, state.w
+    transfer, report = state.transfer[t], state.report[t, w]
+    submitted = InState(transfer, (TransferState.SUBMITTED,))
+    return all_of(
+        CounterOf(transfer, "pending").equals(Total(w, report.equals(REPORT["NONE"]))),
+        _holds(submitted, CounterOf(transfer, "failed").equals(Total(w, report.equals(REPORT["BAD"])))),
     )
 
 
 def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
     """Dangerous situations: an exploration that meets none of one kind has proved little."""
-    d, w = state.d, state.w
-    all_written = ForAll(w, state.at("WRITTEN") | state.at("REPORTED"))
+    t, c, d, w = state.t, state.c, state.d, state.w
     kernel = state.kernel[d, w]
+    all_written = ForAll(c, ForAll(w, ~state.of(c, t) | state.at("WRITTEN")))
+    under_kernel = {
+        does: Exists(
+            c, Exists(d, Exists(w, all_of(state.of(c, t), state.copy_device[c].equals(d), kernel.equals(KERNEL[does]))))
+        )
+        for does in ("WRITES", "READS")
+    }
     claims = [
         Claim(
-            "a hit is loaded", "A load has written on every worker.", Exists(d, state.loads(d) & all_written)
+            "a hit is loaded",
+            "A load has written on every worker.",
+            Exists(t, all_of(state.loads(t), state.is_under_way(t), all_written)),
         ),
         Claim(
             "a store is ahead of its kernel",
             "A store was submitted before the kernel that writes its block ran.",
-            Exists(
-                d,
-                all_of(state.stores(d), state.is_under_way(d), Exists(w, kernel.equals(KERNEL["WRITES"]))),
-            ),
+            Exists(t, all_of(state.stores(t), state.is_under_way(t), under_kernel["WRITES"])),
         ),
         Claim(
             "a load is ahead of an old reader",
             "A load was submitted before a kernel that reads its block's former content ran.",
-            Exists(
-                d, all_of(state.loads(d), state.is_under_way(d), Exists(w, kernel.equals(KERNEL["READS"])))
-            ),
+            Exists(t, all_of(state.loads(t), state.is_under_way(t), under_kernel["READS"])),
         ),
         Claim(
             "a freed block is stored",
             "The engine has freed a block that a store still reads.",
-            Exists(d, state.stores(d) & state.is_free(d)),
+            Exists(t, Exists(d, all_of(state.stores(t), state.touches_device(t, d), state.is_free(d)))),
         ),
     ]
     return (*claims, *_sometimes_when(state, scope))
@@ -191,19 +213,25 @@ def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
 
 def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
     """Situations that some scopes exclude."""
-    d, s = state.d, state.s
-    block, transfer, claims = state.block[s], state.transfer[d], []
-    if scope.live_transfers > 1 and scope.device_blocks > 1:
+    t, d, s, c, c2 = state.t, state.d, state.s, state.c, state.c2
+    block, transfer, claims = state.block[s], state.transfer[t], []
+    if scope.live_transfers > 1 and scope.copies > 1 and scope.device_blocks > 1:
         two = InState(block, (BlockState.LOADING,)) & CounterOf(block, "copies").equals(number(2))
         claims.append(Claim("two loads read one slot", "A slot has two readers.", Exists(s, two)))
+    if scope.several and min(scope.copies, scope.slots, scope.device_blocks, scope.keys) > 1:
+        several = all_of(state.of(c, t), state.of(c2, t), ~c.equals(c2), state.is_under_way(t))
+        for direction, of_direction in (("store", state.stores(t)), ("load", state.loads(t))):
+            name = f"a {direction} has two blocks"
+            says = f"A {direction} of two blocks is with the workers."
+            claims.append(Claim(name, says, Exists(t, Exists(c, Exists(c2, several & of_direction)))))
     if scope.resets:
         quarantined = InState(block, (BlockState.QUARANTINED,))
-        abandoned = state.is_live(d) & InState(transfer, (TransferState.ABANDONED,))
-        under_copy = Exists(d, Exists(s, all_of(abandoned, state.named(), quarantined)))
+        abandoned = state.is_live(t) & InState(transfer, (TransferState.ABANDONED,))
+        under_copy = Exists(t, Exists(s, all_of(abandoned, state.touches_slot(t, s), quarantined)))
         says = "A reset has voided a slot that a copy touches."
         claims.append(Claim("a slot is quarantined under a copy", says, under_copy))
     if scope.failures and scope.workers > 1:
-        failed = Exists(d, state.loads(d) & CounterOf(transfer, "failed").differs(number(0)))
+        failed = Exists(t, state.loads(t) & CounterOf(transfer, "failed").differs(number(0)))
         claims.append(Claim("a load fails", "A worker reported a load as bad.", failed))
     if scope.losses and scope.slots > 1:
         lost = Exists(s, state.stray_slot[s].equals(TRUE)) & Exists(d, state.stray_device[d].equals(TRUE))
@@ -213,22 +241,24 @@ def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
 
 def rest(state: ProtocolState) -> Term:
     """Everything is wound down: no request holds anything, and nothing is queued or under way."""
-    d, s = state.d, state.s
-    quiet = all_of(state.is_free(d), ~state.is_live(d), state.idle_compute(d))
-    return ForAll(d, quiet) & ForAll(s, state.matches[s].equals(number(0)))
+    d, t, m = state.d, state.t, state.m
+    return all_of(
+        ForAll(d, state.is_free(d) & state.idle_compute(d)),
+        ForAll(t, ~state.is_live(t)),
+        ForAll(m, state.match_slot[m].equals(state.a_slot.none)),
+    )
 
 
 def rank(state: ProtocolState) -> Term:
     """An upper bound on the draining actions left to take."""
-    d, s, w = state.d, state.s, state.w
-    held = ~state.is_free(d)
-    kernels = Total(w, state.kernel[d, w].differs(KERNEL["NONE"]))
-    # A copy has four instants ahead at first, and one less for each that it has passed.
+    t, c, d, m, w = state.t, state.c, state.d, state.m, state.w
+    # A copy has three instants ahead at first, and one less for each that it has passed.
     passed = (("QUEUED",), ("QUEUED", "STARTED"), ("QUEUED", "STARTED", "READ"))
     to_go = [any_of(*(state.at(instant) for instant in instants)) for instants in passed]
-    to_go.append(~state.at("REPORTED"))
-    copies = [Total(w, state.is_live(d) & ahead) for ahead in to_go]
-    of_block = held + kernels + state.is_planned(d) + state.is_live(d)
-    for copy in copies:
-        of_block = of_block + copy
-    return Total(d, of_block) + Total(s, state.matches[s])
+    unreported = state.is_live(t) & state.report[t, w].equals(REPORT["NONE"])
+    kernels = state.kernel[d, w].differs(KERNEL["NONE"])
+    total: Term = Total(d, ~state.is_free(d)) + Total(d, Total(w, kernels))
+    total = total + Total(t, state.is_planned(t)) + Total(t, state.is_live(t)) + Total(t, Total(w, unreported))
+    for ahead in to_go:
+        total = total + Total(c, Total(w, state.is_copy(c) & ahead))
+    return total + Total(m, state.match_slot[m].differs(state.a_slot.none))

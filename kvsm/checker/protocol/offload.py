@@ -1,20 +1,21 @@
 """The offload protocol: device blocks, slots, and the copies between them on several workers.
 
 It declares what may happen in which order, apart from any code. The engine queues kernels. The core plans
-copies and hears of their ends. The workers make the copies. Kernels and copies run some time after they were
-queued. A copy reads, writes and is reported at three instants. Each worker goes at its own pace.
+transfers of several blocks and hears of their ends. The workers make the copies. Kernels and copies run some
+time after they were queued. A copy reads and writes at two instants, and a worker reports the whole transfer
+at a third. Each worker goes at its own pace.
 
 The life of a block, from top to bottom:
 
 1. `compute`, `run`       the engine queues kernels that write a device block; each worker runs its own
-2. `plan_store`, `submit` the device block is leased and a slot allocated; the copy leaves for the workers
+2. `plan_store`, `submit` the device block is leased and a slot allocated; the transfer leaves for the workers
 3. `start` ... `write_slot`   on each worker, after the kernels that write the device block
 4. `end_good`             the last worker's report: the slot can be read
 5. `match`, `plan_load`   a request counts on the slot; a device block is taken for it
 6. `start` ... `write_device` on each worker, after the kernels of the device block's former owner
 7. `end_good`             the last report: the engine may compute with the device block (`attend`)
 
-A device block has at most one transfer, so the transfer is among the device block's variables. The tables in
+A plan gets its blocks one after the other (`store_more`, `load_more`), as long as it has not left. The tables in
 `kvsm.states` say what a slot's block, a transfer and a lease do on a trigger.
 """
 
@@ -31,6 +32,7 @@ from kvsm.checker.protocol.state import (
     INSTANT,
     KERNEL,
     READABLE,
+    REPORT,
     UNDER_WAY,
     UNUSED,
     ProtocolState,
@@ -41,6 +43,7 @@ from kvsm.checker.protocol.terms import (
     Action,
     After,
     Assign,
+    Const,
     Declaration,
     Each,
     Exists,
@@ -48,15 +51,14 @@ from kvsm.checker.protocol.terms import (
     Forget,
     If,
     InState,
-    Minus,
+    Param,
     Read,
     Term,
     all_of,
     any_of,
     is_legal,
-    number,
 )
-from kvsm.states import MACHINES, BlockState, BlockTrigger, LeaseTrigger, Machine
+from kvsm.states import MACHINES, BlockState, BlockTrigger, LeaseState, LeaseTrigger, Machine
 from kvsm.states.transfer import TransferState, TransferTrigger
 
 
@@ -81,13 +83,21 @@ def offload_protocol(
     machines: the tables, by name. Tests give broken ones and expect a refutation.
     """
     state = ProtocolState(scope, machines)
-    actions = [*_engine_actions(state), *_core_actions(state), *_plan_actions(state)]
-    actions += [_submit(state, variant), *_worker_actions(state, variant)]
+    actions = [*_engine_actions(state), *_core_actions(state), *_store_plans(state, scope)]
+    actions += [*_load_plans(state, scope), _submit(state, variant), *_worker_actions(state, variant)]
     actions += _end_actions(state, scope, variant)
     return Declaration(
         name="offload protocol" if variant is None else f"offload protocol in which {variant.value}",
         bounds=str(scope),
-        index_sets=(state.device_set, state.slot_set, state.worker_set, state.key_set),
+        index_sets=(
+            state.device_set,
+            state.slot_set,
+            state.transfer_set,
+            state.copy_set,
+            state.match_set,
+            state.worker_set,
+            state.key_set,
+        ),
         variables=tuple(state.variables),
         actions=tuple(actions),
         forgets=_forgets(state),
@@ -101,7 +111,7 @@ def offload_protocol(
 
 NOT_MODELLED = (
     "Requests: a match holds one slot, and a device block does not say which request holds it.",
-    "Transfers of several blocks: each copies one block.",
+    "Chunks: a slot holds one device block.",
     "A second kernel for a block before the first one ran: a stream runs them in order.",
     "Names of transfers and workers in reports: the ledger refuses late and doubled reports.",
     "The device's own prefix cache, and data that a load of an older epoch left on the device.",
@@ -113,10 +123,15 @@ def _takes(word: Read, trigger: IntEnum) -> Assign:
     return Assign(word, After(trigger, word))
 
 
+def _where(condition: Term, cell: Read, value: Term) -> Assign:
+    """The cell gets this value where the condition holds, and stays as it is elsewhere."""
+    return Assign(cell, If(condition, value, cell))
+
+
 def _engine_actions(state: ProtocolState) -> list[Action]:
     """What the engine does with its device blocks, and the kernels it queued."""
     d, w, k = state.d, state.w, state.k
-    held = ~state.is_free(d) & ~state.loads(d)
+    held = ~state.is_free(d) & ~state.is_loaded(d)
     can_queue = state.idle_compute(d) & state.room_for_kernels()
     kernel, kernel_key = state.kernel[d, w], state.kernel_key[d]
     return [
@@ -124,7 +139,7 @@ def _engine_actions(state: ProtocolState) -> list[Action]:
             "compute",
             "The engine takes a free device block and queues kernels that will write key k into it.",
             (d, k),
-            all_of(state.is_free(d), state.unleased(), can_queue),
+            all_of(state.is_free(d), InState(state.lease[d], (LeaseState.NONE,)), can_queue),
             (Assign(state.key[d], k), Assign(kernel_key, k), Each(w, (Assign(kernel, KERNEL["WRITES"]),))),
         ),
         Action(
@@ -140,10 +155,7 @@ def _engine_actions(state: ProtocolState) -> list[Action]:
             (d, w),
             kernel.differs(KERNEL["NONE"]),
             (
-                Assign(
-                    state.content[d, w],
-                    If(kernel.equals(KERNEL["WRITES"]), kernel_key, state.content[d, w]),
-                ),
+                _where(kernel.equals(KERNEL["WRITES"]), state.content[d, w], kernel_key),
                 Assign(kernel, KERNEL["NONE"]),
             ),
             drains=True,
@@ -161,22 +173,22 @@ def _engine_actions(state: ProtocolState) -> list[Action]:
 
 def _core_actions(state: ProtocolState) -> list[Action]:
     """What the core decides about slots: matches and evictions."""
-    s = state.s
-    block, matches = state.block[s], state.matches[s]
+    s, m = state.s, state.m
+    block, held = state.block[s], state.match_slot[m]
     return [
         Action(
             "match",
             "A request counts on the block in a slot and pins it.",
-            (s,),
-            InState(block, READABLE) & state.room_for_match(),
-            (_takes(block, _B.PIN), Assign(matches, matches + number(1))),
+            (s, m),
+            all_of(held.equals(state.a_slot.none), InState(block, READABLE)),
+            (_takes(block, _B.PIN), Assign(held, s)),
         ),
         Action(
             "release",
             "A match ends without a load.",
-            (s,),
-            matches.differs(number(0)),
-            (_takes(block, _B.UNPIN), Assign(matches, Minus(matches, number(1)))),
+            (s, m),
+            held.equals(s),
+            (_takes(block, _B.UNPIN), Assign(held, state.a_slot.none)),
             drains=True,
         ),
         Action(
@@ -189,95 +201,128 @@ def _core_actions(state: ProtocolState) -> list[Action]:
     ]
 
 
-def _plan_actions(state: ProtocolState) -> list[Action]:
-    """The copies that the core plans."""
-    d, s = state.d, state.s
-    block, matches = state.block[s], state.matches[s]
-    stored = Exists(
-        state.s2,
-        InState(state.block[state.s2], INDEXED) & state.slot_key[state.s2].equals(state.key[d]),
+def _opens(state: ProtocolState, direction: Const) -> tuple[Term, Assign]:
+    """A transfer begins: (when it can, its direction)."""
+    return ~state.is_live(state.t), Assign(state.direction[state.t], direction)
+
+
+def _copies(state: ProtocolState) -> tuple[Assign, ...]:
+    """The copy c of transfer t, between d and s."""
+    t, c = state.t, state.c
+    return (
+        Assign(state.copy_transfer[c], t),
+        Assign(state.copy_device[c], state.d),
+        Assign(state.copy_slot[c], state.s),
     )
-    return [
+
+
+def _store_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
+    """A store is planned, block by block."""
+    t, c, d, s = state.t, state.c, state.d, state.s
+    block, lease = state.block[s], state.lease[d]
+    indexed = InState(state.block[state.s2], INDEXED)
+    stored = Exists(state.s2, indexed & state.slot_key[state.s2].equals(state.key[d]))
+    can = all_of(
+        ~state.is_copy(c),
+        ~state.is_free(d),
+        is_legal(After(_L.BEGIN_READ, lease)),
+        ~stored,
+        InState(block, UNUSED),
+    )
+    effects = (
+        _takes(block, _B.ALLOCATE),
+        Assign(state.slot_key[s], state.key[d]),
+        Assign(state.old[s], FALSE),
+        _takes(lease, _L.BEGIN_READ),
+        *_copies(state),
+    )
+    may_open, opened = _opens(state, DIRECTION["STORE"])
+    actions = [
         Action(
             "plan_store",
-            "A computed device block whose key is not on the host gets a slot and is leased for reading.",
-            (d, s),
-            all_of(
-                ~state.is_free(d),
-                state.unleased(),
-                ~stored,
-                InState(block, UNUSED),
-                state.room_for_transfer(),
-            ),
-            (
-                _takes(block, _B.ALLOCATE),
-                Assign(state.slot_key[s], state.key[d]),
-                Assign(state.old[s], FALSE),
-                _takes(state.lease[d], _L.BEGIN_READ),
-                Assign(state.direction[d], DIRECTION["STORE"]),
-                Assign(state.transfer_slot[d], s),
-            ),
-        ),
-        Action(
-            "plan_load",
-            "A match becomes a load: its pin becomes a reader, a free device block is leased for writing.",
-            (d, s),
-            all_of(
-                matches.differs(number(0)),
-                state.is_free(d),
-                state.unleased(),
-                state.room_for_transfer(),
-            ),
-            (
-                _takes(block, _B.BEGIN_LOAD),
-                Assign(matches, Minus(matches, number(1))),
-                Assign(state.key[d], state.slot_key[s]),
-                _takes(state.lease[d], _L.BEGIN_WRITE),
-                Assign(state.direction[d], DIRECTION["LOAD"]),
-                Assign(state.transfer_slot[d], s),
-            ),
-        ),
+            "A store is planned. A computed device block whose key is not on the host gets a slot and is leased"
+            " for reading.",
+            (t, c, d, s),
+            may_open & can,
+            (*effects, opened),
+        )
     ]
+    if scope.several:
+        more = state.is_planned(t) & state.stores(t) & can
+        says = "A planned store gets one more block."
+        actions.append(Action("store_more", says, (t, c, d, s), more, effects))
+    return actions
+
+
+def _load_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
+    """A load is planned, block by block."""
+    t, c, d, s, m = state.t, state.c, state.d, state.s, state.m
+    block, lease, held = state.block[s], state.lease[d], state.match_slot[m]
+    can = all_of(
+        ~state.is_copy(c),
+        held.equals(s),
+        state.is_free(d),
+        is_legal(After(_L.BEGIN_WRITE, lease)),
+    )
+    effects = (
+        _takes(block, _B.BEGIN_LOAD),
+        Assign(state.key[d], state.slot_key[s]),
+        _takes(lease, _L.BEGIN_WRITE),
+        Assign(held, state.a_slot.none),
+        *_copies(state),
+    )
+    may_open, opened = _opens(state, DIRECTION["LOAD"])
+    says = (
+        "A load is planned. A match becomes a reader of its slot, and a free device block is leased for writing."
+    )
+    actions = [Action("plan_load", says, (t, c, d, s, m), may_open & can, (*effects, opened))]
+    if scope.several:
+        more = all_of(state.is_planned(t), state.loads(t), ~state.touches_slot(t, s, state.c2), can)
+        says = "A planned load gets one more block."
+        actions.append(Action("load_more", says, (t, c, d, s, m), more, effects))
+    return actions
 
 
 def _submit(state: ProtocolState, variant: Variant | None) -> Action:
-    d, s = state.d, state.s
-    loading: Term = state.block[s]
+    t, s = state.t, state.s
+    block, store = state.block[s], state.stores(t)
+    touched: Term = store
+    leaving: Term = After(_B.SUBMIT_STORE, block)
     if variant is Variant.LOAD_UNHELD:
-        loading = After(_B.END_COPY_GOOD, loading)
+        touched, leaving = TRUE, If(store, leaving, After(_B.END_COPY_GOOD, block))
     return Action(
         "submit",
         "A planned transfer leaves for the workers, who queue its copies.",
-        (d, s),
-        state.is_planned(d) & state.named(),
+        (t,),
+        state.is_planned(t),
         (
-            _takes(state.transfer[d], _T.SUBMIT),
-            Assign(state.block[s], If(state.stores(d), After(_B.SUBMIT_STORE, state.block[s]), loading)),
+            Each(s, (_where(touched & state.touches_slot(t, s), block, leaving),)),
+            _takes(state.transfer[t], _T.SUBMIT),
         ),
         drains=True,
     )
 
 
 def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Action]:
-    """What a worker's copy does. The copies of an abandoned transfer go on like any others."""
-    d, s, w = state.d, state.s, state.w
-    kernel, instant, in_flight = state.kernel[d, w], state.instant[d, w], state.in_flight[d, w]
+    """What a worker's share of a copy does. Copies of an abandoned transfer go on like any others."""
+    t, c, d, s, w = state.t, state.c, state.d, state.s, state.w
+    kernel, instant, in_flight = state.kernel[d, w], state.instant[c, w], state.in_flight[c, w]
     store_may_start, load_may_start = kernel.differs(KERNEL["WRITES"]), kernel.equals(KERNEL["NONE"])
     if variant is Variant.STORE_BEFORE_COMPUTE:
         store_may_start = TRUE
     if variant is Variant.LOAD_BEFORE_READER:
         load_may_start = TRUE
+    going_on = state.of(c, t) & state.is_under_way(t) & state.report[t, w].equals(REPORT["NONE"])
+    device, slot = state.copy_device[c].equals(d), state.copy_slot[c].equals(s)
     reads, writes = Assign(instant, INSTANT["READ"]), Assign(instant, INSTANT["WRITTEN"])
     return [
         Action(
             "start",
             "A copy starts: a store after the kernels that write its device block, a load after all"
             " kernels that use it.",
-            (d, w),
+            (t, c, d, w),
             all_of(
-                state.is_under_way(d),
-                state.at("QUEUED"),
-                If(state.stores(d), store_may_start, load_may_start),
+                going_on, device, state.at("QUEUED"), If(state.stores(t), store_may_start, load_may_start)
             ),
             (Assign(instant, INSTANT["STARTED"]),),
             drains=True,
@@ -285,32 +330,32 @@ def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Actio
         Action(
             "read_device",
             "A store's copy reads the device block.",
-            (d, w),
-            state.stores(d) & state.at("STARTED"),
+            (t, c, d, w),
+            all_of(going_on, device, state.stores(t), state.at("STARTED")),
             (Assign(in_flight, state.content[d, w]), reads),
             drains=True,
         ),
         Action(
             "read_slot",
             "A load's copy reads the slot.",
-            (d, s, w),
-            all_of(state.loads(d), state.named(), state.at("STARTED")),
+            (t, c, s, w),
+            all_of(going_on, slot, state.loads(t), state.at("STARTED")),
             (Assign(in_flight, state.slot_content[s, w]), reads),
             drains=True,
         ),
         Action(
             "write_slot",
             "A store's copy writes the slot.",
-            (d, s, w),
-            all_of(state.stores(d), state.named(), state.at("READ")),
+            (t, c, s, w),
+            all_of(going_on, slot, state.stores(t), state.at("READ")),
             (Assign(state.slot_content[s, w], in_flight), writes),
             drains=True,
         ),
         Action(
             "write_device",
             "A load's copy writes the device block.",
-            (d, w),
-            state.loads(d) & state.at("READ"),
+            (t, c, d, w),
+            all_of(going_on, device, state.loads(t), state.at("READ")),
             (Assign(state.content[d, w], in_flight), writes),
             drains=True,
         ),
@@ -319,10 +364,11 @@ def _worker_actions(state: ProtocolState, variant: Variant | None) -> list[Actio
 
 def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) -> list[Action]:
     """Reports and what follows from them; the other ends of a transfer."""
-    actions = [*_reports(state, variant, _T.REPORT_GOOD, "good", state.at("WRITTEN"))]
+    t, c = state.t, state.c
+    written = ForAll(c, ~state.of(c, t) | state.at("WRITTEN"))
+    actions = [*_reports(state, variant, "good", written)]
     if scope.failures:
-        broken = state.at("STARTED") | state.at("WRITTEN")
-        actions += _reports(state, variant, _T.REPORT_BAD, "bad", broken)
+        actions += _reports(state, variant, "bad", TRUE)
     actions.append(_cancel(state))
     if scope.resets:
         actions.append(_reset(state, variant))
@@ -331,81 +377,100 @@ def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | 
     return actions
 
 
-def _over(state: ProtocolState, bad_load: Term) -> tuple[Assign, ...]:
-    """The transfer of d ends: the lease is returned.
+def _over(state: ProtocolState, unloaded: Term) -> tuple[Assign | Each, ...]:
+    """The transfer t ends, its copies with it, and leases are returned.
 
-    bad_load: whether a load brought no data. Then the device block is free again.
+    unloaded: whether a load brought no data. Then its device blocks are free again.
     """
-    d = state.d
-    lease = state.lease[d]
+    t, c, d = state.t, state.c, state.d
+    lease, touched = state.lease[d], state.touches_device(t, d)
+    returned = If(state.stores(t), After(_L.END_READ, lease), After(_L.END_WRITE, lease))
     return (
-        Assign(lease, If(state.stores(d), After(_L.END_READ, lease), After(_L.END_WRITE, lease))),
-        Assign(state.key[d], If(bad_load, state.a_key.none, state.key[d])),
-        Assign(state.direction[d], DIRECTION["NONE"]),
+        Each(d, (_where(touched & unloaded, state.key[d], state.a_key.none), _where(touched, lease, returned))),
+        *_gone(state),
+    )
+
+
+def _gone(state: ProtocolState) -> tuple[Assign | Each, ...]:
+    """The transfer t and its copies are no more."""
+    t, c = state.t, state.c
+    return (
+        Assign(state.direction[t], DIRECTION["NONE"]),
+        Each(c, (_where(state.of(c, t), state.copy_transfer[c], state.a_transfer.none),)),
     )
 
 
 def _reports(
-    state: ProtocolState, variant: Variant | None, trigger: TransferTrigger, name: str, when: Term
+    state: ProtocolState, variant: Variant | None, name: str, when: Term
 ) -> list[Action]:
-    d, s, w = state.d, state.s, state.w
-    after = After(trigger, state.transfer[d])
-    reported = (Assign(state.instant[d, w], INSTANT["REPORTED"]), Assign(state.transfer[d], after))
+    """A worker reports a transfer as good or bad, and touches its memory no more."""
+    t, s, m, w = state.t, state.s, state.m, state.w
+    trigger = _T.REPORT_GOOD if name == "good" else _T.REPORT_BAD
+    after = After(trigger, state.transfer[t])
+    reported = (Assign(state.report[t, w], REPORT[name.upper()]), Assign(state.transfer[t], after))
     completed, failed = InState(after, (TransferState.COMPLETED,)), InState(after, (TransferState.FAILED,))
-    block = state.block[s]
+    block, touched = state.block[s], state.touches_slot(t, s)
     ended: Term = If(completed, After(_B.END_COPY_GOOD, block), After(_B.END_COPY_BAD, block))
     if variant is Variant.LOAD_UNHELD:
-        ended = If(state.loads(d), block, ended)
+        ended = If(state.loads(t), block, ended)
     if variant is Variant.RESET_FREES:
-        ended = If(state.stores(d) & InState(after, (TransferState.DRAINED,)), block, ended)
-    bad_load = state.loads(d) & failed
-    under_way = state.is_under_way(d) & when
+        ended = If(state.stores(t) & InState(after, (TransferState.DRAINED,)), block, ended)
+    bad_load = state.loads(t) & failed
+    under_way = all_of(state.is_under_way(t), state.report[t, w].equals(REPORT["NONE"]), when)
+    good = name == "good"
     return [
         Action(
             f"report_{name}",
-            f"A worker reports its copy as {name}; other reports are still to come.",
-            (d, w),
+            f"A worker reports its share of a transfer as {name}; other reports are still to come.",
+            (t, w),
             under_way & InState(after, UNDER_WAY),
             reported,
-            drains=True,
+            drains=good,
         ),
         Action(
             f"end_{name}",
-            f"The last worker reports its copy as {name}, and the transfer ends. A store's slot can be read"
-            " if all copies were good. A failed load's key leaves the index at once.",
-            (d, s, w),
-            all_of(under_way, state.named(), ~InState(after, UNDER_WAY)),
+            f"The last worker reports its share as {name}, and the transfer ends. A store's slots can be read"
+            " if all workers were good. A failed load's keys leave the index at once.",
+            (t, w),
+            under_way & ~InState(after, UNDER_WAY),
             (
+                Each(m, (_where(bad_load & _is_matched(state, t), state.match_slot[m], state.a_slot.none),)),
+                Each(s, (_where(touched, block, If(bad_load, After(_B.INVALIDATE, ended), ended)),)),
+                *_over(state, state.loads(t) & ~completed),
                 *reported,
-                Assign(block, If(bad_load, After(_B.INVALIDATE, ended), ended)),
-                Assign(state.matches[s], If(bad_load, number(0), state.matches[s])),
-                *_over(state, state.loads(d) & ~completed),
             ),
-            drains=True,
+            drains=good,
         ),
     ]
 
 
+def _is_matched(state: ProtocolState, t: Param) -> Term:
+    """The match m holds a slot that t touches."""
+    c = state.c
+    return Exists(c, state.of(c, t) & state.copy_slot[c].equals(state.match_slot[state.m]))
+
+
 def _cancel(state: ProtocolState) -> Action:
-    d, s = state.d, state.s
+    t, s = state.t, state.s
     block = state.block[s]
+    taken_back = If(state.stores(t), After(_B.CANCEL, block), After(_B.END_COPY_BAD, block))
     return Action(
         "cancel",
         "A plan is taken back before it left, so no byte was touched.",
-        (d, s),
-        state.is_planned(d) & state.named(),
+        (t,),
+        state.is_planned(t),
         (
-            _takes(state.transfer[d], _T.CANCEL),
-            Assign(block, If(state.stores(d), After(_B.CANCEL, block), After(_B.END_COPY_BAD, block))),
-            *_over(state, state.loads(d)),
+            Each(s, (_where(state.touches_slot(t, s), block, taken_back),)),
+            *_over(state, state.loads(t)),
+            _takes(state.transfer[t], _T.CANCEL),
         ),
         drains=True,
     )
 
 
 def _reset(state: ProtocolState, variant: Variant | None) -> Action:
-    d, s = state.d, state.s
-    block, transfer = state.block[s], state.transfer[d]
+    t, s, m = state.t, state.s, state.m
+    block, transfer = state.block[s], state.transfer[t]
     voided: Term = After(_B.INVALIDATE, block)
     if variant is Variant.RESET_FREES:
         voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
@@ -413,33 +478,46 @@ def _reset(state: ProtocolState, variant: Variant | None) -> Action:
         "reset",
         "All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.",
         (),
-        ForAll(d, ~state.is_planned(d)),
+        ForAll(t, ~state.is_planned(t)),
         (
-            Each(d, (Assign(transfer, If(state.is_live(d), After(_T.ABANDON, transfer), transfer)),)),
-            Each(s, (Assign(block, voided), Assign(state.matches[s], number(0)), Assign(state.old[s], TRUE))),
+            Each(t, (_where(state.is_live(t), transfer, After(_T.ABANDON, transfer)),)),
+            Each(s, (Assign(block, voided), Assign(state.old[s], TRUE))),
+            Each(m, (Assign(state.match_slot[m], state.a_slot.none),)),
         ),
     )
 
 
 def _losses(state: ProtocolState) -> list[Action]:
-    d, s, w = state.d, state.s, state.w
-    lease, store = state.lease[d], state.stores(d)
+    t, d, s, m, w = state.t, state.d, state.s, state.m, state.w
+    block, lease, store = state.block[s], state.lease[d], state.stores(t)
+    on_slot, on_device = state.touches_slot(t, s), state.touches_device(t, d)
+    lost_load = ~store & on_device
     return [
         Action(
             "lose",
             "A worker will never report: the transfer is given up, and memory that it may still write"
             " is retired.",
-            (d, s),
-            state.is_under_way(d) & state.named(),
+            (t,),
+            state.is_under_way(t),
             (
-                _takes(state.transfer[d], _T.LOSE),
-                _takes(state.block[s], _B.LOSE),
-                Assign(state.matches[s], number(0)),
-                Assign(lease, If(store, After(_L.END_READ, lease), After(_L.LOSE, lease))),
-                Assign(state.key[d], If(store, state.key[d], state.a_key.none)),
-                Assign(state.stray_slot[s], If(store, TRUE, state.stray_slot[s])),
-                Assign(state.stray_device[d], If(store, state.stray_device[d], TRUE)),
-                Assign(state.direction[d], DIRECTION["NONE"]),
+                Each(m, (_where(_is_matched(state, t), state.match_slot[m], state.a_slot.none),)),
+                Each(
+                    s,
+                    (
+                        _where(on_slot & store, state.stray_slot[s], TRUE),
+                        _where(on_slot, block, After(_B.LOSE, block)),
+                    ),
+                ),
+                Each(
+                    d,
+                    (
+                        _where(lost_load, state.key[d], state.a_key.none),
+                        _where(lost_load, state.stray_device[d], TRUE),
+                        _where(on_device, lease, If(store, After(_L.END_READ, lease), After(_L.LOSE, lease))),
+                    ),
+                ),
+                _takes(state.transfer[t], _T.LOSE),
+                *_gone(state),
             ),
         ),
         Action(
@@ -460,25 +538,30 @@ def _losses(state: ProtocolState) -> list[Action]:
 
 
 def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
-    d, s, w = state.d, state.s, state.w
-    no_transfer = ~state.is_live(d)
+    t, c, d, s, w = state.t, state.c, state.d, state.s, state.w
+    dead, no_copy = ~state.is_live(t), ~state.is_copy(c)
     ended = "The transfer has ended, and nothing asks about it."
     kernel = state.kernel[d, w]
     yet_to_read = state.at("QUEUED") | state.at("STARTED")
+    of_store = Exists(t, state.of(c, t) & state.stores(t))
+    of_load = Exists(t, state.of(c, t) & state.loads(t))
+    on_device, on_slot = state.copy_device[c].equals(d), state.copy_slot[c].equals(s)
     unread_device = any_of(
         kernel.equals(KERNEL["WRITES"]),
-        state.is_free(d) & ~(state.stores(d) & yet_to_read),
-        state.loads(d) & (yet_to_read | state.at("READ")),
+        state.is_free(d) & ~Exists(c, all_of(of_store, on_device, yet_to_read)),
+        Exists(c, all_of(of_load, on_device, state.instant[c, w].differs(INSTANT["WRITTEN"]))),
     )
-    reading = Exists(d, all_of(state.loads(d), state.named(), yet_to_read))
+    reading = Exists(c, all_of(of_load, on_slot, yet_to_read))
     unindexed = ~InState(state.block[s], INDEXED)
     return (
-        Forget((d,), state.transfer_slot[d], no_transfer, ended),
-        Forget((d,), state.transfer[d], no_transfer & is_legal(state.transfer[d]), ended),
-        Forget((d, w), state.instant[d, w], no_transfer, ended),
+        Forget((t,), state.transfer[t], dead & is_legal(state.transfer[t]), ended),
+        Forget((t, w), state.report[t, w], dead, ended),
+        Forget((c,), state.copy_device[c], no_copy, ended),
+        Forget((c,), state.copy_slot[c], no_copy, ended),
+        Forget((c, w), state.instant[c, w], no_copy, ended),
         Forget(
-            (d, w),
-            state.in_flight[d, w],
+            (c, w),
+            state.in_flight[c, w],
             ~state.at("READ"),
             "Bytes that were written are no longer in flight.",
         ),

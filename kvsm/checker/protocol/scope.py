@@ -12,7 +12,9 @@ class ProtocolScope(msgspec.Struct, frozen=True):
     """The bounds of an exploration. What it proves holds within them.
 
     live_transfers: transfers that are planned or under way at one time.
-    matches: matches that hold slots at one time.
+    copies: copies of all live transfers at one time. Each is of one block.
+    several: whether a transfer may have several blocks.
+    matches: matches that hold a slot at one time.
     queued: device blocks that have kernels queued at one time.
     failures, resets, losses: whether they happen; if so, any number of times.
     """
@@ -22,8 +24,10 @@ class ProtocolScope(msgspec.Struct, frozen=True):
     slots: int = 2
     workers: int = 1
     live_transfers: int = 2
+    copies: int = 2
     matches: int = 1
     queued: int = 2
+    several: bool = True
     failures: bool = True
     resets: bool = True
     losses: bool = True
@@ -35,10 +39,11 @@ class ProtocolScope(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses"))
+        blocks = "several blocks" if self.several else "one block"
         return (
             f"{self.keys} keys, {self.device_blocks} device blocks, {self.slots} slots, "
-            f"{self.workers} workers; at most {self.live_transfers} live transfers, {self.matches} matches, "
-            f"{self.queued} device blocks with queued kernels; "
+            f"{self.workers} workers; at most {self.live_transfers} live transfers of {blocks}, "
+            f"{self.copies} copies, {self.matches} matches, {self.queued} device blocks with queued kernels; "
             + ", ".join(name if whether else f"no {name}" for name, whether in happens)
         )
 

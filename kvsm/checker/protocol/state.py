@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import (
     Domain,
+    Exists,
     ForAll,
     IndexSet,
     InState,
@@ -17,7 +18,6 @@ from kvsm.checker.protocol.terms import (
     Term,
     Total,
     Truth,
-    UpTo,
     Variable,
     Words,
     number,
@@ -33,28 +33,46 @@ VOIDED = (BlockState.QUARANTINED, BlockState.RETIRED)
 
 KERNEL = Labels("kernel", ("NONE", "WRITES", "READS"))
 DIRECTION = Labels("direction", ("NONE", "STORE", "LOAD"))
-INSTANT = Labels("instant", ("QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED"))
+INSTANT = Labels("instant", ("QUEUED", "STARTED", "READ", "WRITTEN"))
+REPORT = Labels("report", ("NONE", "GOOD", "BAD"))
 
 
 class ProtocolState:
     """Index sets, variables, and terms over them.
 
-    A variable has one value for each device block or slot, or one for each worker of each. Terms are about
-    the parameters d (device block), s (slot) and w (worker), unless another one is given.
+    A transfer copies several blocks. Each of its copies is between one device block and one slot, and every
+    worker makes its share of it. A match pins one slot.
+
+    Terms are about the parameters t (transfer), c (copy), d (device block), s (slot), w (worker) and m (match),
+    unless another one is given.
     """
 
     def __init__(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
         self._scope = scope
         self.device_set = IndexSet("device block", scope.device_blocks)
         self.slot_set = IndexSet("slot", scope.slots)
+        self.transfer_set = IndexSet("transfer", scope.live_transfers)
+        self.copy_set = IndexSet("copy", scope.copies)
+        self.match_set = IndexSet("match", scope.matches)
         self.worker_set = IndexSet("worker", scope.workers)
         self.key_set = IndexSet("key", scope.keys)
         self.a_key, self.a_slot = OneOf(self.key_set), OneOf(self.slot_set)
+        self.a_device, self.a_transfer = OneOf(self.device_set), OneOf(self.transfer_set)
         self.d, self.s = Param("d", self.device_set), Param("s", self.slot_set)
-        self.w, self.k = Param("w", self.worker_set), Param("k", self.key_set)
-        self.d2, self.s2 = Param("d2", self.device_set), Param("s2", self.slot_set)
+        self.t, self.c = Param("t", self.transfer_set), Param("c", self.copy_set)
+        self.m, self.w, self.k = (
+            Param("m", self.match_set),
+            Param("w", self.worker_set),
+            Param("k", self.key_set),
+        )
+        self.d2, self.s2, self.c2 = (
+            Param("d2", self.device_set),
+            Param("s2", self.slot_set),
+            Param("c2", self.copy_set),
+        )
         self.variables: list[Variable] = []
         self._add_device_variables(machines)
+        self._add_transfer_variables(machines)
         self._add_slot_variables(machines)
 
     def _add(self, name: str, domain: Domain, indices: tuple[IndexSet, ...], says: str) -> Variable:
@@ -63,9 +81,7 @@ class ProtocolState:
 
     def _add_device_variables(self, machines: Mapping[str, Machine]) -> None:
         device, worker = (self.device_set,), (self.device_set, self.worker_set)
-        workers = self._scope.workers
-        lease = Words(machines["lease"], (0,), (1,), frozenset(LeaseState))
-        transfer = Words(machines["transfer"], (workers, 0), (workers, workers), frozenset(LIVE))
+        lease = Words(machines["lease"], (0,), (self._scope.copies,), frozenset(LeaseState))
         says = (
             "The key that the device block holds or will hold, by the engine's books; none if no request "
             "holds the block."
@@ -77,34 +93,46 @@ class ProtocolState:
         self.kernel_key = self._add("kernel_key", self.a_key, device, says)
         says = "The key whose bytes are in the worker's shard of the device block; none for garbage."
         self.content = self._add("content", self.a_key, worker, says)
-        self.lease = self._add("lease", lease, device, "The copy's hold on the device block.")
-        says = "The direction of the device block's live transfer; NONE if it has none."
-        self.direction = self._add("direction", DIRECTION, device, says)
-        says = "The slot that its live transfer reads or writes."
-        self.transfer_slot = self._add("transfer_slot", self.a_slot, device, says)
-        self.transfer = self._add("transfer", transfer, device, "The state of its live transfer.")
-        self.instant = self._add("instant", INSTANT, worker, "How far the worker's copy has come.")
-        says = "The key whose bytes the worker's copy has read and not yet written."
-        self.in_flight = self._add("in_flight", self.a_key, worker, says)
+        self.lease = self._add("lease", lease, device, "How copies hold the device block.")
         says = "Whether a lost copy may still write the device block."
         self.stray_device = self._add("stray_device", Truth(), device, says)
+
+    def _add_transfer_variables(self, machines: Mapping[str, Machine]) -> None:
+        transfer, copy = (self.transfer_set,), (self.copy_set,)
+        workers = self._scope.workers
+        words = Words(machines["transfer"], (workers, 0), (workers, workers), frozenset(LIVE))
+        says = "The direction of the transfer; NONE if it is not live."
+        self.direction = self._add("direction", DIRECTION, transfer, says)
+        self.transfer = self._add("transfer", words, transfer, "The state of the live transfer.")
+        says = "What the worker has reported of the transfer."
+        self.report = self._add("report", REPORT, (self.transfer_set, self.worker_set), says)
+        says = "The live transfer that the copy belongs to; none if there is no such copy."
+        self.copy_transfer = self._add("copy_transfer", self.a_transfer, copy, says)
+        says = "The device block that the copy reads or writes."
+        self.copy_device = self._add("copy_device", self.a_device, copy, says)
+        self.copy_slot = self._add("copy_slot", self.a_slot, copy, "The slot that the copy reads or writes.")
+        says = "How far the worker's share of the copy has come."
+        self.instant = self._add("instant", INSTANT, (self.copy_set, self.worker_set), says)
+        says = "The key whose bytes the worker's share of the copy has read and not yet written."
+        self.in_flight = self._add("in_flight", self.a_key, (self.copy_set, self.worker_set), says)
 
     def _add_slot_variables(self, machines: Mapping[str, Machine]) -> None:
         slot, worker = (self.slot_set,), (self.slot_set, self.worker_set)
         kept = frozenset(BlockState) - {BlockState.EVICTED}
-        limits = (self._scope.live_transfers, self._scope.matches)
-        block = Words(machines["block"], (0, 0), limits, kept)
+        block = Words(machines["block"], (0, 0), (self._scope.copies, self._scope.matches), kept)
         self.block = self._add("block", block, slot, "The state of the slot's block.")
         says = "The key under which the index names the slot."
         self.slot_key = self._add("slot_key", self.a_key, slot, says)
         says = "The key whose bytes are in the worker's shard of the slot; none for garbage."
         self.slot_content = self._add("slot_content", self.a_key, worker, says)
-        says = "How many matches hold the slot and have not begun to load from it."
-        self.matches = self._add("matches", UpTo(self._scope.matches), slot, says)
         says = "Whether the slot's block dates from before the last reset."
         self.old = self._add("old", Truth(), slot, says)
         says = "Whether a lost copy may still write the slot."
         self.stray_slot = self._add("stray_slot", Truth(), slot, says)
+        says = "The slot that the match holds, until it is loaded or released; none if there is no such match."
+        self.match_slot = self._add("match_slot", self.a_slot, (self.match_set,), says)
+
+    # Device blocks.
 
     def idle_compute(self, d: Param) -> Term:
         """No worker has a kernel queued for the device block."""
@@ -114,45 +142,58 @@ class ProtocolState:
         """No request holds the device block."""
         return self.key[d].equals(self.a_key.none)
 
-    def is_live(self, d: Param) -> Term:
-        """The device block has a transfer that has not ended."""
-        return self.direction[d].differs(DIRECTION["NONE"])
+    def is_loaded(self, d: Param) -> Term:
+        """A live load copies into the device block."""
+        return InState(self.lease[d], (LeaseState.WRITING,))
 
-    def is_planned(self, d: Param) -> Term:
-        """Its transfer has not left for the workers."""
-        return self.is_live(d) & InState(self.transfer[d], (TransferState.PLANNED,))
+    # Transfers and their copies.
 
-    def is_under_way(self, d: Param) -> Term:
-        """Its transfer is with the workers."""
-        return self.is_live(d) & InState(self.transfer[d], UNDER_WAY)
+    def is_live(self, t: Param) -> Term:
+        """The transfer has not ended."""
+        return self.direction[t].differs(DIRECTION["NONE"])
 
-    def stores(self, d: Param) -> Term:
-        """Its live transfer is a store."""
-        return self.direction[d].equals(DIRECTION["STORE"])
+    def is_planned(self, t: Param) -> Term:
+        """The transfer has not left for the workers."""
+        return self.is_live(t) & InState(self.transfer[t], (TransferState.PLANNED,))
 
-    def loads(self, d: Param) -> Term:
-        """Its live transfer is a load."""
-        return self.direction[d].equals(DIRECTION["LOAD"])
+    def is_under_way(self, t: Param) -> Term:
+        """The transfer is with the workers."""
+        return self.is_live(t) & InState(self.transfer[t], UNDER_WAY)
+
+    def stores(self, t: Param) -> Term:
+        """The transfer is a store."""
+        return self.direction[t].equals(DIRECTION["STORE"])
+
+    def loads(self, t: Param) -> Term:
+        """The transfer is a load."""
+        return self.direction[t].equals(DIRECTION["LOAD"])
+
+    def of(self, c: Param, t: Param) -> Term:
+        """The copy belongs to the transfer."""
+        return self.copy_transfer[c].equals(t)
+
+    def is_copy(self, c: Param) -> Term:
+        """There is such a copy."""
+        return self.copy_transfer[c].differs(self.a_transfer.none)
+
+    def touches_slot(self, t: Param, s: Param, c: Param | None = None) -> Term:
+        """A copy of the transfer reads or writes the slot. c: the parameter that is bound here."""
+        c = c or self.c
+        return Exists(c, self.of(c, t) & self.copy_slot[c].equals(s))
+
+    def touches_device(self, t: Param, d: Param) -> Term:
+        """A copy of the transfer reads or writes the device block."""
+        return Exists(self.c, self.of(self.c, t) & self.copy_device[self.c].equals(d))
 
     def at(self, instant: str) -> Term:
-        """The worker's copy has come this far."""
-        return self.instant[self.d, self.w].equals(INSTANT[instant])
+        """The worker's share of c has come this far."""
+        return self.instant[self.c, self.w].equals(INSTANT[instant])
 
-    def named(self) -> Term:
-        """The live transfer of d reads or writes s."""
-        return self.transfer_slot[self.d].equals(self.s)
-
-    def unleased(self) -> Term:
-        """No copy holds d."""
-        return InState(self.lease[self.d], (LeaseState.NONE,))
-
-    def room_for_transfer(self) -> Term:
-        """The scope admits one more live transfer."""
-        return Less(Total(self.d2, self.is_live(self.d2)), number(self._scope.live_transfers))
+    # The bounds of the scope.
 
     def room_for_match(self) -> Term:
-        """The scope admits one more match."""
-        return Less(Total(self.s2, self.matches[self.s2]), number(self._scope.matches))
+        """The match is not in use."""
+        return self.match_slot[self.m].equals(self.a_slot.none)
 
     def room_for_kernels(self) -> Term:
         """The scope admits kernels for one more device block."""
