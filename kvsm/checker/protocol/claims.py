@@ -18,6 +18,8 @@ from kvsm.checker.protocol.terms import (
     TRUE,
     Claim,
     CounterOf,
+    Counting,
+    Equal,
     Exists,
     ForAll,
     If,
@@ -67,12 +69,12 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
             "The numbers of copies, pins and leases equal the numbers of their holders.",
-            ForAll(s, _counts_equal_holders(state)) & ForAll(d, _leases_equal_copies(state)),
+            _held_by_number(state),
         ),
         Claim(
             Property.STALE_REPORTS,
             "A transfer waits once for each worker that has not reported.",
-            ForAll(t, _holds(state.is_under_way(t), _reports_are_counted(state))),
+            all_of(*(one.claim for one in countings(state) if one.cell.variable is state.transfer)),
         ),
         Claim(
             Property.MATCH_HOLDS,
@@ -137,42 +139,32 @@ def _state_under_copy(state: ProtocolState) -> Term:
     return If(state.stores(state.t), in_store, in_load)
 
 
-def _counts_equal_holders(state: ProtocolState) -> Term:
-    """The counters of the slot's block equal the copies that touch it and the matches that hold it."""
-    t, c, s, m = state.t, state.c, state.s, state.m
-    block = state.block[s]
+def countings(state: ProtocolState) -> tuple[Counting, ...]:
+    """What the counters of the machines count."""
+    t, c, d, s, m, w = state.t, state.c, state.d, state.s, state.m, state.w
+    block, transfer, lease, report = state.block[s], state.transfer[t], state.lease[d], state.report[t, w]
     at_work = Exists(t, state.of(c, t) & ~(state.stores(t) & state.is_planned(t)))
-    touching = Total(c, at_work & state.copy_slot[c].equals(s))
+    storing = Exists(t, state.of(c, t) & state.stores(t))
     # A retired slot counts no copies. An unused slot under a copy breaks "no reuse in flight" already.
     counted = ~InState(block, (*UNUSED, BlockState.RETIRED))
-    copies, pins = CounterOf(block, "copies"), CounterOf(block, "pins")
-    holding = Total(m, state.match_slot[m].equals(s))
-    return _holds(counted, copies.equals(touching)) & pins.equals(holding)
+    submitted = state.is_live(t) & InState(transfer, (TransferState.PLANNED, TransferState.SUBMITTED))
+    return (
+        Counting(block, "copies", c, at_work & state.copy_slot[c].equals(s), counted),
+        Counting(block, "pins", m, state.match_slot[m].equals(s), TRUE),
+        Counting(lease, "readers", c, storing & state.copy_device[c].equals(d), TRUE),
+        Counting(transfer, "pending", w, report.equals(REPORT["NONE"]), state.is_live(t)),
+        Counting(transfer, "failed", w, report.equals(REPORT["BAD"]), submitted),
+    )
 
 
-def _leases_equal_copies(state: ProtocolState) -> Term:
-    """Stores lease their device blocks for reading, a load for writing; nothing else does."""
+def _held_by_number(state: ProtocolState) -> Term:
+    """Copies, pins and leases are counted, and a load's lease is its own."""
     t, c, d = state.t, state.c, state.d
-    lease, on_device = state.lease[d], state.copy_device[c].equals(d)
-    read_by = Total(c, Exists(t, state.of(c, t) & state.stores(t)) & on_device)
-    written_by = Total(c, Exists(t, state.of(c, t) & state.loads(t)) & on_device)
-    writing = InState(lease, (LeaseState.WRITING,))
-    return all_of(
-        CounterOf(lease, "readers").equals(read_by),
-        If(writing, written_by.equals(number(1)), written_by.equals(number(0))),
-        _holds(InState(lease, (LeaseState.NONE, LeaseState.WRITING, LeaseState.RETIRED)), read_by.equals(number(0))),
-    )
-
-
-def _reports_are_counted(state: ProtocolState) -> Term:
-    """The counters of the transfer t equal the workers that have not reported, and those that reported bad."""
-    t, w = state.t, state.w
-    transfer, report = state.transfer[t], state.report[t, w]
-    submitted = InState(transfer, (TransferState.SUBMITTED,))
-    return all_of(
-        CounterOf(transfer, "pending").equals(Total(w, report.equals(REPORT["NONE"]))),
-        _holds(submitted, CounterOf(transfer, "failed").equals(Total(w, report.equals(REPORT["BAD"])))),
-    )
+    loading = Exists(t, state.of(c, t) & state.loads(t)) & state.copy_device[c].equals(d)
+    writing = InState(state.lease[d], (LeaseState.WRITING,))
+    one_load = Equal(Exists(c, loading), writing)
+    counted = [one.claim for one in countings(state) if one.cell.variable is not state.transfer]
+    return all_of(*counted, ForAll(d, one_load))
 
 
 def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 
-from kvsm.checker.protocol.claims import always, rank, rest, sometimes
+from kvsm.checker.protocol.claims import always, countings, rank, rest, sometimes
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import (
     DIRECTION,
@@ -105,6 +105,7 @@ def offload_protocol(
         sometimes=sometimes(state, scope),
         rest=rest(state),
         rank=rank(state),
+        countings=countings(state),
         notes=NOT_MODELLED,
     )
 
@@ -203,7 +204,15 @@ def _core_actions(state: ProtocolState) -> list[Action]:
 
 def _opens(state: ProtocolState, direction: Const) -> tuple[Term, Assign]:
     """A transfer begins: (when it can, its direction)."""
-    return ~state.is_live(state.t), Assign(state.direction[state.t], direction)
+    t, w = state.t, state.w
+    unreported = ForAll(w, state.report[t, w].equals(REPORT["NONE"]))
+    new = InState(state.transfer[t], (TransferState.PLANNED,)) & unreported
+    return ~state.is_live(t) & new, Assign(state.direction[t], direction)
+
+
+def _is_new_copy(state: ProtocolState) -> Term:
+    """There is no copy c, and none of its shares has moved."""
+    return ~state.is_copy(state.c) & ForAll(state.w, state.at("QUEUED"))
 
 
 def _copies(state: ProtocolState) -> tuple[Assign, ...]:
@@ -223,7 +232,7 @@ def _store_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     indexed = InState(state.block[state.s2], INDEXED)
     stored = Exists(state.s2, indexed & state.slot_key[state.s2].equals(state.key[d]))
     can = all_of(
-        ~state.is_copy(c),
+        _is_new_copy(state),
         ~state.is_free(d),
         is_legal(After(_L.BEGIN_READ, lease)),
         ~stored,
@@ -259,7 +268,7 @@ def _load_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     t, c, d, s, m = state.t, state.c, state.d, state.s, state.m
     block, lease, held = state.block[s], state.lease[d], state.match_slot[m]
     can = all_of(
-        ~state.is_copy(c),
+        _is_new_copy(state),
         held.equals(s),
         state.is_free(d),
         is_legal(After(_L.BEGIN_WRITE, lease)),

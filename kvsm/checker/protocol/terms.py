@@ -473,6 +473,30 @@ class Forget:
 
 
 @dataclass(frozen=True)
+class Counting:
+    """What a counter of a machine's word counts: the members for which `counts` holds, where `when` holds.
+
+    cell: a variable of words, at parameters that `counts` and `when` may use.
+    """
+
+    cell: Read
+    counter: str
+    member: Param
+    counts: Term
+    when: Term
+
+    @property
+    def claim(self) -> Term:
+        """The counter is the number of these members."""
+        right: Term = CounterOf(self.cell, self.counter).equals(Total(self.member, self.counts))
+        claim = ~self.when | right
+        for param in self.cell.indices:
+            assert isinstance(param, Param)
+            claim = ForAll(param, claim)
+        return claim
+
+
+@dataclass(frozen=True)
 class Claim:
     """A property. Its term holds in every state; the term of a "sometimes" holds in at least one state.
 
@@ -513,6 +537,7 @@ class Declaration:
     sometimes: tuple[Claim, ...]
     rest: Term
     rank: Term
+    countings: tuple[Counting, ...]
     notes: tuple[str, ...] = ()
 
     def variable(self, name: str) -> Variable:
