@@ -1,151 +1,293 @@
-"""The conditions of a proof by induction: each claim holds at first, and each action keeps each claim."""
+"""The conditions of a proof by induction: each claim holds at first, and each step keeps each claim.
+
+A step is an action, or a forget. Each condition is asked alone, so that an open one names a step and a claim.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
-from kvsm.checker.induction.speak import (
-    Speaker,
-    domain_sort,
-    label_name,
+from kvsm.checker.induction.rewriting import conjuncts
+from kvsm.checker.induction.smt import (
+    Given,
+    Names,
+    Sizes,
+    SmtWriter,
+    formals,
+    joined,
     none_name,
     sort_name,
-    state_name,
-    words_sort,
+    sort_of,
+    value_name,
 )
 from kvsm.checker.protocol.terms import (
-    Action,
+    TRUE,
+    After,
+    And,
     Assign,
     Claim,
+    Const,
     Declaration,
     Each,
     Effect,
+    Exists,
     ForAll,
-    Labels,
-    OneOf,
+    If,
+    IndexSet,
+    Not,
     Param,
     Read,
     Term,
     Variable,
-    Words,
+    words_of,
 )
+
+AFTER = "!after"
+"""Ends the name of the function with a variable's values after a step."""
+TAKEN = "!taken"
+"""Ends the name of a step's parameter."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One question to a solver. It holds if the text cannot be satisfied."""
+    """One question to a solver. The condition holds if the text cannot be satisfied.
 
-    action: str
+    texts: the same question with fewer and with more hypotheses; one that cannot be satisfied is enough.
+    """
+
+    step: str
     claim: str
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """An action, or a forget: what it needs and what it assigns."""
+
+    name: str
+    params: tuple[Param, ...]
+    guard: Term
+    effects: tuple[Effect, ...]
+
+    @cached_property
+    def assigned(self) -> dict[str, list[tuple[tuple[Param, ...], Assign]]]:
+        """Variable -> its assignments, each with the parameters over which it is repeated."""
+        found: dict[str, list[tuple[tuple[Param, ...], Assign]]] = {}
+        for bound, assign in _assigned(self.effects, ()):
+            found.setdefault(assign.cell.variable.name, []).append((bound, assign))
+        return found
+
+
+NO_STEP = Step("at first", (), TRUE, ())
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step as text.
+
+    given: what stands for its parameters.
+    names: the functions with the values of the variables after it.
+    """
+
+    step: Step
+    given: Given
+    names: Names
     text: str
 
 
-def assigns(effects: tuple[Effect, ...], bound: tuple[Param, ...] = ()) -> Iterator[tuple[tuple[Param, ...], Assign]]:
+def _assigned(effects: tuple[Effect, ...], bound: tuple[Param, ...]) -> Iterator[tuple[tuple[Param, ...], Assign]]:
     for effect in effects:
         if isinstance(effect, Each):
-            yield from assigns(effect.effects, (*bound, effect.param))
+            yield from _assigned(effect.effects, (*bound, effect.param))
         else:
             yield bound, effect
 
 
+def _words_after(step: Step) -> list[After]:
+    """The steps of words of one cell, which the step's own parameters name."""
+    assigned = (assign.value for _, one in step.assigned.items() for _, assign in one)
+    terms = chain((step.guard,), assigned)
+    return list(dict.fromkeys(one for term in terms for one in _afters(term, frozenset(step.params))))
+
+
+def _afters(term: Term, params: frozenset[Param]) -> Iterator[After]:
+    if isinstance(term, After) and isinstance(term.word, Read) and set(term.word.indices) <= params:
+        yield term
+    for part in term.parts():
+        yield from _afters(part, params)
+
+
+def _cells_at(term: Term, params: frozenset[Term]) -> list[Read]:
+    """The cells that a term reads at these parameters."""
+
+    def read(one: Term) -> Iterator[Read]:
+        if isinstance(one, Read) and set(one.indices) <= params:
+            yield one
+        for part in one.parts():
+            yield from read(part)
+
+    return list(dict.fromkeys(read(term)))
+
+
+def steps_of(declared: Declaration) -> list[Step]:
+    """All steps. A forget after an action is a step of its own: if it keeps the claims, both together do."""
+    steps = [Step(one.name, one.params, one.guard, one.effects) for one in declared.actions]
+    for forget in declared.forgets:
+        domain = forget.cell.variable.domain
+        effect = Assign(forget.cell, Const(domain, domain.initial))
+        steps.append(Step(f"forget {forget.cell.variable.name}", forget.params, forget.when, (effect,)))
+    return steps
+
+
+def parts_of(declared: Declaration, claim: Claim) -> tuple[Term, ...]:
+    """The parts of a claim that must all hold, but what it says of counters: the counting lemma proves that."""
+    counted = [one.claim for one in declared.countings]
+    return tuple(one for one in conjuncts(claim.term) if one not in counted)
+
+
+def variables_read(term: Term) -> set[str]:
+    """The names of the variables that a term reads."""
+    found = {term.variable.name} if isinstance(term, Read) else set()
+    return found.union(*(variables_read(part) for part in term.parts()))
+
+
+def asks_for_witness(term: Term, holds: bool = True, given: bool = False) -> bool:
+    """Whether a term says that for every member of a set there is a member of another one.
+
+    holds: whether the term is said to hold, or not to. given: whether it stands below a "for every".
+    """
+    match term:
+        case ForAll(_, body) | Exists(_, body):
+            exists = isinstance(term, Exists) is holds
+            return (exists and given) or asks_for_witness(body, holds, given or not exists)
+        case Not(inner):
+            return asks_for_witness(inner, not holds, given)
+        case And() | Read():
+            return any(asks_for_witness(part, holds, given) for part in term.parts())
+        case If(condition, then, otherwise):
+            both = any(asks_for_witness(condition, one, given) for one in (True, False))
+            return both or any(asks_for_witness(one, holds, given) for one in (then, otherwise))
+    either = (holds, not holds) if type(term).__name__ == "Equal" else (holds,)
+    return any(asks_for_witness(part, one, given) for part in term.parts() for one in either)
+
+
 class Induction:
-    def __init__(self, declared: Declaration, claims: tuple[Claim, ...]) -> None:
-        self.declared, self.claims = declared, claims
-        self.speaker = Speaker(declared)
-        self.now = {variable.name: variable.name for variable in declared.variables}
+    """Writes the conditions of one declaration.
+
+    sizes: the members of each index set; None for any number of them.
+    """
+
+    def __init__(self, declared: Declaration, sizes: Sizes | None = None) -> None:
+        self.declared = declared
+        self.writer = SmtWriter(declared, sizes)
+        claims = (*declared.always, *declared.invariants)
+        self.claims = {str(claim.name): parts_of(declared, claim) for claim in claims}
+        self.steps = steps_of(declared)
 
     @cached_property
     def prelude(self) -> str:
-        declared, lines = self.declared, []
-        for members in declared.index_sets:
-            sort, none = sort_name(members), none_name(members)
-            lines += [f"(declare-sort {sort} 0)", f"(declare-const {none} {sort})"]
-        kinds: dict[str, tuple[str, ...]] = {}
-        for variable in declared.variables:
-            domain = variable.domain
-            if isinstance(domain, Labels):
-                kinds[domain_sort(domain)] = tuple(label_name(domain, n) for n in range(domain.size))
-            if isinstance(domain, Words):
-                states = [state_name(domain, state) for state in domain.machine.states]
-                kinds[words_sort(domain)] = (*states, state_name(domain, None))
-        for name, values in kinds.items():
-            lines.append(f"(declare-datatypes (({name} 0)) (({' '.join(f'({one})' for one in values)})))")
-        for variable in declared.variables:
-            sorts = " ".join(sort_name(one) for one in variable.indices)
-            lines.append(f"(declare-fun {variable.name} ({sorts}) {domain_sort(variable.domain)})")
-        return "\n".join(lines) + "\n"
+        """Sorts, variables, and the one thing that is assumed: there is a worker."""
+        return self.writer.prelude()
 
     @cached_property
-    def invariant(self) -> str:
-        return "".join(f"(assert {self.said(claim.term)}) ; {claim.name}\n" for claim in self.claims)
-
-    def said(self, term: Term, names: Mapping[str, str] | None = None) -> str:
-        return self.speaker.say(term, names or self.now, {})
+    def hypotheses(self) -> tuple[str, ...]:
+        """The claims as hypotheses: without those that ask for a witness, then all. Solvers like few."""
+        parts = [(name, part) for name, parts in self.claims.items() for part in parts]
+        said = [f"(assert {self.writer.say(part)}) ; {name}\n" for name, part in parts]
+        plain = (text for text, (_, part) in zip(said, parts) if not asks_for_witness(part))
+        return "".join(plain), "".join(said)
 
     def conditions(self) -> Iterator[Condition]:
-        yield from self.initial()
-        for action in self.declared.actions:
-            yield from self.kept(action.name, action.params, action.guard, action.effects)
-        for number, forget in enumerate(self.declared.forgets):
-            from kvsm.checker.protocol.terms import Const
-            domain = forget.cell.variable.domain
-            effect = Assign(forget.cell, Const(domain, domain.initial))
-            yield from self.kept(f"forget {forget.cell.variable.name}", forget.params, forget.when, (effect,))
+        """Every claim at first, and after every step that changes a variable which the claim reads."""
+        yield from self.at_first()
+        for step in self.steps:
+            yield from self.kept(step)
 
-    def initial(self) -> Iterator[Condition]:
-        lines = []
-        for variable in self.declared.variables:
-            from kvsm.checker.protocol.terms import Const
-            formals = " ".join(f"(i{n} {sort_name(one)})" for n, one in enumerate(variable.indices))
-            args = " ".join(f"i{n}" for n in range(len(variable.indices)))
-            value = self.speaker.say(Const(variable.domain, variable.domain.initial), self.now, {})
-            lines.append(f"(assert (forall ({formals}) (= ({variable.name} {args}) {value})))")
-        start = self.prelude + "\n".join(lines)
-        for claim in self.claims:
-            yield Condition("at first", str(claim.name), f"{start}\n(assert (not {self.said(claim.term)}))\n")
+    def at_first(self) -> Iterator[Condition]:
+        """Each claim in the initial state."""
+        first = self.prelude + "\n".join(self._initial()) + "\n"
+        for name, parts in self.claims.items():
+            for part in parts:
+                yield Condition(NO_STEP.name, name, (first + self.fails(part, self.taken(NO_STEP)),))
 
-    def kept(self, name: str, params: tuple[Param, ...], guard: Term, effects: tuple[Effect, ...]) -> Iterator[Condition]:
-        given = {param: f"{param.name}_taken" for param in params}
-        lines = []
-        for param, said in given.items():
-            lines.append(f"(declare-const {said} {sort_name(param.members)})")
-            lines.append(f"(assert (not (= {said} {none_name(param.members)})))")
-        lines.append(f"(assert {self.speaker.say(guard, self.now, given)})")
-        changed: dict[str, list[tuple[tuple[Param, ...], Assign]]] = {}
-        for bound, assign in assigns(effects):
-            changed.setdefault(assign.cell.variable.name, []).append((bound, assign))
-        after = dict(self.now)
-        for variable, all_of_it in changed.items():
-            lines.append(self.define_after(all_of_it, given))
-            after[variable] = f"{variable}!after"
-        common = self.prelude + self.invariant + "\n".join(lines) + "\n"
-        for claim in self.claims:
-            if reads(claim.term) & set(changed):
-                yield Condition(name, str(claim.name), f"{common}(assert (not {self.said(claim.term, after)}))\n")
+    def kept(self, step: Step) -> Iterator[Condition]:
+        """Each claim after one step."""
+        taken = self.taken(step)
+        for name, parts in self.claims.items():
+            for part in parts:
+                if variables_read(part) & set(step.assigned):
+                    question = taken.text + self.fails(part, taken)
+                    yield Condition(step.name, name, tuple(self.prelude + one + question for one in self.hypotheses))
 
-    def define_after(self, changes: list[tuple[tuple[Param, ...], Assign]], given: Mapping[Param, str]) -> str:
-        variable = changes[0][1].cell.variable
-        formals = [f"i{n}" for n in range(len(variable.indices))]
-        body = f"({variable.name} {' '.join(formals)})"
-        for bound, assign in reversed(changes):
-            names, conditions = dict(given), []
-            for formal, index in zip(formals, assign.cell.indices):
-                assert isinstance(index, Param)
+    def fails(self, term: Term, taken: Taken) -> str:
+        """That a term fails after a step, for some values of its leading parameters.
+
+        Each cell at these values gets a name. So how the step changes it is written once.
+        """
+        given: dict[Term, str] = {}
+        lines: list[str] = []
+        while isinstance(term, ForAll):
+            given[term.param] = f"{term.param.name}!case"
+            lines += _member(given[term.param], term.param.members)
+            term = term.body
+        cells: dict[Term, str] = {}
+        with self.writer.naming(lines):
+            for number, cell in enumerate(_cells_at(term, frozenset(given))):
+                name, indices = f"case!{number}", [given[index] for index in cell.indices]
+                value = self.after(taken, cell.variable, indices)
+                lines += [f"(declare-const {name} {sort_of(cell.variable.domain)})", f"(assert (= {name} {value}))"]
+                cells[cell] = name
+        lines.append(f"(assert (not {self.writer.say(term, taken.names, {**given, **cells})}))")
+        return "\n".join(lines) + "\n"
+
+    def taken(self, step: Step) -> Taken:
+        """A step: its parameters, its guard, and the variables after it."""
+        given: dict[Term, str] = {param: f"{param.name}{TAKEN}" for param in step.params}
+        lines = [line for param in step.params for line in _member(given[param], param.members)]
+        for number, word in enumerate(_words_after(step)):
+            # A step of one cell is written once: what its row counts is then asked once.
+            name, sort = f"word!{number}{AFTER}", sort_of(words_of(word))
+            lines.append(f"(declare-const {name} {sort})")
+            lines.append(f"(assert (= {name} {self.writer.say(word, given=given)}))")
+            given[word] = name
+        lines.append(f"(assert {self.writer.say(step.guard, given=given)})")
+        names = {**self.writer.now, **{variable: f"{variable}{AFTER}" for variable in step.assigned}}
+        taken = Taken(step, given, names, "")
+        lines += (self._define_after(taken, self.declared.variable(name)) for name in step.assigned)
+        return replace(taken, text="\n".join(lines) + "\n")
+
+    def after(self, taken: Taken, variable: Variable, indices: list[str]) -> str:
+        """The value of a cell after a step."""
+        text = f"({variable.name} {' '.join(indices)})"
+        for bound, assign in reversed(taken.step.assigned.get(variable.name, [])):
+            given, conditions = dict(taken.given), []
+            for name, index in zip(indices, assign.cell.indices):
                 if index in bound:
-                    names[index] = formal
+                    given[index] = name
                 else:
-                    conditions.append(f"(= {formal} {given[index]})")
-            # Nothing is said of "none".
-            value = self.speaker.say(assign.value, self.now, names)
-            body = f"(ite (and {' '.join(conditions)}) {value} {body})" if conditions else value
-        sorts = " ".join(f"({formal} {sort_name(one)})" for formal, one in zip(formals, variable.indices))
-        return f"(define-fun {variable.name}!after ({sorts}) {domain_sort(variable.domain)} {body})"
+                    conditions.append(f"(= {name} {given[index]})")
+            value = self.writer.say(assign.value, given=given)
+            text = f"(ite {joined('and', conditions, '')} {value} {text})" if conditions else value
+        return text
+
+    def _define_after(self, taken: Taken, variable: Variable) -> str:
+        names, declared = formals(variable.indices)
+        text = self.after(taken, variable, names)
+        return f"(define-fun {variable.name}{AFTER} ({declared}) {sort_of(variable.domain)} {text})"
+
+    def _initial(self) -> Iterator[str]:
+        for variable in self.declared.variables:
+            names, declared = formals(variable.indices)
+            value = value_name(variable.domain, variable.domain.initial)
+            yield f"(assert (forall ({declared}) (= ({variable.name} {' '.join(names)}) {value})))"
 
 
-def reads(term: Term) -> set[str]:
-    found = {term.variable.name} if isinstance(term, Read) else set()
-    for part in term.parts():
-        found |= reads(part)
-    return found
+def _member(name: str, members: IndexSet) -> list[str]:
+    """A constant that is a member of an index set."""
+    return [
+        f"(declare-const {name} {sort_name(members)})",
+        f"(assert (not (= {name} {none_name(members)})))",
+    ]

@@ -28,17 +28,14 @@ from kvsm.checker.protocol.terms import (
     Total,
     all_of,
     any_of,
+    for_all,
+    implies,
     is_legal,
     number,
 )
 from kvsm.properties import Property
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import TransferState
-
-
-def _holds(condition: Term, then: Term) -> Term:
-    """The condition implies the other term."""
-    return ~condition | then
 
 
 def always(state: ProtocolState) -> tuple[Claim, ...]:
@@ -59,12 +56,12 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.CONSERVATION,
             "The index names at most one slot for a key.",
-            ForAll(k, ForAll(s, ForAll(s2, _holds(named & also_named, s.equals(s2))))),
+            ForAll(k, ForAll(s, ForAll(s2, implies(named & also_named, s.equals(s2))))),
         ),
         Claim(
             Property.NO_REUSE_IN_FLIGHT,
             "The state of a slot fits each live transfer that touches it.",
-            ForAll(t, ForAll(s, _holds(state.touches_slot(t, s), _state_under_copy(state)))),
+            ForAll(t, ForAll(s, implies(state.touches_slot(t, s), _state_under_copy(state)))),
         ),
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
@@ -79,7 +76,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.MATCH_HOLDS,
             "A slot that a match holds can be read.",
-            ForAll(m, ForAll(s, _holds(state.match_slot[m].equals(s), readable))),
+            ForAll(m, ForAll(s, implies(state.match_slot[m].equals(s), readable))),
         ),
         Claim(
             Property.LEGAL_CALLS,
@@ -91,7 +88,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.NO_STALE_DATA,
             "No slot that can be read dates from before the last reset.",
-            ForAll(s, _holds(readable, state.old[s].equals(FALSE))),
+            ForAll(s, implies(readable, state.old[s].equals(FALSE))),
         ),
     )
 
@@ -106,17 +103,17 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.PUBLISH_AFTER_COMMIT,
             "A slot that can be read holds its key's bytes on every worker.",
-            ForAll(s, ForAll(w, _holds(readable, state.slot_content[s, w].equals(state.slot_key[s])))),
+            ForAll(s, ForAll(w, implies(readable, state.slot_content[s, w].equals(state.slot_key[s])))),
         ),
         Claim(
             Property.COPY_ORDER,
             "A queued kernel finds the bytes that it was queued for.",
-            ForAll(d, ForAll(w, _holds(kernel.equals(KERNEL["READS"]), content.equals(state.kernel_key[d])))),
+            ForAll(d, ForAll(w, implies(kernel.equals(KERNEL["READS"]), content.equals(state.kernel_key[d])))),
         ),
         Claim(
             Property.CORRECT_BYTES,
             "A device block that counts as computed or loaded holds its key's bytes on every worker.",
-            ForAll(d, ForAll(w, _holds(in_use, content.equals(state.key[d])))),
+            ForAll(d, ForAll(w, implies(in_use, content.equals(state.key[d])))),
         ),
     )
 
@@ -160,11 +157,13 @@ def countings(state: ProtocolState) -> tuple[Counting, ...]:
 def _held_by_number(state: ProtocolState) -> Term:
     """Copies, pins and leases are counted, and a load's lease is its own."""
     t, c, d = state.t, state.c, state.d
-    loading = Exists(t, state.of(c, t) & state.loads(t)) & state.copy_device[c].equals(d)
     writing = InState(state.lease[d], (LeaseState.WRITING,))
-    one_load = Equal(Exists(c, loading), writing)
+    loads_into = all_of(state.of(c, t), state.loads(t), state.copy_device[c].equals(d))
+    one_load = all_of(
+        for_all(implies(loads_into, writing)), ForAll(d, implies(writing, Exists(c, Exists(t, loads_into))))
+    )
     counted = [one.claim for one in countings(state) if one.cell.variable is not state.transfer]
-    return all_of(*counted, ForAll(d, one_load))
+    return all_of(*counted, one_load)
 
 
 def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:

@@ -1,286 +1,245 @@
-"""Auxiliary invariants: what else holds in every state, so that the claims can be proved by induction."""
+"""What else holds in every state of the offload protocol, so that its claims can be proved by induction.
+
+A claim alone often says too little about the state before an action to hold after it. "A slot that can be read holds
+its key's bytes" needs, before a store ends: what its copies have written is the slot's key. Each invariant below
+is needed: without it some claim or invariant cannot be proved (a test shows this for each).
+
+Every sentence is about all transfers t, copies c and c2, device blocks d, slots s and workers w.
+"""
 
 from __future__ import annotations
 
-from kvsm.checker.protocol.state import (
-    DIRECTION,
-    INDEXED,
-    INSTANT,
-    KERNEL,
-    REPORT,
-    VOIDED,
-    ProtocolState,
-)
-from kvsm.checker.protocol.terms import (
-    FALSE,
-    TRUE,
-    Claim,
-    Equal,
-    Exists,
-    ForAll,
-    If,
-    InState,
-    Param,
-    Term,
-    all_of,
-    any_of,
-)
+from kvsm.checker.protocol.state import KERNEL, REPORT, ProtocolState
+from kvsm.checker.protocol.terms import FALSE, Claim, If, InState, Term, all_of, for_all, implies
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import LIVE, TransferState
 
 
-def _all(params: tuple[Param, ...], body: Term) -> Term:
-    for param in reversed(params):
-        body = ForAll(param, body)
-    return body
-
-
 def invariants(state: ProtocolState) -> tuple[Claim, ...]:
-    t, c, c2, d, s, w, m = state.t, state.c, state.c2, state.d, state.s, state.w, state.m
-    t2 = Param("t2", state.transfer_set)
-    w2 = Param("w2", state.worker_set)
-    of, store, load = state.of(c, t), state.stores(t), state.loads(t)
-    on_slot, on_device = state.copy_slot[c].equals(s), state.copy_device[c].equals(d)
-    block, slot_key = state.block[s], state.slot_key[s]
-    planned = state.is_planned(t)
-    kernel = state.kernel[d, w]
-    reported = state.report[t, w].differs(REPORT["NONE"])
-    abandoned = InState(state.transfer[t], (TransferState.ABANDONED,))
-    submitted = InState(state.transfer[t], (TransferState.SUBMITTED,))
-    none_key = state.a_key.none
+    """All of them."""
+    return (*_of_links(state), *_of_progress(state), *_of_stores(state), *_of_loads(state), *_of_losses(state))
 
-    def claim(name: str, says: str, term: Term) -> Claim:
-        return Claim(name, says, term)
 
+def _of_links(state: ProtocolState) -> tuple[Claim, ...]:
+    """Which copies there are, and what they touch."""
+    t, c, c2, d, s = state.t, state.c, state.c2, state.d, state.s
+    same_slot = state.copy_slot[c2].equals(state.copy_slot[c])
+    same_device = state.copy_device[c2].equals(state.copy_device[c])
     return (
-        claim("copies belong to live transfers", "The transfer of a copy is live.", _all((t, c), ~of | state.is_live(t))),
-        claim(
+        Claim(
+            "copies belong to live transfers",
+            "The transfer of a copy is live.",
+            for_all(implies(state.of(c, t), state.is_live(t))),
+        ),
+        Claim(
             "a copy has two ends",
             "A copy is between a device block and a slot.",
-            _all(
-                (c,),
-                ~state.is_copy(c)
-                | all_of(
-                    state.copy_device[c].differs(state.a_device.none),
-                    state.copy_slot[c].differs(state.a_slot.none),
-                ),
+            for_all(
+                implies(
+                    state.is_copy(c),
+                    state.copy_device[c].differs(state.a_device.none) & state.copy_slot[c].differs(state.a_slot.none),
+                )
             ),
         ),
-        claim(
+        Claim(
+            "a store has its slots to itself",
+            "No other copy touches the slot of a store's copy.",
+            for_all(
+                implies(all_of(state.of(c, t), state.stores(t), state.is_copy(c2), same_slot), c.equals(c2))
+            ),
+        ),
+        Claim(
+            "a load has its device blocks to itself",
+            "No other copy touches the device block of a load's copy.",
+            for_all(
+                implies(all_of(state.of(c, t), state.loads(t), state.is_copy(c2), same_device), c.equals(c2))
+            ),
+        ),
+        Claim(
+            "a transfer touches a block once",
+            "Two copies of one transfer differ in their slots and in their device blocks.",
+            for_all(implies(all_of(state.of(c, t), state.of(c2, t), same_slot | same_device), c.equals(c2))),
+        ),
+        Claim(
+            "a store holds a lease",
+            "The device block of a store's copy is leased for reading.",
+            for_all(
+                implies(
+                    all_of(state.of(c, t), state.stores(t), state.copy_device[c].equals(d)),
+                    InState(state.lease[d], (LeaseState.READING,)),
+                )
+            ),
+        ),
+        Claim(
+            "what the index names has a key",
+            "A slot that the index names has a key.",
+            for_all(implies(state.is_indexed(s), state.slot_key[s].differs(state.a_key.none))),
+        ),
+        Claim(
+            "what is being stored is new",
+            "A slot that is being stored does not date from before the last reset.",
+            for_all(
+                implies(
+                    InState(state.block[s], (BlockState.ALLOCATED, BlockState.STORING)),
+                    state.old[s].equals(FALSE),
+                )
+            ),
+        ),
+    )
+
+
+def _of_progress(state: ProtocolState) -> tuple[Claim, ...]:
+    """How far transfers are."""
+    t, c, w = state.t, state.c, state.w
+    return (
+        Claim(
             "a live transfer is on its way",
             "A live transfer is planned, submitted or abandoned.",
-            _all((t,), ~state.is_live(t) | InState(state.transfer[t], tuple(sorted(LIVE)))),
+            for_all(implies(state.is_live(t), InState(state.transfer[t], tuple(sorted(LIVE))))),
         ),
-        claim(
-            "a store has its slots alone",
-            "No other copy touches the slot of a store.",
-            _all(
-                (t, c, c2),
-                ~all_of(of, store, state.is_copy(c2), state.copy_slot[c2].equals(state.copy_slot[c]))
-                | c.equals(c2),
+        Claim(
+            "no copy of a plan has started",
+            "No worker has started a copy of a planned transfer.",
+            for_all(implies(state.of(c, t) & state.is_planned(t), state.at("QUEUED"))),
+        ),
+        Claim(
+            "no worker reports a plan",
+            "No worker has reported a planned transfer.",
+            for_all(implies(state.is_planned(t), state.report[t, w].equals(REPORT["NONE"]))),
+        ),
+        Claim(
+            "what is reported good is written",
+            "A worker that reported a transfer as good has written all its copies.",
+            for_all(
+                implies(state.of(c, t) & state.report[t, w].equals(REPORT["GOOD"]), state.at("WRITTEN"))
             ),
         ),
-        claim(
-            "a load has its device blocks alone",
-            "No other copy touches the device block of a load.",
-            _all(
-                (t, c, c2),
-                ~all_of(of, load, state.is_copy(c2), state.copy_device[c2].equals(state.copy_device[c]))
-                | c.equals(c2),
-            ),
-        ),
-        claim(
-            "a transfer touches a slot once",
-            "Two copies of one transfer have different slots and different device blocks.",
-            _all(
-                (t, c, c2),
-                ~all_of(
-                    of,
-                    state.of(c2, t),
-                    any_of(
-                        state.copy_slot[c2].equals(state.copy_slot[c]),
-                        state.copy_device[c2].equals(state.copy_device[c]),
-                    ),
-                )
-                | c.equals(c2),
-            ),
-        ),
-        claim(
-            "of a plan nothing has run",
-            "No worker has begun a copy of a planned transfer, or reported it.",
-            _all((t, w), ~planned | (~reported & ForAll(c, ~of | state.at("QUEUED")))),
-        ),
-        claim(
-            "what was reported good is written",
-            "A worker that has reported a transfer as good has written all its copies.",
-            _all((t, c, w), ~(of & state.report[t, w].equals(REPORT["GOOD"])) | state.at("WRITTEN")),
-        ),
-        claim(
-            "a copy's key exists",
-            "What a store writes and a load reads has a key, the same on both sides unless it was voided.",
-            _all(
-                (t, c, s),
-                ~all_of(of, on_slot, InState(block, INDEXED)) | slot_key.differs(none_key),
-            ),
-        ),
-        claim(
-            "what the index names has a key",
-            "A slot in the index has a key.",
-            _all((s,), ~InState(block, INDEXED) | slot_key.differs(none_key)),
-        ),
-        claim(
-            "a load's device block is held",
-            "A device block that is loaded has the key of its slot, unless a reset voided the slot.",
-            _all(
-                (t, c, d, s),
-                ~all_of(of, load, on_device, on_slot)
-                | all_of(
-                    state.key[d].differs(none_key),
-                    abandoned | InState(block, VOIDED) | state.key[d].equals(slot_key),
-                ),
-            ),
-        ),
-        claim(
-            "a kernel that writes brings the block's key",
-            "The device block under a kernel that writes is free, or has the kernel's key.",
-            _all(
-                (d, w),
-                kernel.differs(KERNEL["WRITES"])
-                | (
-                    state.kernel_key[d].differs(none_key)
-                    & (state.is_free(d) | state.is_loaded(d) | state.key[d].equals(state.kernel_key[d]))
-                ),
-            ),
-        ),
-        claim(
-            "a kernel that reads knows its key",
-            "A queued kernel has a key.",
-            _all((d, w), kernel.equals(KERNEL["NONE"]) | state.kernel_key[d].differs(none_key)),
-        ),
-        claim(
-            "the source of a store is safe",
-            "Until a store has read, its device block holds the slot's key, once no kernel still writes it.",
-            _all(
-                (t, c, d, s, w),
-                ~all_of(
-                    of,
-                    store,
-                    on_device,
-                    on_slot,
-                    state.at("QUEUED") | state.at("STARTED"),
-                    ~abandoned,
-                )
-                | If(
+    )
+
+
+def _copies(state: ProtocolState, *conditions: Term) -> Term:
+    """c copies between d and s for t, which no reset has abandoned, and some conditions hold."""
+    t, c = state.t, state.c
+    return all_of(
+        state.of(c, t),
+        ~InState(state.transfer[t], (TransferState.ABANDONED,)),
+        state.copy_device[c].equals(state.d),
+        state.copy_slot[c].equals(state.s),
+        *conditions,
+    )
+
+
+def _of_stores(state: ProtocolState) -> tuple[Claim, ...]:
+    """The key's bytes on their way from a device block to a slot."""
+    c, d, s, w = state.c, state.d, state.s, state.w
+    kernel, slot_key, store = state.kernel[d, w], state.slot_key[s], state.stores(state.t)
+    return (
+        Claim(
+            "a kernel writes the block's key",
+            "A kernel that writes has a key: the key of its device block, unless this is free or being loaded.",
+            for_all(
+                implies(
                     kernel.equals(KERNEL["WRITES"]),
-                    state.kernel_key[d].equals(slot_key) & state.at("QUEUED"),
-                    state.content[d, w].equals(slot_key),
-                ),
+                    state.kernel_key[d].differs(state.a_key.none)
+                    & (state.is_free(d) | state.is_loaded(d) | state.key[d].equals(state.kernel_key[d])),
+                )
             ),
         ),
-        claim(
-            "what a store carries is its key",
-            "The bytes in flight of a store are the slot's key.",
-            _all(
-                (t, c, s, w),
-                ~all_of(of, store, on_slot, state.at("READ"), ~abandoned)
-                | state.in_flight[c, w].equals(slot_key),
-            ),
-        ),
-        claim(
-            "what a store has written is its key",
-            "Where a store has written, the slot holds its key.",
-            _all(
-                (t, c, s, w),
-                ~all_of(of, store, on_slot, state.at("WRITTEN"), ~abandoned)
-                | state.slot_content[s, w].equals(slot_key),
-            ),
-        ),
-        claim(
-            "what a load carries is its key",
-            "The bytes in flight of a load are the device block's key.",
-            _all(
-                (t, c, d, w),
-                ~all_of(of, load, on_device, state.at("READ"), ~abandoned)
-                | state.in_flight[c, w].equals(state.key[d]),
-            ),
-        ),
-        claim(
-            "what a load has written is its key",
-            "Where a load has written, the device block holds its key.",
-            _all(
-                (t, c, d, w),
-                ~all_of(of, load, on_device, state.at("WRITTEN"), ~abandoned)
-                | state.content[d, w].equals(state.key[d]),
-            ),
-        ),
-        claim(
-            "the source of a load is safe",
-            "Until a load has read, its slot holds the device block's key, unless another transfer's failure or loss voided it.",
-            _all(
-                (t, c, d, s, w),
-                ~all_of(of, load, on_device, on_slot, state.at("QUEUED") | state.at("STARTED"), ~abandoned)
-                | state.slot_content[s, w].equals(state.key[d]),
-            ),
-        ),
-        claim(
-            "a load waits for the kernels before it",
-            "While a kernel is queued for its device block, a load has not started.",
-            _all(
-                (t, c, d, w),
-                ~all_of(of, load, on_device, kernel.differs(KERNEL["NONE"])) | state.at("QUEUED"),
-            ),
-        ),
-        claim(
-            "what a stray copy may write is retired",
-            "A slot or device block that a lost copy may write is retired, and has no key.",
-            all_of(
-                _all((s,), state.stray_slot[s].equals(FALSE) | InState(block, (BlockState.RETIRED,))),
-                _all(
-                    (d,),
-                    state.stray_device[d].equals(FALSE) | InState(state.lease[d], (LeaseState.RETIRED,)),
-                ),
-            ),
-        ),
-        claim(
-            "a retired block is nobody's",
-            "A retired device block has no key.",
-            _all((d,), ~InState(state.lease[d], (LeaseState.RETIRED,)) | state.is_free(d)),
-        ),
-        claim(
-            "what is stored is of this epoch",
-            "A slot that is being stored is not old.",
-            _all(
-                (s,),
-                ~InState(block, (BlockState.ALLOCATED, BlockState.STORING)) | state.old[s].equals(FALSE),
-            ),
-        ),
-        claim(
-            "blocks that are written are under a store",
-            "An allocated or storing slot belongs to a store, and a loading one to a load.",
-            all_of(
-                _all(
-                    (s,),
-                    ~InState(block, (BlockState.ALLOCATED, BlockState.STORING))
-                    | Exists(t, store & state.touches_slot(t, s)),
-                ),
-            ),
-        ),
-        claim(
-            "leases are held by copies",
-            "A device block is read exactly while a store copies it, and written while a load does.",
-            all_of(
-                _all(
-                    (d,),
-                    Equal(
-                        Exists(c, Exists(t, all_of(of, store, on_device))),
-                        InState(state.lease[d], (LeaseState.READING,)),
+        Claim(
+            "a store finds its key",
+            "Until a store has read, the device block holds the slot's key, or a queued kernel will write it.",
+            for_all(
+                implies(
+                    _copies(state, store, state.at("QUEUED") | state.at("STARTED")),
+                    If(
+                        kernel.equals(KERNEL["WRITES"]),
+                        state.kernel_key[d].equals(slot_key) & state.at("QUEUED"),
+                        state.content[d, w].equals(slot_key),
                     ),
-                ),
+                )
             ),
         ),
-        claim(
-            "an unsubmitted store is planned",
-            "A live transfer has a direction that says what it does.",
-            _all((t,), ~state.is_live(t) | store | load),
+        Claim(
+            "a store carries its key",
+            "What a store has read is the slot's key.",
+            for_all(implies(_copies(state, store, state.at("READ")), state.in_flight[c, w].equals(slot_key))),
+        ),
+        Claim(
+            "a store writes its key",
+            "Where a store has written, the slot holds its key.",
+            for_all(
+                implies(_copies(state, store, state.at("WRITTEN")), state.slot_content[s, w].equals(slot_key))
+            ),
+        ),
+    )
+
+
+def _of_loads(state: ProtocolState) -> tuple[Claim, ...]:
+    """The key's bytes on their way from a slot to a device block."""
+    t, c, d, s, w = state.t, state.c, state.d, state.s, state.w
+    key, load = state.key[d], state.loads(t)
+    return (
+        Claim(
+            "a load finds its key",
+            "Until a load has read, the slot holds the device block's key.",
+            for_all(
+                implies(
+                    _copies(state, load, state.at("QUEUED") | state.at("STARTED")),
+                    state.slot_content[s, w].equals(key),
+                )
+            ),
+        ),
+        Claim(
+            "a load carries its key",
+            "What a load has read is the device block's key.",
+            for_all(implies(_copies(state, load, state.at("READ")), state.in_flight[c, w].equals(key))),
+        ),
+        Claim(
+            "a load writes its key",
+            "Where a load has written, the device block holds its key.",
+            for_all(implies(_copies(state, load, state.at("WRITTEN")), state.content[d, w].equals(key))),
+        ),
+        Claim(
+            "a load waits for kernels",
+            "While a kernel is queued for its device block, a load has not started.",
+            for_all(
+                implies(
+                    all_of(
+                        state.of(c, t),
+                        load,
+                        state.copy_device[c].equals(d),
+                        state.kernel[d, w].differs(KERNEL["NONE"]),
+                    ),
+                    state.at("QUEUED"),
+                )
+            ),
+        ),
+    )
+
+
+def _of_losses(state: ProtocolState) -> tuple[Claim, ...]:
+    """What a copy that was given up may still write."""
+    c, d, s = state.c, state.d, state.s
+    stray_slot, stray_device = state.stray_slot[s].differs(FALSE), state.stray_device[d].differs(FALSE)
+    return (
+        Claim(
+            "a slot with a stray writer is retired",
+            "A slot that a lost copy may write is retired.",
+            for_all(implies(stray_slot, InState(state.block[s], (BlockState.RETIRED,)))),
+        ),
+        Claim(
+            "nobody reads what a stray copy writes",
+            "No copy touches a slot that a lost copy may write.",
+            for_all(implies(stray_slot & state.is_copy(c), state.copy_slot[c].differs(s))),
+        ),
+        Claim(
+            "a device block with a stray writer is retired",
+            "A device block that a lost copy may write is retired.",
+            for_all(implies(stray_device, InState(state.lease[d], (LeaseState.RETIRED,)))),
+        ),
+        Claim(
+            "a retired device block is free",
+            "No request holds a retired device block.",
+            for_all(implies(InState(state.lease[d], (LeaseState.RETIRED,)), state.is_free(d))),
         ),
     )

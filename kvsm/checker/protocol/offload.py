@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 
 from kvsm.checker.protocol.claims import always, countings, rank, rest, sometimes
+from kvsm.checker.protocol.invariants import invariants
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import (
     DIRECTION,
@@ -106,6 +107,7 @@ def offload_protocol(
         rest=rest(state),
         rank=rank(state),
         countings=countings(state),
+        invariants=invariants(state),
         notes=NOT_MODELLED,
     )
 

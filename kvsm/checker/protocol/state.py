@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import (
     Domain,
+    TRUE,
     Exists,
     ForAll,
     IndexSet,
@@ -176,6 +177,10 @@ class ProtocolState:
         """There is such a copy."""
         return self.copy_transfer[c].differs(self.a_transfer.none)
 
+    def is_indexed(self, s: Param) -> Term:
+        """The index names the slot."""
+        return InState(self.block[s], INDEXED)
+
     def touches_slot(self, t: Param, s: Param, c: Param | None = None) -> Term:
         """A copy of the transfer reads or writes the slot. c: the parameter that is bound here."""
         c = c or self.c
@@ -197,4 +202,6 @@ class ProtocolState:
 
     def room_for_kernels(self) -> Term:
         """The scope admits kernels for one more device block."""
+        if self._scope.queued >= self._scope.device_blocks:
+            return TRUE
         return Less(Total(self.d2, ~self.idle_compute(self.d2)), number(self._scope.queued))

@@ -392,6 +392,30 @@ def any_of(*terms: Term) -> Term:
     return Or(terms)
 
 
+def implies(condition: Term, then: Term) -> Term:
+    """Where the condition holds, the other term holds."""
+    return Or((Not(condition), then))
+
+
+def for_all(term: Term) -> Term:
+    """The term holds for all values of its free parameters."""
+    for param in reversed(list(dict.fromkeys(free_params(term)))):
+        term = ForAll(param, term)
+    return term
+
+
+def free_params(term: Term) -> Iterator[Param]:
+    """The parameters of a term that no quantifier binds, in the order in which they occur."""
+    match term:
+        case Param():
+            yield term
+        case ForAll(param, body) | Exists(param, body) | Total(param, body):
+            yield from (one for one in free_params(body) if one != param)
+        case _:
+            for part in term.parts():
+                yield from free_params(part)
+
+
 def is_legal(word: Term) -> Term:
     """Whether a word is not ILLEGAL."""
     words = words_of(word)
@@ -524,6 +548,8 @@ class Declaration:
     rest: holds when everything is wound down.
     rank: a count that every draining action makes smaller. Wherever `rest` does not hold, a draining action
         is possible. So winding down ends, and ends at rest: this proves progress (S9).
+    countings: what the counters of the machines count.
+    invariants: what else holds in every state. With it the claims can be proved by induction.
     notes: what is not modelled, for readers of an export.
     """
 
@@ -537,7 +563,8 @@ class Declaration:
     sometimes: tuple[Claim, ...]
     rest: Term
     rank: Term
-    countings: tuple[Counting, ...]
+    countings: tuple[Counting, ...] = ()
+    invariants: tuple[Claim, ...] = ()
     notes: tuple[str, ...] = ()
 
     def variable(self, name: str) -> Variable:
