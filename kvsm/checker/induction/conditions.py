@@ -220,7 +220,8 @@ class Induction:
             for part in parts:
                 if variables_read(part) & set(step.assigned):
                     question = taken.text + self.fails(part, taken)
-                    yield Condition(step.name, name, tuple(self.prelude + one + question for one in self.hypotheses))
+                    hypotheses = self.hypotheses[asks_for_witness(part) :]
+                    yield Condition(step.name, name, tuple(self.prelude + one + question for one in hypotheses))
 
     def fails(self, term: Term, taken: Taken) -> str:
         """That a term fails after a step, for some values of its leading parameters.

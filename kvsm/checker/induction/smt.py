@@ -132,6 +132,7 @@ class SmtWriter:
             sort, none = sort_name(members), none_name(members)
             if self.sizes is None:
                 lines += [f"(declare-sort {sort} 0)", f"(declare-const {none} {sort})"]
+                lines += [f"(declare-const some_{sort} {sort})", f"(assert (not (= some_{sort} {none})))"]
             else:
                 lines.append(_datatype(sort, [*self.members(members), none]))
         lines += [_datatype(sort, values) for sort, values in self._kinds().items()]
