@@ -10,7 +10,7 @@ Every sentence is about all transfers t, copies c and c2, device blocks d, slots
 from __future__ import annotations
 
 from kvsm.checker.protocol.state import KERNEL, REPORT, ProtocolState
-from kvsm.checker.protocol.terms import FALSE, Claim, If, InState, Term, all_of, for_all, implies
+from kvsm.checker.protocol.terms import FALSE, Claim, Exists, ForAll, If, InState, Term, all_of, for_all, implies
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import LIVE, TransferState
 
@@ -106,6 +106,11 @@ def _of_progress(state: ProtocolState) -> tuple[Claim, ...]:
             "no worker reports a plan",
             "No worker has reported a planned transfer.",
             for_all(implies(state.is_planned(t), state.report[t, w].equals(REPORT["NONE"]))),
+        ),
+        Claim(
+            "a transfer under way waits for a worker",
+            "Some worker has not reported a transfer that is under way.",
+            ForAll(t, implies(state.is_under_way(t), Exists(w, state.report[t, w].equals(REPORT["NONE"])))),
         ),
         Claim(
             "what is reported good is written",
