@@ -17,8 +17,11 @@ from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore as explore_declaration
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel
+from kvsm.checker.protocol.request_scope import REQUEST_SCOPES, RequestScope
+from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
 from kvsm.checker.protocol.scope import ProtocolScope
+from kvsm.checker.protocol.terms import Declaration
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
@@ -89,21 +92,43 @@ class CheckedModel:
         return model.events(refutation.path) if isinstance(model, RerunModel) else ()
 
 
-class _ProtocolChecks(CheckedModel):
+class _DeclaredChecks(CheckedModel):
+    """A declared protocol, which has its own explorer."""
+
+    takes_depth = False
+
+    def declared(self, scope: Any) -> Declaration:
+        """The declaration within the bounds of a scope."""
+        raise NotImplementedError
+
+    def model(self, scope: Any) -> ProtocolModel:
+        return ProtocolModel(self.declared(scope))
+
+    def explore(self, scope: Any, limits: ExplorationLimits) -> Exploration:
+        given = msgspec.structs.asdict(limits)
+        if given.pop("max_depth") is not None:
+            raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
+        return explore_declaration(self.declared(scope), **given)
+
+
+class _ProtocolChecks(_DeclaredChecks):
     name = "protocol"
     says = "the tables, with copies that start, read, write and report, on streams of several workers"
     machines = ("block", "transfer", "lease")
     scopes: Mapping[str, ProtocolScope] = PROTOCOL_SCOPES
-    takes_depth = False
 
-    def model(self, scope: ProtocolScope) -> ProtocolModel:
-        return ProtocolModel(offload_protocol(scope))
+    def declared(self, scope: ProtocolScope) -> Declaration:
+        return offload_protocol(scope)
 
-    def explore(self, scope: ProtocolScope, limits: ExplorationLimits) -> Exploration:
-        given = msgspec.structs.asdict(limits)
-        if given.pop("max_depth") is not None:
-            raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
-        return explore_declaration(offload_protocol(scope), **given)
+
+class _RequestChecks(_DeclaredChecks):
+    name = "requests"
+    says = "the tables, with what a match promises a request, and what the engine is told of its load"
+    machines = ("block", "transfer", "request")
+    scopes: Mapping[str, RequestScope] = REQUEST_SCOPES
+
+    def declared(self, scope: RequestScope) -> Declaration:
+        return request_protocol(scope)
 
 
 class _CopyChecks(CheckedModel):
@@ -176,7 +201,8 @@ class _ServingChecks(CheckedModel):
 
 
 MODELS: dict[str, CheckedModel] = {
-    one.name: one for one in (_ProtocolChecks(), _ServingChecks(), _CopyChecks(), _HandOverChecks())
+    one.name: one
+    for one in (_ProtocolChecks(), _RequestChecks(), _ServingChecks(), _CopyChecks(), _HandOverChecks())
 }
 
 

@@ -120,7 +120,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     "--depth",
     "max_depth",
     type=click.IntRange(min=1),
-    help="Limit of actions from the start; the protocol does not support it.",
+    help="Limit of actions from the start; protocol and requests do not support it.",
 )
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
