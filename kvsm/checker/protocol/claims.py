@@ -209,6 +209,10 @@ def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
     if scope.live_transfers > 1 and scope.copies > 1 and scope.device_blocks > 1:
         two = InState(block, (BlockState.LOADING,)) & CounterOf(block, "copies").equals(number(2))
         claims.append(Claim("two loads read one slot", "A slot has two readers.", Exists(s, two)))
+    if scope.resets and min(scope.live_transfers, scope.copies, scope.slots) > 1:
+        readers = CounterOf(state.lease[d], "readers").equals(number(2))
+        says = "A device block has two readers: a reset made the first store's slot useless."
+        claims.append(Claim("two stores read one device block", says, Exists(d, readers)))
     if scope.several and min(scope.copies, scope.slots, scope.device_blocks, scope.keys) > 1:
         several = all_of(state.of(c, t), state.of(c2, t), ~c.equals(c2), state.is_under_way(t))
         for direction, of_direction in (("store", state.stores(t)), ("load", state.loads(t))):

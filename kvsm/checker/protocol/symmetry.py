@@ -1,4 +1,4 @@
-"""One representative for states that differ only in how device blocks, slots, workers and keys are numbered.
+"""One representative for states that differ only in how device blocks, slots, copies or keys are numbered.
 
 Each member of an index set gets a colour: a hash of everything about it that does not depend on numbering.
 Members are renumbered in the order of their colours, keys in the order in which they are met. Whatever the
@@ -6,10 +6,13 @@ colours are, the result is a renumbering of the state, so states that differ oth
 members may share a colour, by chance or by a symmetry that colours do not see. Then states that could be
 merged stay apart: there are more of them than needed, and the verdict is the same.
 
-There are three kinds of index sets. Outer sets are first indices of variables (device blocks, slots). Inner
-sets are second indices (workers). Named sets occur only as values (keys).
-"""
+There are three kinds of index sets. Outer sets are first indices of variables (device blocks, slots, copies).
+Inner sets are second indices (workers). Named sets occur only as values (keys).
 
+Outer sets are sorted one after the other. Members of one colour take any order, and the members of the sets
+that are sorted later follow this order: of two slots alike, the slot of the first copy comes first. So copies
+are sorted first, because each ties a transfer, a device block and a slot together.
+"""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -32,8 +35,6 @@ AT_ONCE = 1 << 15
 
 _STIR = np.uint32(0x9E3779B1)
 _SHIFT = np.uint32(15)
-_HALF_ROOM = 4
-"""Bits of a colour that each of the two tie-breakers takes; see `_rank`."""
 
 
 def _stirred(colour: Colour, salt: int = 0) -> Colour:
@@ -50,11 +51,13 @@ class Symmetry:
         variables, sets = layout.declared.variables, layout.declared.index_sets
         leading = {variable.indices[0] for variable in variables}
         following = {one for variable in variables for one in variable.indices[1:]}
-        self._outer = [one for one in sets if one in leading]
+        outer = [one for one in sets if one in leading]
         self._inner = [one for one in sets if one in following]
         self._named = [one for one in sets if one not in leading and one not in following]
         self._links = [one for one in variables if isinstance(one.domain, OneOf) and len(one.indices) == 1]
         """Variables by which a member of one set names a member of another set."""
+        self._outer = sorted(outer, key=lambda one: not self._ties_together(one, outer))
+        """In the order in which they are sorted."""
         self._naming = list(self._names())
         self._values = {members: self._places_of_values(members) for members in sets}
         self._exchanged = {
@@ -74,8 +77,9 @@ class Symmetry:
         colours = {members: self._outer_colours(columns, members) for members in self._outer}
         self._refine(columns, colours)
         for number, members in enumerate(self._outer):
-            self._rank(columns, members, colours[members], self._outer[:number])
-            self._sort(columns, members, colours[members])
+            if members.size > 1:
+                self._follow(columns, members, colours[members], self._outer[:number])
+                self._sort(columns, members, colours[members])
         for members in self._named:
             if members.size > 1:
                 holding = [columns[row] for row in self._values[members]]
@@ -130,6 +134,11 @@ class Symmetry:
             for member, colour in enumerate(gained[named]):
                 colours[namer][first] += (column == member) * _stirred(colour, salt)
 
+    def _ties_together(self, members: IndexSet, outer: list[IndexSet]) -> bool:
+        """Whether a member of this set names members of several outer sets."""
+        named = {one.domain for one in self._links if one.indices[0] == members}
+        return sum(OneOf(one) in named for one in outer) > 1
+
     def _names(self) -> Iterator[tuple[int, int, IndexSet, int, IndexSet]]:
         for place, cell in enumerate(self._cells):
             domain = cell.variable.domain
@@ -142,34 +151,25 @@ class Symmetry:
         for number, place, namer, first, named in self._naming:
             yield number, columns[place], namer, first, named
 
-    def _rank(
+    def _follow(
         self, columns: Columns, members: IndexSet, colours: Colours, sorted_sets: list[IndexSet]
     ) -> None:
-        """Break ties between equal colours, by the members of sorted sets.
-
-        The first tie-breaker is which member of a sorted set names this one. The second is which key this one
-        names, with keys numbered in the order in which the sorted sets name them.
-        """
-        if not sorted_sets or members.size == 1:
-            return
-        for colour in colours:
-            colour <<= np.uint32(2 * _HALF_ROOM)
-        for _, column, namer, first, named in self._named_by(columns):
-            if namer in sorted_sets and named == members:
-                for member, colour in enumerate(colours):
-                    colour += (column == member) * np.uint32(1 << first % _HALF_ROOM)
-        for key in self._named:
-            met = [
-                column
-                for _, column, namer, _, named in self._named_by(columns)
-                if namer in sorted_sets and named == key
-            ]
-            labels = _labels(met, key.size)
-            for _, column, namer, first, named in self._named_by(columns):
-                if namer == members and named == key:
-                    for member, label in enumerate(labels):
-                        place = (label & np.uint8((1 << _HALF_ROOM) - 1)).astype(np.uint32)
-                        colours[first] += (column == member) * (place << np.uint32(_HALF_ROOM))
+        """Mix into each colour the numbers of the sorted members that name it or that it names, also by a key."""
+        keys = {
+            named: [np.zeros(columns.shape[1], dtype=np.uint32) for _ in range(named.size)]
+            for named in self._named
+        }
+        for salt, column, namer, first, named in self._named_by(columns):
+            if namer in sorted_sets and (named == members or named in keys):
+                number = _stirred(np.array([first + 1], dtype=np.uint32), salt)
+                for member, colour in enumerate(keys.get(named, colours)):
+                    colour += (column == member) * number
+        for salt, column, namer, first, named in self._named_by(columns):
+            if namer == members and named in sorted_sets:
+                colours[first] += _stirred(column.astype(np.uint32), salt)
+            elif namer == members and named in keys:
+                for member, colour in enumerate(keys[named]):
+                    colours[first] += (column == member) * _stirred(colour, salt)
 
     # Renaming.
 
