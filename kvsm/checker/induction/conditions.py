@@ -5,10 +5,9 @@ A step is an action, or a forget. Each condition is asked alone, so that an open
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 from kvsm.checker.induction.rewriting import conjuncts
 from kvsm.checker.induction.smt import (
@@ -106,18 +105,12 @@ def _assigned(effects: tuple[Effect, ...], bound: tuple[Param, ...]) -> Iterator
             yield bound, effect
 
 
-def _words_after(step: Step) -> list[After]:
-    """The steps of words of one cell, which the step's own parameters name."""
-    assigned = (assign.value for _, one in step.assigned.items() for _, assign in one)
-    terms = chain((step.guard,), assigned)
-    return list(dict.fromkeys(one for term in terms for one in _afters(term, frozenset(step.params))))
-
-
-def _afters(term: Term, params: frozenset[Param]) -> Iterator[After]:
+def _words_after(term: Term, params: frozenset[Term]) -> Iterator[After]:
+    """The steps of words of single cells, which these parameters name."""
     if isinstance(term, After) and isinstance(term.word, Read) and set(term.word.indices) <= params:
         yield term
     for part in term.parts():
-        yield from _afters(part, params)
+        yield from _words_after(part, params)
 
 
 def _cells_at(term: Term, params: frozenset[Term]) -> list[Read]:
@@ -193,12 +186,28 @@ class Induction:
         return self.writer.prelude()
 
     @cached_property
-    def hypotheses(self) -> tuple[str, ...]:
-        """The claims as hypotheses: without those that ask for a witness, then all. Solvers like few."""
-        parts = [(name, part) for name, parts in self.claims.items() for part in parts]
-        said = [f"(assert {self.writer.say(part)}) ; {name}\n" for name, part in parts]
-        plain = (text for text, (_, part) in zip(said, parts) if not asks_for_witness(part))
-        return "".join(plain), "".join(said)
+    def _hypotheses(self) -> tuple[str, dict[Term, str]]:
+        """The claims as hypotheses: those that ask for no witness, and each of the others."""
+        plain, asking = [], {}
+        for name, parts in self.claims.items():
+            for part in parts:
+                said = f"(assert {self.writer.say(part)}) ; {name}\n"
+                if asks_for_witness(part):
+                    asking[part] = said
+                else:
+                    plain.append(said)
+        return "".join(plain), asking
+
+    def condition(self, step: str, claim: str, question: str, part: Term = TRUE) -> Condition:
+        """A question under the hypotheses. part: the part of the claim that it asks about.
+
+        Solvers like few hypotheses, and hardly any that ask for a witness. So there are several texts: without such
+        hypotheses, with one of them, with all. A part that asks for a witness rests on itself.
+        """
+        plain, asking = self._hypotheses
+        chosen = (asking[part],) if part in asking else ("", *asking.values())
+        every = ("".join(asking.values()),) if len(asking) > 1 else ()
+        return Condition(step, claim, tuple(self.prelude + plain + one + question for one in (*chosen, *every)))
 
     def conditions(self) -> Iterator[Condition]:
         """Every claim at first, and after every step that changes a variable which the claim reads."""
@@ -219,21 +228,14 @@ class Induction:
         for name, parts in self.claims.items():
             for part in parts:
                 if variables_read(part) & set(step.assigned):
-                    question = taken.text + self.fails(part, taken)
-                    hypotheses = self.hypotheses[asks_for_witness(part) :]
-                    yield Condition(step.name, name, tuple(self.prelude + one + question for one in hypotheses))
+                    yield self.condition(step.name, name, taken.text + self.fails(part, taken), part)
 
     def fails(self, term: Term, taken: Taken) -> str:
         """That a term fails after a step, for some values of its leading parameters.
 
         Each cell at these values gets a name. So how the step changes it is written once.
         """
-        given: dict[Term, str] = {}
-        lines: list[str] = []
-        while isinstance(term, ForAll):
-            given[term.param] = f"{term.param.name}!case"
-            lines += _member(given[term.param], term.param.members)
-            term = term.body
+        lines, given, term = self.some_case(term)
         cells: dict[Term, str] = {}
         with self.writer.naming(lines):
             for number, cell in enumerate(_cells_at(term, frozenset(given))):
@@ -244,16 +246,31 @@ class Induction:
         lines.append(f"(assert (not {self.writer.say(term, taken.names, {**given, **cells})}))")
         return "\n".join(lines) + "\n"
 
-    def taken(self, step: Step) -> Taken:
-        """A step: its parameters, its guard, and the variables after it."""
-        given: dict[Term, str] = {param: f"{param.name}{TAKEN}" for param in step.params}
-        lines = [line for param in step.params for line in _member(given[param], param.members)]
-        for number, word in enumerate(_words_after(step)):
-            # A step of one cell is written once: what its row counts is then asked once.
-            name, sort = f"word!{number}{AFTER}", sort_of(words_of(word))
+    def some_case(self, term: Term) -> tuple[list[str], dict[Term, str], Term]:
+        """Some values of a term's leading parameters: their lines, their names, and the rest of the term."""
+        lines: list[str] = []
+        given: dict[Term, str] = {}
+        while isinstance(term, ForAll):
+            given[term.param] = f"{term.param.name}!case"
+            lines += member(given[term.param], term.param.members)
+            term = term.body
+        return lines, given, term
+
+    def name_words(self, terms: Iterable[Term], given: dict[Term, str], lines: list[str]) -> None:
+        """Name the steps of words at given parameters. What their rows count is then asked once."""
+        found = dict.fromkeys(one for term in terms for one in _words_after(term, frozenset(given)))
+        for number, word in enumerate(found):
+            name, sort = f"word!{number}", sort_of(words_of(word))
             lines.append(f"(declare-const {name} {sort})")
             lines.append(f"(assert (= {name} {self.writer.say(word, given=given)}))")
             given[word] = name
+
+    def taken(self, step: Step) -> Taken:
+        """A step: its parameters, its guard, and the variables after it."""
+        given: dict[Term, str] = {param: f"{param.name}{TAKEN}" for param in step.params}
+        lines = [line for param in step.params for line in member(given[param], param.members)]
+        assigned = (assign.value for changes in step.assigned.values() for _, assign in changes)
+        self.name_words((step.guard, *assigned), given, lines)
         lines.append(f"(assert {self.writer.say(step.guard, given=given)})")
         names = {**self.writer.now, **{variable: f"{variable}{AFTER}" for variable in step.assigned}}
         taken = Taken(step, given, names, "")
@@ -286,7 +303,7 @@ class Induction:
             yield f"(assert (forall ({declared}) (= ({variable.name} {' '.join(names)}) {value})))"
 
 
-def _member(name: str, members: IndexSet) -> list[str]:
+def member(name: str, members: IndexSet) -> list[str]:
     """A constant that is a member of an index set."""
     return [
         f"(declare-const {name} {sort_name(members)})",

@@ -238,9 +238,10 @@ def rest(state: ProtocolState) -> Term:
     """Everything is wound down: no request holds anything, and nothing is queued or under way."""
     d, t, m = state.d, state.t, state.m
     return all_of(
-        ForAll(d, state.is_free(d) & state.idle_compute(d)),
+        ForAll(d, state.idle_compute(d)),
         ForAll(t, ~state.is_live(t)),
         ForAll(m, state.match_slot[m].equals(state.a_slot.none)),
+        ForAll(d, state.is_free(d)),
     )
 
 

@@ -9,15 +9,17 @@ Every sentence is about all transfers t, copies c and c2, device blocks d, slots
 
 from __future__ import annotations
 
+from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import KERNEL, REPORT, ProtocolState
-from kvsm.checker.protocol.terms import FALSE, Claim, If, InState, Term, all_of, for_all, implies
+from kvsm.checker.protocol.terms import FALSE, Claim, Exists, ForAll, If, InState, Term, all_of, for_all, implies
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import LIVE, TransferState
 
 
-def invariants(state: ProtocolState) -> tuple[Claim, ...]:
+def invariants(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
     """All of them."""
-    return (*_of_links(state), *_of_progress(state), *_of_stores(state), *_of_loads(state), *_of_losses(state))
+    claims = (*_of_links(state), *_of_progress(state), *_of_stores(state), *_of_loads(state), *_of_losses(state))
+    return (*claims, *_of_the_log(state)) if scope.crashes else claims
 
 
 def _of_links(state: ProtocolState) -> tuple[Claim, ...]:
@@ -106,6 +108,11 @@ def _of_progress(state: ProtocolState) -> tuple[Claim, ...]:
             "no worker reports a plan",
             "No worker has reported a planned transfer.",
             for_all(implies(state.is_planned(t), state.report[t, w].equals(REPORT["NONE"]))),
+        ),
+        Claim(
+            "a transfer under way waits for a worker",
+            "Some worker has not reported a transfer that is under way.",
+            ForAll(t, implies(state.is_under_way(t), Exists(w, state.report[t, w].equals(REPORT["NONE"])))),
         ),
         Claim(
             "what is reported good is written",
@@ -241,5 +248,41 @@ def _of_losses(state: ProtocolState) -> tuple[Claim, ...]:
             "a retired device block is free",
             "No request holds a retired device block.",
             for_all(implies(InState(state.lease[d], (LeaseState.RETIRED,)), state.is_free(d))),
+        ),
+    )
+
+
+def _of_the_log(state: ProtocolState) -> tuple[Claim, ...]:
+    """What the written part of the log promises after a crash."""
+    t, c, s, s2, w = state.t, state.c, state.s, state.s2, state.w
+    promised = state.logged[s].differs(state.a_key.none)
+    return (
+        Claim(
+            "the log names a key once",
+            "The written log promises a key in at most one slot.",
+            for_all(implies(promised & state.logged[s].equals(state.logged[s2]), s.equals(s2))),
+        ),
+        Claim(
+            "a slot keeps what the log promises",
+            "A slot holds the bytes of the key that the written log promises there.",
+            for_all(implies(promised, state.slot_content[s, w].equals(state.logged[s]))),
+        ),
+        Claim(
+            "the log promises nothing old",
+            "What the written log promises does not date from before the last reset.",
+            for_all(implies(promised, state.logged_old[s].equals(FALSE))),
+        ),
+        Claim(
+            "the log is ahead of every write",
+            "Where a store under way or a stray copy may write, the written log promises nothing.",
+            all_of(
+                for_all(
+                    implies(
+                        all_of(state.of(c, t), state.stores(t), state.is_under_way(t), state.copy_slot[c].equals(s)),
+                        ~promised,
+                    )
+                ),
+                for_all(implies(state.stray_slot[s].differs(FALSE), ~promised)),
+            ),
         ),
     )

@@ -58,6 +58,7 @@ from kvsm.checker.protocol.terms import (
     all_of,
     any_of,
     is_legal,
+    word_in,
 )
 from kvsm.states import MACHINES, BlockState, BlockTrigger, LeaseState, LeaseTrigger, Machine
 from kvsm.states.transfer import TransferState, TransferTrigger
@@ -85,8 +86,10 @@ def offload_protocol(
     """
     state = ProtocolState(scope, machines)
     actions = [*_engine_actions(state), *_core_actions(state), *_store_plans(state, scope)]
-    actions += [*_load_plans(state, scope), _submit(state, variant), *_worker_actions(state, variant)]
+    actions += [*_load_plans(state, scope), _submit(state, scope, variant), *_worker_actions(state, variant)]
     actions += _end_actions(state, scope, variant)
+    if scope.crashes:
+        actions += _crash_actions(state)
     return Declaration(
         name="offload protocol" if variant is None else f"offload protocol in which {variant.value}",
         bounds=str(scope),
@@ -101,13 +104,13 @@ def offload_protocol(
         ),
         variables=tuple(state.variables),
         actions=tuple(actions),
-        forgets=_forgets(state),
+        forgets=_forgets(state, scope),
         always=always(state),
         sometimes=sometimes(state, scope),
         rest=rest(state),
         rank=rank(state),
         countings=countings(state),
-        invariants=invariants(state),
+        invariants=invariants(state, scope),
         notes=NOT_MODELLED,
     )
 
@@ -294,18 +297,23 @@ def _load_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     return actions
 
 
-def _submit(state: ProtocolState, variant: Variant | None) -> Action:
+def _submit(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) -> Action:
     t, s = state.t, state.s
     block, store = state.block[s], state.stores(t)
     touched: Term = store
     leaving: Term = After(_B.SUBMIT_STORE, block)
     if variant is Variant.LOAD_UNHELD:
         touched, leaving = TRUE, If(store, leaving, After(_B.END_COPY_GOOD, block))
+    may_leave = state.is_planned(t)
+    if scope.crashes:
+        # The plan is in the log before a copy can touch its slots: the log promises their old blocks no more.
+        promised = state.logged[s].differs(state.a_key.none) & state.touches_slot(t, s)
+        may_leave = may_leave & ~(store & Exists(s, promised))
     return Action(
         "submit",
         "A planned transfer leaves for the workers, who queue its copies.",
         (t,),
-        state.is_planned(t),
+        may_leave,
         (
             Each(s, (_where(touched & state.touches_slot(t, s), block, leaving),)),
             _takes(state.transfer[t], _T.SUBMIT),
@@ -382,7 +390,7 @@ def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | 
         actions += _reports(state, variant, "bad", TRUE)
     actions.append(_cancel(state))
     if scope.resets:
-        actions.append(_reset(state, variant))
+        actions.append(_reset(state, scope, variant))
     if scope.losses:
         actions += _losses(state)
     return actions
@@ -479,12 +487,14 @@ def _cancel(state: ProtocolState) -> Action:
     )
 
 
-def _reset(state: ProtocolState, variant: Variant | None) -> Action:
+def _reset(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) -> Action:
     t, s, m = state.t, state.s, state.m
     block, transfer = state.block[s], state.transfer[t]
     voided: Term = After(_B.INVALIDATE, block)
     if variant is Variant.RESET_FREES:
         voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
+    # Whoever asked for the reset hears of it when it is in the log.
+    written = (Assign(state.logged[s], state.a_key.none),) if scope.crashes else ()
     return Action(
         "reset",
         "All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.",
@@ -492,10 +502,67 @@ def _reset(state: ProtocolState, variant: Variant | None) -> Action:
         ForAll(t, ~state.is_planned(t)),
         (
             Each(t, (_where(state.is_live(t), transfer, After(_T.ABANDON, transfer)),)),
-            Each(s, (Assign(block, voided), Assign(state.old[s], TRUE))),
+            Each(s, (Assign(block, voided), Assign(state.old[s], TRUE), *written)),
             Each(m, (Assign(state.match_slot[m], state.a_slot.none),)),
         ),
     )
+
+
+def _crash_actions(state: ProtocolState) -> list[Action]:
+    """The log is written now and then. What is in it, and the slots' bytes, outlive a crash."""
+    t, c, d, s, w, m = state.t, state.c, state.d, state.s, state.w, state.m
+    none, block, logged = state.a_key.none, state.block[s], state.logged[s]
+    survives = logged.differs(none)
+    kept, free = (word_in(state.block, one) for one in (BlockState.STORED, BlockState.FREE))
+    gone = [Each(w, (Assign(state.kernel[d, w], KERNEL["NONE"]), Assign(state.content[d, w], none)))]
+    return [
+        Action(
+            "write_log",
+            "All events until now are written to the log.",
+            (),
+            TRUE,
+            (
+                Each(
+                    s,
+                    (
+                        Assign(logged, If(state.is_readable(s), state.slot_key[s], none)),
+                        Assign(state.logged_old[s], state.old[s]),
+                    ),
+                ),
+            ),
+        ),
+        Action(
+            "crash",
+            "The ledger's memory, the device and all workers are gone. The written log and the slots are left, and"
+            " the ledger begins again with what the log can still promise.",
+            (),
+            TRUE,
+            (
+                Each(
+                    s,
+                    (
+                        Assign(block, If(survives, kept, free)),
+                        Assign(state.slot_key[s], logged),
+                        Assign(state.old[s], If(survives, state.logged_old[s], FALSE)),
+                        Assign(state.stray_slot[s], FALSE),
+                    ),
+                ),
+                Each(
+                    d,
+                    (
+                        Assign(state.key[d], none),
+                        Assign(state.kernel_key[d], none),
+                        Assign(state.lease[d], word_in(state.lease, LeaseState.NONE)),
+                        Assign(state.stray_device[d], FALSE),
+                        *gone,
+                    ),
+                ),
+                Each(m, (Assign(state.match_slot[m], state.a_slot.none),)),
+                Each(t, (Assign(state.direction[t], DIRECTION["NONE"]),)),
+                Each(c, (Assign(state.copy_transfer[c], state.a_transfer.none),)),
+            ),
+        ),
+    ]
 
 
 def _losses(state: ProtocolState) -> list[Action]:
@@ -548,7 +615,7 @@ def _losses(state: ProtocolState) -> list[Action]:
     ]
 
 
-def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
+def _forgets(state: ProtocolState, scope: ProtocolScope) -> tuple[Forget, ...]:
     t, c, d, s, w = state.t, state.c, state.d, state.s, state.w
     dead, no_copy = ~state.is_live(t), ~state.is_copy(c)
     ended = "The transfer has ended, and nothing asks about it."
@@ -564,6 +631,21 @@ def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
     )
     reading = Exists(c, all_of(of_load, on_slot, yet_to_read))
     unindexed = ~InState(state.block[s], INDEXED)
+    unread_slot = unindexed & ~reading
+    if scope.crashes:
+        unread_slot = unread_slot & state.logged[s].equals(state.a_key.none)
+    log = (
+        (
+            Forget(
+                (s,),
+                state.logged_old[s],
+                state.logged[s].equals(state.a_key.none),
+                "The log promises nothing of the slot.",
+            ),
+        )
+        if scope.crashes
+        else ()
+    )
     return (
         Forget((t,), state.transfer[t], dead & is_legal(state.transfer[t]), ended),
         Forget((t, w), state.report[t, w], dead, ended),
@@ -593,7 +675,7 @@ def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
         Forget(
             (s, w),
             state.slot_content[s, w],
-            unindexed & ~reading,
+            unread_slot,
             "No match finds the slot and no copy reads it: its bytes are overwritten before they are read.",
         ),
         Forget(
@@ -602,4 +684,5 @@ def _forgets(state: ProtocolState) -> tuple[Forget, ...]:
             InState(state.block[s], (*UNUSED, BlockState.RETIRED)),
             "The slot holds no block that could date from an epoch.",
         ),
+        *log,
     )

@@ -16,7 +16,7 @@ class ProtocolScope(msgspec.Struct, frozen=True):
     several: whether a transfer may have several blocks.
     matches: matches that hold a slot at one time.
     queued: device blocks that have kernels queued at one time.
-    failures, resets, losses: whether they happen; if so, any number of times.
+    failures, resets, losses, crashes: whether they happen; if so, any number of times.
     """
 
     keys: int = 2
@@ -31,6 +31,7 @@ class ProtocolScope(msgspec.Struct, frozen=True):
     failures: bool = True
     resets: bool = True
     losses: bool = True
+    crashes: bool = False
 
     def __post_init__(self) -> None:
         for name, bound in asdict(self).items():
@@ -38,7 +39,7 @@ class ProtocolScope(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{name} is {bound}; it must be at least 1")
 
     def __str__(self) -> str:
-        happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses"))
+        happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses", "crashes"))
         blocks = "several blocks" if self.several else "one block"
         return (
             f"{self.keys} keys, {self.device_blocks} device blocks, {self.slots} slots, "

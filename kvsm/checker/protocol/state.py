@@ -75,6 +75,7 @@ class ProtocolState:
         self._add_device_variables(machines)
         self._add_transfer_variables(machines)
         self._add_slot_variables(machines)
+        self._add_log_variables()
 
     def _add(self, name: str, domain: Domain, indices: tuple[IndexSet, ...], says: str) -> Variable:
         self.variables.append(Variable(name, says, indices, domain))
@@ -133,6 +134,16 @@ class ProtocolState:
         says = "The slot that the match holds, until it is loaded or released; none if there is no such match."
         self.match_slot = self._add("match_slot", self.a_slot, (self.match_set,), says)
 
+    def _add_log_variables(self) -> None:
+        """What a crash leaves of the ledger: the part of the log that was written."""
+        if not self._scope.crashes:
+            return
+        slot = (self.slot_set,)
+        says = "The key under which the slot can be read by the written part of the log; none if it cannot."
+        self.logged = self._add("logged", self.a_key, slot, says)
+        says = "Whether that block dates from before the last reset."
+        self.logged_old = self._add("logged_old", Truth(), slot, says)
+
     # Device blocks.
 
     def idle_compute(self, d: Param) -> Term:
@@ -180,6 +191,10 @@ class ProtocolState:
     def is_indexed(self, s: Param) -> Term:
         """The index names the slot."""
         return InState(self.block[s], INDEXED)
+
+    def is_readable(self, s: Param) -> Term:
+        """The slot can be loaded."""
+        return InState(self.block[s], READABLE)
 
     def touches_slot(self, t: Param, s: Param, c: Param | None = None) -> Term:
         """A copy of the transfer reads or writes the slot. c: the parameter that is bound here."""

@@ -416,6 +416,14 @@ def free_params(term: Term) -> Iterator[Param]:
                 yield from free_params(part)
 
 
+def word_in(variable: Variable, state: IntEnum) -> Const:
+    """The word of a variable in a state, with all counters at 0. Raises `ValueError` if there is none."""
+    words = variable.domain
+    if not isinstance(words, Words):
+        raise TypeError(f"{variable.name} holds no machine's words")
+    return Const(words, words.words.index((int(state), (0,) * len(words.machine.counters))))
+
+
 def is_legal(word: Term) -> Term:
     """Whether a word is not ILLEGAL."""
     words = words_of(word)
