@@ -102,13 +102,15 @@ def test_larger_scope_is_proved(scope: ProtocolScope, symmetry: bool, expected: 
     ],
 )
 def test_copies_that_share_are_met(scope: ProtocolScope, dangers: set[str]) -> None:
-    """A proof of a scope with several copies speaks of transfers of two blocks, and of what two copies share."""
+    """A scope with two copies has transfers of two blocks, and copies that share a block or a slot."""
     reached = explore(offload_protocol(scope)).reached
     assert dangers <= set(reached)
     assert not dangers & set(explore(offload_protocol(structs.replace(scope, copies=1))).reached)
 
 
-@pytest.mark.parametrize("scope", [SMALL, SMALL_OF_ONE, TWO_WORKERS], ids=("small", "one block", "two workers"))
+@pytest.mark.parametrize(
+    "scope", [SMALL, SMALL_OF_ONE, TWO_WORKERS], ids=("small", "one block", "two workers")
+)
 def test_auxiliary_invariants_hold(scope: ProtocolScope) -> None:
     """The proof for any size assumes nothing that is false in a state that can be reached."""
     declared = offload_protocol(scope)
@@ -209,7 +211,7 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
     ],
 )
 def test_broken_variant_is_refuted(variant: Variant, property: Property, length: int, states: int) -> None:
-    """By a shortest trace: fewer actions cannot show the bug. With every state kept apart, none is shorter."""
+    """By a shortest trace. It is no shorter where symmetric states are kept apart."""
     declared = offload_protocol(SMALL, variant)
     found = explore(declared)
     assert found.verdict is Verdict.REFUTED

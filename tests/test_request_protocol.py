@@ -17,9 +17,9 @@ TINY = RequestScope(requests=1, holds=1, transfers=1)
 @pytest.mark.parametrize(
     ("scope", "symmetry", "expected"),
     [
-        (REQUEST_SCOPES["small"], True, (13811, 145566, 23)),
+        (REQUEST_SCOPES["small"], True, (13742, 144845, 23)),
         (REQUEST_SCOPES["small"], False, (86320, 919512, 23)),
-        (REQUEST_SCOPES["workers"], True, (48154, 542749, 27)),
+        (REQUEST_SCOPES["workers"], True, (48013, 541192, 27)),
     ],
 )
 def test_request_protocol_is_proved(

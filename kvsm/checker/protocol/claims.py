@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import (
     INDEXED,
-    INSTANT,
     KERNEL,
     READABLE,
     REPORT,
@@ -19,7 +18,6 @@ from kvsm.checker.protocol.terms import (
     Claim,
     CounterOf,
     Counting,
-    Equal,
     Exists,
     ForAll,
     If,
@@ -108,7 +106,9 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.COPY_ORDER,
             "A queued kernel finds the bytes that it was queued for.",
-            ForAll(d, ForAll(w, implies(kernel.equals(KERNEL["READS"]), content.equals(state.kernel_key[d])))),
+            ForAll(
+                d, ForAll(w, implies(kernel.equals(KERNEL["READS"]), content.equals(state.kernel_key[d])))
+            ),
         ),
         Claim(
             Property.CORRECT_BYTES,
@@ -173,7 +173,13 @@ def sometimes(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
     all_written = ForAll(c, ForAll(w, ~state.of(c, t) | state.at("WRITTEN")))
     under_kernel = {
         does: Exists(
-            c, Exists(d, Exists(w, all_of(state.of(c, t), state.copy_device[c].equals(d), kernel.equals(KERNEL[does]))))
+            c,
+            Exists(
+                d,
+                Exists(
+                    w, all_of(state.of(c, t), state.copy_device[c].equals(d), kernel.equals(KERNEL[does]))
+                ),
+            ),
         )
         for does in ("WRITES", "READS")
     }
@@ -254,7 +260,9 @@ def rank(state: ProtocolState) -> Term:
     unreported = state.is_live(t) & state.report[t, w].equals(REPORT["NONE"])
     kernels = state.kernel[d, w].differs(KERNEL["NONE"])
     total: Term = Total(d, ~state.is_free(d)) + Total(d, Total(w, kernels))
-    total = total + Total(t, state.is_planned(t)) + Total(t, state.is_live(t)) + Total(t, Total(w, unreported))
+    total = (
+        total + Total(t, state.is_planned(t)) + Total(t, state.is_live(t)) + Total(t, Total(w, unreported))
+    )
     for ahead in to_go:
         total = total + Total(c, Total(w, state.is_copy(c) & ahead))
     return total + Total(m, state.match_slot[m].differs(state.a_slot.none))

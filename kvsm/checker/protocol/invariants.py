@@ -1,8 +1,8 @@
 """What else holds in every state of the offload protocol, so that its claims can be proved by induction.
 
-A claim alone often says too little about the state before an action to hold after it. "A slot that can be read holds
-its key's bytes" needs, before a store ends: what its copies have written is the slot's key. Each invariant below
-is needed: without it some claim or invariant cannot be proved (a test shows this for each).
+A claim alone often says too little about the state before an action to hold after it. "A slot that can be
+read holds its key's bytes" needs, before a store ends: what its copies have written is the slot's key. Each
+invariant below is needed: without it some claim or invariant cannot be proved (a test shows this for each).
 
 Every sentence is about all transfers t, copies c and c2, device blocks d, slots s and workers w.
 """
@@ -11,20 +11,38 @@ from __future__ import annotations
 
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import KERNEL, REPORT, ProtocolState
-from kvsm.checker.protocol.terms import FALSE, Claim, Exists, ForAll, If, InState, Term, all_of, for_all, implies
+from kvsm.checker.protocol.terms import (
+    FALSE,
+    Claim,
+    Exists,
+    ForAll,
+    If,
+    InState,
+    Term,
+    all_of,
+    for_all,
+    implies,
+)
 from kvsm.states import BlockState, LeaseState
 from kvsm.states.transfer import LIVE, TransferState
 
 
 def invariants(state: ProtocolState, scope: ProtocolScope) -> tuple[Claim, ...]:
     """All of them."""
-    claims = (*_of_links(state), *_of_progress(state), *_of_stores(state), *_of_loads(state), *_of_losses(state))
+    claims = (
+        *_of_links(state),
+        *_of_books(state),
+        *_of_progress(state),
+        *_of_stores(state),
+        *_of_loads(state),
+        *_of_losses(state),
+    )
     return (*claims, *_of_the_log(state)) if scope.crashes else claims
 
 
 def _of_links(state: ProtocolState) -> tuple[Claim, ...]:
     """Which copies there are, and what they touch."""
-    t, c, c2, d, s = state.t, state.c, state.c2, state.d, state.s
+    t, c, c2 = state.t, state.c, state.c2
     same_slot = state.copy_slot[c2].equals(state.copy_slot[c])
     same_device = state.copy_device[c2].equals(state.copy_device[c])
     return (
@@ -39,7 +57,8 @@ def _of_links(state: ProtocolState) -> tuple[Claim, ...]:
             for_all(
                 implies(
                     state.is_copy(c),
-                    state.copy_device[c].differs(state.a_device.none) & state.copy_slot[c].differs(state.a_slot.none),
+                    state.copy_device[c].differs(state.a_device.none)
+                    & state.copy_slot[c].differs(state.a_slot.none),
                 )
             ),
         ),
@@ -62,6 +81,13 @@ def _of_links(state: ProtocolState) -> tuple[Claim, ...]:
             "Two copies of one transfer differ in their slots and in their device blocks.",
             for_all(implies(all_of(state.of(c, t), state.of(c2, t), same_slot | same_device), c.equals(c2))),
         ),
+    )
+
+
+def _of_books(state: ProtocolState) -> tuple[Claim, ...]:
+    """What the core's books say of the blocks that are in use."""
+    t, c, d, s = state.t, state.c, state.d, state.s
+    return (
         Claim(
             "a store holds a lease",
             "The device block of a store's copy is leased for reading.",
@@ -117,9 +143,7 @@ def _of_progress(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             "what is reported good is written",
             "A worker that reported a transfer as good has written all its copies.",
-            for_all(
-                implies(state.of(c, t) & state.report[t, w].equals(REPORT["GOOD"]), state.at("WRITTEN"))
-            ),
+            for_all(implies(state.of(c, t) & state.report[t, w].equals(REPORT["GOOD"]), state.at("WRITTEN"))),
         ),
     )
 
@@ -143,7 +167,8 @@ def _of_stores(state: ProtocolState) -> tuple[Claim, ...]:
     return (
         Claim(
             "a kernel writes the block's key",
-            "A kernel that writes has a key: the key of its device block, unless this is free or being loaded.",
+            "A kernel that writes has a key: the key of its device block, unless this is free or being"
+            " loaded.",
             for_all(
                 implies(
                     kernel.equals(KERNEL["WRITES"]),
@@ -154,7 +179,8 @@ def _of_stores(state: ProtocolState) -> tuple[Claim, ...]:
         ),
         Claim(
             "a store finds its key",
-            "Until a store has read, the device block holds the slot's key, or a queued kernel will write it.",
+            "Until a store has read, the device block holds the slot's key, or a queued kernel will write"
+            " it.",
             for_all(
                 implies(
                     _copies(state, store, state.at("QUEUED") | state.at("STARTED")),
@@ -278,7 +304,12 @@ def _of_the_log(state: ProtocolState) -> tuple[Claim, ...]:
             all_of(
                 for_all(
                     implies(
-                        all_of(state.of(c, t), state.stores(t), state.is_under_way(t), state.copy_slot[c].equals(s)),
+                        all_of(
+                            state.of(c, t),
+                            state.stores(t),
+                            state.is_under_way(t),
+                            state.copy_slot[c].equals(s),
+                        ),
                         ~promised,
                     )
                 ),

@@ -15,7 +15,7 @@ The life of a block, from top to bottom:
 6. `start` ... `write_device` on each worker, after the kernels of the device block's former owner
 7. `end_good`             the last report: the engine may compute with the device block (`attend`)
 
-A plan gets its blocks one after the other (`store_more`, `load_more`), as long as it has not left. The tables in
+A plan gets its blocks one after the other (`store_more`, `load_more`) until it leaves. The tables in
 `kvsm.states` say what a slot's block, a transfer and a lease do on a trigger.
 """
 
@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 
 from kvsm.checker.protocol.claims import always, countings, rank, rest, sometimes
+from kvsm.checker.protocol.crashes import crash_actions
+from kvsm.checker.protocol.forgets import forgets
 from kvsm.checker.protocol.invariants import invariants
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.state import (
@@ -49,16 +51,13 @@ from kvsm.checker.protocol.terms import (
     Each,
     Exists,
     ForAll,
-    Forget,
     If,
     InState,
     Param,
     Read,
     Term,
     all_of,
-    any_of,
     is_legal,
-    word_in,
 )
 from kvsm.states import MACHINES, BlockState, BlockTrigger, LeaseState, LeaseTrigger, Machine
 from kvsm.states.transfer import TransferState, TransferTrigger
@@ -89,7 +88,7 @@ def offload_protocol(
     actions += [*_load_plans(state, scope), _submit(state, scope, variant), *_worker_actions(state, variant)]
     actions += _end_actions(state, scope, variant)
     if scope.crashes:
-        actions += _crash_actions(state)
+        actions += crash_actions(state)
     return Declaration(
         name="offload protocol" if variant is None else f"offload protocol in which {variant.value}",
         bounds=str(scope),
@@ -104,7 +103,7 @@ def offload_protocol(
         ),
         variables=tuple(state.variables),
         actions=tuple(actions),
-        forgets=_forgets(state, scope),
+        forgets=forgets(state, scope),
         always=always(state),
         sometimes=sometimes(state, scope),
         rest=rest(state),
@@ -254,8 +253,8 @@ def _store_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     actions = [
         Action(
             "plan_store",
-            "A store is planned. A computed device block whose key is not on the host gets a slot and is leased"
-            " for reading.",
+            "A store is planned. A computed device block whose key is not on the host gets a slot and is"
+            " leased for reading.",
             (t, c, d, s),
             may_open & can,
             (*effects, opened),
@@ -287,7 +286,8 @@ def _load_plans(state: ProtocolState, scope: ProtocolScope) -> list[Action]:
     )
     may_open, opened = _opens(state, DIRECTION["LOAD"])
     says = (
-        "A load is planned. A match becomes a reader of its slot, and a free device block is leased for writing."
+        "A load is planned. A match becomes a reader of its slot, and a free device block is leased for"
+        " writing."
     )
     actions = [Action("plan_load", says, (t, c, d, s, m), may_open & can, (*effects, opened))]
     if scope.several:
@@ -401,11 +401,13 @@ def _over(state: ProtocolState, unloaded: Term) -> tuple[Assign | Each, ...]:
 
     unloaded: whether a load brought no data. Then its device blocks are free again.
     """
-    t, c, d = state.t, state.c, state.d
+    t, d = state.t, state.d
     lease, touched = state.lease[d], state.touches_device(t, d)
     returned = If(state.stores(t), After(_L.END_READ, lease), After(_L.END_WRITE, lease))
     return (
-        Each(d, (_where(touched & unloaded, state.key[d], state.a_key.none), _where(touched, lease, returned))),
+        Each(
+            d, (_where(touched & unloaded, state.key[d], state.a_key.none), _where(touched, lease, returned))
+        ),
         *_gone(state),
     )
 
@@ -419,9 +421,7 @@ def _gone(state: ProtocolState) -> tuple[Assign | Each, ...]:
     )
 
 
-def _reports(
-    state: ProtocolState, variant: Variant | None, name: str, when: Term
-) -> list[Action]:
+def _reports(state: ProtocolState, variant: Variant | None, name: str, when: Term) -> list[Action]:
     """A worker reports a transfer as good or bad, and touches its memory no more."""
     t, s, m, w = state.t, state.s, state.m, state.w
     trigger = _T.REPORT_GOOD if name == "good" else _T.REPORT_BAD
@@ -508,63 +508,6 @@ def _reset(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) 
     )
 
 
-def _crash_actions(state: ProtocolState) -> list[Action]:
-    """The log is written now and then. What is in it, and the slots' bytes, outlive a crash."""
-    t, c, d, s, w, m = state.t, state.c, state.d, state.s, state.w, state.m
-    none, block, logged = state.a_key.none, state.block[s], state.logged[s]
-    survives = logged.differs(none)
-    kept, free = (word_in(state.block, one) for one in (BlockState.STORED, BlockState.FREE))
-    gone = [Each(w, (Assign(state.kernel[d, w], KERNEL["NONE"]), Assign(state.content[d, w], none)))]
-    return [
-        Action(
-            "write_log",
-            "All events until now are written to the log.",
-            (),
-            TRUE,
-            (
-                Each(
-                    s,
-                    (
-                        Assign(logged, If(state.is_readable(s), state.slot_key[s], none)),
-                        Assign(state.logged_old[s], state.old[s]),
-                    ),
-                ),
-            ),
-        ),
-        Action(
-            "crash",
-            "The ledger's memory, the device and all workers are gone. The written log and the slots are left, and"
-            " the ledger begins again with what the log can still promise.",
-            (),
-            TRUE,
-            (
-                Each(
-                    s,
-                    (
-                        Assign(block, If(survives, kept, free)),
-                        Assign(state.slot_key[s], logged),
-                        Assign(state.old[s], If(survives, state.logged_old[s], FALSE)),
-                        Assign(state.stray_slot[s], FALSE),
-                    ),
-                ),
-                Each(
-                    d,
-                    (
-                        Assign(state.key[d], none),
-                        Assign(state.kernel_key[d], none),
-                        Assign(state.lease[d], word_in(state.lease, LeaseState.NONE)),
-                        Assign(state.stray_device[d], FALSE),
-                        *gone,
-                    ),
-                ),
-                Each(m, (Assign(state.match_slot[m], state.a_slot.none),)),
-                Each(t, (Assign(state.direction[t], DIRECTION["NONE"]),)),
-                Each(c, (Assign(state.copy_transfer[c], state.a_transfer.none),)),
-            ),
-        ),
-    ]
-
-
 def _losses(state: ProtocolState) -> list[Action]:
     t, d, s, m, w = state.t, state.d, state.s, state.m, state.w
     block, lease, store = state.block[s], state.lease[d], state.stores(t)
@@ -613,76 +556,3 @@ def _losses(state: ProtocolState) -> list[Action]:
             (Assign(state.content[d, w], state.a_key.none),),
         ),
     ]
-
-
-def _forgets(state: ProtocolState, scope: ProtocolScope) -> tuple[Forget, ...]:
-    t, c, d, s, w = state.t, state.c, state.d, state.s, state.w
-    dead, no_copy = ~state.is_live(t), ~state.is_copy(c)
-    ended = "The transfer has ended, and nothing asks about it."
-    kernel = state.kernel[d, w]
-    yet_to_read = state.at("QUEUED") | state.at("STARTED")
-    of_store = Exists(t, state.of(c, t) & state.stores(t))
-    of_load = Exists(t, state.of(c, t) & state.loads(t))
-    on_device, on_slot = state.copy_device[c].equals(d), state.copy_slot[c].equals(s)
-    unread_device = any_of(
-        kernel.equals(KERNEL["WRITES"]),
-        state.is_free(d) & ~Exists(c, all_of(of_store, on_device, yet_to_read)),
-        Exists(c, all_of(of_load, on_device, state.instant[c, w].differs(INSTANT["WRITTEN"]))),
-    )
-    reading = Exists(c, all_of(of_load, on_slot, yet_to_read))
-    unindexed = ~InState(state.block[s], INDEXED)
-    unread_slot = unindexed & ~reading
-    if scope.crashes:
-        unread_slot = unread_slot & state.logged[s].equals(state.a_key.none)
-    log = (
-        (
-            Forget(
-                (s,),
-                state.logged_old[s],
-                state.logged[s].equals(state.a_key.none),
-                "The log promises nothing of the slot.",
-            ),
-        )
-        if scope.crashes
-        else ()
-    )
-    return (
-        Forget((t,), state.transfer[t], dead & is_legal(state.transfer[t]), ended),
-        Forget((t, w), state.report[t, w], dead, ended),
-        Forget((c,), state.copy_device[c], no_copy, ended),
-        Forget((c,), state.copy_slot[c], no_copy, ended),
-        Forget((c, w), state.instant[c, w], no_copy, ended),
-        Forget(
-            (c, w),
-            state.in_flight[c, w],
-            ~state.at("READ"),
-            "Bytes that were written are no longer in flight.",
-        ),
-        Forget((d,), state.kernel_key[d], state.idle_compute(d), "No kernel is queued that could read it."),
-        Forget(
-            (d, w),
-            state.content[d, w],
-            kernel.differs(KERNEL["READS"]) & unread_device,
-            "No kernel and no copy reads these bytes before they are overwritten.",
-        ),
-        Forget(
-            (s,),
-            state.block[s],
-            InState(state.block[s], UNUSED),
-            "A slot that was used and a slot that never was differ only in the name of their state.",
-        ),
-        Forget((s,), state.slot_key[s], unindexed, "The index does not name the slot."),
-        Forget(
-            (s, w),
-            state.slot_content[s, w],
-            unread_slot,
-            "No match finds the slot and no copy reads it: its bytes are overwritten before they are read.",
-        ),
-        Forget(
-            (s,),
-            state.old[s],
-            InState(state.block[s], (*UNUSED, BlockState.RETIRED)),
-            "The slot holds no block that could date from an epoch.",
-        ),
-        *log,
-    )

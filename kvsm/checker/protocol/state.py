@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import (
-    Domain,
     TRUE,
+    Domain,
     Exists,
     ForAll,
     IndexSet,
@@ -44,8 +44,8 @@ class ProtocolState:
     A transfer copies several blocks. Each of its copies is between one device block and one slot, and every
     worker makes its share of it. A match pins one slot.
 
-    Terms are about the parameters t (transfer), c (copy), d (device block), s (slot), w (worker) and m (match),
-    unless another one is given.
+    Terms are about the parameters t (transfer), c (copy), d (device block), s (slot), w (worker) and m
+    (match), unless another one is given.
     """
 
     def __init__(self, scope: ProtocolScope, machines: Mapping[str, Machine]) -> None:
@@ -131,7 +131,9 @@ class ProtocolState:
         self.old = self._add("old", Truth(), slot, says)
         says = "Whether a lost copy may still write the slot."
         self.stray_slot = self._add("stray_slot", Truth(), slot, says)
-        says = "The slot that the match holds, until it is loaded or released; none if there is no such match."
+        says = (
+            "The slot that the match holds, until it is loaded or released; none if there is no such match."
+        )
         self.match_slot = self._add("match_slot", self.a_slot, (self.match_set,), says)
 
     def _add_log_variables(self) -> None:

@@ -13,6 +13,7 @@ Outer sets are sorted one after the other. Members of one colour take any order,
 that are sorted later follow this order: of two slots alike, the slot of the first copy comes first. So copies
 are sorted first, because each ties a transfer, a device block and a slot together.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -154,7 +155,7 @@ class Symmetry:
     def _follow(
         self, columns: Columns, members: IndexSet, colours: Colours, sorted_sets: list[IndexSet]
     ) -> None:
-        """Mix into each colour the numbers of the sorted members that name it or that it names, also by a key."""
+        """Mix in the numbers of sorted members that name a member, that it names, or that name its key."""
         keys = {
             named: [np.zeros(columns.shape[1], dtype=np.uint32) for _ in range(named.size)]
             for named in self._named
