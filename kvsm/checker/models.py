@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from kvsm.checker.counterexample import Counterexample, Describable, retell
 from kvsm.checker.explorer import ExplorationProgress, explore
@@ -19,8 +20,8 @@ from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel
 from kvsm.checker.protocol.request_scope import REQUEST_SCOPES, RequestScope
 from kvsm.checker.protocol.requests import request_protocol
+from kvsm.checker.protocol.scope import EXAMPLE_SCOPES, VERSIONS, ProtocolScope
 from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
-from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import Declaration
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
@@ -65,6 +66,13 @@ class CheckedModel:
     machines: tuple[str, ...] = ()
     scopes: Mapping[str, Any]
     takes_depth = True
+
+    def versions(self) -> dict[str, tuple[Declaration, ...]]:
+        """What is proved for any size; empty if nothing is.
+
+        A version is a declaration within several bounds, the smallest first. They matter only for examples.
+        """
+        return {}
 
     def model(self, scope: Any) -> Describable:
         """The model whose path to a refutation can be retold."""
@@ -119,6 +127,12 @@ class _ProtocolChecks(_DeclaredChecks):
 
     def declared(self, scope: ProtocolScope) -> Declaration:
         return offload_protocol(scope)
+
+    def versions(self) -> dict[str, tuple[Declaration, ...]]:
+        return {
+            name: tuple(offload_protocol(replace(scope, **kind)) for scope in EXAMPLE_SCOPES)
+            for name, kind in VERSIONS.items()
+        }
 
 
 class _RequestChecks(_DeclaredChecks):
@@ -186,7 +200,7 @@ class _ServingChecks(CheckedModel):
         of_budgets = {name: left.pop(name) for name in numbers_of(options.budgets) if name in left}
         return ServingScope(
             f"{scope.name}, with other bounds",
-            msgspec.structs.replace(
+            replace(
                 with_numbers(options, left),
                 requests=options.requests[:requests],
                 budgets=with_numbers(options.budgets, of_budgets),
@@ -225,4 +239,4 @@ def with_numbers(options: Options, bounds: Bounds) -> Options:
     for name in bounds:
         if name not in numbers_of(options):
             raise ConfigError(f"{name} is no bound here; there are {', '.join(numbers_of(options))}")
-    return msgspec.structs.replace(options, **{name: type(known[name])(n) for name, n in bounds.items()})
+    return replace(options, **{name: type(known[name])(n) for name, n in bounds.items()})

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 import msgspec
+from click.core import ParameterSource
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -17,8 +18,10 @@ from rich.text import Text
 from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render, save_log
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
+from kvsm.checker.induction.solvers import chosen_solvers
 from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.cli.any_size import check_any_size
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -125,6 +128,18 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
 )
+@click.option(
+    "--any-size",
+    is_flag=True,
+    help="Prove the protocols by induction instead: for any number of blocks, workers, transfers, requests.",
+)
+@click.option(
+    "--solver",
+    type=click.Choice(["z3", "cvc5", "both"]),
+    default="both",
+    show_default=True,
+    help="Who proves with --any-size.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per model.")
 def check(
     models: tuple[str, ...],
@@ -134,10 +149,12 @@ def check(
     no_symmetry: bool,
     jobs: int | None,
     log: Path | None,
+    any_size: bool,
+    solver: str,
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Explore every interleaving of MODEL within bounds.
+    """Explore every interleaving of MODEL within bounds, or prove it without bounds (--any-size).
 
     Without MODEL all models are explored. Exploration is breadth first: every action in every reachable
     state. A refutation therefore shows a shortest path, with what each step changed. --log also writes it as
@@ -148,6 +165,7 @@ def check(
     kvsm check serving --scope full            minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
     kvsm check --list                          all models and scopes
+    kvsm check protocol --any-size             a proof by two solvers, a minute (pip install 'kvsm[proof]')
 
     \b
     Exit codes: 0 proved; 1 refuted; 2 unusable input; 3 undetermined, because a limit came first.
@@ -156,6 +174,12 @@ def check(
     if only_list:
         _print_list(as_json)
         return
+    if any_size:
+        _refuse_bounds(click.get_current_context())
+        proofs = _provable(models)
+        solvers = chosen_solvers(solver)
+        found_codes = {check_any_size(one, solvers, jobs or os.cpu_count() or 1, as_json) for one in proofs}
+        raise SystemExit(next(code for code in WORST_FIRST if code in found_codes))
     chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
@@ -176,6 +200,33 @@ def check(
 
 
 # What to check.
+
+
+def _refuse_bounds(context: click.Context) -> None:
+    """A proof for any size has no bounds. Raises `ConfigError` if some were given."""
+    for name, option in _OF_EXPLORATIONS.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise ConfigError(f"{option} is for an exploration; --any-size proves without bounds")
+
+
+_OF_EXPLORATIONS = {
+    "scope": "--scope",
+    "bounds": "--bound",
+    "no_symmetry": "--no-symmetry",
+    "max_seconds": "--seconds",
+    "max_states": "--states",
+    "max_depth": "--depth",
+    "log": "--log",
+}
+
+
+def _provable(names: Sequence[str]) -> list[CheckedModel]:
+    """The named models, or all that can be proved for any size."""
+    provable = [one.name for one in MODELS.values() if one.versions()]
+    for name in names:
+        if name not in provable:
+            raise ConfigError(f"--any-size proves {', '.join(provable)}, not {name!r}")
+    return [MODELS[name] for name in provable if not names or name in names]
 
 
 def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:

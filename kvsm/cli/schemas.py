@@ -11,6 +11,7 @@ from kvsm.analysis.diff import LogDiff
 from kvsm.analysis.live import LiveState
 from kvsm.analysis.report import Report
 from kvsm.analysis.unavoidable import Unavoidable
+from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
 from kvsm.cli.export import ExportAnswer
 from kvsm.cli.find import FindAnswer
@@ -50,6 +51,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.why/1": WhyAnswer,
     "kvsm.check/1": CheckAnswer,
     "kvsm.check-list/1": ListedModel,
+    "kvsm.any-size/1": AnySizeAnswer,
     "kvsm.fuzz/1": FuzzAnswer,
     "kvsm.fuzz-replay/1": FuzzReplayAnswer,
     "kvsm.museum/1": MuseumAnswer,

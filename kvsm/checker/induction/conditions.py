@@ -70,6 +70,7 @@ class Step:
     params: tuple[Param, ...]
     guard: Term
     effects: tuple[Effect, ...]
+    forgets: bool = False
 
     @cached_property
     def assigned(self) -> dict[str, list[tuple[tuple[Param, ...], Assign]]]:
@@ -97,7 +98,9 @@ class Taken:
     text: str
 
 
-def _assigned(effects: tuple[Effect, ...], bound: tuple[Param, ...]) -> Iterator[tuple[tuple[Param, ...], Assign]]:
+def _assigned(
+    effects: tuple[Effect, ...], bound: tuple[Param, ...]
+) -> Iterator[tuple[tuple[Param, ...], Assign]]:
     for effect in effects:
         if isinstance(effect, Each):
             yield from _assigned(effect.effects, (*bound, effect.param))
@@ -131,12 +134,13 @@ def steps_of(declared: Declaration) -> list[Step]:
     for forget in declared.forgets:
         domain = forget.cell.variable.domain
         effect = Assign(forget.cell, Const(domain, domain.initial))
-        steps.append(Step(f"forget {forget.cell.variable.name}", forget.params, forget.when, (effect,)))
+        steps.append(Step(f"forget {forget.cell.variable.name}", forget.params, forget.when, (effect,), True))
     return steps
 
 
 def parts_of(declared: Declaration, claim: Claim) -> tuple[Term, ...]:
-    """The parts of a claim that must all hold, but what it says of counters: the counting lemma proves that."""
+    """The parts of a claim that must all hold, but what it says of counters: the counting lemma proves
+    that."""
     counted = [one.claim for one in declared.countings]
     return tuple(one for one in conjuncts(claim.term) if one not in counted)
 
@@ -201,19 +205,15 @@ class Induction:
     def condition(self, step: str, claim: str, question: str, part: Term = TRUE) -> Condition:
         """A question under the hypotheses. part: the part of the claim that it asks about.
 
-        Solvers like few hypotheses, and hardly any that ask for a witness. So there are several texts: without such
-        hypotheses, with one of them, with all. A part that asks for a witness rests on itself.
+        Solvers like few hypotheses, and hardly any that ask for a witness. So there are several texts:
+        without such hypotheses, with one of them, with all. A part that asks for a witness rests on itself.
         """
         plain, asking = self._hypotheses
         chosen = (asking[part],) if part in asking else ("", *asking.values())
         every = ("".join(asking.values()),) if len(asking) > 1 else ()
-        return Condition(step, claim, tuple(self.prelude + plain + one + question for one in (*chosen, *every)))
-
-    def conditions(self) -> Iterator[Condition]:
-        """Every claim at first, and after every step that changes a variable which the claim reads."""
-        yield from self.at_first()
-        for step in self.steps:
-            yield from self.kept(step)
+        return Condition(
+            step, claim, tuple(self.prelude + plain + one + question for one in (*chosen, *every))
+        )
 
     def at_first(self) -> Iterator[Condition]:
         """Each claim in the initial state."""
@@ -241,7 +241,10 @@ class Induction:
             for number, cell in enumerate(_cells_at(term, frozenset(given))):
                 name, indices = f"case!{number}", [given[index] for index in cell.indices]
                 value = self.after(taken, cell.variable, indices)
-                lines += [f"(declare-const {name} {sort_of(cell.variable.domain)})", f"(assert (= {name} {value}))"]
+                lines += [
+                    f"(declare-const {name} {sort_of(cell.variable.domain)})",
+                    f"(assert (= {name} {value}))",
+                ]
                 cells[cell] = name
         lines.append(f"(assert (not {self.writer.say(term, taken.names, {**given, **cells})}))")
         return "\n".join(lines) + "\n"
@@ -281,15 +284,22 @@ class Induction:
         """The value of a cell after a step."""
         text = f"({variable.name} {' '.join(indices)})"
         for bound, assign in reversed(taken.step.assigned.get(variable.name, [])):
-            given, conditions = dict(taken.given), []
-            for name, index in zip(indices, assign.cell.indices):
-                if index in bound:
-                    given[index] = name
-                else:
-                    conditions.append(f"(= {name} {given[index]})")
+            given, conditions = self.at(taken, bound, assign, indices)
             value = self.writer.say(assign.value, given=given)
             text = f"(ite {joined('and', conditions, '')} {value} {text})" if conditions else value
         return text
+
+    def at(
+        self, taken: Taken, bound: tuple[Param, ...], assign: Assign, indices: list[str]
+    ) -> tuple[dict[Term, str], list[str]]:
+        """An assignment at one cell: what stands for its parameters, and when it is about this cell."""
+        given, conditions = dict(taken.given), []
+        for name, index in zip(indices, assign.cell.indices):
+            if index in bound:
+                given[index] = name
+            else:
+                conditions.append(f"(= {name} {given[index]})")
+        return given, conditions
 
     def _define_after(self, taken: Taken, variable: Variable) -> str:
         names, declared = formals(variable.indices)

@@ -1,22 +1,24 @@
 """The counting lemma: each counter of a machine's word is the size of the set that it counts.
 
-The proof speaks of sets, the tables of counters: a row that asks for copies = 1 is said to a solver as "one copy, and
-no other". This is right if counter and set change alike. For each step, each word and each counter, the row that
-the step takes gives the change of the counter. The conditions ask that the set of counted members changes by as
-much: one member more, one less, none left, all of them, or the same members.
+The proof speaks of sets, the tables of counters: a row that asks for copies = 1 is said to a solver as "one
+copy, and no other". This is right if counter and set change alike. For each step, each word and each
+counter, the row that the step takes gives the change of the counter. The conditions ask that the set of
+counted members changes by as much: one member more, one less, none left, all of them, or the same members.
 
-Where a counter starts to count, its value must follow from the word's state alone, by the table (`known_counts`).
+Where a counter starts to count, its value must follow from the word's state alone, by the table
+(`known_counts`).
 
-A counter has a limit, and a row that would pass it does not match. So near a limit an action is refused, and the
-protocol loses behaviour but gains none. This is sound for actions that may be refused. `unbounded_growth` names the
-rows for which it is not: those that count up in an action that must always be possible.
+A counter has a limit, and a row that would pass it does not match. So near a limit an action is refused,
+and the protocol loses behaviour but gains none. This is sound for actions that may be refused.
+`refused_at_a_limit` names the rows that can be refused; a test shows that no draining action, report, reset
+or loss takes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from kvsm.checker.induction.conditions import Condition, Induction, Taken, member, variables_read
+from kvsm.checker.induction.conditions import Condition, Induction, Step, Taken, member, variables_read
 from kvsm.checker.induction.smt import Given, SmtWriter, joined, state_name
 from kvsm.checker.protocol.terms import (
     TRUE,
@@ -41,11 +43,13 @@ SAME, MORE, LESS, NONE, ALL, UNKNOWN = CHANGES = tuple(
 _CHANGE = f"(declare-datatypes ((Change 0)) (({' '.join(f'({one})' for one in CHANGES)})))"
 
 
-def known_counts(machine: Machine, counter: int, start: int) -> dict[int, int]:
-    """State -> the counter's value, for the states in which the table leaves it only one.
+def known_counts(machine: Machine, counter: int, starts_full: bool) -> dict[int, int | str]:
+    """State -> the counter's value, for the states in which the table leaves it only one: a number, or ALL.
 
-    counter: its place among the machine's counters. start: its value at first.
+    counter: its place among the machine's counters.
+    starts_full: whether it starts with the number of all members, and not with 0.
     """
+    start = machine.counters[counter].limit // 2 if starts_full else 0  # A number that no row names.
     found: dict[int, int | None] = {int(machine.initial): start}
     waiting = [int(machine.initial)]
     while waiting:
@@ -62,22 +66,24 @@ def known_counts(machine: Machine, counter: int, start: int) -> dict[int, int]:
                 if arc.target not in found or found[arc.target] != after:
                     found[arc.target] = after
                     waiting.append(arc.target)
-    return {state: value for state, value in found.items() if value is not None}
+    known = {state: value for state, value in found.items() if value is not None}
+    return {state: ALL if starts_full and value == start else value for state, value in known.items()}
 
 
-def unbounded_growth(machine: Machine, counter: int, triggers: frozenset[int], start: int) -> list[str]:
-    """Rows of these triggers that could be refused because a counter is at its limit.
+def refused_at_a_limit(
+    machine: Machine, counter: int, triggers: Collection[int], starts_full: bool
+) -> list[str]:
+    """Rows of these triggers that are refused when a counter is at its limit.
 
-    A row counts up safely if the table leaves the counter one value before it, or if it counts another counter
-    down: together they are never more than their start.
+    A row counts up without a limit if the table leaves the counter one value before it, or if the row
+    counts down a counter that started with all members: together they never count more.
     """
-    known, refused = known_counts(machine, counter, start), []
+    known, refused = known_counts(machine, counter, starts_full), []
     for trigger in triggers:
         for state in machine.states:
             for arc in machine.dense[trigger][state]:
-                delta = arc.deltas[counter]
-                grows = delta is not None and delta > 0
-                if grows and state not in known and all((one or 0) >= 0 for one in arc.deltas):
+                delta, others = arc.deltas[counter], arc.deltas[:counter]
+                if delta is not None and delta > 0 and state not in known and -delta not in others:
                     refused.append(f"{state.name} on {machine.triggers(trigger).name}")
     return refused
 
@@ -88,14 +94,13 @@ class CountingLemma:
     def __init__(self, induction: Induction) -> None:
         self._induction, self._writer = induction, induction.writer
 
-    def conditions(self) -> Iterator[Condition]:
-        """For each step and each counter that it may change."""
-        for step in self._induction.steps:
-            taken = self._induction.taken(step)
-            for counting in self._induction.declared.countings:
-                read = variables_read(counting.counts) | variables_read(counting.when)
-                if ({counting.cell.variable.name} | read) & set(step.assigned):
-                    yield from self._counted(taken, counting)
+    def kept(self, step: Step) -> Iterator[Condition]:
+        """Each counter that one step may change."""
+        taken = self._induction.taken(step)
+        for counting in self._induction.declared.countings:
+            read = variables_read(counting.counts) | variables_read(counting.when)
+            if ({counting.cell.variable.name} | read) & set(step.assigned):
+                yield from self._counted(taken, counting)
 
     def _counted(self, taken: Taken, counting: Counting) -> Iterator[Condition]:
         """One counter at any of its cells, for each way in which it may change."""
@@ -120,28 +125,26 @@ class CountingLemma:
             yield self._induction.condition(taken.step.name, name, text)
 
     def _begins(self, counting: Counting, change: str, word: str, changed: _CountedSet) -> str:
-        """What must hold where a counter starts to count: its value before is known, and the set has that size."""
+        """What must hold where a counter starts to count: the set has the size that the table tells."""
         words, place = words_of(counting.cell), _place(counting)
-        start = words.start[place]
-        known, asked = known_counts(words.machine, place, start), []
+        known = known_counts(words.machine, place, words.start[place] > 0)
+        asked: list[str] = []
         for state in words.machine.states:
-            size = NONE if known.get(state) == 0 else ALL if known.get(state) == start else None
+            size = {0: NONE, ALL: ALL}.get(known.get(state, -1))
             here = f"(= {word} {state_name(words, state)})"
-            for one in CHANGES:
-                if one in change:
-                    asked.append(f"(=> (and {here} (= change {one})) {changed.from_size(size, one)})")
+            asked += (
+                f"(=> (and {here} (= change {one})) {changed.from_size(size, one)})"
+                for one in CHANGES
+                if one in change
+            )
         return f"(and {' '.join(asked)})"
 
     def _change_of(self, taken: Taken, counting: Counting, given: Given) -> str:
         """How a step changes the counter of a cell."""
         text = SAME
+        at = [given[index] for index in counting.cell.indices]
         for bound, assign in reversed(taken.step.assigned.get(counting.cell.variable.name, [])):
-            here, conditions = dict(taken.given), []
-            for index, cell_index in zip(assign.cell.indices, counting.cell.indices):
-                if index in bound:
-                    here[index] = given[cell_index]
-                else:
-                    conditions.append(f"(= {given[cell_index]} {taken.given[index]})")
+            here, conditions = self._induction.at(taken, bound, assign, at)
             change = self._change_in(assign.value, counting, here)
             text = f"(ite {joined('and', conditions, '')} {change} {text})" if conditions else change
         return text
@@ -158,11 +161,11 @@ class CountingLemma:
             case Const(_, number):
                 return self._set_to(words_of(value), number, counting)
             case After(trigger, word):
-                before, text = self._change_in(word, counting, given), UNKNOWN
-                for condition, arc in self._writer.arcs(trigger, word, "word!", self._writer.now, given):
+                before, text = self._change_in(word, counting, given), str(UNKNOWN)
+                for matches, arc in self._writer.arcs(trigger, word, "word!", self._writer.now, given):
                     delta = arc.deltas[_place(counting)]
                     change = before if delta == 0 else NONE if delta is None else _by_one(delta, before)
-                    text = f"(ite {condition} {change} {text})"
+                    text = f"(ite {matches} {change} {text})"
                 return f"(let ((word! {self._writer.say(word, given=given)})) {text})"
         raise TypeError(f"{value} is no word")
 
@@ -184,6 +187,11 @@ def _by_one(delta: int, before: str) -> str:
     """The change by a row that counts. Two changes of one counter in one step are not followed."""
     change = {1: MORE, -1: LESS}.get(delta, UNKNOWN)
     return change if before == SAME else f"(ite (= {before} {SAME}) {change} {UNKNOWN})"
+
+
+def _nothing(_member: str) -> str:
+    """The empty set."""
+    return "false"
 
 
 class _CountedSet:
@@ -208,7 +216,7 @@ class _CountedSet:
     def from_size(self, size: str | None, change: str) -> str:
         """The set has the size of its counter, which was NONE or ALL before; None: not known."""
         if size == NONE and change == MORE:
-            return self._by_one(self._is, lambda one: "false")
+            return self._by_one(self._is, _nothing)
         if change == SAME and size is not None:
             return self.by(size)
         return self.by(change if change in (NONE, ALL) else UNKNOWN)

@@ -1,20 +1,23 @@
 """Progress (S9) for any size: winding down ends, and ends at rest.
 
-The rank of a declaration is a sum of sizes of sets. No draining action makes one of these sets larger, and each makes
-at least one smaller. So winding down ends. Where the state is not at rest, some draining action is possible. So it
-ends at rest.
+The rank of a declaration is a sum of sizes of sets. No draining action makes one of these sets larger, and
+each makes at least one smaller. So winding down ends. Where the state is not at rest, some draining action
+is possible. So it ends at rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvsm.checker.induction.conditions import Condition, Induction, Taken, variables_read
+from kvsm.checker.induction.conditions import Condition, Induction, Step, Taken, variables_read
 from kvsm.checker.induction.rewriting import conjuncts
+from kvsm.checker.induction.smt import Given
 from kvsm.checker.protocol.terms import Add, Exists, ForAll, Not, Param, Term, Total
 from kvsm.properties import Property
 
 NAME = str(Property.PROGRESS)
+WINDING_DOWN = "winding down"
+"""Stands for the step in the conditions that some draining action is possible."""
 
 RankedSet = tuple[tuple[Param, ...], Term]
 """Parameters, and the condition for their values to be counted."""
@@ -43,27 +46,29 @@ class ProgressProof:
         self._sets = list(ranked_sets(induction.declared.rank))
         self._draining = [action for action in induction.declared.actions if action.drains]
 
-    def conditions(self) -> Iterator[Condition]:
-        """No step of winding down enlarges a set, each action makes one smaller, and none is missing."""
-        draining = {action.name for action in self._draining}
-        forgetting = {step.name for step in self._induction.steps} - {
-            action.name for action in self._induction.declared.actions
-        }
-        for step in self._induction.steps:
-            if step.name in draining | forgetting:
-                taken = self._induction.taken(step)
-                changed = [one for one in self._sets if variables_read(one[1]) & set(step.assigned)]
-                yield from (self._grows(taken, one) for one in changed)
-                if step.name in draining:
-                    yield self._asked(step.name, taken.text + "".join(self._not_smaller(taken, one) for one in changed))
+    def kept(self, step: Step) -> Iterator[Condition]:
+        """No set grows by a draining action or a forget, and a draining action makes one smaller."""
+        drains = step.name in {action.name for action in self._draining}
+        if not (drains or step.forgets):
+            return
+        taken = self._induction.taken(step)
+        changed = [one for one in self._sets if variables_read(one[1]) & set(step.assigned)]
+        yield from (self._grows(taken, one) for one in changed)
+        if drains:
+            yield self._asked(
+                step.name, taken.text + "".join(self._not_smaller(taken, one) for one in changed)
+            )
+
+    def at_rest(self) -> Iterator[Condition]:
+        """Where the state is not at rest, some draining action is possible."""
         earlier = ""
         for part in conjuncts(self._induction.declared.rest):
-            yield self._asked("winding down", earlier + self._stuck(part))
+            yield self._asked(WINDING_DOWN, earlier + self._stuck(part))
             # Where an earlier part of rest does not hold, some action is possible: that is shown already.
             earlier += f"(assert {self._writer.say(part)})\n"
 
     def _stuck(self, part: Term) -> str:
-        """A part of rest does not hold for some member, and no draining action is possible for this member."""
+        """A part of rest fails for some member, and no draining action is possible for this member."""
         lines, given, term = self._induction.some_case(part)
         guards = [action.guard for action in self._draining]
         self._induction.name_words(guards, given, lines)
@@ -80,7 +85,7 @@ class ProgressProof:
         """The set has a member after the step which it did not have before."""
         params, body = counted
 
-        def gained(bound: dict[Term, str]) -> str:
+        def gained(bound: Given) -> str:
             was, now = self._writer.say(body, given=bound), self._writer.say(body, taken.names, bound)
             return f"(and {now} (not {was}))"
 
@@ -91,7 +96,7 @@ class ProgressProof:
         """The set has all the members after the step that it had before."""
         params, body = counted
 
-        def kept(bound: dict[Term, str]) -> str:
+        def kept(bound: Given) -> str:
             was, now = self._writer.say(body, given=bound), self._writer.say(body, taken.names, bound)
             return f"(or {now} (not {was}))"
 

@@ -1,8 +1,8 @@
 """Terms rewritten for solvers: equal in meaning, with fewer quantifiers.
 
-"For every transfer t and copy c, if c belongs to t then ..." says something about each copy and its own transfer.
-The one-point rule makes it "for every copy c that has a transfer ...", with the transfer of c in place of t. Solvers
-then look at copies instead of pairs.
+"For every transfer t and copy c, if c belongs to t then ..." says something about each copy and its own
+transfer. The one-point rule makes it "for every copy c that has a transfer ...", with the transfer of c in
+place of t. Solvers then look at copies instead of pairs.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from kvsm.checker.protocol.terms import And, Equal, Exists, ForAll, Not, OneOf, 
 
 def rebuilt(term: Term, change: Callable[[Term], Term]) -> Term:
     """The term with each of its parts changed; bound parameters stay."""
+    binds = isinstance(term, ForAll | Exists | Total)
     changed: dict[str, object] = {}
     for one in fields(term):
         value = getattr(term, one.name)
-        if isinstance(value, Term) and not isinstance(value, Param):
-            changed[one.name] = change(value)
-        elif isinstance(value, Param) and not isinstance(term, ForAll | Exists | Total):
+        if isinstance(value, Term) and not (binds and isinstance(value, Param)):
             changed[one.name] = change(value)
         elif isinstance(value, tuple) and any(isinstance(part, Term) for part in value):
             changed[one.name] = tuple(map(change, value))

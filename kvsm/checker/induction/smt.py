@@ -1,11 +1,11 @@
 """Terms of a declaration as SMT-LIB, for any number of members of each index set.
 
-Each index set is a sort without structure. One element of it stands for "none", and quantifiers leave it out. A
-machine's word is its state. What its counters count are sets (`Counting`), and a row that asks for a count asks
-for the size of such a set. That the counters are these sizes is proved apart (`counting.py`).
+Each index set is a sort without structure. One element of it stands for "none", and quantifiers leave it
+out. A machine's word is its state. What its counters count are sets (`Counting`), and a row that asks for a
+count asks for the size of such a set. That the counters are these sizes is proved apart (`counting.py`).
 
-The same terms can be written for a few members of each set. Then every quantifier is written out, and a solver
-always finds a model if there is one.
+The same terms can be written for a few members of each set. Then every quantifier is written out, and a
+solver always finds a model if there is one.
 """
 
 from __future__ import annotations
@@ -169,12 +169,15 @@ class SmtWriter:
             choices = product(*(self.members(param.members) for param in params))
             return joined(word, [body(dict(zip(params, names))) for names in choices], empty)
         given: Given = {
-            param: f"{param.name.partition('!')[0]}!{self._depth + place}" for place, param in enumerate(params)
+            param: f"{param.name.partition('!')[0]}!{self._depth + place}"
+            for place, param in enumerate(params)
         }
         self._depth += len(params)
         inner = body(given)
         self._depth -= len(params)
-        sorts = " ".join(f"({name} {sort_name(param.members)})" for param, name in zip(params, given.values()))
+        sorts = " ".join(
+            f"({name} {sort_name(param.members)})" for param, name in zip(params, given.values())
+        )
         none = [f"(= {name} {none_name(param.members)})" for param, name in zip(params, given.values())]
         if kind is ForAll:
             return self._name(f"(forall ({sorts}) (or {' '.join(none)} {inner}))")
@@ -253,7 +256,8 @@ class SmtWriter:
     ) -> Iterator[tuple[str, Arc]]:
         """The rows of a trigger, each with the condition for it. said: what stands for the word.
 
-        Raises `TypeError` if a row asks for a count and the word is no cell: what it would count is not known.
+        Raises `TypeError` if a row asks for a count and the word is no cell: what it would count is not
+        known.
         """
         words = words_of(word)
         for state in words.machine.states:
@@ -273,7 +277,9 @@ class SmtWriter:
         self, counting: Counting, cell: Read, size: int, wanted: bool, names: Names, given: Given
     ) -> str:
         """Whether the counter counts here, and counts at least `size` (wanted) or fewer."""
-        at = {index: self._say(value, names, given) for index, value in zip(counting.cell.indices, cell.indices)}
+        at = {
+            index: self._say(value, names, given) for index, value in zip(counting.cell.indices, cell.indices)
+        }
         bound: Given = {**given, **at}
         at_least = self.at_least(size, counting, names, bound)
         return joined(

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ from kvsm.checker.protocol.nodes import ArrayNode, Columns, StateBatch
 from kvsm.checker.protocol.packed import Packed, Packing, Visited, distinct
 from kvsm.checker.protocol.plain import Move, ProtocolModel, State
 from kvsm.checker.protocol.symmetry import Symmetry
-from kvsm.checker.protocol.terms import Claim, Declaration
+from kvsm.checker.protocol.terms import TRUE, Claim, Declaration
 from kvsm.properties import Property
 from kvsm.worlds.world import Finding
 
@@ -90,6 +91,32 @@ def explore(
     return search.exploration()
 
 
+class ReachedStates:
+    """The reachable states of a declaration themselves, whatever holds in them; nothing is merged.
+
+    max_seconds: the limit of the exploration.
+    complete: whether these are all.
+    """
+
+    def __init__(self, declared: Declaration, max_seconds: float) -> None:
+        actions = tuple(replace(action, drains=False) for action in declared.actions)
+        bare = replace(declared, actions=actions, always=(), sometimes=(), rest=TRUE)
+        self._search = _ProtocolSearch(bare, False, None, max_seconds, None)
+        self._search.run(map)
+        self.complete = not self._search.limit
+
+    def path(self, state: State) -> tuple[Move, ...] | None:
+        """A shortest path to a state; None if it is not among these."""
+        return self._search.path_to(state)
+
+    def holding(self, facts: Mapping[int, int]) -> bool:
+        """Whether some of these states has all these values. facts: place of a cell -> its value."""
+        return any(
+            bool(np.logical_and.reduce([columns[place] == value for place, value in facts.items()]).any())
+            for columns in self._search.columns()
+        )
+
+
 class _ProtocolSearch:
     """The levels found so far, and what was met in them."""
 
@@ -118,7 +145,7 @@ class _ProtocolSearch:
         self._reached: set[str] = set()
         self._expanded = 0
         self._started = time.monotonic()
-        self._limit = ""
+        self.limit = ""
         self._refutation: Refutation | None = None
 
     def run(self, over: Callable[..., Iterable[_Expanded]]) -> None:
@@ -130,18 +157,18 @@ class _ProtocolSearch:
             while self._refutation is None and self._levels[-1].shape[1]:
                 self._next_level(over)
         except _SearchEnds as limit:
-            self._limit = str(limit)
+            self.limit = str(limit)
         except KeyboardInterrupt:
-            self._limit = INTERRUPT
+            self.limit = INTERRUPT
 
     def exploration(self) -> Exploration:
         """The result."""
         unreached = [claim for claim in self._declared.sometimes if claim.id not in self._reached]
-        if self._refutation is None and not self._limit and unreached:
+        if self._refutation is None and not self.limit and unreached:
             missed = Finding(unreached[0].name, f"is never reached: {unreached[0].says}")
             self._refutation = Refutation(missed, ())
         verdict = Verdict.REFUTED if self._refutation else Verdict.PROVED
-        if self._limit and verdict is Verdict.PROVED:
+        if self.limit and verdict is Verdict.PROVED:
             verdict = Verdict.UNDETERMINED
         return Exploration(
             model=self._declared.name,
@@ -151,13 +178,27 @@ class _ProtocolSearch:
             transitions=self._actions.total(),
             depth=len([level for level in self._levels if level.shape[1]]) - 1,
             seconds=time.monotonic() - self._started,
-            limit=self._limit,
+            limit=self.limit,
             refutation=self._refutation,
             reached=tuple(claim.id for claim in self._declared.sometimes if claim.id in self._reached),
             unreached=tuple(claim.id for claim in unreached),
             actions=dict(sorted(self._actions.items())),
             edges=tuple(sorted(_edges(self._steps))),
         )
+
+    def path_to(self, state: State) -> tuple[Move, ...] | None:
+        """A shortest path to a state; None if it is in no level."""
+        wanted = self._packed(columns_of([state]))
+        for depth, level in enumerate(self._levels):
+            if _equal(level, wanted).any():
+                return self._path(depth, wanted)[0]
+        return None
+
+    def columns(self) -> Iterator[Columns]:
+        """The states of each level, in chunks."""
+        for level in self._levels:
+            for start in range(0, level.shape[1], CHUNK):
+                yield self._packing.unpack(level[:, start : start + CHUNK])
 
     def _next_level(self, over: Callable[..., Iterable[_Expanded]]) -> None:
         level = self._levels[-1]

@@ -54,3 +54,21 @@ SCOPES = {
     "full": ProtocolScope(keys=3, device_blocks=3, slots=3, workers=2, queued=1),
 }
 """`small` takes seconds, `full` minutes."""
+
+VERSIONS: dict[str, dict[str, bool]] = {
+    "transfers of one block": {"several": False},
+    "transfers of several blocks": {"several": True},
+    "several blocks, and crashes": {"several": True, "crashes": True},
+}
+"""What is proved for any size, by the switches of its scope."""
+
+EXAMPLE_SCOPES = (
+    ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, copies=1, queued=1),
+    ProtocolScope(),
+    ProtocolScope(workers=2),
+    ProtocolScope(matches=2),
+    ProtocolScope(
+        keys=3, device_blocks=3, slots=3, workers=2, live_transfers=3, copies=3, matches=2, queued=3
+    ),
+)
+"""Where an example for an open condition is looked for, the smallest first. None of them bounds kernels."""

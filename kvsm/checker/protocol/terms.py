@@ -32,6 +32,13 @@ class IndexSet:
     name: str
     size: int
 
+    @property
+    def plural(self) -> str:
+        """Several of them, for people."""
+        if self.name.endswith("y"):
+            return f"{self.name[:-1]}ies" if self.name[-2] not in "aeiou" else f"{self.name}s"
+        return f"{self.name}es" if self.name.endswith("ch") else f"{self.name}s"
+
 
 class _Domain:
     """The values of a variable: 0 to `size - 1`. A variable starts with `initial`."""

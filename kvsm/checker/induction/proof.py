@@ -1,0 +1,134 @@
+"""A proof for any size: all conditions of a declaration, answered by each solver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+import msgspec
+
+from kvsm.checker.induction.conditions import NO_STEP, Condition, Induction
+from kvsm.checker.induction.counting import CountingLemma
+from kvsm.checker.induction.progress import WINDING_DOWN, ProgressProof
+from kvsm.checker.induction.smt import Sizes
+from kvsm.checker.induction.solvers import SOLVERS, Answer, Solver
+from kvsm.checker.model import INTERRUPT, Verdict
+from kvsm.checker.protocol.terms import Declaration
+
+
+class ProofProgress(msgspec.Struct, frozen=True):
+    """How far a proof is: answers so far, of all that are needed; those that are no proof; seconds."""
+
+    answered: int
+    questions: int
+    open: int
+    seconds: float
+
+
+class OpenCondition(msgspec.Struct, frozen=True):
+    """A condition that a solver did not prove.
+
+    step: the action or forget after which the claim may not hold.
+    answer: FAILS if there is a model, OPEN if the solver found nothing in its time.
+    """
+
+    version: str
+    step: str
+    claim: str
+    solver: str
+    answer: Answer
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """The result.
+
+    versions: the names of what was proved together.
+    conditions: the distinct conditions; the same condition of two versions counts once.
+    proved: solver -> the number of conditions that it proved.
+    cpu_seconds: solver -> the time of its processes.
+    open: what is not proved by some solver.
+    limit: what ended the proof early.
+    """
+
+    versions: tuple[str, ...]
+    conditions: int
+    proved: dict[str, int]
+    cpu_seconds: dict[str, float]
+    open: tuple[OpenCondition, ...]
+    seconds: float
+    limit: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """PROVED if every solver proved every condition. A condition that fails refutes nothing by itself:
+        its state may be out of reach."""
+        return Verdict.UNDETERMINED if self.open or self.limit else Verdict.PROVED
+
+
+def conditions_of(
+    declared: Declaration, sizes: Sizes | None = None, step: str | None = None
+) -> Iterator[Condition]:
+    """All conditions: claims and invariants, the counting lemma, progress. step: those of one step alone."""
+    induction = Induction(declared, sizes)
+    counting, progress = CountingLemma(induction), ProgressProof(induction)
+    if step in (None, NO_STEP.name):
+        yield from induction.at_first()
+    for one in induction.steps:
+        if step in (None, one.name):
+            yield from induction.kept(one)
+            yield from counting.kept(one)
+            yield from progress.kept(one)
+    if step in (None, WINDING_DOWN):
+        yield from progress.at_rest()
+
+
+def prove(
+    versions: Mapping[str, Declaration],
+    solvers: Sequence[Solver],
+    jobs: int = 1,
+    progress: Callable[[ProofProgress], None] | None = None,
+) -> Proof:
+    """Ask each solver each condition of each version, in several processes. Ctrl-C leaves the rest open."""
+    asked: dict[tuple[str, ...], tuple[str, Condition]] = {}
+    for version, declared in versions.items():
+        for condition in conditions_of(declared):
+            asked.setdefault(condition.texts, (version, condition))
+    questions = [(solver.name, version, one) for version, one in asked.values() for solver in solvers]
+    began, proved, spent = (
+        time.monotonic(),
+        {one.name: 0 for one in solvers},
+        {one.name: 0.0 for one in solvers},
+    )
+    opened, limit, answered = [], "", 0
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+        running = {
+            processes.submit(_ask, name, one): (name, version, one) for name, version, one in questions
+        }
+        try:
+            for future in as_completed(running):
+                (name, version, one), (answer, seconds) = running[future], future.result()
+                answered, spent[name] = answered + 1, spent[name] + seconds
+                proved[name] += answer is Answer.HOLDS
+                if answer is not Answer.HOLDS:
+                    opened.append(OpenCondition(version, one.step, one.claim, name, answer))
+                if progress is not None:
+                    progress(ProofProgress(answered, len(questions), len(opened), time.monotonic() - began))
+        except KeyboardInterrupt:
+            limit = INTERRUPT
+            processes.shutdown(wait=False, cancel_futures=True)
+    return Proof(
+        versions=tuple(versions),
+        conditions=len(asked),
+        proved=proved,
+        cpu_seconds=spent,
+        open=tuple(sorted(opened, key=lambda one: (one.version, one.step, one.claim, one.solver))),
+        seconds=time.monotonic() - began,
+        limit=limit,
+    )
+
+
+def _ask(solver: str, condition: Condition) -> tuple[Answer, float]:
+    began = time.process_time()
+    return SOLVERS[solver].answer(condition), time.process_time() - began

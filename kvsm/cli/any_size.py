@@ -1,0 +1,225 @@
+"""`kvsm check --any-size`: the proof by induction, without bounds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from kvsm.checker.counterexample import action_text, render, retell
+from kvsm.checker.induction.finite import Example, ExampleSearch, Reached, reached
+from kvsm.checker.induction.proof import OpenCondition, Proof, ProofProgress, prove
+from kvsm.checker.induction.solvers import Answer, Solver
+from kvsm.checker.model import INTERRUPT, Refutation, Verdict
+from kvsm.checker.models import CheckedModel
+from kvsm.checker.protocol.plain import ProtocolModel
+from kvsm.checker.protocol.terms import Claim, Declaration
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.output import Toned, in_green, in_red, in_yellow, say, say_json
+from kvsm.properties import Property
+from kvsm.worlds.world import Finding
+
+
+class ToldExample(msgspec.Struct, frozen=True):
+    """A state that keeps all hypotheses, and the step that breaks the claim.
+
+    state: the cells that differ from the initial state.
+    reachable: whether the explorer reaches this state; null if it was not found out.
+    path: the actions that lead to it.
+    excluding: facts of the state that no reachable state of this size has together.
+    """
+
+    bounds: str
+    state: dict[str, str]
+    step: str
+    reachable: bool | None
+    path: tuple[str, ...]
+    excluding: tuple[str, ...]
+
+
+class ToldOpenCondition(msgspec.Struct, frozen=True):
+    """A condition that is not proved.
+
+    step: the action or forget after which the claim may not hold.
+    answers: what each solver says that did not prove it.
+    """
+
+    version: str
+    step: str
+    claim: str
+    answers: dict[str, Answer]
+    example: ToldExample | None
+
+
+class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.any-size/1"):
+    """What `kvsm check --any-size --json` prints: one line for each model.
+
+    versions: what was proved together.
+    claims, invariants: the properties that were proved, and what else had to be.
+    conditions: distinct conditions.
+    proved: the number of conditions that each solver proved.
+    cpu_seconds: the CPU time of each solver.
+    open: the conditions that are not proved.
+    limit: what ended the proof early.
+    """
+
+    model: str
+    verdict: Verdict
+    versions: tuple[str, ...]
+    claims: tuple[str, ...]
+    invariants: tuple[str, ...]
+    conditions: int
+    proved: dict[str, int]
+    cpu_seconds: dict[str, float]
+    open: tuple[ToldOpenCondition, ...]
+    seconds: float
+    limit: str
+
+
+def check_any_size(model: CheckedModel, solvers: Sequence[Solver], jobs: int, as_json: bool) -> ExitCode:
+    """Prove one model for any size, and print the result."""
+    versions = model.versions()
+    proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
+    # An interrupt must end the command, so it looks for no examples.
+    opened = [] if proof.limit else _examples(versions, proof.open)
+    answer = _answer(model, proof, opened)
+    if as_json:
+        say_json(answer)
+    else:
+        say(*_lines(model, answer))
+        for one, example, found in opened:
+            say(*_open_lines(one, example, found))
+    if proof.limit == INTERRUPT:
+        return ExitCode.INTERRUPTED
+    return _CODES[answer.verdict]
+
+
+_CODES = {
+    Verdict.REFUTED: ExitCode.BROKEN,
+    Verdict.UNDETERMINED: ExitCode.UNDETERMINED,
+    Verdict.PROVED: ExitCode.GOOD,
+}
+_COLOURS = {Verdict.REFUTED: in_red, Verdict.UNDETERMINED: in_yellow, Verdict.PROVED: in_green}
+_Opened = tuple[ToldOpenCondition, "Example | None", "Reached | None"]
+
+
+def _prove(name: str, versions: dict[str, Declaration], solvers: Sequence[Solver], jobs: int) -> Proof:
+    """Prove. A terminal shows a line of progress until the result comes."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return prove(versions, solvers, jobs)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+
+        def show(progress: ProofProgress) -> None:
+            live.update(Text(progress_line(name, progress)), refresh=True)
+
+        return prove(versions, solvers, jobs, show)
+
+
+def progress_line(name: str, progress: ProofProgress) -> str:
+    """How far the proof of a model has come, in one line."""
+    return (
+        f"{name}   {progress.answered:,} of {progress.questions:,} answers   {progress.open} open   "
+        f"{progress.seconds:.0f} s"
+    )
+
+
+# Open conditions.
+
+
+def _examples(versions: dict[str, tuple[Declaration, ...]], opened: Sequence[OpenCondition]) -> list[_Opened]:
+    """Each open condition with an example, and whether its state can be reached."""
+    answers: dict[tuple[str, str, str], dict[str, Answer]] = defaultdict(dict)
+    for one in opened:
+        answers[one.version, one.step, one.claim][one.solver] = one.answer
+    searches = {name: ExampleSearch(sized) for name, sized in versions.items()}
+    found: list[_Opened] = []
+    for (version, step, claim), said in answers.items():
+        example = searches[version].example(step, claim)
+        known = None if example is None else reached(example)
+        told = ToldOpenCondition(version, step, claim, said, _told(example, known))
+        found.append((told, example, known))
+    return found
+
+
+def _told(example: Example | None, known: Reached | None) -> ToldExample | None:
+    if example is None or known is None:
+        return None
+    reachable = True if known.path is not None else False if known.complete else None
+    path = tuple(map(action_text, known.path or ()))
+    step = action_text(example.move)
+    return ToldExample(example.declared.bounds, example.values, step, reachable, path, known.excluding)
+
+
+def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached | None) -> Iterator[str]:
+    """An open condition for people: what is not kept, by which step, in which state."""
+    said = ", ".join(f"{solver}: {answer.value}" for solver, answer in one.answers.items())
+    yield ""
+    yield in_yellow(f"open: {one.step} may not keep {one.claim!r}, with {one.version} ({said})")
+    if example is None or known is None or one.example is None:
+        yield "  no example with few members was found"
+        return
+    if known.path is not None:
+        yield "  its example can be reached:"
+        finding = Finding(_property(one.claim), f"{one.step} does not keep it.")
+        refutation = Refutation(finding, (*known.path, example.move))
+        told = retell(ProtocolModel(example.declared), refutation)
+        yield from (f"  {line}" for line in render(told).split("\n"))
+        return
+    yield f"  in this state ({one.example.bounds}):"
+    yield from (f"    {cell}: {value}" for cell, value in example.values.items())
+    yield f"  the step {one.example.step} breaks it"
+    if not known.complete:
+        yield "  whether this state can be reached was not found out in time"
+        return
+    yield "  this state cannot be reached; no reachable state of this size has all of:"
+    yield from (f"    {fact}" for fact in known.excluding)
+    yield "  an invariant that says so would exclude the example"
+
+
+def _property(claim: str) -> Property | str:
+    return next((one for one in Property if str(one) == claim), claim)
+
+
+# Results.
+
+
+def _answer(model: CheckedModel, proof: Proof, opened: Sequence[_Opened]) -> AnySizeAnswer:
+    declared = [sized[0] for sized in model.versions().values()]
+    broken = any(known is not None and known.path is not None for _, _, known in opened)
+    return AnySizeAnswer(
+        model=model.name,
+        verdict=Verdict.REFUTED if broken else proof.verdict,
+        versions=proof.versions,
+        claims=(*_named(one.always for one in declared), str(Property.PROGRESS)),
+        invariants=_named(one.invariants for one in declared),
+        conditions=proof.conditions,
+        proved=proof.proved,
+        cpu_seconds={solver: round(seconds, 1) for solver, seconds in proof.cpu_seconds.items()},
+        open=tuple(one for one, _, _ in opened),
+        seconds=round(proof.seconds, 1),
+        limit=proof.limit,
+    )
+
+
+def _named(claims: Iterable[tuple[Claim, ...]]) -> tuple[str, ...]:
+    """The names of all claims, each once."""
+    return tuple(dict.fromkeys(str(claim.name) for some in claims for claim in some))
+
+
+def _lines(model: CheckedModel, answer: AnySizeAnswer) -> Iterator[str | Toned]:
+    """The summary of a model, for people."""
+    sets = ", ".join(one.plural for one in next(iter(model.versions().values()))[0].index_sets)
+    limit = f" (stopped at {answer.limit})" if answer.limit else ""
+    yield f"{model.name}, for any number of {sets}"
+    yield _COLOURS[answer.verdict](f"  verdict     {answer.verdict.value}{limit}")
+    yield f"  versions    {'; '.join(answer.versions)}"
+    yield f"  properties  {', '.join(answer.claims)}"
+    yield f"  invariants  {len(answer.invariants)}: {'; '.join(answer.invariants)}"
+    yield f"  conditions  {answer.conditions:,}, {len(answer.open)} open; {answer.seconds:.1f} s"
+    for solver, proved in answer.proved.items():
+        yield f"    {solver} proved {proved:,} in {answer.cpu_seconds[solver]:.1f} s of CPU time"
