@@ -25,12 +25,23 @@ from protocol.opinions import (
     of_rumur,
     of_tlc,
 )
-from protocol.texts import texts
-from protocol.tla import MODULE, tla_configuration, tla_module
+from protocol.texts import DECLARED, texts
+from protocol.tla import module_name, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
 from kvsm.checker.protocol.offload import offload_protocol
-from kvsm.checker.protocol.terms import FALSE, TRUE, Action, Assign, Words, number
+from kvsm.checker.protocol.terms import (
+    FALSE,
+    TRUE,
+    Action,
+    Assign,
+    Claim,
+    Const,
+    Declaration,
+    ForAll,
+    Words,
+    number,
+)
 from kvsm.states import BLOCK, MACHINES, BlockTrigger, Machine
 from kvsm.states.machine import VOID
 
@@ -56,17 +67,17 @@ def asked(ask: Callable[..., Opinion], case: Case) -> Opinion:
     return being_asked(ask, case).result()
 
 
-@pytest.mark.parametrize("path", sorted(texts()), ids=lambda path: path.name)
-def test_text_is_what_the_declaration_says_now(path: Path) -> None:
+@pytest.mark.parametrize(("path", "text"), texts().items(), ids=lambda one: getattr(one, "name", ""))
+def test_text_is_what_the_declaration_says_now(path: Path, text: str) -> None:
     """Run `PYTHONPATH=specs python -m protocol.texts` if it is not."""
-    assert path.read_text() == texts()[path]
+    assert path.read_text() == text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tool", TOOLS)
-@pytest.mark.parametrize("case", GOOD, ids=("two workers", "two device blocks"))
+@pytest.mark.parametrize("case", GOOD.values(), ids=GOOD)
 def test_same_states_of_the_good_protocol(case: Case, tool: Callable[..., Opinion]) -> None:
-    """No property is refuted, and the numbers of states are exactly equal."""
+    """No property and no auxiliary invariant is refuted, and the numbers of states are exactly equal."""
     ours, theirs = of_kvsm(case.declared()), asked(tool, case)
     assert ours.verdict == "proved"
     assert differences(ours, theirs) == []
@@ -112,6 +123,18 @@ def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ask", TOOLS)
+def test_auxiliary_invariants_are_checked(ask: Callable[..., Opinion]) -> None:
+    """The texts contain the invariants: a false one is refuted by its name."""
+    declared = offload_protocol(TINY)
+    d = declared.actions[0].params[0]
+    no_key = declared.variable("key")[d].equals(Const(declared.variable("key").domain, 1))
+    invariants = (*declared.invariants, Claim("no request's block", "It is false.", ForAll(d, no_key)))
+    found = ask(dataclasses.replace(declared, invariants=invariants))
+    assert (found.broken, len(found.trace)) == ("NoRequestsBlock", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", TOOLS)
 def test_winding_down_that_leads_nowhere_is_refuted(ask: Callable[..., Opinion]) -> None:
     """Progress (S9): the first draining action shows a rank that does not fall."""
     found = ask(dataclasses.replace(offload_protocol(TINY), rank=number(1)))
@@ -135,15 +158,18 @@ def test_text_that_rumur_cannot_read_is_no_verdict() -> None:
 @NO_TLC
 def test_text_that_tlc_cannot_read_is_no_verdict() -> None:
     declared = offload_protocol(TINY)
+    unreadable = tla_module(declared).replace("Init ==", "Init")
     with pytest.raises(ToolFailed, match="no verdict"):
-        ask_tlc(MODULE, tla_module(declared).replace("Init ==", "Init"), tla_configuration(declared))
+        ask_tlc(module_name(declared), unreadable, tla_configuration(declared))
 
 
 # What needs no tool.
 
 
 @pytest.mark.parametrize(
-    "words", words_in(offload_protocol(GOOD[1].scope)), ids=lambda words: words.machine.name
+    "words",
+    [words for declared in DECLARED for words in words_in(declared)],
+    ids=lambda words: words.machine.name,
 )
 def test_exported_rows_are_the_machine(words: Words) -> None:
     """For each word and trigger, the exported rows lead to the same word as kvsm's own table."""
@@ -176,12 +202,14 @@ def by_rows(
     return None
 
 
-def test_tla_module_says_what_everything_means() -> None:
-    """The text alone explains each variable, action and property in a sentence."""
-    declared = offload_protocol(TINY)
+@pytest.mark.parametrize("declared", DECLARED, ids=lambda declared: declared.name)
+def test_tla_module_says_what_everything_means(declared: Declaration) -> None:
+    """The text alone explains each variable, action, property and invariant in a sentence."""
     said = " ".join(tla_module(declared).replace("\\*", "").split())
-    for one in (*declared.variables, *declared.actions, *declared.always, *declared.sometimes):
+    claims = (*declared.always, *declared.invariants, *declared.sometimes)
+    for one in (*declared.variables, *declared.actions, *claims):
         assert one.says in said
+    assert declared.about in said
     for forget in declared.forgets:
         assert forget.why in said
 

@@ -1,19 +1,21 @@
--------------------------------- MODULE Offload -----------------------------
+------------------------------- MODULE Offload ------------------------------
 \* The offload protocol. Within these bounds: 2 keys, 2 device blocks, 2 slots, 2 workers; at most 2
-\* live transfers, 1 matches, 2 device blocks with queued kernels; failures, resets, losses.
+\* live transfers of several blocks, 2 copies, 1 matches, 2 device blocks with queued kernels;
+\* failures, resets, losses, no crashes.
 \*
 \* Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of
-\* them. Kernels and copies run on each worker at its own pace, some time after they were queued. A
-\* copy starts, reads, writes and is reported, and anything may happen in between. BlockStep,
-\* TransferStep and LeaseStep are the tables of a slot's block, a transfer and a lease. A step that no
-\* row matches gives an ILLEGAL word, which S8 forbids.
+\* them. A transfer is a store or a load of one or several blocks, with one copy for each. Kernels and
+\* copies run on each worker at its own pace, some time after they were queued. A copy starts, reads
+\* and writes, then its transfer is reported, and anything may happen in between. LeaseStep,
+\* TransferStep and BlockStep are the tables of a lease, a transfer and a block. A step that no row
+\* matches gives an ILLEGAL word, which S8 forbids.
 \*
 \* An action happens at once. After it, Forgetting resets what nothing can read any more, so that
 \* states do not differ by it.
 \*
 \* Not modelled:
 \* - Requests: a match holds one slot, and a device block does not say which request holds it.
-\* - Transfers of several blocks: each copies one block.
+\* - Chunks: a slot holds one device block.
 \* - A second kernel for a block before the first one ran: a stream runs them in order.
 \* - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
 \* - The device's own prefix cache, and data that a load of an older epoch left on the device.
@@ -22,14 +24,17 @@
 
 EXTENDS Naturals, FiniteSets, TLC
 
-CONSTANTS DeviceBlocks, Slots, Workers, Keys  \* Members are interchangeable.
+CONSTANTS DeviceBlocks, Slots, Transfers, Copies, Matches, Workers, Keies  \* Members are interchangeable.
 CONSTANT None  \* No member of any of them.
 
 Symmetry ==
     Permutations(DeviceBlocks)
     \cup Permutations(Slots)
+    \cup Permutations(Transfers)
+    \cup Permutations(Copies)
+    \cup Permutations(Matches)
     \cup Permutations(Workers)
-    \cup Permutations(Keys)
+    \cup Permutations(Keies)
 
 RECURSIVE SumOver(_, _)
 SumOver(f, set) ==
@@ -41,12 +46,15 @@ Sum(f) == SumOver(f, DOMAIN f)
 \* The lease: its words, and the word after a trigger.
 LeaseWords == [
     state : {"NONE", "READING", "WRITING", "RETIRED", "ILLEGAL"},
-    readers : 0..1]
+    readers : 0..2]
 LeaseIllegal == [state |-> "ILLEGAL", readers |-> 0]
 LeaseStep(trigger, word) ==
     CASE \* a store is planned
-         trigger = "BEGIN_READ" /\ word.state \in {"NONE", "READING"} /\ word.readers = 0
+         trigger = "BEGIN_READ" /\ word.state \in {"NONE", "READING"} /\ word.readers \in 0..1
              -> [word EXCEPT !.state = "READING", !.readers = @ + 1]
+      [] \* other stores still read it
+         trigger = "END_READ" /\ word.state = "READING" /\ word.readers = 2
+             -> [word EXCEPT !.state = "READING", !.readers = @ - 1]
       [] \* the last store ended
          trigger = "END_READ" /\ word.state = "READING" /\ word.readers = 1
              -> [word EXCEPT !.state = "NONE", !.readers = @ - 1]
@@ -204,39 +212,45 @@ VARIABLE now  \* The state.
 TypeOK == now \in [
     \* The key that the device block holds or will hold, by the engine's books; none if no request holds
     \* the block.
-    key : [DeviceBlocks -> Keys \cup {None}],
+    key : [DeviceBlocks -> Keies \cup {None}],
     \* What the kernel queued on the worker for the device block does; NONE if none is queued.
     kernel : [DeviceBlocks -> [Workers -> {"NONE", "WRITES", "READS"}]],
     \* The key that its queued kernels write, or expect to read.
-    kernel_key : [DeviceBlocks -> Keys \cup {None}],
+    kernel_key : [DeviceBlocks -> Keies \cup {None}],
     \* The key whose bytes are in the worker's shard of the device block; none for garbage.
-    content : [DeviceBlocks -> [Workers -> Keys \cup {None}]],
-    \* The copy's hold on the device block.
+    content : [DeviceBlocks -> [Workers -> Keies \cup {None}]],
+    \* How copies hold the device block.
     lease : [DeviceBlocks -> LeaseWords],
-    \* The direction of the device block's live transfer; NONE if it has none.
-    direction : [DeviceBlocks -> {"NONE", "STORE", "LOAD"}],
-    \* The slot that its live transfer reads or writes.
-    transfer_slot : [DeviceBlocks -> Slots \cup {None}],
-    \* The state of its live transfer.
-    transfer : [DeviceBlocks -> TransferWords],
-    \* How far the worker's copy has come.
-    instant : [DeviceBlocks -> [Workers -> {"QUEUED", "STARTED", "READ", "WRITTEN", "REPORTED"}]],
-    \* The key whose bytes the worker's copy has read and not yet written.
-    in_flight : [DeviceBlocks -> [Workers -> Keys \cup {None}]],
     \* Whether a lost copy may still write the device block.
     stray_device : [DeviceBlocks -> BOOLEAN],
+    \* The direction of the transfer; NONE if it is not live.
+    direction : [Transfers -> {"NONE", "STORE", "LOAD"}],
+    \* The state of the live transfer.
+    transfer : [Transfers -> TransferWords],
+    \* What the worker has reported of the transfer.
+    report : [Transfers -> [Workers -> {"NONE", "GOOD", "BAD"}]],
+    \* The live transfer that the copy belongs to; none if there is no such copy.
+    copy_transfer : [Copies -> Transfers \cup {None}],
+    \* The device block that the copy reads or writes.
+    copy_device : [Copies -> DeviceBlocks \cup {None}],
+    \* The slot that the copy reads or writes.
+    copy_slot : [Copies -> Slots \cup {None}],
+    \* How far the worker's share of the copy has come.
+    instant : [Copies -> [Workers -> {"QUEUED", "STARTED", "READ", "WRITTEN"}]],
+    \* The key whose bytes the worker's share of the copy has read and not yet written.
+    in_flight : [Copies -> [Workers -> Keies \cup {None}]],
     \* The state of the slot's block.
     block : [Slots -> BlockWords],
     \* The key under which the index names the slot.
-    slot_key : [Slots -> Keys \cup {None}],
+    slot_key : [Slots -> Keies \cup {None}],
     \* The key whose bytes are in the worker's shard of the slot; none for garbage.
-    slot_content : [Slots -> [Workers -> Keys \cup {None}]],
-    \* How many matches hold the slot and have not begun to load from it.
-    matches : [Slots -> 0..1],
+    slot_content : [Slots -> [Workers -> Keies \cup {None}]],
     \* Whether the slot's block dates from before the last reset.
     old : [Slots -> BOOLEAN],
     \* Whether a lost copy may still write the slot.
-    stray_slot : [Slots -> BOOLEAN]]
+    stray_slot : [Slots -> BOOLEAN],
+    \* The slot that the match holds, until it is loaded or released; none if there is no such match.
+    match_slot : [Matches -> Slots \cup {None}]]
 
 Init == now = [
     key |-> [i0 \in DeviceBlocks |-> None],
@@ -244,43 +258,58 @@ Init == now = [
     kernel_key |-> [i0 \in DeviceBlocks |-> None],
     content |-> [i0 \in DeviceBlocks |-> [i1 \in Workers |-> None]],
     lease |-> [i0 \in DeviceBlocks |-> [state |-> "NONE", readers |-> 0]],
-    direction |-> [i0 \in DeviceBlocks |-> "NONE"],
-    transfer_slot |-> [i0 \in DeviceBlocks |-> None],
-    transfer |-> [i0 \in DeviceBlocks |-> [state |-> "PLANNED", pending |-> 2, failed |-> 0]],
-    instant |-> [i0 \in DeviceBlocks |-> [i1 \in Workers |-> "QUEUED"]],
-    in_flight |-> [i0 \in DeviceBlocks |-> [i1 \in Workers |-> None]],
     stray_device |-> [i0 \in DeviceBlocks |-> FALSE],
+    direction |-> [i0 \in Transfers |-> "NONE"],
+    transfer |-> [i0 \in Transfers |-> [state |-> "PLANNED", pending |-> 2, failed |-> 0]],
+    report |-> [i0 \in Transfers |-> [i1 \in Workers |-> "NONE"]],
+    copy_transfer |-> [i0 \in Copies |-> None],
+    copy_device |-> [i0 \in Copies |-> None],
+    copy_slot |-> [i0 \in Copies |-> None],
+    instant |-> [i0 \in Copies |-> [i1 \in Workers |-> "QUEUED"]],
+    in_flight |-> [i0 \in Copies |-> [i1 \in Workers |-> None]],
     block |-> [i0 \in Slots |-> [state |-> "FREE", copies |-> 0, pins |-> 0]],
     slot_key |-> [i0 \in Slots |-> None],
     slot_content |-> [i0 \in Slots |-> [i1 \in Workers |-> None]],
-    matches |-> [i0 \in Slots |-> 0],
     old |-> [i0 \in Slots |-> FALSE],
-    stray_slot |-> [i0 \in Slots |-> FALSE]]
+    stray_slot |-> [i0 \in Slots |-> FALSE],
+    match_slot |-> [i0 \in Matches |-> None]]
 
 -----------------------------------------------------------------------------
 \* The transfer has ended, and nothing asks about it.
-ForgetTransferSlot(at) == [at EXCEPT !.transfer_slot = [d \in DeviceBlocks |->
-    IF at.direction[d] = "NONE"
-    THEN None
-    ELSE at.transfer_slot[d]]]
-
-\* The transfer has ended, and nothing asks about it.
-ForgetTransfer(at) == [at EXCEPT !.transfer = [d \in DeviceBlocks |->
-    IF at.direction[d] = "NONE" /\ at.transfer[d] # TransferIllegal
+ForgetTransfer(at) == [at EXCEPT !.transfer = [t \in Transfers |->
+    IF at.direction[t] = "NONE" /\ at.transfer[t] # TransferIllegal
     THEN [state |-> "PLANNED", pending |-> 2, failed |-> 0]
-    ELSE at.transfer[d]]]
+    ELSE at.transfer[t]]]
 
 \* The transfer has ended, and nothing asks about it.
-ForgetInstant(at) == [at EXCEPT !.instant = [d \in DeviceBlocks |-> [w \in Workers |->
-    IF at.direction[d] = "NONE"
+ForgetReport(at) == [at EXCEPT !.report = [t \in Transfers |-> [w \in Workers |->
+    IF at.direction[t] = "NONE"
+    THEN "NONE"
+    ELSE at.report[t][w]]]]
+
+\* The transfer has ended, and nothing asks about it.
+ForgetCopyDevice(at) == [at EXCEPT !.copy_device = [c \in Copies |->
+    IF at.copy_transfer[c] = None
+    THEN None
+    ELSE at.copy_device[c]]]
+
+\* The transfer has ended, and nothing asks about it.
+ForgetCopySlot(at) == [at EXCEPT !.copy_slot = [c \in Copies |->
+    IF at.copy_transfer[c] = None
+    THEN None
+    ELSE at.copy_slot[c]]]
+
+\* The transfer has ended, and nothing asks about it.
+ForgetInstant(at) == [at EXCEPT !.instant = [c \in Copies |-> [w \in Workers |->
+    IF at.copy_transfer[c] = None
     THEN "QUEUED"
-    ELSE at.instant[d][w]]]]
+    ELSE at.instant[c][w]]]]
 
 \* Bytes that were written are no longer in flight.
-ForgetInFlight(at) == [at EXCEPT !.in_flight = [d \in DeviceBlocks |-> [w \in Workers |->
-    IF at.instant[d][w] # "READ"
+ForgetInFlight(at) == [at EXCEPT !.in_flight = [c \in Copies |-> [w \in Workers |->
+    IF at.instant[c][w] # "READ"
     THEN None
-    ELSE at.in_flight[d][w]]]]
+    ELSE at.in_flight[c][w]]]]
 
 \* No kernel is queued that could read it.
 ForgetKernelKey(at) == [at EXCEPT !.kernel_key = [d \in DeviceBlocks |->
@@ -293,10 +322,14 @@ ForgetContent(at) == [at EXCEPT !.content = [d \in DeviceBlocks |-> [w \in Worke
     IF /\ at.kernel[d][w] # "READS"
        /\ \/ at.kernel[d][w] = "WRITES"
           \/ /\ at.key[d] = None
-             /\ ~ ( /\ at.direction[d] = "STORE"
-                    /\ at.instant[d][w] = "QUEUED" \/ at.instant[d][w] = "STARTED" )
-          \/ /\ at.direction[d] = "LOAD"
-             /\ at.instant[d][w] = "QUEUED" \/ at.instant[d][w] = "STARTED" \/ at.instant[d][w] = "READ"
+             /\ ~ ( \E c \in Copies :
+                      /\ \E t \in Transfers : at.copy_transfer[c] = t /\ at.direction[t] = "STORE"
+                      /\ at.copy_device[c] = d
+                      /\ at.instant[c][w] = "QUEUED" \/ at.instant[c][w] = "STARTED" )
+          \/ \E c \in Copies :
+               /\ \E t \in Transfers : at.copy_transfer[c] = t /\ at.direction[t] = "LOAD"
+               /\ at.copy_device[c] = d
+               /\ at.instant[c][w] # "WRITTEN"
     THEN None
     ELSE at.content[d][w]]]]
 
@@ -315,10 +348,10 @@ ForgetSlotKey(at) == [at EXCEPT !.slot_key = [s \in Slots |->
 \* No match finds the slot and no copy reads it: its bytes are overwritten before they are read.
 ForgetSlotContent(at) == [at EXCEPT !.slot_content = [s \in Slots |-> [w \in Workers |->
     IF /\ at.block[s].state \notin {"ALLOCATED", "STORING", "STORED", "LOADING"}
-       /\ ~ ( \E d \in DeviceBlocks :
-                /\ at.direction[d] = "LOAD"
-                /\ at.transfer_slot[d] = s
-                /\ at.instant[d][w] = "QUEUED" \/ at.instant[d][w] = "STARTED" )
+       /\ ~ ( \E c \in Copies :
+                /\ \E t \in Transfers : at.copy_transfer[c] = t /\ at.direction[t] = "LOAD"
+                /\ at.copy_slot[c] = s
+                /\ at.instant[c][w] = "QUEUED" \/ at.instant[c][w] = "STARTED" )
     THEN None
     ELSE at.slot_content[s][w]]]]
 
@@ -337,15 +370,17 @@ Forgetting(at) ==
     ForgetKernelKey(
     ForgetInFlight(
     ForgetInstant(
-    ForgetTransfer(
-    ForgetTransferSlot(at))))))))))
+    ForgetCopySlot(
+    ForgetCopyDevice(
+    ForgetReport(
+    ForgetTransfer(at))))))))))))
 
 \* The engine takes a free device block and queues kernels that will write key k into it.
 Compute(d, k) ==
     /\ now.key[d] = None
     /\ now.lease[d].state = "NONE"
     /\ \A w \in Workers : now.kernel[d][w] = "NONE"
-    /\ Cardinality({d2 \in DeviceBlocks : ~(\A w \in Workers : now.kernel[d2][w] = "NONE")}) < 2
+    /\ TRUE
     /\ now' = Forgetting([now EXCEPT
         !.key[d] = k,
         !.kernel_key[d] = k,
@@ -354,9 +389,9 @@ Compute(d, k) ==
 \* The engine queues kernels that read a device block.
 Attend(d) ==
     /\ now.key[d] # None
-    /\ now.direction[d] # "LOAD"
+    /\ now.lease[d].state # "WRITING"
     /\ \A w \in Workers : now.kernel[d][w] = "NONE"
-    /\ Cardinality({d2 \in DeviceBlocks : ~(\A w \in Workers : now.kernel[d2][w] = "NONE")}) < 2
+    /\ TRUE
     /\ now' = Forgetting([now EXCEPT
         !.kernel_key[d] = now.key[d],
         !.kernel[d] = [w \in Workers |-> "READS"]])
@@ -371,24 +406,24 @@ Run(d, w) ==
 \* The engine frees a device block. Kernels may still be queued, and a store may still read it.
 Free(d) ==
     /\ now.key[d] # None
-    /\ now.direction[d] # "LOAD"
+    /\ now.lease[d].state # "WRITING"
     /\ now' = Forgetting([now EXCEPT
         !.key[d] = None])
 
 \* A request counts on the block in a slot and pins it.
-Match(s) ==
+Match(s, m) ==
+    /\ now.match_slot[m] = None
     /\ now.block[s].state \in {"STORED", "LOADING"}
-    /\ Sum([s2 \in Slots |-> now.matches[s2]]) < 1
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("PIN", now.block[s]),
-        !.matches[s] = now.matches[s] + 1])
+        !.match_slot[m] = s])
 
 \* A match ends without a load.
-Release(s) ==
-    /\ now.matches[s] # 0
+Release(s, m) ==
+    /\ now.match_slot[m] = s
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("UNPIN", now.block[s]),
-        !.matches[s] = now.matches[s] - 1])
+        !.match_slot[m] = None])
 
 \* A slot is wanted: an idle block is evicted.
 Evict(s) ==
@@ -396,234 +431,358 @@ Evict(s) ==
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("EVICT", now.block[s])])
 
-\* A computed device block whose key is not on the host gets a slot and is leased for reading.
-PlanStore(d, s) ==
+\* A store is planned. A computed device block whose key is not on the host gets a slot and is leased
+\* for reading.
+PlanStore(t, c, d, s) ==
+    /\ now.direction[t] = "NONE"
+    /\ now.transfer[t].state = "PLANNED"
+    /\ \A w \in Workers : now.report[t][w] = "NONE"
+    /\ now.copy_transfer[c] = None
+    /\ \A w \in Workers : now.instant[c][w] = "QUEUED"
     /\ now.key[d] # None
-    /\ now.lease[d].state = "NONE"
+    /\ LeaseStep("BEGIN_READ", now.lease[d]) # LeaseIllegal
     /\ ~ ( \E s2 \in Slots :
              /\ now.block[s2].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"}
              /\ now.slot_key[s2] = now.key[d] )
     /\ now.block[s].state \in {"FREE", "EVICTED"}
-    /\ Cardinality({d2 \in DeviceBlocks : now.direction[d2] # "NONE"}) < 2
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("ALLOCATE", now.block[s]),
         !.slot_key[s] = now.key[d],
         !.old[s] = FALSE,
         !.lease[d] = LeaseStep("BEGIN_READ", now.lease[d]),
-        !.direction[d] = "STORE",
-        !.transfer_slot[d] = s])
+        !.copy_transfer[c] = t,
+        !.copy_device[c] = d,
+        !.copy_slot[c] = s,
+        !.direction[t] = "STORE"])
 
-\* A match becomes a load: its pin becomes a reader, a free device block is leased for writing.
-PlanLoad(d, s) ==
-    /\ now.matches[s] # 0
+\* A planned store gets one more block.
+StoreMore(t, c, d, s) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state = "PLANNED"
+    /\ now.direction[t] = "STORE"
+    /\ now.copy_transfer[c] = None
+    /\ \A w \in Workers : now.instant[c][w] = "QUEUED"
+    /\ now.key[d] # None
+    /\ LeaseStep("BEGIN_READ", now.lease[d]) # LeaseIllegal
+    /\ ~ ( \E s2 \in Slots :
+             /\ now.block[s2].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"}
+             /\ now.slot_key[s2] = now.key[d] )
+    /\ now.block[s].state \in {"FREE", "EVICTED"}
+    /\ now' = Forgetting([now EXCEPT
+        !.block[s] = BlockStep("ALLOCATE", now.block[s]),
+        !.slot_key[s] = now.key[d],
+        !.old[s] = FALSE,
+        !.lease[d] = LeaseStep("BEGIN_READ", now.lease[d]),
+        !.copy_transfer[c] = t,
+        !.copy_device[c] = d,
+        !.copy_slot[c] = s])
+
+\* A load is planned. A match becomes a reader of its slot, and a free device block is leased for
+\* writing.
+PlanLoad(t, c, d, s, m) ==
+    /\ now.direction[t] = "NONE"
+    /\ now.transfer[t].state = "PLANNED"
+    /\ \A w \in Workers : now.report[t][w] = "NONE"
+    /\ now.copy_transfer[c] = None
+    /\ \A w \in Workers : now.instant[c][w] = "QUEUED"
+    /\ now.match_slot[m] = s
     /\ now.key[d] = None
-    /\ now.lease[d].state = "NONE"
-    /\ Cardinality({d2 \in DeviceBlocks : now.direction[d2] # "NONE"}) < 2
+    /\ LeaseStep("BEGIN_WRITE", now.lease[d]) # LeaseIllegal
     /\ now' = Forgetting([now EXCEPT
         !.block[s] = BlockStep("BEGIN_LOAD", now.block[s]),
-        !.matches[s] = now.matches[s] - 1,
         !.key[d] = now.slot_key[s],
         !.lease[d] = LeaseStep("BEGIN_WRITE", now.lease[d]),
-        !.direction[d] = "LOAD",
-        !.transfer_slot[d] = s])
+        !.match_slot[m] = None,
+        !.copy_transfer[c] = t,
+        !.copy_device[c] = d,
+        !.copy_slot[c] = s,
+        !.direction[t] = "LOAD"])
+
+\* A planned load gets one more block.
+LoadMore(t, c, d, s, m) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state = "PLANNED"
+    /\ now.direction[t] = "LOAD"
+    /\ ~(\E c2 \in Copies : now.copy_transfer[c2] = t /\ now.copy_slot[c2] = s)
+    /\ now.copy_transfer[c] = None
+    /\ \A w \in Workers : now.instant[c][w] = "QUEUED"
+    /\ now.match_slot[m] = s
+    /\ now.key[d] = None
+    /\ LeaseStep("BEGIN_WRITE", now.lease[d]) # LeaseIllegal
+    /\ now' = Forgetting([now EXCEPT
+        !.block[s] = BlockStep("BEGIN_LOAD", now.block[s]),
+        !.key[d] = now.slot_key[s],
+        !.lease[d] = LeaseStep("BEGIN_WRITE", now.lease[d]),
+        !.match_slot[m] = None,
+        !.copy_transfer[c] = t,
+        !.copy_device[c] = d,
+        !.copy_slot[c] = s])
 
 \* A planned transfer leaves for the workers, who queue its copies.
-Submit(d, s) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state = "PLANNED"
-    /\ now.transfer_slot[d] = s
+Submit(t) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state = "PLANNED"
     /\ now' = Forgetting([now EXCEPT
-        !.transfer[d] = TransferStep("SUBMIT", now.transfer[d]),
-        !.block[s] =
-            IF now.direction[d] = "STORE"
+        !.block = [s \in Slots |->
+            IF /\ now.direction[t] = "STORE"
+               /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
             THEN BlockStep("SUBMIT_STORE", now.block[s])
-            ELSE now.block[s]])
+            ELSE now.block[s]],
+        !.transfer[t] = TransferStep("SUBMIT", now.transfer[t])])
 
 \* A copy starts: a store after the kernels that write its device block, a load after all kernels that
 \* use it.
-Start(d, w) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.instant[d][w] = "QUEUED"
-    /\ IF now.direction[d] = "STORE" THEN now.kernel[d][w] # "WRITES" ELSE now.kernel[d][w] = "NONE"
+Start(t, c, d, w) ==
+    /\ now.copy_transfer[c] = t
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ now.copy_device[c] = d
+    /\ now.instant[c][w] = "QUEUED"
+    /\ IF now.direction[t] = "STORE" THEN now.kernel[d][w] # "WRITES" ELSE now.kernel[d][w] = "NONE"
     /\ now' = Forgetting([now EXCEPT
-        !.instant[d][w] = "STARTED"])
+        !.instant[c][w] = "STARTED"])
 
 \* A store's copy reads the device block.
-ReadDevice(d, w) ==
-    /\ now.direction[d] = "STORE"
-    /\ now.instant[d][w] = "STARTED"
+ReadDevice(t, c, d, w) ==
+    /\ now.copy_transfer[c] = t
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ now.copy_device[c] = d
+    /\ now.direction[t] = "STORE"
+    /\ now.instant[c][w] = "STARTED"
     /\ now' = Forgetting([now EXCEPT
-        !.in_flight[d][w] = now.content[d][w],
-        !.instant[d][w] = "READ"])
+        !.in_flight[c][w] = now.content[d][w],
+        !.instant[c][w] = "READ"])
 
 \* A load's copy reads the slot.
-ReadSlot(d, s, w) ==
-    /\ now.direction[d] = "LOAD"
-    /\ now.transfer_slot[d] = s
-    /\ now.instant[d][w] = "STARTED"
+ReadSlot(t, c, s, w) ==
+    /\ now.copy_transfer[c] = t
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ now.copy_slot[c] = s
+    /\ now.direction[t] = "LOAD"
+    /\ now.instant[c][w] = "STARTED"
     /\ now' = Forgetting([now EXCEPT
-        !.in_flight[d][w] = now.slot_content[s][w],
-        !.instant[d][w] = "READ"])
+        !.in_flight[c][w] = now.slot_content[s][w],
+        !.instant[c][w] = "READ"])
 
 \* A store's copy writes the slot.
-WriteSlot(d, s, w) ==
-    /\ now.direction[d] = "STORE"
-    /\ now.transfer_slot[d] = s
-    /\ now.instant[d][w] = "READ"
+WriteSlot(t, c, s, w) ==
+    /\ now.copy_transfer[c] = t
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ now.copy_slot[c] = s
+    /\ now.direction[t] = "STORE"
+    /\ now.instant[c][w] = "READ"
     /\ now' = Forgetting([now EXCEPT
-        !.slot_content[s][w] = now.in_flight[d][w],
-        !.instant[d][w] = "WRITTEN"])
+        !.slot_content[s][w] = now.in_flight[c][w],
+        !.instant[c][w] = "WRITTEN"])
 
 \* A load's copy writes the device block.
-WriteDevice(d, w) ==
-    /\ now.direction[d] = "LOAD"
-    /\ now.instant[d][w] = "READ"
+WriteDevice(t, c, d, w) ==
+    /\ now.copy_transfer[c] = t
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ now.copy_device[c] = d
+    /\ now.direction[t] = "LOAD"
+    /\ now.instant[c][w] = "READ"
     /\ now' = Forgetting([now EXCEPT
-        !.content[d][w] = now.in_flight[d][w],
-        !.instant[d][w] = "WRITTEN"])
+        !.content[d][w] = now.in_flight[c][w],
+        !.instant[c][w] = "WRITTEN"])
 
-\* A worker reports its copy as good; other reports are still to come.
-ReportGood(d, w) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.instant[d][w] = "WRITTEN"
-    /\ TransferStep("REPORT_GOOD", now.transfer[d]).state \in {"SUBMITTED", "ABANDONED"}
+\* A worker reports its share of a transfer as good; other reports are still to come.
+ReportGood(t, w) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ \A c \in Copies : now.copy_transfer[c] = t => now.instant[c][w] = "WRITTEN"
+    /\ TransferStep("REPORT_GOOD", now.transfer[t]).state \in {"SUBMITTED", "ABANDONED"}
     /\ now' = Forgetting([now EXCEPT
-        !.instant[d][w] = "REPORTED",
-        !.transfer[d] = TransferStep("REPORT_GOOD", now.transfer[d])])
+        !.report[t][w] = "GOOD",
+        !.transfer[t] = TransferStep("REPORT_GOOD", now.transfer[t])])
 
-\* The last worker reports its copy as good, and the transfer ends. A store's slot can be read if all
-\* copies were good. A failed load's key leaves the index at once.
-EndGood(d, s, w) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.instant[d][w] = "WRITTEN"
-    /\ now.transfer_slot[d] = s
-    /\ TransferStep("REPORT_GOOD", now.transfer[d]).state \notin {"SUBMITTED", "ABANDONED"}
+\* The last worker reports its share as good, and the transfer ends. A store's slots can be read if all
+\* workers were good. A failed load's keys leave the index at once.
+EndGood(t, w) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ \A c \in Copies : now.copy_transfer[c] = t => now.instant[c][w] = "WRITTEN"
+    /\ TransferStep("REPORT_GOOD", now.transfer[t]).state \notin {"SUBMITTED", "ABANDONED"}
     /\ now' = Forgetting([now EXCEPT
-        !.instant[d][w] = "REPORTED",
-        !.transfer[d] = TransferStep("REPORT_GOOD", now.transfer[d]),
-        !.block[s] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_GOOD", now.transfer[d]).state = "FAILED"
-            THEN BlockStep("INVALIDATE",
-                   IF TransferStep("REPORT_GOOD", now.transfer[d]).state = "COMPLETED"
-                   THEN BlockStep("END_COPY_GOOD", now.block[s])
-                   ELSE BlockStep("END_COPY_BAD", now.block[s]))
-            ELSE IF TransferStep("REPORT_GOOD", now.transfer[d]).state = "COMPLETED"
-                 THEN BlockStep("END_COPY_GOOD", now.block[s])
-                 ELSE BlockStep("END_COPY_BAD", now.block[s]),
-        !.matches[s] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_GOOD", now.transfer[d]).state = "FAILED"
-            THEN 0
-            ELSE now.matches[s],
-        !.lease[d] =
-            IF now.direction[d] = "STORE"
-            THEN LeaseStep("END_READ", now.lease[d])
-            ELSE LeaseStep("END_WRITE", now.lease[d]),
-        !.key[d] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_GOOD", now.transfer[d]).state # "COMPLETED"
+        !.match_slot = [m \in Matches |->
+            IF /\ now.direction[t] = "LOAD"
+               /\ TransferStep("REPORT_GOOD", now.transfer[t]).state = "FAILED"
+               /\ \E c \in Copies :
+                    now.copy_transfer[c] = t /\ now.copy_slot[c] = now.match_slot[m]
             THEN None
-            ELSE now.key[d],
-        !.direction[d] = "NONE"])
-
-\* A worker reports its copy as bad; other reports are still to come.
-ReportBad(d, w) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.instant[d][w] = "STARTED" \/ now.instant[d][w] = "WRITTEN"
-    /\ TransferStep("REPORT_BAD", now.transfer[d]).state \in {"SUBMITTED", "ABANDONED"}
-    /\ now' = Forgetting([now EXCEPT
-        !.instant[d][w] = "REPORTED",
-        !.transfer[d] = TransferStep("REPORT_BAD", now.transfer[d])])
-
-\* The last worker reports its copy as bad, and the transfer ends. A store's slot can be read if all
-\* copies were good. A failed load's key leaves the index at once.
-EndBad(d, s, w) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.instant[d][w] = "STARTED" \/ now.instant[d][w] = "WRITTEN"
-    /\ now.transfer_slot[d] = s
-    /\ TransferStep("REPORT_BAD", now.transfer[d]).state \notin {"SUBMITTED", "ABANDONED"}
-    /\ now' = Forgetting([now EXCEPT
-        !.instant[d][w] = "REPORTED",
-        !.transfer[d] = TransferStep("REPORT_BAD", now.transfer[d]),
-        !.block[s] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_BAD", now.transfer[d]).state = "FAILED"
-            THEN BlockStep("INVALIDATE",
-                   IF TransferStep("REPORT_BAD", now.transfer[d]).state = "COMPLETED"
-                   THEN BlockStep("END_COPY_GOOD", now.block[s])
-                   ELSE BlockStep("END_COPY_BAD", now.block[s]))
-            ELSE IF TransferStep("REPORT_BAD", now.transfer[d]).state = "COMPLETED"
-                 THEN BlockStep("END_COPY_GOOD", now.block[s])
-                 ELSE BlockStep("END_COPY_BAD", now.block[s]),
-        !.matches[s] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_BAD", now.transfer[d]).state = "FAILED"
-            THEN 0
-            ELSE now.matches[s],
-        !.lease[d] =
-            IF now.direction[d] = "STORE"
-            THEN LeaseStep("END_READ", now.lease[d])
-            ELSE LeaseStep("END_WRITE", now.lease[d]),
-        !.key[d] =
-            IF /\ now.direction[d] = "LOAD"
-               /\ TransferStep("REPORT_BAD", now.transfer[d]).state # "COMPLETED"
+            ELSE now.match_slot[m]],
+        !.block = [s \in Slots |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
+            THEN IF /\ now.direction[t] = "LOAD"
+                    /\ TransferStep("REPORT_GOOD", now.transfer[t]).state = "FAILED"
+                 THEN BlockStep("INVALIDATE",
+                        IF TransferStep("REPORT_GOOD", now.transfer[t]).state = "COMPLETED"
+                        THEN BlockStep("END_COPY_GOOD", now.block[s])
+                        ELSE BlockStep("END_COPY_BAD", now.block[s]))
+                 ELSE IF TransferStep("REPORT_GOOD", now.transfer[t]).state = "COMPLETED"
+                      THEN BlockStep("END_COPY_GOOD", now.block[s])
+                      ELSE BlockStep("END_COPY_BAD", now.block[s])
+            ELSE now.block[s]],
+        !.key = [d \in DeviceBlocks |->
+            IF /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+               /\ now.direction[t] = "LOAD"
+               /\ TransferStep("REPORT_GOOD", now.transfer[t]).state # "COMPLETED"
             THEN None
-            ELSE now.key[d],
-        !.direction[d] = "NONE"])
+            ELSE now.key[d]],
+        !.lease = [d \in DeviceBlocks |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN IF now.direction[t] = "STORE"
+                 THEN LeaseStep("END_READ", now.lease[d])
+                 ELSE LeaseStep("END_WRITE", now.lease[d])
+            ELSE now.lease[d]],
+        !.direction[t] = "NONE",
+        !.copy_transfer = [c \in Copies |-> IF now.copy_transfer[c] = t THEN None ELSE now.copy_transfer[c]],
+        !.report[t][w] = "GOOD",
+        !.transfer[t] = TransferStep("REPORT_GOOD", now.transfer[t])])
+
+\* A worker reports its share of a transfer as bad; other reports are still to come.
+ReportBad(t, w) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ TRUE
+    /\ TransferStep("REPORT_BAD", now.transfer[t]).state \in {"SUBMITTED", "ABANDONED"}
+    /\ now' = Forgetting([now EXCEPT
+        !.report[t][w] = "BAD",
+        !.transfer[t] = TransferStep("REPORT_BAD", now.transfer[t])])
+
+\* The last worker reports its share as bad, and the transfer ends. A store's slots can be read if all
+\* workers were good. A failed load's keys leave the index at once.
+EndBad(t, w) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+    /\ now.report[t][w] = "NONE"
+    /\ TRUE
+    /\ TransferStep("REPORT_BAD", now.transfer[t]).state \notin {"SUBMITTED", "ABANDONED"}
+    /\ now' = Forgetting([now EXCEPT
+        !.match_slot = [m \in Matches |->
+            IF /\ now.direction[t] = "LOAD"
+               /\ TransferStep("REPORT_BAD", now.transfer[t]).state = "FAILED"
+               /\ \E c \in Copies :
+                    now.copy_transfer[c] = t /\ now.copy_slot[c] = now.match_slot[m]
+            THEN None
+            ELSE now.match_slot[m]],
+        !.block = [s \in Slots |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
+            THEN IF /\ now.direction[t] = "LOAD"
+                    /\ TransferStep("REPORT_BAD", now.transfer[t]).state = "FAILED"
+                 THEN BlockStep("INVALIDATE",
+                        IF TransferStep("REPORT_BAD", now.transfer[t]).state = "COMPLETED"
+                        THEN BlockStep("END_COPY_GOOD", now.block[s])
+                        ELSE BlockStep("END_COPY_BAD", now.block[s]))
+                 ELSE IF TransferStep("REPORT_BAD", now.transfer[t]).state = "COMPLETED"
+                      THEN BlockStep("END_COPY_GOOD", now.block[s])
+                      ELSE BlockStep("END_COPY_BAD", now.block[s])
+            ELSE now.block[s]],
+        !.key = [d \in DeviceBlocks |->
+            IF /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+               /\ now.direction[t] = "LOAD"
+               /\ TransferStep("REPORT_BAD", now.transfer[t]).state # "COMPLETED"
+            THEN None
+            ELSE now.key[d]],
+        !.lease = [d \in DeviceBlocks |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN IF now.direction[t] = "STORE"
+                 THEN LeaseStep("END_READ", now.lease[d])
+                 ELSE LeaseStep("END_WRITE", now.lease[d])
+            ELSE now.lease[d]],
+        !.direction[t] = "NONE",
+        !.copy_transfer = [c \in Copies |-> IF now.copy_transfer[c] = t THEN None ELSE now.copy_transfer[c]],
+        !.report[t][w] = "BAD",
+        !.transfer[t] = TransferStep("REPORT_BAD", now.transfer[t])])
 
 \* A plan is taken back before it left, so no byte was touched.
-Cancel(d, s) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state = "PLANNED"
-    /\ now.transfer_slot[d] = s
+Cancel(t) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state = "PLANNED"
     /\ now' = Forgetting([now EXCEPT
-        !.transfer[d] = TransferStep("CANCEL", now.transfer[d]),
-        !.block[s] =
-            IF now.direction[d] = "STORE"
-            THEN BlockStep("CANCEL", now.block[s])
-            ELSE BlockStep("END_COPY_BAD", now.block[s]),
-        !.lease[d] =
-            IF now.direction[d] = "STORE"
-            THEN LeaseStep("END_READ", now.lease[d])
-            ELSE LeaseStep("END_WRITE", now.lease[d]),
-        !.key[d] = IF now.direction[d] = "LOAD" THEN None ELSE now.key[d],
-        !.direction[d] = "NONE"])
+        !.block = [s \in Slots |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
+            THEN IF now.direction[t] = "STORE"
+                 THEN BlockStep("CANCEL", now.block[s])
+                 ELSE BlockStep("END_COPY_BAD", now.block[s])
+            ELSE now.block[s]],
+        !.key = [d \in DeviceBlocks |->
+            IF /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+               /\ now.direction[t] = "LOAD"
+            THEN None
+            ELSE now.key[d]],
+        !.lease = [d \in DeviceBlocks |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN IF now.direction[t] = "STORE"
+                 THEN LeaseStep("END_READ", now.lease[d])
+                 ELSE LeaseStep("END_WRITE", now.lease[d])
+            ELSE now.lease[d]],
+        !.direction[t] = "NONE",
+        !.copy_transfer = [c \in Copies |-> IF now.copy_transfer[c] = t THEN None ELSE now.copy_transfer[c]],
+        !.transfer[t] = TransferStep("CANCEL", now.transfer[t])])
 
 \* All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.
 Reset ==
-    /\ \A d \in DeviceBlocks : ~(now.direction[d] # "NONE" /\ now.transfer[d].state = "PLANNED")
+    /\ \A t \in Transfers : ~(now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED")
     /\ now' = Forgetting([now EXCEPT
-        !.transfer = [d \in DeviceBlocks |->
-            IF now.direction[d] # "NONE"
-            THEN TransferStep("ABANDON", now.transfer[d])
-            ELSE now.transfer[d]],
+        !.transfer = [t \in Transfers |->
+            IF now.direction[t] # "NONE"
+            THEN TransferStep("ABANDON", now.transfer[t])
+            ELSE now.transfer[t]],
         !.block = [s \in Slots |-> BlockStep("INVALIDATE", now.block[s])],
-        !.matches = [s \in Slots |-> 0],
-        !.old = [s \in Slots |-> TRUE]])
+        !.old = [s \in Slots |-> TRUE],
+        !.match_slot = [m \in Matches |-> None]])
 
 \* A worker will never report: the transfer is given up, and memory that it may still write is retired.
-Lose(d, s) ==
-    /\ now.direction[d] # "NONE"
-    /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-    /\ now.transfer_slot[d] = s
+Lose(t) ==
+    /\ now.direction[t] # "NONE"
+    /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
     /\ now' = Forgetting([now EXCEPT
-        !.transfer[d] = TransferStep("LOSE", now.transfer[d]),
-        !.block[s] = BlockStep("LOSE", now.block[s]),
-        !.matches[s] = 0,
-        !.lease[d] =
-            IF now.direction[d] = "STORE"
-            THEN LeaseStep("END_READ", now.lease[d])
-            ELSE LeaseStep("LOSE", now.lease[d]),
-        !.key[d] = IF now.direction[d] = "STORE" THEN now.key[d] ELSE None,
-        !.stray_slot[s] = IF now.direction[d] = "STORE" THEN TRUE ELSE now.stray_slot[s],
-        !.stray_device[d] = IF now.direction[d] = "STORE" THEN now.stray_device[d] ELSE TRUE,
-        !.direction[d] = "NONE"])
+        !.match_slot = [m \in Matches |->
+            IF \E c \in Copies :
+                 now.copy_transfer[c] = t /\ now.copy_slot[c] = now.match_slot[m]
+            THEN None
+            ELSE now.match_slot[m]],
+        !.stray_slot = [s \in Slots |->
+            IF /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
+               /\ now.direction[t] = "STORE"
+            THEN TRUE
+            ELSE now.stray_slot[s]],
+        !.block = [s \in Slots |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
+            THEN BlockStep("LOSE", now.block[s])
+            ELSE now.block[s]],
+        !.key = [d \in DeviceBlocks |->
+            IF /\ now.direction[t] # "STORE"
+               /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN None
+            ELSE now.key[d]],
+        !.stray_device = [d \in DeviceBlocks |->
+            IF /\ now.direction[t] # "STORE"
+               /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN TRUE
+            ELSE now.stray_device[d]],
+        !.lease = [d \in DeviceBlocks |->
+            IF \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+            THEN IF now.direction[t] = "STORE"
+                 THEN LeaseStep("END_READ", now.lease[d])
+                 ELSE LeaseStep("LOSE", now.lease[d])
+            ELSE now.lease[d]],
+        !.transfer[t] = TransferStep("LOSE", now.transfer[t]),
+        !.direction[t] = "NONE",
+        !.copy_transfer = [c \in Copies |-> IF now.copy_transfer[c] = t THEN None ELSE now.copy_transfer[c]]])
 
 \* A copy that was given up still writes its slot.
 StraySlotWrite(s, w) ==
@@ -641,28 +800,30 @@ StrayDeviceWrite(d, w) ==
 -----------------------------------------------------------------------------
 \* Everything that may happen.
 Next ==
-    \/ \E d \in DeviceBlocks, k \in Keys : Compute(d, k)
+    \/ \E d \in DeviceBlocks, k \in Keies : Compute(d, k)
     \/ \E d \in DeviceBlocks : Attend(d)
     \/ \E d \in DeviceBlocks, w \in Workers : Run(d, w)
     \/ \E d \in DeviceBlocks : Free(d)
-    \/ \E s \in Slots : Match(s)
-    \/ \E s \in Slots : Release(s)
+    \/ \E s \in Slots, m \in Matches : Match(s, m)
+    \/ \E s \in Slots, m \in Matches : Release(s, m)
     \/ \E s \in Slots : Evict(s)
-    \/ \E d \in DeviceBlocks, s \in Slots : PlanStore(d, s)
-    \/ \E d \in DeviceBlocks, s \in Slots : PlanLoad(d, s)
-    \/ \E d \in DeviceBlocks, s \in Slots : Submit(d, s)
-    \/ \E d \in DeviceBlocks, w \in Workers : Start(d, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReadDevice(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : ReadSlot(d, s, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : WriteSlot(d, s, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : WriteDevice(d, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReportGood(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : EndGood(d, s, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReportBad(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : EndBad(d, s, w)
-    \/ \E d \in DeviceBlocks, s \in Slots : Cancel(d, s)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, s \in Slots : PlanStore(t, c, d, s)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, s \in Slots : StoreMore(t, c, d, s)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, s \in Slots, m \in Matches : PlanLoad(t, c, d, s, m)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, s \in Slots, m \in Matches : LoadMore(t, c, d, s, m)
+    \/ \E t \in Transfers : Submit(t)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : Start(t, c, d, w)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : ReadDevice(t, c, d, w)
+    \/ \E t \in Transfers, c \in Copies, s \in Slots, w \in Workers : ReadSlot(t, c, s, w)
+    \/ \E t \in Transfers, c \in Copies, s \in Slots, w \in Workers : WriteSlot(t, c, s, w)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : WriteDevice(t, c, d, w)
+    \/ \E t \in Transfers, w \in Workers : ReportGood(t, w)
+    \/ \E t \in Transfers, w \in Workers : EndGood(t, w)
+    \/ \E t \in Transfers, w \in Workers : ReportBad(t, w)
+    \/ \E t \in Transfers, w \in Workers : EndBad(t, w)
+    \/ \E t \in Transfers : Cancel(t)
     \/ Reset
-    \/ \E d \in DeviceBlocks, s \in Slots : Lose(d, s)
+    \/ \E t \in Transfers : Lose(t)
     \/ \E s \in Slots, w \in Workers : StraySlotWrite(s, w)
     \/ \E d \in DeviceBlocks, w \in Workers : StrayDeviceWrite(d, w)
 
@@ -670,74 +831,90 @@ Next ==
 Drain ==
     \/ \E d \in DeviceBlocks, w \in Workers : Run(d, w)
     \/ \E d \in DeviceBlocks : Free(d)
-    \/ \E s \in Slots : Release(s)
-    \/ \E d \in DeviceBlocks, s \in Slots : Submit(d, s)
-    \/ \E d \in DeviceBlocks, w \in Workers : Start(d, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReadDevice(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : ReadSlot(d, s, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : WriteSlot(d, s, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : WriteDevice(d, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReportGood(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : EndGood(d, s, w)
-    \/ \E d \in DeviceBlocks, w \in Workers : ReportBad(d, w)
-    \/ \E d \in DeviceBlocks, s \in Slots, w \in Workers : EndBad(d, s, w)
-    \/ \E d \in DeviceBlocks, s \in Slots : Cancel(d, s)
+    \/ \E s \in Slots, m \in Matches : Release(s, m)
+    \/ \E t \in Transfers : Submit(t)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : Start(t, c, d, w)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : ReadDevice(t, c, d, w)
+    \/ \E t \in Transfers, c \in Copies, s \in Slots, w \in Workers : ReadSlot(t, c, s, w)
+    \/ \E t \in Transfers, c \in Copies, s \in Slots, w \in Workers : WriteSlot(t, c, s, w)
+    \/ \E t \in Transfers, c \in Copies, d \in DeviceBlocks, w \in Workers : WriteDevice(t, c, d, w)
+    \/ \E t \in Transfers, w \in Workers : ReportGood(t, w)
+    \/ \E t \in Transfers, w \in Workers : EndGood(t, w)
+    \/ \E t \in Transfers : Cancel(t)
 
 Spec == Init /\ [][Next]_now
 
 \* The index names at most one slot for a key.
 S1 ==
-    \A k \in Keys :
-      Cardinality({s \in Slots :
-        now.block[s].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"} /\ now.slot_key[s] = k})
-      < 2
+    \A k \in Keies, s \in Slots, s2 \in Slots :
+      /\ now.block[s].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"}
+      /\ now.slot_key[s] = k
+      /\ now.block[s2].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"}
+      /\ now.slot_key[s2] = k
+      => s = s2
 
 \* A slot that can be read holds its key's bytes on every worker.
 S2 ==
     \A s \in Slots, w \in Workers :
       now.block[s].state \in {"STORED", "LOADING"} => now.slot_content[s][w] = now.slot_key[s]
 
-\* The state of a slot fits the live copy that touches it.
+\* The state of a slot fits each live transfer that touches it.
 S3 ==
-    \A d \in DeviceBlocks, s \in Slots :
-      now.direction[d] # "NONE" /\ now.transfer_slot[d] = s
-      => IF now.direction[d] = "STORE"
-         THEN \/ now.transfer[d].state = "PLANNED" /\ now.block[s].state = "ALLOCATED"
-              \/ now.transfer[d].state = "SUBMITTED" /\ now.block[s].state = "STORING"
-              \/ now.transfer[d].state = "ABANDONED" /\ now.block[s].state = "QUARANTINED"
+    \A t \in Transfers, s \in Slots :
+      (\E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s)
+      => IF now.direction[t] = "STORE"
+         THEN \/ now.transfer[t].state = "PLANNED" /\ now.block[s].state = "ALLOCATED"
+              \/ now.transfer[t].state = "SUBMITTED" /\ now.block[s].state = "STORING"
+              \/ now.transfer[t].state = "ABANDONED" /\ now.block[s].state = "QUARANTINED"
          ELSE \/ now.block[s].state \in {"QUARANTINED", "RETIRED"}
-              \/ now.transfer[d].state # "ABANDONED" /\ now.block[s].state = "LOADING"
+              \/ now.transfer[t].state # "ABANDONED" /\ now.block[s].state = "LOADING"
 
 \* The numbers of copies, pins and leases equal the numbers of their holders.
 S4 ==
     /\ \A s \in Slots :
-         /\ \/ now.block[s].state \in {"FREE", "EVICTED", "RETIRED"}
-            \/ now.block[s].copies
-               = Cardinality({d \in DeviceBlocks :
-                   /\ now.direction[d] # "NONE"
-                   /\ now.transfer_slot[d] = s
-                   /\ ~ ( /\ now.direction[d] = "STORE"
-                          /\ now.direction[d] # "NONE"
-                          /\ now.transfer[d].state = "PLANNED" )})
-         /\ now.block[s].pins = now.matches[s]
+         \/ now.block[s].state \in {"FREE", "EVICTED", "RETIRED"}
+         \/ now.block[s].copies
+            = Cardinality({c \in Copies :
+                /\ \E t \in Transfers :
+                     /\ now.copy_transfer[c] = t
+                     /\ ~ ( /\ now.direction[t] = "STORE"
+                            /\ now.direction[t] # "NONE"
+                            /\ now.transfer[t].state = "PLANNED" )
+                /\ now.copy_slot[c] = s})
+    /\ \A s \in Slots : TRUE => now.block[s].pins = Cardinality({m \in Matches : now.match_slot[m] = s})
     /\ \A d \in DeviceBlocks :
-         /\ (now.lease[d].state = "READING") = (now.direction[d] = "STORE")
-         /\ (now.lease[d].state = "WRITING") = (now.direction[d] = "LOAD")
+         TRUE
+         => now.lease[d].readers
+            = Cardinality({c \in Copies :
+                /\ \E t \in Transfers : now.copy_transfer[c] = t /\ now.direction[t] = "STORE"
+                /\ now.copy_device[c] = d})
+    /\ \A c \in Copies, t \in Transfers, d \in DeviceBlocks :
+         now.copy_transfer[c] = t /\ now.direction[t] = "LOAD" /\ now.copy_device[c] = d
+         => now.lease[d].state = "WRITING"
+    /\ \A d \in DeviceBlocks :
+         (now.lease[d].state = "WRITING")
+         => \E c \in Copies, t \in Transfers :
+              now.copy_transfer[c] = t /\ now.direction[t] = "LOAD" /\ now.copy_device[c] = d
 
 \* A transfer waits once for each worker that has not reported.
 S5 ==
-    \A d \in DeviceBlocks :
-      now.direction[d] # "NONE" /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-      => now.transfer[d].pending = Cardinality({w \in Workers : now.instant[d][w] # "REPORTED"})
+    /\ \A t \in Transfers :
+         \/ now.direction[t] = "NONE"
+         \/ now.transfer[t].pending = Cardinality({w \in Workers : now.report[t][w] = "NONE"})
+    /\ \A t \in Transfers :
+         now.direction[t] # "NONE" /\ now.transfer[t].state \in {"PLANNED", "SUBMITTED"}
+         => now.transfer[t].failed = Cardinality({w \in Workers : now.report[t][w] = "BAD"})
 
 \* A slot that a match holds can be read.
 S7 ==
-    \A s \in Slots : now.matches[s] = 0 \/ now.block[s].state \in {"STORED", "LOADING"}
+    \A m \in Matches, s \in Slots :
+      now.match_slot[m] = s => now.block[s].state \in {"STORED", "LOADING"}
 
 \* Every step taken is in its machine's table.
 S8 ==
     /\ \A s \in Slots : now.block[s] # BlockIllegal
-    /\ \A d \in DeviceBlocks : now.transfer[d] # TransferIllegal /\ now.lease[d] # LeaseIllegal
+    /\ \A t \in Transfers : now.transfer[t] # TransferIllegal
+    /\ \A d \in DeviceBlocks : now.lease[d] # LeaseIllegal
 
 \* A queued kernel finds the bytes that it was queued for.
 S12 ==
@@ -751,83 +928,296 @@ S14 ==
 \* A device block that counts as computed or loaded holds its key's bytes on every worker.
 S15 ==
     \A d \in DeviceBlocks, w \in Workers :
-      now.key[d] # None /\ now.direction[d] # "LOAD" /\ now.kernel[d][w] # "WRITES"
+      now.key[d] # None /\ now.lease[d].state # "WRITING" /\ now.kernel[d][w] # "WRITES"
       => now.content[d][w] = now.key[d]
 
 \* Everything is wound down.
 Rest ==
-    /\ \A d \in DeviceBlocks :
-         /\ now.key[d] = None
-         /\ now.direction[d] = "NONE"
-         /\ \A w \in Workers : now.kernel[d][w] = "NONE"
-    /\ \A s \in Slots : now.matches[s] = 0
+    /\ \A d \in DeviceBlocks, w \in Workers : now.kernel[d][w] = "NONE"
+    /\ \A t \in Transfers : now.direction[t] = "NONE"
+    /\ \A m \in Matches : now.match_slot[m] = None
+    /\ \A d \in DeviceBlocks : now.key[d] = None
 
 \* An upper bound on the draining actions left to take.
 Rank ==
-    Sum([d \in DeviceBlocks |->
-      (IF now.key[d] # None THEN 1 ELSE 0)
-      + Cardinality({w \in Workers : now.kernel[d][w] # "NONE"})
-      + (IF now.direction[d] # "NONE" /\ now.transfer[d].state = "PLANNED" THEN 1 ELSE 0)
-      + (IF now.direction[d] # "NONE" THEN 1 ELSE 0)
-      + Cardinality({w \in Workers : now.direction[d] # "NONE" /\ now.instant[d][w] = "QUEUED"})
-      + Cardinality({w \in Workers :
-          now.direction[d] # "NONE" /\ (now.instant[d][w] = "QUEUED" \/ now.instant[d][w] = "STARTED")})
-      + Cardinality({w \in Workers :
-          /\ now.direction[d] # "NONE"
-          /\ \/ now.instant[d][w] = "QUEUED"
-             \/ now.instant[d][w] = "STARTED"
-             \/ now.instant[d][w] = "READ"})
-      + Cardinality({w \in Workers : now.direction[d] # "NONE" /\ now.instant[d][w] # "REPORTED"})])
-    + Sum([s \in Slots |-> now.matches[s]])
+    Cardinality({d \in DeviceBlocks : now.key[d] # None})
+    + Sum([d \in DeviceBlocks |-> Cardinality({w \in Workers : now.kernel[d][w] # "NONE"})])
+    + Cardinality({t \in Transfers : now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED"})
+    + Cardinality({t \in Transfers : now.direction[t] # "NONE"})
+    + Sum([t \in Transfers |->
+        Cardinality({w \in Workers : now.direction[t] # "NONE" /\ now.report[t][w] = "NONE"})])
+    + Sum([c \in Copies |->
+        Cardinality({w \in Workers : now.copy_transfer[c] # None /\ now.instant[c][w] = "QUEUED"})])
+    + Sum([c \in Copies |->
+        Cardinality({w \in Workers :
+          now.copy_transfer[c] # None /\ (now.instant[c][w] = "QUEUED" \/ now.instant[c][w] = "STARTED")})])
+    + Sum([c \in Copies |->
+        Cardinality({w \in Workers :
+          /\ now.copy_transfer[c] # None
+          /\ now.instant[c][w] = "QUEUED" \/ now.instant[c][w] = "STARTED" \/ now.instant[c][w] = "READ"})])
+    + Cardinality({m \in Matches : now.match_slot[m] # None})
 
 \* Wherever the state is not at rest, an action can drain it, and each such action lowers the rank. So
 \* winding down ends from every state, and ends at rest.
-S9 == Rest \/ ENABLED Drain
+S9_CanDrain == Rest \/ ENABLED Drain
 S9_NearerToRest == [][Drain => Rank' < Rank]_now
+
+-----------------------------------------------------------------------------
+\* What else holds in every state. With it the properties above can be proved by induction.
+
+\* The transfer of a copy is live.
+CopiesBelongToLiveTransfers ==
+    \A c \in Copies, t \in Transfers : now.copy_transfer[c] = t => now.direction[t] # "NONE"
+
+\* A copy is between a device block and a slot.
+ACopyHasTwoEnds ==
+    \A c \in Copies :
+      now.copy_transfer[c] = None \/ (now.copy_device[c] # None /\ now.copy_slot[c] # None)
+
+\* No other copy touches the slot of a store's copy.
+AStoreHasItsSlotsToItself ==
+    \A c \in Copies, t \in Transfers, c2 \in Copies :
+      /\ now.copy_transfer[c] = t
+      /\ now.direction[t] = "STORE"
+      /\ now.copy_transfer[c2] # None
+      /\ now.copy_slot[c2] = now.copy_slot[c]
+      => c = c2
+
+\* No other copy touches the device block of a load's copy.
+ALoadHasItsDeviceBlocksToItself ==
+    \A c \in Copies, t \in Transfers, c2 \in Copies :
+      /\ now.copy_transfer[c] = t
+      /\ now.direction[t] = "LOAD"
+      /\ now.copy_transfer[c2] # None
+      /\ now.copy_device[c2] = now.copy_device[c]
+      => c = c2
+
+\* Two copies of one transfer differ in their slots and in their device blocks.
+ATransferTouchesABlockOnce ==
+    \A c \in Copies, t \in Transfers, c2 \in Copies :
+      /\ now.copy_transfer[c] = t
+      /\ now.copy_transfer[c2] = t
+      /\ now.copy_slot[c2] = now.copy_slot[c] \/ now.copy_device[c2] = now.copy_device[c]
+      => c = c2
+
+\* The device block of a store's copy is leased for reading.
+AStoreHoldsALease ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks :
+      now.copy_transfer[c] = t /\ now.direction[t] = "STORE" /\ now.copy_device[c] = d
+      => now.lease[d].state = "READING"
+
+\* A slot that the index names has a key.
+WhatTheIndexNamesHasAKey ==
+    \A s \in Slots :
+      now.block[s].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"} => now.slot_key[s] # None
+
+\* A slot that is being stored does not date from before the last reset.
+WhatIsBeingStoredIsNew ==
+    \A s \in Slots : now.block[s].state \in {"ALLOCATED", "STORING"} => ~now.old[s]
+
+\* A live transfer is planned, submitted or abandoned.
+ALiveTransferIsOnItsWay ==
+    \A t \in Transfers :
+      now.direction[t] = "NONE" \/ now.transfer[t].state \in {"PLANNED", "SUBMITTED", "ABANDONED"}
+
+\* No worker has started a copy of a planned transfer.
+NoCopyOfAPlanHasStarted ==
+    \A c \in Copies, t \in Transfers, w \in Workers :
+      now.copy_transfer[c] = t /\ now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED"
+      => now.instant[c][w] = "QUEUED"
+
+\* No worker has reported a planned transfer.
+NoWorkerReportsAPlan ==
+    \A t \in Transfers, w \in Workers :
+      (now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED") => now.report[t][w] = "NONE"
+
+\* Some worker has not reported a transfer that is under way.
+ATransferUnderWayWaitsForAWorker ==
+    \A t \in Transfers :
+      now.direction[t] # "NONE" /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      => \E w \in Workers : now.report[t][w] = "NONE"
+
+\* A worker that reported a transfer as good has written all its copies.
+WhatIsReportedGoodIsWritten ==
+    \A c \in Copies, t \in Transfers, w \in Workers :
+      (now.copy_transfer[c] = t /\ now.report[t][w] = "GOOD") => now.instant[c][w] = "WRITTEN"
+
+\* A kernel that writes has a key: the key of its device block, unless this is free or being loaded.
+AKernelWritesTheBlocksKey ==
+    \A d \in DeviceBlocks, w \in Workers :
+      (now.kernel[d][w] = "WRITES")
+      => /\ now.kernel_key[d] # None
+         /\ now.key[d] = None \/ now.lease[d].state = "WRITING" \/ now.key[d] = now.kernel_key[d]
+
+\* Until a store has read, the device block holds the slot's key, or a queued kernel will write it.
+AStoreFindsItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "STORE"
+      /\ now.instant[c][w] = "QUEUED" \/ now.instant[c][w] = "STARTED"
+      => IF now.kernel[d][w] = "WRITES"
+         THEN now.kernel_key[d] = now.slot_key[s] /\ now.instant[c][w] = "QUEUED"
+         ELSE now.content[d][w] = now.slot_key[s]
+
+\* What a store has read is the slot's key.
+AStoreCarriesItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "STORE"
+      /\ now.instant[c][w] = "READ"
+      => now.in_flight[c][w] = now.slot_key[s]
+
+\* Where a store has written, the slot holds its key.
+AStoreWritesItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "STORE"
+      /\ now.instant[c][w] = "WRITTEN"
+      => now.slot_content[s][w] = now.slot_key[s]
+
+\* Until a load has read, the slot holds the device block's key.
+ALoadFindsItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "LOAD"
+      /\ now.instant[c][w] = "QUEUED" \/ now.instant[c][w] = "STARTED"
+      => now.slot_content[s][w] = now.key[d]
+
+\* What a load has read is the device block's key.
+ALoadCarriesItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "LOAD"
+      /\ now.instant[c][w] = "READ"
+      => now.in_flight[c][w] = now.key[d]
+
+\* Where a load has written, the device block holds its key.
+ALoadWritesItsKey ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, s \in Slots, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.transfer[t].state # "ABANDONED"
+      /\ now.copy_device[c] = d
+      /\ now.copy_slot[c] = s
+      /\ now.direction[t] = "LOAD"
+      /\ now.instant[c][w] = "WRITTEN"
+      => now.content[d][w] = now.key[d]
+
+\* While a kernel is queued for its device block, a load has not started.
+ALoadWaitsForKernels ==
+    \A c \in Copies, t \in Transfers, d \in DeviceBlocks, w \in Workers :
+      /\ now.copy_transfer[c] = t
+      /\ now.direction[t] = "LOAD"
+      /\ now.copy_device[c] = d
+      /\ now.kernel[d][w] # "NONE"
+      => now.instant[c][w] = "QUEUED"
+
+\* A slot that a lost copy may write is retired.
+ASlotWithAStrayWriterIsRetired ==
+    \A s \in Slots : now.stray_slot[s] => now.block[s].state = "RETIRED"
+
+\* No copy touches a slot that a lost copy may write.
+NobodyReadsWhatAStrayCopyWrites ==
+    \A s \in Slots, c \in Copies :
+      (now.stray_slot[s] /\ now.copy_transfer[c] # None) => now.copy_slot[c] # s
+
+\* A device block that a lost copy may write is retired.
+ADeviceBlockWithAStrayWriterIsRetired ==
+    \A d \in DeviceBlocks : now.stray_device[d] => now.lease[d].state = "RETIRED"
+
+\* No request holds a retired device block.
+ARetiredDeviceBlockIsFree ==
+    \A d \in DeviceBlocks : now.lease[d].state = "RETIRED" => now.key[d] = None
 
 \* It happens that a hit is loaded. A load has written on every worker.
 Sometimes_AHitIsLoaded ==
-    \E d \in DeviceBlocks :
-      /\ now.direction[d] = "LOAD"
-      /\ \A w \in Workers : now.instant[d][w] = "WRITTEN" \/ now.instant[d][w] = "REPORTED"
+    \E t \in Transfers :
+      /\ now.direction[t] = "LOAD"
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      /\ \A c \in Copies, w \in Workers : now.copy_transfer[c] = t => now.instant[c][w] = "WRITTEN"
 
 \* It happens that a store is ahead of its kernel. A store was submitted before the kernel that writes
 \* its block ran.
 Sometimes_AStoreIsAheadOfItsKernel ==
-    \E d \in DeviceBlocks :
-      /\ now.direction[d] = "STORE"
-      /\ now.direction[d] # "NONE"
-      /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-      /\ \E w \in Workers : now.kernel[d][w] = "WRITES"
+    \E t \in Transfers :
+      /\ now.direction[t] = "STORE"
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      /\ \E c \in Copies, d \in DeviceBlocks, w \in Workers :
+           now.copy_transfer[c] = t /\ now.copy_device[c] = d /\ now.kernel[d][w] = "WRITES"
 
 \* It happens that a load is ahead of an old reader. A load was submitted before a kernel that reads
 \* its block's former content ran.
 Sometimes_ALoadIsAheadOfAnOldReader ==
-    \E d \in DeviceBlocks :
-      /\ now.direction[d] = "LOAD"
-      /\ now.direction[d] # "NONE"
-      /\ now.transfer[d].state \in {"SUBMITTED", "ABANDONED"}
-      /\ \E w \in Workers : now.kernel[d][w] = "READS"
+    \E t \in Transfers :
+      /\ now.direction[t] = "LOAD"
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      /\ \E c \in Copies, d \in DeviceBlocks, w \in Workers :
+           now.copy_transfer[c] = t /\ now.copy_device[c] = d /\ now.kernel[d][w] = "READS"
 
 \* It happens that a freed block is stored. The engine has freed a block that a store still reads.
 Sometimes_AFreedBlockIsStored ==
-    \E d \in DeviceBlocks : now.direction[d] = "STORE" /\ now.key[d] = None
+    \E t \in Transfers, d \in DeviceBlocks :
+      /\ now.direction[t] = "STORE"
+      /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_device[c] = d
+      /\ now.key[d] = None
 
 \* It happens that two loads read one slot. A slot has two readers.
 Sometimes_TwoLoadsReadOneSlot ==
     \E s \in Slots : now.block[s].state = "LOADING" /\ now.block[s].copies = 2
 
+\* It happens that two stores read one device block. A device block has two readers: a reset made the
+\* first store's slot useless.
+Sometimes_TwoStoresReadOneDeviceBlock ==
+    \E d \in DeviceBlocks : now.lease[d].readers = 2
+
+\* It happens that a store has two blocks. A store of two blocks is with the workers.
+Sometimes_AStoreHasTwoBlocks ==
+    \E t \in Transfers, c \in Copies, c2 \in Copies :
+      /\ now.copy_transfer[c] = t
+      /\ now.copy_transfer[c2] = t
+      /\ c # c2
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      /\ now.direction[t] = "STORE"
+
+\* It happens that a load has two blocks. A load of two blocks is with the workers.
+Sometimes_ALoadHasTwoBlocks ==
+    \E t \in Transfers, c \in Copies, c2 \in Copies :
+      /\ now.copy_transfer[c] = t
+      /\ now.copy_transfer[c2] = t
+      /\ c # c2
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      /\ now.direction[t] = "LOAD"
+
 \* It happens that a slot is quarantined under a copy. A reset has voided a slot that a copy touches.
 Sometimes_ASlotIsQuarantinedUnderACopy ==
-    \E d \in DeviceBlocks, s \in Slots :
-      /\ now.direction[d] # "NONE"
-      /\ now.transfer[d].state = "ABANDONED"
-      /\ now.transfer_slot[d] = s
+    \E t \in Transfers, s \in Slots :
+      /\ now.direction[t] # "NONE"
+      /\ now.transfer[t].state = "ABANDONED"
+      /\ \E c \in Copies : now.copy_transfer[c] = t /\ now.copy_slot[c] = s
       /\ now.block[s].state = "QUARANTINED"
 
 \* It happens that a load fails. A worker reported a load as bad.
 Sometimes_ALoadFails ==
-    \E d \in DeviceBlocks : now.direction[d] = "LOAD" /\ now.transfer[d].failed # 0
+    \E t \in Transfers : now.direction[t] = "LOAD" /\ now.transfer[t].failed # 0
 
 \* It happens that copies are lost. A store and a load were given up.
 Sometimes_CopiesAreLost ==

@@ -17,6 +17,7 @@ from kvsm.checker.protocol.terms import (
     After,
     And,
     Assign,
+    Claim,
     Const,
     CounterOf,
     Declaration,
@@ -162,6 +163,21 @@ def table_rows(words: Words) -> list[TableRow]:
 def pascal(name: str) -> str:
     """`plan store` or `plan_store` as PlanStore."""
     return "".join(word[:1].upper() + word[1:] for word in name.replace("_", " ").split())
+
+
+def file_name(declared: Declaration) -> str:
+    """The name of a protocol's texts: `offload`."""
+    return declared.name.split()[0]
+
+
+def in_one_word(phrase: str) -> str:
+    """`a store's key` as AStoresKey."""
+    return pascal(phrase.replace("'", "").replace(",", ""))
+
+
+def claim_name(claim: Claim) -> str:
+    """The name of a claim in a text: the id of a property, or a phrase in one word."""
+    return in_one_word(claim.id)
 
 
 def indented(lines: list[str], by: int = 2) -> list[str]:

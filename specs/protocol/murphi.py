@@ -36,8 +36,11 @@ from protocol.export import (
     TableRow,
     all_parts,
     assigns_of,
+    claim_name,
     comment,
+    file_name,
     indented,
+    pascal,
     simplified,
     sort_of,
     table_rows,
@@ -56,13 +59,16 @@ from protocol.murphi_terms import (
 
 
 def murphi_text(declared: Declaration) -> str:
-    """The whole text. Invariants have the ids of the properties; progress (S9) is a liveness property."""
+    """The whole text. Progress (S9) is a liveness property."""
     speaker = MurphiSpeaker()
     uses = [
         _forgetting(declared, speaker),
         *(_rule(action, speaker) for action in declared.actions),
-        *(_property("invariant", claim, speaker) for claim in declared.always),
-        *(_property("cover", claim, speaker) for claim in declared.sometimes),
+        *(
+            _property("invariant", claim_name(claim), claim, speaker)
+            for claim in (*declared.always, *declared.invariants)
+        ),
+        *(_property("cover", claim.id, claim, speaker) for claim in declared.sometimes),
         _rest(declared, speaker),
     ]
     rank = ["function rank(): Count;", "begin", f"  return {speaker.flat(declared.rank)};", "end;"]
@@ -84,8 +90,10 @@ def _header(declared: Declaration) -> list[str]:
     text = (
         f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
-        "The same protocol as in Offload.tla beside it, which is easier to read. Murphi's undefined value "
-        "stands for None. Not modelled:\n" + "\n".join(f"- {note}" for note in declared.notes) + "\n"
+        f"The same protocol as in {pascal(file_name(declared))}.tla beside it, which is easier to read. "
+        "Murphi's undefined value stands for None. Not modelled:\n"
+        + "\n".join(f"- {note}" for note in declared.notes)
+        + "\n"
         "\n"
         "Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit."
     )
@@ -345,8 +353,8 @@ def _start(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:
     return [*lines, "end;"]
 
 
-def _property(kind: str, claim: Claim, speaker: MurphiSpeaker) -> list[str]:
-    return [*comment("--", claim.says), f'{kind} "{claim.id}"', *indented(speaker.lines(claim.term)), ";"]
+def _property(kind: str, name: str, claim: Claim, speaker: MurphiSpeaker) -> list[str]:
+    return [*comment("--", claim.says), f'{kind} "{name}"', *indented(speaker.lines(claim.term)), ";"]
 
 
 def _rest(declared: Declaration, speaker: MurphiSpeaker) -> list[str]:

@@ -1,10 +1,11 @@
 -- The offload protocol. Within these bounds: 2 keys, 2 device blocks, 2 slots, 2 workers; at most 2
--- live transfers, 1 matches, 2 device blocks with queued kernels; failures, resets, losses.
+-- live transfers of several blocks, 2 copies, 1 matches, 2 device blocks with queued kernels;
+-- failures, resets, losses, no crashes.
 --
 -- The same protocol as in Offload.tla beside it, which is easier to read. Murphi's undefined value
 -- stands for None. Not modelled:
 -- - Requests: a match holds one slot, and a device block does not say which request holds it.
--- - Transfers of several blocks: each copies one block.
+-- - Chunks: a slot holds one device block.
 -- - A second kernel for a block before the first one ran: a stream runs them in order.
 -- - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
 -- - The device's own prefix cache, and data that a load of an older epoch left on the device.
@@ -15,6 +16,9 @@ type
   Count: 0..255;
   DeviceBlock: scalarset(2);
   Slot: scalarset(2);
+  Transfer: scalarset(2);
+  Copy: scalarset(2);
+  Match: scalarset(1);
   Worker: scalarset(2);
   Key: scalarset(2);
   Kernel: enum {
@@ -26,7 +30,7 @@ type
   LeaseTrigger: enum {
     LEASE_ON_BEGIN_READ, LEASE_ON_END_READ, LEASE_ON_BEGIN_WRITE, LEASE_ON_END_WRITE, LEASE_ON_LOSE
   };
-  LeaseWord: record state: LeaseState; readers: 0..1; end;
+  LeaseWord: record state: LeaseState; readers: 0..2; end;
   Direction: enum {
     DIRECTION_NONE, DIRECTION_STORE, DIRECTION_LOAD
   };
@@ -39,8 +43,11 @@ type
     TRANSFER_ON_ABANDON, TRANSFER_ON_LOSE
   };
   TransferWord: record state: TransferState; pending: 0..2; failed: 0..2; end;
+  Report: enum {
+    REPORT_NONE, REPORT_GOOD, REPORT_BAD
+  };
   Instant: enum {
-    INSTANT_QUEUED, INSTANT_STARTED, INSTANT_READ, INSTANT_WRITTEN, INSTANT_REPORTED
+    INSTANT_QUEUED, INSTANT_STARTED, INSTANT_READ, INSTANT_WRITTEN
   };
   BlockState: enum {
     BLOCK_FREE, BLOCK_ALLOCATED, BLOCK_STORING, BLOCK_STORED, BLOCK_LOADING, BLOCK_EVICTED,
@@ -63,32 +70,38 @@ var
   kernel_key: array [DeviceBlock] of Key;
   -- The key whose bytes are in the worker's shard of the device block; none for garbage.
   content: array [DeviceBlock] of array [Worker] of Key;
-  -- The copy's hold on the device block.
+  -- How copies hold the device block.
   lease: array [DeviceBlock] of LeaseWord;
-  -- The direction of the device block's live transfer; NONE if it has none.
-  direction: array [DeviceBlock] of Direction;
-  -- The slot that its live transfer reads or writes.
-  transfer_slot: array [DeviceBlock] of Slot;
-  -- The state of its live transfer.
-  transfer: array [DeviceBlock] of TransferWord;
-  -- How far the worker's copy has come.
-  instant: array [DeviceBlock] of array [Worker] of Instant;
-  -- The key whose bytes the worker's copy has read and not yet written.
-  in_flight: array [DeviceBlock] of array [Worker] of Key;
   -- Whether a lost copy may still write the device block.
   stray_device: array [DeviceBlock] of boolean;
+  -- The direction of the transfer; NONE if it is not live.
+  direction: array [Transfer] of Direction;
+  -- The state of the live transfer.
+  transfer: array [Transfer] of TransferWord;
+  -- What the worker has reported of the transfer.
+  report: array [Transfer] of array [Worker] of Report;
+  -- The live transfer that the copy belongs to; none if there is no such copy.
+  copy_transfer: array [Copy] of Transfer;
+  -- The device block that the copy reads or writes.
+  copy_device: array [Copy] of DeviceBlock;
+  -- The slot that the copy reads or writes.
+  copy_slot: array [Copy] of Slot;
+  -- How far the worker's share of the copy has come.
+  instant: array [Copy] of array [Worker] of Instant;
+  -- The key whose bytes the worker's share of the copy has read and not yet written.
+  in_flight: array [Copy] of array [Worker] of Key;
   -- The state of the slot's block.
   block: array [Slot] of BlockWord;
   -- The key under which the index names the slot.
   slot_key: array [Slot] of Key;
   -- The key whose bytes are in the worker's shard of the slot; none for garbage.
   slot_content: array [Slot] of array [Worker] of Key;
-  -- How many matches hold the slot and have not begun to load from it.
-  matches: array [Slot] of 0..1;
   -- Whether the slot's block dates from before the last reset.
   old: array [Slot] of boolean;
   -- Whether a lost copy may still write the slot.
   stray_slot: array [Slot] of boolean;
+  -- The slot that the match holds, until it is loaded or released; none if there is no such match.
+  match_slot: array [Match] of Slot;
 
 -- The row of the lease's table that matches; 0 if none does.
 function lease_row(trigger: LeaseTrigger; word: LeaseWord): Count;
@@ -96,29 +109,35 @@ begin
   -- a store is planned
   if trigger = LEASE_ON_BEGIN_READ
      & (word.state = LEASE_NONE | word.state = LEASE_READING)
-     & word.readers = 0 then
+     & 0 <= word.readers & word.readers <= 1 then
     return 1;
+  end;
+  -- other stores still read it
+  if trigger = LEASE_ON_END_READ
+     & (word.state = LEASE_READING)
+     & word.readers = 2 then
+    return 2;
   end;
   -- the last store ended
   if trigger = LEASE_ON_END_READ
      & (word.state = LEASE_READING)
      & word.readers = 1 then
-    return 2;
+    return 3;
   end;
   -- a load is planned
   if trigger = LEASE_ON_BEGIN_WRITE
      & (word.state = LEASE_NONE) then
-    return 3;
+    return 4;
   end;
   -- the load ended
   if trigger = LEASE_ON_END_WRITE
      & (word.state = LEASE_WRITING) then
-    return 4;
+    return 5;
   end;
   -- a worker will never report: it may still write
   if trigger = LEASE_ON_LOSE
      & (word.state = LEASE_WRITING) then
-    return 5;
+    return 6;
   end;
   return 0;
 end;
@@ -127,10 +146,11 @@ procedure lease_step(trigger: LeaseTrigger; var word: LeaseWord);
 begin
   switch lease_row(trigger, word)
     case 1: word.state := LEASE_READING; word.readers := word.readers + 1;
-    case 2: word.state := LEASE_NONE; word.readers := word.readers - 1;
-    case 3: word.state := LEASE_WRITING;
-    case 4: word.state := LEASE_NONE;
-    case 5: word.state := LEASE_RETIRED;
+    case 2: word.state := LEASE_READING; word.readers := word.readers - 1;
+    case 3: word.state := LEASE_NONE; word.readers := word.readers - 1;
+    case 4: word.state := LEASE_WRITING;
+    case 5: word.state := LEASE_NONE;
+    case 6: word.state := LEASE_RETIRED;
     else word.state := LEASE_ILLEGAL; word.readers := 0;
   end;
 end;
@@ -448,147 +468,97 @@ begin
   return after.state;
 end;
 
-function total_1(): Count;
+function total_1(s: Slot): Count;
 var total: Count;
 begin
   total := 0;
-  for d2: DeviceBlock do
-    if !forall w: Worker do kernel[d2][w] = KERNEL_NONE end then
+  for c: Copy do
+    if exists t: Transfer do
+         (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+         & (
+             ! (
+                 direction[t] = DIRECTION_STORE
+                 & direction[t] != DIRECTION_NONE
+                 & transfer[t].state = TRANSFER_PLANNED
+               )
+           )
+       end
+       & (!isundefined(copy_slot[c]) & copy_slot[c] = s) then
       total := total + 1;
     end;
   end;
   return total;
 end;
 
-function total_2(): Count;
+function total_2(s: Slot): Count;
 var total: Count;
 begin
   total := 0;
-  for s2: Slot do
-    total := total + (
-      matches[s2]
-    );
-  end;
-  return total;
-end;
-
-function total_3(): Count;
-var total: Count;
-begin
-  total := 0;
-  for d2: DeviceBlock do
-    if direction[d2] != DIRECTION_NONE then
+  for m: Match do
+    if !isundefined(match_slot[m]) & match_slot[m] = s then
       total := total + 1;
     end;
   end;
   return total;
 end;
 
-function total_4(k: Key): Count;
+function total_3(d: DeviceBlock): Count;
 var total: Count;
 begin
   total := 0;
-  for s: Slot do
-    if (
-         block[s].state = BLOCK_ALLOCATED
-         | block[s].state = BLOCK_STORING
-         | block[s].state = BLOCK_STORED
-         | block[s].state = BLOCK_LOADING
-       )
-       & (!isundefined(slot_key[s]) & slot_key[s] = k) then
+  for c: Copy do
+    if exists t: Transfer do
+         (!isundefined(copy_transfer[c]) & copy_transfer[c] = t) & direction[t] = DIRECTION_STORE
+       end
+       & (!isundefined(copy_device[c]) & copy_device[c] = d) then
       total := total + 1;
     end;
   end;
   return total;
 end;
 
-function total_5(s: Slot): Count;
-var total: Count;
-begin
-  total := 0;
-  for d: DeviceBlock do
-    if direction[d] != DIRECTION_NONE
-       & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
-       & (
-           ! (
-               direction[d] = DIRECTION_STORE
-               & direction[d] != DIRECTION_NONE
-               & transfer[d].state = TRANSFER_PLANNED
-             )
-         ) then
-      total := total + 1;
-    end;
-  end;
-  return total;
-end;
-
-function total_6(d: DeviceBlock): Count;
+function total_4(t: Transfer): Count;
 var total: Count;
 begin
   total := 0;
   for w: Worker do
-    if instant[d][w] != INSTANT_REPORTED then
+    if report[t][w] = REPORT_NONE then
       total := total + 1;
     end;
   end;
   return total;
 end;
 
-function total_9(d: DeviceBlock): Count;
+function total_5(t: Transfer): Count;
+var total: Count;
+begin
+  total := 0;
+  for w: Worker do
+    if report[t][w] = REPORT_BAD then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_6(): Count;
+var total: Count;
+begin
+  total := 0;
+  for d: DeviceBlock do
+    if !(isundefined(key[d])) then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_15(d: DeviceBlock): Count;
 var total: Count;
 begin
   total := 0;
   for w: Worker do
     if kernel[d][w] != KERNEL_NONE then
-      total := total + 1;
-    end;
-  end;
-  return total;
-end;
-
-function total_10(d: DeviceBlock): Count;
-var total: Count;
-begin
-  total := 0;
-  for w: Worker do
-    if direction[d] != DIRECTION_NONE & instant[d][w] = INSTANT_QUEUED then
-      total := total + 1;
-    end;
-  end;
-  return total;
-end;
-
-function total_11(d: DeviceBlock): Count;
-var total: Count;
-begin
-  total := 0;
-  for w: Worker do
-    if direction[d] != DIRECTION_NONE & (instant[d][w] = INSTANT_QUEUED | instant[d][w] = INSTANT_STARTED) then
-      total := total + 1;
-    end;
-  end;
-  return total;
-end;
-
-function total_12(d: DeviceBlock): Count;
-var total: Count;
-begin
-  total := 0;
-  for w: Worker do
-    if direction[d] != DIRECTION_NONE
-       & (instant[d][w] = INSTANT_QUEUED | instant[d][w] = INSTANT_STARTED | instant[d][w] = INSTANT_READ) then
-      total := total + 1;
-    end;
-  end;
-  return total;
-end;
-
-function total_13(d: DeviceBlock): Count;
-var total: Count;
-begin
-  total := 0;
-  for w: Worker do
-    if direction[d] != DIRECTION_NONE & instant[d][w] != INSTANT_REPORTED then
       total := total + 1;
     end;
   end;
@@ -601,14 +571,7 @@ begin
   total := 0;
   for d: DeviceBlock do
     total := total + (
-      (!(isundefined(key[d])) ? 1 : 0)
-      + total_9(d)
-      + (direction[d] != DIRECTION_NONE & transfer[d].state = TRANSFER_PLANNED ? 1 : 0)
-      + (direction[d] != DIRECTION_NONE ? 1 : 0)
-      + total_10(d)
-      + total_11(d)
-      + total_12(d)
-      + total_13(d)
+      total_15(d)
     );
   end;
   return total;
@@ -618,10 +581,132 @@ function total_8(): Count;
 var total: Count;
 begin
   total := 0;
-  for s: Slot do
+  for t: Transfer do
+    if direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_9(): Count;
+var total: Count;
+begin
+  total := 0;
+  for t: Transfer do
+    if direction[t] != DIRECTION_NONE then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_16(t: Transfer): Count;
+var total: Count;
+begin
+  total := 0;
+  for w: Worker do
+    if direction[t] != DIRECTION_NONE & report[t][w] = REPORT_NONE then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_10(): Count;
+var total: Count;
+begin
+  total := 0;
+  for t: Transfer do
     total := total + (
-      matches[s]
+      total_16(t)
     );
+  end;
+  return total;
+end;
+
+function total_17(c: Copy): Count;
+var total: Count;
+begin
+  total := 0;
+  for w: Worker do
+    if !(isundefined(copy_transfer[c])) & instant[c][w] = INSTANT_QUEUED then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_11(): Count;
+var total: Count;
+begin
+  total := 0;
+  for c: Copy do
+    total := total + (
+      total_17(c)
+    );
+  end;
+  return total;
+end;
+
+function total_18(c: Copy): Count;
+var total: Count;
+begin
+  total := 0;
+  for w: Worker do
+    if !(isundefined(copy_transfer[c]))
+       & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED) then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_12(): Count;
+var total: Count;
+begin
+  total := 0;
+  for c: Copy do
+    total := total + (
+      total_18(c)
+    );
+  end;
+  return total;
+end;
+
+function total_19(c: Copy): Count;
+var total: Count;
+begin
+  total := 0;
+  for w: Worker do
+    if !(isundefined(copy_transfer[c]))
+       & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED | instant[c][w] = INSTANT_READ) then
+      total := total + 1;
+    end;
+  end;
+  return total;
+end;
+
+function total_13(): Count;
+var total: Count;
+begin
+  total := 0;
+  for c: Copy do
+    total := total + (
+      total_19(c)
+    );
+  end;
+  return total;
+end;
+
+function total_14(): Count;
+var total: Count;
+begin
+  total := 0;
+  for m: Match do
+    if !(isundefined(match_slot[m])) then
+      total := total + 1;
+    end;
   end;
   return total;
 end;
@@ -629,38 +714,52 @@ end;
 -- An upper bound on the draining actions left to take.
 function rank(): Count;
 begin
-  return total_7() + total_8();
+  return total_6() + total_7() + total_8() + total_9() + total_10() + total_11() + total_12() + total_13() + total_14();
 end;
 
 procedure forget();
 begin
   -- The transfer has ended, and nothing asks about it.
-  for d: DeviceBlock do
-    if direction[d] = DIRECTION_NONE then
-      undefine transfer_slot[d];
+  for t: Transfer do
+    if direction[t] = DIRECTION_NONE & transfer[t].state != TRANSFER_ILLEGAL then
+      transfer[t].state := TRANSFER_PLANNED;
+      transfer[t].pending := 2;
+      transfer[t].failed := 0;
     end;
   end;
   -- The transfer has ended, and nothing asks about it.
-  for d: DeviceBlock do
-    if direction[d] = DIRECTION_NONE & transfer[d].state != TRANSFER_ILLEGAL then
-      transfer[d].state := TRANSFER_PLANNED;
-      transfer[d].pending := 2;
-      transfer[d].failed := 0;
-    end;
-  end;
-  -- The transfer has ended, and nothing asks about it.
-  for d: DeviceBlock do
+  for t: Transfer do
     for w: Worker do
-      if direction[d] = DIRECTION_NONE then
-        instant[d][w] := INSTANT_QUEUED;
+      if direction[t] = DIRECTION_NONE then
+        report[t][w] := REPORT_NONE;
+      end;
+    end;
+  end;
+  -- The transfer has ended, and nothing asks about it.
+  for c: Copy do
+    if isundefined(copy_transfer[c]) then
+      undefine copy_device[c];
+    end;
+  end;
+  -- The transfer has ended, and nothing asks about it.
+  for c: Copy do
+    if isundefined(copy_transfer[c]) then
+      undefine copy_slot[c];
+    end;
+  end;
+  -- The transfer has ended, and nothing asks about it.
+  for c: Copy do
+    for w: Worker do
+      if isundefined(copy_transfer[c]) then
+        instant[c][w] := INSTANT_QUEUED;
       end;
     end;
   end;
   -- Bytes that were written are no longer in flight.
-  for d: DeviceBlock do
+  for c: Copy do
     for w: Worker do
-      if instant[d][w] != INSTANT_READ then
-        undefine in_flight[d][w];
+      if instant[c][w] != INSTANT_READ then
+        undefine in_flight[c][w];
       end;
     end;
   end;
@@ -679,20 +778,24 @@ begin
              | (
                  isundefined(key[d])
                  & (
-                     ! (
-                         direction[d] = DIRECTION_STORE
-                         & (instant[d][w] = INSTANT_QUEUED | instant[d][w] = INSTANT_STARTED)
-                       )
+                     ! exists c: Copy do
+                         exists t: Transfer do
+                           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+                           & direction[t] = DIRECTION_STORE
+                         end
+                         & (!isundefined(copy_device[c]) & copy_device[c] = d)
+                         & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED)
+                       end
                    )
                )
-             | (
-                 direction[d] = DIRECTION_LOAD
-                 & (
-                     instant[d][w] = INSTANT_QUEUED
-                     | instant[d][w] = INSTANT_STARTED
-                     | instant[d][w] = INSTANT_READ
-                   )
-               )
+             | exists c: Copy do
+                 exists t: Transfer do
+                   (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+                   & direction[t] = DIRECTION_LOAD
+                 end
+                 & (!isundefined(copy_device[c]) & copy_device[c] = d)
+                 & instant[c][w] != INSTANT_WRITTEN
+               end
            ) then
         undefine content[d][w];
       end;
@@ -729,10 +832,13 @@ begin
              )
          )
          & (
-             ! exists d: DeviceBlock do
-                 direction[d] = DIRECTION_LOAD
-                 & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
-                 & (instant[d][w] = INSTANT_QUEUED | instant[d][w] = INSTANT_STARTED)
+             ! exists c: Copy do
+                 exists t: Transfer do
+                   (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+                   & direction[t] = DIRECTION_LOAD
+                 end
+                 & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+                 & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED)
                end
            ) then
         undefine slot_content[s][w];
@@ -770,28 +876,39 @@ begin
     lease[i0].readers := 0;
   end;
   for i0: DeviceBlock do
+    stray_device[i0] := false;
+  end;
+  for i0: Transfer do
     direction[i0] := DIRECTION_NONE;
   end;
-  for i0: DeviceBlock do
-    undefine transfer_slot[i0];
-  end;
-  for i0: DeviceBlock do
+  for i0: Transfer do
     transfer[i0].state := TRANSFER_PLANNED;
     transfer[i0].pending := 2;
     transfer[i0].failed := 0;
   end;
-  for i0: DeviceBlock do
+  for i0: Transfer do
+    for i1: Worker do
+      report[i0][i1] := REPORT_NONE;
+    end;
+  end;
+  for i0: Copy do
+    undefine copy_transfer[i0];
+  end;
+  for i0: Copy do
+    undefine copy_device[i0];
+  end;
+  for i0: Copy do
+    undefine copy_slot[i0];
+  end;
+  for i0: Copy do
     for i1: Worker do
       instant[i0][i1] := INSTANT_QUEUED;
     end;
   end;
-  for i0: DeviceBlock do
+  for i0: Copy do
     for i1: Worker do
       undefine in_flight[i0][i1];
     end;
-  end;
-  for i0: DeviceBlock do
-    stray_device[i0] := false;
   end;
   for i0: Slot do
     block[i0].state := BLOCK_FREE;
@@ -807,13 +924,13 @@ begin
     end;
   end;
   for i0: Slot do
-    matches[i0] := 0;
-  end;
-  for i0: Slot do
     old[i0] := false;
   end;
   for i0: Slot do
     stray_slot[i0] := false;
+  end;
+  for i0: Match do
+    undefine match_slot[i0];
   end;
 end;
 
@@ -823,7 +940,7 @@ ruleset d: DeviceBlock; k: Key do
     isundefined(key[d])
     & lease[d].state = LEASE_NONE
     & forall w: Worker do kernel[d][w] = KERNEL_NONE end
-    & total_1() < 2
+    & true
   ==>
   begin
     key[d] := k;
@@ -839,9 +956,9 @@ end;
 ruleset d: DeviceBlock do
   rule "attend"
     !(isundefined(key[d]))
-    & direction[d] != DIRECTION_LOAD
+    & !(lease[d].state = LEASE_WRITING)
     & forall w: Worker do kernel[d][w] = KERNEL_NONE end
-    & total_1() < 2
+    & true
   ==>
   begin
     if isundefined(key[d]) then
@@ -880,7 +997,7 @@ end;
 -- The engine frees a device block. Kernels may still be queued, and a store may still read it.
 ruleset d: DeviceBlock do
   rule "free"
-    !(isundefined(key[d])) & direction[d] != DIRECTION_LOAD
+    !(isundefined(key[d])) & !(lease[d].state = LEASE_WRITING)
   ==>
   var before: Count;
   begin
@@ -892,27 +1009,27 @@ ruleset d: DeviceBlock do
 end;
 
 -- A request counts on the block in a slot and pins it.
-ruleset s: Slot do
+ruleset s: Slot; m: Match do
   rule "match"
-    (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING) & total_2() < 1
+    isundefined(match_slot[m]) & (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING)
   ==>
   begin
     block_step(BLOCK_ON_PIN, block[s]);
-    matches[s] := matches[s] + 1;
+    match_slot[m] := s;
     forget();
   end;
 end;
 
 -- A match ends without a load.
-ruleset s: Slot do
+ruleset s: Slot; m: Match do
   rule "release"
-    matches[s] != 0
+    !isundefined(match_slot[m]) & match_slot[m] = s
   ==>
   var before: Count;
   begin
     before := rank();
     block_step(BLOCK_ON_UNPIN, block[s]);
-    matches[s] := matches[s] - 1;
+    undefine match_slot[m];
     forget();
     assert rank() < before "S9";
   end;
@@ -929,11 +1046,17 @@ ruleset s: Slot do
   end;
 end;
 
--- A computed device block whose key is not on the host gets a slot and is leased for reading.
-ruleset d: DeviceBlock; s: Slot do
+-- A store is planned. A computed device block whose key is not on the host gets a slot and is leased
+-- for reading.
+ruleset t: Transfer; c: Copy; d: DeviceBlock; s: Slot do
   rule "plan_store"
-    !(isundefined(key[d]))
-    & lease[d].state = LEASE_NONE
+    direction[t] = DIRECTION_NONE
+    & transfer[t].state = TRANSFER_PLANNED
+    & forall w: Worker do report[t][w] = REPORT_NONE end
+    & isundefined(copy_transfer[c])
+    & forall w: Worker do instant[c][w] = INSTANT_QUEUED end
+    & !(isundefined(key[d]))
+    & lease_after(LEASE_ON_BEGIN_READ, lease[d]) != LEASE_ILLEGAL
     & (
         ! exists s2: Slot do
             (
@@ -948,7 +1071,6 @@ ruleset d: DeviceBlock; s: Slot do
           end
       )
     & (block[s].state = BLOCK_FREE | block[s].state = BLOCK_EVICTED)
-    & total_3() < 2
   ==>
   begin
     block_step(BLOCK_ON_ALLOCATE, block[s]);
@@ -959,46 +1081,137 @@ ruleset d: DeviceBlock; s: Slot do
     end;
     old[s] := false;
     lease_step(LEASE_ON_BEGIN_READ, lease[d]);
-    direction[d] := DIRECTION_STORE;
-    transfer_slot[d] := s;
+    copy_transfer[c] := t;
+    copy_device[c] := d;
+    copy_slot[c] := s;
+    direction[t] := DIRECTION_STORE;
     forget();
   end;
 end;
 
--- A match becomes a load: its pin becomes a reader, a free device block is leased for writing.
-ruleset d: DeviceBlock; s: Slot do
+-- A planned store gets one more block.
+ruleset t: Transfer; c: Copy; d: DeviceBlock; s: Slot do
+  rule "store_more"
+    direction[t] != DIRECTION_NONE
+    & transfer[t].state = TRANSFER_PLANNED
+    & direction[t] = DIRECTION_STORE
+    & isundefined(copy_transfer[c])
+    & forall w: Worker do instant[c][w] = INSTANT_QUEUED end
+    & !(isundefined(key[d]))
+    & lease_after(LEASE_ON_BEGIN_READ, lease[d]) != LEASE_ILLEGAL
+    & (
+        ! exists s2: Slot do
+            (
+              block[s2].state = BLOCK_ALLOCATED
+              | block[s2].state = BLOCK_STORING
+              | block[s2].state = BLOCK_STORED
+              | block[s2].state = BLOCK_LOADING
+            )
+            & (
+                isundefined(slot_key[s2]) ? isundefined(key[d]) : (!isundefined(key[d]) & slot_key[s2] = key[d])
+              )
+          end
+      )
+    & (block[s].state = BLOCK_FREE | block[s].state = BLOCK_EVICTED)
+  ==>
+  begin
+    block_step(BLOCK_ON_ALLOCATE, block[s]);
+    if isundefined(key[d]) then
+      undefine slot_key[s];
+    else
+      slot_key[s] := key[d];
+    end;
+    old[s] := false;
+    lease_step(LEASE_ON_BEGIN_READ, lease[d]);
+    copy_transfer[c] := t;
+    copy_device[c] := d;
+    copy_slot[c] := s;
+    forget();
+  end;
+end;
+
+-- A load is planned. A match becomes a reader of its slot, and a free device block is leased for
+-- writing.
+ruleset t: Transfer; c: Copy; d: DeviceBlock; s: Slot; m: Match do
   rule "plan_load"
-    matches[s] != 0 & isundefined(key[d]) & lease[d].state = LEASE_NONE & total_3() < 2
+    direction[t] = DIRECTION_NONE
+    & transfer[t].state = TRANSFER_PLANNED
+    & forall w: Worker do report[t][w] = REPORT_NONE end
+    & isundefined(copy_transfer[c])
+    & forall w: Worker do instant[c][w] = INSTANT_QUEUED end
+    & (!isundefined(match_slot[m]) & match_slot[m] = s)
+    & isundefined(key[d])
+    & lease_after(LEASE_ON_BEGIN_WRITE, lease[d]) != LEASE_ILLEGAL
   ==>
   begin
     block_step(BLOCK_ON_BEGIN_LOAD, block[s]);
-    matches[s] := matches[s] - 1;
     if isundefined(slot_key[s]) then
       undefine key[d];
     else
       key[d] := slot_key[s];
     end;
     lease_step(LEASE_ON_BEGIN_WRITE, lease[d]);
-    direction[d] := DIRECTION_LOAD;
-    transfer_slot[d] := s;
+    undefine match_slot[m];
+    copy_transfer[c] := t;
+    copy_device[c] := d;
+    copy_slot[c] := s;
+    direction[t] := DIRECTION_LOAD;
+    forget();
+  end;
+end;
+
+-- A planned load gets one more block.
+ruleset t: Transfer; c: Copy; d: DeviceBlock; s: Slot; m: Match do
+  rule "load_more"
+    direction[t] != DIRECTION_NONE
+    & transfer[t].state = TRANSFER_PLANNED
+    & direction[t] = DIRECTION_LOAD
+    & (
+        ! exists c2: Copy do
+            (!isundefined(copy_transfer[c2]) & copy_transfer[c2] = t)
+            & (!isundefined(copy_slot[c2]) & copy_slot[c2] = s)
+          end
+      )
+    & isundefined(copy_transfer[c])
+    & forall w: Worker do instant[c][w] = INSTANT_QUEUED end
+    & (!isundefined(match_slot[m]) & match_slot[m] = s)
+    & isundefined(key[d])
+    & lease_after(LEASE_ON_BEGIN_WRITE, lease[d]) != LEASE_ILLEGAL
+  ==>
+  begin
+    block_step(BLOCK_ON_BEGIN_LOAD, block[s]);
+    if isundefined(slot_key[s]) then
+      undefine key[d];
+    else
+      key[d] := slot_key[s];
+    end;
+    lease_step(LEASE_ON_BEGIN_WRITE, lease[d]);
+    undefine match_slot[m];
+    copy_transfer[c] := t;
+    copy_device[c] := d;
+    copy_slot[c] := s;
     forget();
   end;
 end;
 
 -- A planned transfer leaves for the workers, who queue its copies.
-ruleset d: DeviceBlock; s: Slot do
+ruleset t: Transfer do
   rule "submit"
-    direction[d] != DIRECTION_NONE
-    & transfer[d].state = TRANSFER_PLANNED
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+    direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED
   ==>
   var before: Count;
   begin
     before := rank();
-    transfer_step(TRANSFER_ON_SUBMIT, transfer[d]);
-    if direction[d] = DIRECTION_STORE then
-      block_step(BLOCK_ON_SUBMIT_STORE, block[s]);
+    for s: Slot do
+      if direction[t] = DIRECTION_STORE
+         & exists c: Copy do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+           end then
+        block_step(BLOCK_ON_SUBMIT_STORE, block[s]);
+      end;
     end;
+    transfer_step(TRANSFER_ON_SUBMIT, transfer[t]);
     forget();
     assert rank() < before "S9";
   end;
@@ -1006,13 +1219,16 @@ end;
 
 -- A copy starts: a store after the kernels that write its device block, a load after all kernels that
 -- use it.
-ruleset d: DeviceBlock; w: Worker do
+ruleset t: Transfer; c: Copy; d: DeviceBlock; w: Worker do
   rule "start"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & instant[d][w] = INSTANT_QUEUED
+    (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & (!isundefined(copy_device[c]) & copy_device[c] = d)
+    & instant[c][w] = INSTANT_QUEUED
     & (
-        direction[d] = DIRECTION_STORE
+        direction[t] = DIRECTION_STORE
         ? kernel[d][w] != KERNEL_WRITES
         : kernel[d][w] = KERNEL_NONE
       )
@@ -1020,267 +1236,376 @@ ruleset d: DeviceBlock; w: Worker do
   var before: Count;
   begin
     before := rank();
-    instant[d][w] := INSTANT_STARTED;
+    instant[c][w] := INSTANT_STARTED;
     forget();
     assert rank() < before "S9";
   end;
 end;
 
 -- A store's copy reads the device block.
-ruleset d: DeviceBlock; w: Worker do
+ruleset t: Transfer; c: Copy; d: DeviceBlock; w: Worker do
   rule "read_device"
-    direction[d] = DIRECTION_STORE & instant[d][w] = INSTANT_STARTED
+    (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & (!isundefined(copy_device[c]) & copy_device[c] = d)
+    & direction[t] = DIRECTION_STORE
+    & instant[c][w] = INSTANT_STARTED
   ==>
   var before: Count;
   begin
     before := rank();
     if isundefined(content[d][w]) then
-      undefine in_flight[d][w];
+      undefine in_flight[c][w];
     else
-      in_flight[d][w] := content[d][w];
+      in_flight[c][w] := content[d][w];
     end;
-    instant[d][w] := INSTANT_READ;
+    instant[c][w] := INSTANT_READ;
     forget();
     assert rank() < before "S9";
   end;
 end;
 
 -- A load's copy reads the slot.
-ruleset d: DeviceBlock; s: Slot; w: Worker do
+ruleset t: Transfer; c: Copy; s: Slot; w: Worker do
   rule "read_slot"
-    direction[d] = DIRECTION_LOAD
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
-    & instant[d][w] = INSTANT_STARTED
+    (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+    & direction[t] = DIRECTION_LOAD
+    & instant[c][w] = INSTANT_STARTED
   ==>
   var before: Count;
   begin
     before := rank();
     if isundefined(slot_content[s][w]) then
-      undefine in_flight[d][w];
+      undefine in_flight[c][w];
     else
-      in_flight[d][w] := slot_content[s][w];
+      in_flight[c][w] := slot_content[s][w];
     end;
-    instant[d][w] := INSTANT_READ;
+    instant[c][w] := INSTANT_READ;
     forget();
     assert rank() < before "S9";
   end;
 end;
 
 -- A store's copy writes the slot.
-ruleset d: DeviceBlock; s: Slot; w: Worker do
+ruleset t: Transfer; c: Copy; s: Slot; w: Worker do
   rule "write_slot"
-    direction[d] = DIRECTION_STORE
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
-    & instant[d][w] = INSTANT_READ
+    (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+    & direction[t] = DIRECTION_STORE
+    & instant[c][w] = INSTANT_READ
   ==>
   var before: Count;
   begin
     before := rank();
-    if isundefined(in_flight[d][w]) then
+    if isundefined(in_flight[c][w]) then
       undefine slot_content[s][w];
     else
-      slot_content[s][w] := in_flight[d][w];
+      slot_content[s][w] := in_flight[c][w];
     end;
-    instant[d][w] := INSTANT_WRITTEN;
+    instant[c][w] := INSTANT_WRITTEN;
     forget();
     assert rank() < before "S9";
   end;
 end;
 
 -- A load's copy writes the device block.
-ruleset d: DeviceBlock; w: Worker do
+ruleset t: Transfer; c: Copy; d: DeviceBlock; w: Worker do
   rule "write_device"
-    direction[d] = DIRECTION_LOAD & instant[d][w] = INSTANT_READ
+    (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & (!isundefined(copy_device[c]) & copy_device[c] = d)
+    & direction[t] = DIRECTION_LOAD
+    & instant[c][w] = INSTANT_READ
   ==>
   var before: Count;
   begin
     before := rank();
-    if isundefined(in_flight[d][w]) then
+    if isundefined(in_flight[c][w]) then
       undefine content[d][w];
     else
-      content[d][w] := in_flight[d][w];
+      content[d][w] := in_flight[c][w];
     end;
-    instant[d][w] := INSTANT_WRITTEN;
+    instant[c][w] := INSTANT_WRITTEN;
     forget();
     assert rank() < before "S9";
   end;
 end;
 
--- A worker reports its copy as good; other reports are still to come.
-ruleset d: DeviceBlock; w: Worker do
+-- A worker reports its share of a transfer as good; other reports are still to come.
+ruleset t: Transfer; w: Worker do
   rule "report_good"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & instant[d][w] = INSTANT_WRITTEN
+    direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & forall c: Copy do
+        (!isundefined(copy_transfer[c]) & copy_transfer[c] = t) -> (instant[c][w] = INSTANT_WRITTEN)
+      end
     & (
-        transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_SUBMITTED
-        | transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_ABANDONED
+        transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_SUBMITTED
+        | transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_ABANDONED
       )
   ==>
   var before: Count;
   begin
     before := rank();
-    instant[d][w] := INSTANT_REPORTED;
-    transfer_step(TRANSFER_ON_REPORT_GOOD, transfer[d]);
+    report[t][w] := REPORT_GOOD;
+    transfer_step(TRANSFER_ON_REPORT_GOOD, transfer[t]);
     forget();
     assert rank() < before "S9";
   end;
 end;
 
--- The last worker reports its copy as good, and the transfer ends. A store's slot can be read if all
--- copies were good. A failed load's key leaves the index at once.
-ruleset d: DeviceBlock; s: Slot; w: Worker do
+-- The last worker reports its share as good, and the transfer ends. A store's slots can be read if all
+-- workers were good. A failed load's keys leave the index at once.
+ruleset t: Transfer; w: Worker do
   rule "end_good"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & instant[d][w] = INSTANT_WRITTEN
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+    direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & forall c: Copy do
+        (!isundefined(copy_transfer[c]) & copy_transfer[c] = t) -> (instant[c][w] = INSTANT_WRITTEN)
+      end
     & (
         ! (
-            transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_SUBMITTED
-            | transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_ABANDONED
+            transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_SUBMITTED
+            | transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_ABANDONED
           )
       )
   ==>
   var before: Count;
   begin
     before := rank();
-    instant[d][w] := INSTANT_REPORTED;
-    if direction[d] = DIRECTION_LOAD
-       & transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_FAILED then
-      if transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_COMPLETED then
-        block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
-      else
-        block_step(BLOCK_ON_END_COPY_BAD, block[s]);
-      end;
-      block_step(BLOCK_ON_INVALIDATE, block[s]);
-    else
-      if transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_COMPLETED then
-        block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
-      else
-        block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+    for m: Match do
+      if direction[t] = DIRECTION_LOAD
+         & transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_FAILED
+         & exists c: Copy do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & (
+                 isundefined(copy_slot[c]) ? isundefined(match_slot[m]) : (!isundefined(match_slot[m]) & copy_slot[c] = match_slot[m])
+               )
+           end then
+        undefine match_slot[m];
       end;
     end;
-    if direction[d] = DIRECTION_LOAD
-       & transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_FAILED then
-      matches[s] := 0;
+    for s: Slot do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+         end then
+        if direction[t] = DIRECTION_LOAD
+           & transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_FAILED then
+          if transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_COMPLETED then
+            block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
+          else
+            block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+          end;
+          block_step(BLOCK_ON_INVALIDATE, block[s]);
+        else
+          if transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_COMPLETED then
+            block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
+          else
+            block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+          end;
+        end;
+      end;
     end;
-    if direction[d] = DIRECTION_STORE then
-      lease_step(LEASE_ON_END_READ, lease[d]);
-    else
-      lease_step(LEASE_ON_END_WRITE, lease[d]);
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end
+         & direction[t] = DIRECTION_LOAD
+         & !(transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[t]) = TRANSFER_COMPLETED) then
+        undefine key[d];
+      end;
     end;
-    if direction[d] = DIRECTION_LOAD
-       & !(transfer_after(TRANSFER_ON_REPORT_GOOD, transfer[d]) = TRANSFER_COMPLETED) then
-      undefine key[d];
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end then
+        if direction[t] = DIRECTION_STORE then
+          lease_step(LEASE_ON_END_READ, lease[d]);
+        else
+          lease_step(LEASE_ON_END_WRITE, lease[d]);
+        end;
+      end;
     end;
-    transfer_step(TRANSFER_ON_REPORT_GOOD, transfer[d]);
-    direction[d] := DIRECTION_NONE;
+    direction[t] := DIRECTION_NONE;
+    for c: Copy do
+      if !isundefined(copy_transfer[c]) & copy_transfer[c] = t then
+        undefine copy_transfer[c];
+      end;
+    end;
+    report[t][w] := REPORT_GOOD;
+    transfer_step(TRANSFER_ON_REPORT_GOOD, transfer[t]);
     forget();
     assert rank() < before "S9";
   end;
 end;
 
--- A worker reports its copy as bad; other reports are still to come.
-ruleset d: DeviceBlock; w: Worker do
+-- A worker reports its share of a transfer as bad; other reports are still to come.
+ruleset t: Transfer; w: Worker do
   rule "report_bad"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & (instant[d][w] = INSTANT_STARTED | instant[d][w] = INSTANT_WRITTEN)
+    direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & true
     & (
-        transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_SUBMITTED
-        | transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_ABANDONED
+        transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_SUBMITTED
+        | transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_ABANDONED
       )
   ==>
-  var before: Count;
   begin
-    before := rank();
-    instant[d][w] := INSTANT_REPORTED;
-    transfer_step(TRANSFER_ON_REPORT_BAD, transfer[d]);
+    report[t][w] := REPORT_BAD;
+    transfer_step(TRANSFER_ON_REPORT_BAD, transfer[t]);
     forget();
-    assert rank() < before "S9";
   end;
 end;
 
--- The last worker reports its copy as bad, and the transfer ends. A store's slot can be read if all
--- copies were good. A failed load's key leaves the index at once.
-ruleset d: DeviceBlock; s: Slot; w: Worker do
+-- The last worker reports its share as bad, and the transfer ends. A store's slots can be read if all
+-- workers were good. A failed load's keys leave the index at once.
+ruleset t: Transfer; w: Worker do
   rule "end_bad"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & (instant[d][w] = INSTANT_STARTED | instant[d][w] = INSTANT_WRITTEN)
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+    direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & report[t][w] = REPORT_NONE
+    & true
     & (
         ! (
-            transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_SUBMITTED
-            | transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_ABANDONED
+            transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_SUBMITTED
+            | transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_ABANDONED
           )
       )
   ==>
-  var before: Count;
   begin
-    before := rank();
-    instant[d][w] := INSTANT_REPORTED;
-    if direction[d] = DIRECTION_LOAD
-       & transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_FAILED then
-      if transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_COMPLETED then
-        block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
-      else
-        block_step(BLOCK_ON_END_COPY_BAD, block[s]);
-      end;
-      block_step(BLOCK_ON_INVALIDATE, block[s]);
-    else
-      if transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_COMPLETED then
-        block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
-      else
-        block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+    for m: Match do
+      if direction[t] = DIRECTION_LOAD
+         & transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_FAILED
+         & exists c: Copy do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & (
+                 isundefined(copy_slot[c]) ? isundefined(match_slot[m]) : (!isundefined(match_slot[m]) & copy_slot[c] = match_slot[m])
+               )
+           end then
+        undefine match_slot[m];
       end;
     end;
-    if direction[d] = DIRECTION_LOAD
-       & transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_FAILED then
-      matches[s] := 0;
+    for s: Slot do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+         end then
+        if direction[t] = DIRECTION_LOAD
+           & transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_FAILED then
+          if transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_COMPLETED then
+            block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
+          else
+            block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+          end;
+          block_step(BLOCK_ON_INVALIDATE, block[s]);
+        else
+          if transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_COMPLETED then
+            block_step(BLOCK_ON_END_COPY_GOOD, block[s]);
+          else
+            block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+          end;
+        end;
+      end;
     end;
-    if direction[d] = DIRECTION_STORE then
-      lease_step(LEASE_ON_END_READ, lease[d]);
-    else
-      lease_step(LEASE_ON_END_WRITE, lease[d]);
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end
+         & direction[t] = DIRECTION_LOAD
+         & !(transfer_after(TRANSFER_ON_REPORT_BAD, transfer[t]) = TRANSFER_COMPLETED) then
+        undefine key[d];
+      end;
     end;
-    if direction[d] = DIRECTION_LOAD
-       & !(transfer_after(TRANSFER_ON_REPORT_BAD, transfer[d]) = TRANSFER_COMPLETED) then
-      undefine key[d];
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end then
+        if direction[t] = DIRECTION_STORE then
+          lease_step(LEASE_ON_END_READ, lease[d]);
+        else
+          lease_step(LEASE_ON_END_WRITE, lease[d]);
+        end;
+      end;
     end;
-    transfer_step(TRANSFER_ON_REPORT_BAD, transfer[d]);
-    direction[d] := DIRECTION_NONE;
+    direction[t] := DIRECTION_NONE;
+    for c: Copy do
+      if !isundefined(copy_transfer[c]) & copy_transfer[c] = t then
+        undefine copy_transfer[c];
+      end;
+    end;
+    report[t][w] := REPORT_BAD;
+    transfer_step(TRANSFER_ON_REPORT_BAD, transfer[t]);
     forget();
-    assert rank() < before "S9";
   end;
 end;
 
 -- A plan is taken back before it left, so no byte was touched.
-ruleset d: DeviceBlock; s: Slot do
+ruleset t: Transfer do
   rule "cancel"
-    direction[d] != DIRECTION_NONE
-    & transfer[d].state = TRANSFER_PLANNED
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+    direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED
   ==>
   var before: Count;
   begin
     before := rank();
-    transfer_step(TRANSFER_ON_CANCEL, transfer[d]);
-    if direction[d] = DIRECTION_STORE then
-      block_step(BLOCK_ON_CANCEL, block[s]);
-    else
-      block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+    for s: Slot do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+         end then
+        if direction[t] = DIRECTION_STORE then
+          block_step(BLOCK_ON_CANCEL, block[s]);
+        else
+          block_step(BLOCK_ON_END_COPY_BAD, block[s]);
+        end;
+      end;
     end;
-    if direction[d] = DIRECTION_STORE then
-      lease_step(LEASE_ON_END_READ, lease[d]);
-    else
-      lease_step(LEASE_ON_END_WRITE, lease[d]);
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end
+         & direction[t] = DIRECTION_LOAD then
+        undefine key[d];
+      end;
     end;
-    if direction[d] = DIRECTION_LOAD then
-      undefine key[d];
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end then
+        if direction[t] = DIRECTION_STORE then
+          lease_step(LEASE_ON_END_READ, lease[d]);
+        else
+          lease_step(LEASE_ON_END_WRITE, lease[d]);
+        end;
+      end;
     end;
-    direction[d] := DIRECTION_NONE;
+    direction[t] := DIRECTION_NONE;
+    for c: Copy do
+      if !isundefined(copy_transfer[c]) & copy_transfer[c] = t then
+        undefine copy_transfer[c];
+      end;
+    end;
+    transfer_step(TRANSFER_ON_CANCEL, transfer[t]);
     forget();
     assert rank() < before "S9";
   end;
@@ -1288,54 +1613,97 @@ end;
 
 -- All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.
 rule "reset"
-  forall d: DeviceBlock do
-    !(direction[d] != DIRECTION_NONE & transfer[d].state = TRANSFER_PLANNED)
-  end
+  forall t: Transfer do !(direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED) end
 ==>
 begin
-  for d: DeviceBlock do
-    if direction[d] != DIRECTION_NONE then
-      transfer_step(TRANSFER_ON_ABANDON, transfer[d]);
+  for t: Transfer do
+    if direction[t] != DIRECTION_NONE then
+      transfer_step(TRANSFER_ON_ABANDON, transfer[t]);
     end;
   end;
   for s: Slot do
     block_step(BLOCK_ON_INVALIDATE, block[s]);
   end;
   for s: Slot do
-    matches[s] := 0;
-  end;
-  for s: Slot do
     old[s] := true;
+  end;
+  for m: Match do
+    undefine match_slot[m];
   end;
   forget();
 end;
 
 -- A worker will never report: the transfer is given up, and memory that it may still write is retired.
-ruleset d: DeviceBlock; s: Slot do
+ruleset t: Transfer do
   rule "lose"
-    direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+    direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
   ==>
   begin
-    transfer_step(TRANSFER_ON_LOSE, transfer[d]);
-    block_step(BLOCK_ON_LOSE, block[s]);
-    matches[s] := 0;
-    if direction[d] = DIRECTION_STORE then
-      lease_step(LEASE_ON_END_READ, lease[d]);
-    else
-      lease_step(LEASE_ON_LOSE, lease[d]);
+    for m: Match do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (
+               isundefined(copy_slot[c]) ? isundefined(match_slot[m]) : (!isundefined(match_slot[m]) & copy_slot[c] = match_slot[m])
+             )
+         end then
+        undefine match_slot[m];
+      end;
     end;
-    if direction[d] != DIRECTION_STORE then
-      undefine key[d];
+    for s: Slot do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+         end
+         & direction[t] = DIRECTION_STORE then
+        stray_slot[s] := true;
+      end;
     end;
-    if direction[d] = DIRECTION_STORE then
-      stray_slot[s] := true;
+    for s: Slot do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+         end then
+        block_step(BLOCK_ON_LOSE, block[s]);
+      end;
     end;
-    if direction[d] != DIRECTION_STORE then
-      stray_device[d] := true;
+    for d: DeviceBlock do
+      if direction[t] != DIRECTION_STORE
+         & exists c: Copy do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & (!isundefined(copy_device[c]) & copy_device[c] = d)
+           end then
+        undefine key[d];
+      end;
     end;
-    direction[d] := DIRECTION_NONE;
+    for d: DeviceBlock do
+      if direction[t] != DIRECTION_STORE
+         & exists c: Copy do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & (!isundefined(copy_device[c]) & copy_device[c] = d)
+           end then
+        stray_device[d] := true;
+      end;
+    end;
+    for d: DeviceBlock do
+      if exists c: Copy do
+           (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+           & (!isundefined(copy_device[c]) & copy_device[c] = d)
+         end then
+        if direction[t] = DIRECTION_STORE then
+          lease_step(LEASE_ON_END_READ, lease[d]);
+        else
+          lease_step(LEASE_ON_LOSE, lease[d]);
+        end;
+      end;
+    end;
+    transfer_step(TRANSFER_ON_LOSE, transfer[t]);
+    direction[t] := DIRECTION_NONE;
+    for c: Copy do
+      if !isundefined(copy_transfer[c]) & copy_transfer[c] = t then
+        undefine copy_transfer[c];
+      end;
+    end;
     forget();
   end;
 end;
@@ -1364,7 +1732,29 @@ end;
 
 -- The index names at most one slot for a key.
 invariant "S1"
-  forall k: Key do total_4(k) < 2 end
+  forall k: Key do
+    forall s: Slot do
+      forall s2: Slot do
+        (
+          (
+            block[s].state = BLOCK_ALLOCATED
+            | block[s].state = BLOCK_STORING
+            | block[s].state = BLOCK_STORED
+            | block[s].state = BLOCK_LOADING
+          )
+          & (!isundefined(slot_key[s]) & slot_key[s] = k)
+          & (
+              block[s2].state = BLOCK_ALLOCATED
+              | block[s2].state = BLOCK_STORING
+              | block[s2].state = BLOCK_STORED
+              | block[s2].state = BLOCK_LOADING
+            )
+          & (!isundefined(slot_key[s2]) & slot_key[s2] = k)
+        )
+        -> s = s2
+      end
+    end
+  end
 ;
 
 -- A slot that can be read holds its key's bytes on every worker.
@@ -1379,21 +1769,24 @@ invariant "S2"
   end
 ;
 
--- The state of a slot fits the live copy that touches it.
+-- The state of a slot fits each live transfer that touches it.
 invariant "S3"
-  forall d: DeviceBlock do
+  forall t: Transfer do
     forall s: Slot do
-      (direction[d] != DIRECTION_NONE & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s))
+      exists c: Copy do
+        (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+        & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+      end
       -> (
-           direction[d] = DIRECTION_STORE
+           direction[t] = DIRECTION_STORE
            ? (
-               (transfer[d].state = TRANSFER_PLANNED & block[s].state = BLOCK_ALLOCATED)
-               | (transfer[d].state = TRANSFER_SUBMITTED & block[s].state = BLOCK_STORING)
-               | (transfer[d].state = TRANSFER_ABANDONED & block[s].state = BLOCK_QUARANTINED)
+               (transfer[t].state = TRANSFER_PLANNED & block[s].state = BLOCK_ALLOCATED)
+               | (transfer[t].state = TRANSFER_SUBMITTED & block[s].state = BLOCK_STORING)
+               | (transfer[t].state = TRANSFER_ABANDONED & block[s].state = BLOCK_QUARANTINED)
              )
            : (
                (block[s].state = BLOCK_QUARANTINED | block[s].state = BLOCK_RETIRED)
-               | (!(transfer[d].state = TRANSFER_ABANDONED) & block[s].state = BLOCK_LOADING)
+               | (!(transfer[t].state = TRANSFER_ABANDONED) & block[s].state = BLOCK_LOADING)
              )
          )
     end
@@ -1404,45 +1797,65 @@ invariant "S3"
 invariant "S4"
   forall s: Slot do
     (
-      (
-        block[s].state = BLOCK_FREE
-        | block[s].state = BLOCK_EVICTED
-        | block[s].state = BLOCK_RETIRED
-      )
-      | block[s].copies = total_5(s)
+      block[s].state = BLOCK_FREE
+      | block[s].state = BLOCK_EVICTED
+      | block[s].state = BLOCK_RETIRED
     )
-    & block[s].pins = matches[s]
+    | block[s].copies = total_1(s)
   end
+  & forall s: Slot do true -> (block[s].pins = total_2(s)) end
+  & forall d: DeviceBlock do true -> (lease[d].readers = total_3(d)) end
+  & forall c: Copy do
+      forall t: Transfer do
+        forall d: DeviceBlock do
+          (
+            (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+            & direction[t] = DIRECTION_LOAD
+            & (!isundefined(copy_device[c]) & copy_device[c] = d)
+          )
+          -> lease[d].state = LEASE_WRITING
+        end
+      end
+    end
   & forall d: DeviceBlock do
-      (lease[d].state = LEASE_READING) = (direction[d] = DIRECTION_STORE)
-      & (lease[d].state = LEASE_WRITING) = (direction[d] = DIRECTION_LOAD)
+      lease[d].state = LEASE_WRITING
+      -> exists c: Copy do
+           exists t: Transfer do
+             (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+             & direction[t] = DIRECTION_LOAD
+             & (!isundefined(copy_device[c]) & copy_device[c] = d)
+           end
+         end
     end
 ;
 
 -- A transfer waits once for each worker that has not reported.
 invariant "S5"
-  forall d: DeviceBlock do
-    (
-      direction[d] != DIRECTION_NONE
-      & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    )
-    -> transfer[d].pending = total_6(d)
-  end
+  forall t: Transfer do direction[t] = DIRECTION_NONE | transfer[t].pending = total_4(t) end
+  & forall t: Transfer do
+      (
+        direction[t] != DIRECTION_NONE
+        & (transfer[t].state = TRANSFER_PLANNED | transfer[t].state = TRANSFER_SUBMITTED)
+      )
+      -> transfer[t].failed = total_5(t)
+    end
 ;
 
 -- A slot that a match holds can be read.
 invariant "S7"
-  forall s: Slot do
-    matches[s] = 0 | (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING)
+  forall m: Match do
+    forall s: Slot do
+      (!isundefined(match_slot[m]) & match_slot[m] = s)
+      -> (block[s].state = BLOCK_STORED | block[s].state = BLOCK_LOADING)
+    end
   end
 ;
 
 -- Every step taken is in its machine's table.
 invariant "S8"
   forall s: Slot do block[s].state != BLOCK_ILLEGAL end
-  & forall d: DeviceBlock do
-      transfer[d].state != TRANSFER_ILLEGAL & lease[d].state != LEASE_ILLEGAL
-    end
+  & forall t: Transfer do transfer[t].state != TRANSFER_ILLEGAL end
+  & forall d: DeviceBlock do lease[d].state != LEASE_ILLEGAL end
 ;
 
 -- A queued kernel finds the bytes that it was queued for.
@@ -1466,7 +1879,7 @@ invariant "S14"
 invariant "S15"
   forall d: DeviceBlock do
     forall w: Worker do
-      (!(isundefined(key[d])) & direction[d] != DIRECTION_LOAD & kernel[d][w] != KERNEL_WRITES)
+      (!(isundefined(key[d])) & !(lease[d].state = LEASE_WRITING) & kernel[d][w] != KERNEL_WRITES)
       -> (
            isundefined(content[d][w]) ? isundefined(key[d]) : (!isundefined(key[d]) & content[d][w] = key[d])
          )
@@ -1474,37 +1887,465 @@ invariant "S15"
   end
 ;
 
+-- The transfer of a copy is live.
+invariant "CopiesBelongToLiveTransfers"
+  forall c: Copy do
+    forall t: Transfer do
+      (!isundefined(copy_transfer[c]) & copy_transfer[c] = t) -> (direction[t] != DIRECTION_NONE)
+    end
+  end
+;
+
+-- A copy is between a device block and a slot.
+invariant "ACopyHasTwoEnds"
+  forall c: Copy do
+    isundefined(copy_transfer[c]) | (!(isundefined(copy_device[c])) & !(isundefined(copy_slot[c])))
+  end
+;
+
+-- No other copy touches the slot of a store's copy.
+invariant "AStoreHasItsSlotsToItself"
+  forall c: Copy do
+    forall t: Transfer do
+      forall c2: Copy do
+        (
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & direction[t] = DIRECTION_STORE
+          & !(isundefined(copy_transfer[c2]))
+          & (
+              isundefined(copy_slot[c2]) ? isundefined(copy_slot[c]) : (!isundefined(copy_slot[c]) & copy_slot[c2] = copy_slot[c])
+            )
+        )
+        -> c = c2
+      end
+    end
+  end
+;
+
+-- No other copy touches the device block of a load's copy.
+invariant "ALoadHasItsDeviceBlocksToItself"
+  forall c: Copy do
+    forall t: Transfer do
+      forall c2: Copy do
+        (
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & direction[t] = DIRECTION_LOAD
+          & !(isundefined(copy_transfer[c2]))
+          & (
+              isundefined(copy_device[c2]) ? isundefined(copy_device[c]) : (!isundefined(copy_device[c]) & copy_device[c2] = copy_device[c])
+            )
+        )
+        -> c = c2
+      end
+    end
+  end
+;
+
+-- Two copies of one transfer differ in their slots and in their device blocks.
+invariant "ATransferTouchesABlockOnce"
+  forall c: Copy do
+    forall t: Transfer do
+      forall c2: Copy do
+        (
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & (!isundefined(copy_transfer[c2]) & copy_transfer[c2] = t)
+          & (
+              (
+                isundefined(copy_slot[c2]) ? isundefined(copy_slot[c]) : (!isundefined(copy_slot[c]) & copy_slot[c2] = copy_slot[c])
+              )
+              | (
+                  isundefined(copy_device[c2]) ? isundefined(copy_device[c]) : (!isundefined(copy_device[c]) & copy_device[c2] = copy_device[c])
+                )
+            )
+        )
+        -> c = c2
+      end
+    end
+  end
+;
+
+-- The device block of a store's copy is leased for reading.
+invariant "AStoreHoldsALease"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        (
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & direction[t] = DIRECTION_STORE
+          & (!isundefined(copy_device[c]) & copy_device[c] = d)
+        )
+        -> lease[d].state = LEASE_READING
+      end
+    end
+  end
+;
+
+-- A slot that the index names has a key.
+invariant "WhatTheIndexNamesHasAKey"
+  forall s: Slot do
+    (
+      block[s].state = BLOCK_ALLOCATED
+      | block[s].state = BLOCK_STORING
+      | block[s].state = BLOCK_STORED
+      | block[s].state = BLOCK_LOADING
+    )
+    -> !(isundefined(slot_key[s]))
+  end
+;
+
+-- A slot that is being stored does not date from before the last reset.
+invariant "WhatIsBeingStoredIsNew"
+  forall s: Slot do
+    (block[s].state = BLOCK_ALLOCATED | block[s].state = BLOCK_STORING) -> (!old[s])
+  end
+;
+
+-- A live transfer is planned, submitted or abandoned.
+invariant "ALiveTransferIsOnItsWay"
+  forall t: Transfer do
+    direction[t] = DIRECTION_NONE
+    | (
+        transfer[t].state = TRANSFER_PLANNED
+        | transfer[t].state = TRANSFER_SUBMITTED
+        | transfer[t].state = TRANSFER_ABANDONED
+      )
+  end
+;
+
+-- No worker has started a copy of a planned transfer.
+invariant "NoCopyOfAPlanHasStarted"
+  forall c: Copy do
+    forall t: Transfer do
+      forall w: Worker do
+        (
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & direction[t] != DIRECTION_NONE
+          & transfer[t].state = TRANSFER_PLANNED
+        )
+        -> instant[c][w] = INSTANT_QUEUED
+      end
+    end
+  end
+;
+
+-- No worker has reported a planned transfer.
+invariant "NoWorkerReportsAPlan"
+  forall t: Transfer do
+    forall w: Worker do
+      (direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED)
+      -> report[t][w] = REPORT_NONE
+    end
+  end
+;
+
+-- Some worker has not reported a transfer that is under way.
+invariant "ATransferUnderWayWaitsForAWorker"
+  forall t: Transfer do
+    (
+      direction[t] != DIRECTION_NONE
+      & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    )
+    -> exists w: Worker do report[t][w] = REPORT_NONE end
+  end
+;
+
+-- A worker that reported a transfer as good has written all its copies.
+invariant "WhatIsReportedGoodIsWritten"
+  forall c: Copy do
+    forall t: Transfer do
+      forall w: Worker do
+        ((!isundefined(copy_transfer[c]) & copy_transfer[c] = t) & report[t][w] = REPORT_GOOD)
+        -> instant[c][w] = INSTANT_WRITTEN
+      end
+    end
+  end
+;
+
+-- A kernel that writes has a key: the key of its device block, unless this is free or being loaded.
+invariant "AKernelWritesTheBlocksKey"
+  forall d: DeviceBlock do
+    forall w: Worker do
+      kernel[d][w] = KERNEL_WRITES
+      -> (
+           !(isundefined(kernel_key[d]))
+           & (
+               isundefined(key[d])
+               | lease[d].state = LEASE_WRITING
+               | (
+                   isundefined(key[d]) ? isundefined(kernel_key[d]) : (!isundefined(kernel_key[d]) & key[d] = kernel_key[d])
+                 )
+             )
+         )
+    end
+  end
+;
+
+-- Until a store has read, the device block holds the slot's key, or a queued kernel will write it.
+invariant "AStoreFindsItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_STORE
+              & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED)
+            )
+            -> (
+                 kernel[d][w] = KERNEL_WRITES
+                 ? (
+                     (
+                       isundefined(kernel_key[d]) ? isundefined(slot_key[s]) : (!isundefined(slot_key[s]) & kernel_key[d] = slot_key[s])
+                     )
+                     & instant[c][w] = INSTANT_QUEUED
+                   )
+                 : (
+                     isundefined(content[d][w]) ? isundefined(slot_key[s]) : (!isundefined(slot_key[s]) & content[d][w] = slot_key[s])
+                   )
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- What a store has read is the slot's key.
+invariant "AStoreCarriesItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_STORE
+              & instant[c][w] = INSTANT_READ
+            )
+            -> (
+                 isundefined(in_flight[c][w]) ? isundefined(slot_key[s]) : (!isundefined(slot_key[s]) & in_flight[c][w] = slot_key[s])
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- Where a store has written, the slot holds its key.
+invariant "AStoreWritesItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_STORE
+              & instant[c][w] = INSTANT_WRITTEN
+            )
+            -> (
+                 isundefined(slot_content[s][w]) ? isundefined(slot_key[s]) : (!isundefined(slot_key[s]) & slot_content[s][w] = slot_key[s])
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- Until a load has read, the slot holds the device block's key.
+invariant "ALoadFindsItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_LOAD
+              & (instant[c][w] = INSTANT_QUEUED | instant[c][w] = INSTANT_STARTED)
+            )
+            -> (
+                 isundefined(slot_content[s][w]) ? isundefined(key[d]) : (!isundefined(key[d]) & slot_content[s][w] = key[d])
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- What a load has read is the device block's key.
+invariant "ALoadCarriesItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_LOAD
+              & instant[c][w] = INSTANT_READ
+            )
+            -> (
+                 isundefined(in_flight[c][w]) ? isundefined(key[d]) : (!isundefined(key[d]) & in_flight[c][w] = key[d])
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- Where a load has written, the device block holds its key.
+invariant "ALoadWritesItsKey"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall s: Slot do
+          forall w: Worker do
+            (
+              (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+              & !(transfer[t].state = TRANSFER_ABANDONED)
+              & (!isundefined(copy_device[c]) & copy_device[c] = d)
+              & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+              & direction[t] = DIRECTION_LOAD
+              & instant[c][w] = INSTANT_WRITTEN
+            )
+            -> (
+                 isundefined(content[d][w]) ? isundefined(key[d]) : (!isundefined(key[d]) & content[d][w] = key[d])
+               )
+          end
+        end
+      end
+    end
+  end
+;
+
+-- While a kernel is queued for its device block, a load has not started.
+invariant "ALoadWaitsForKernels"
+  forall c: Copy do
+    forall t: Transfer do
+      forall d: DeviceBlock do
+        forall w: Worker do
+          (
+            (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+            & direction[t] = DIRECTION_LOAD
+            & (!isundefined(copy_device[c]) & copy_device[c] = d)
+            & kernel[d][w] != KERNEL_NONE
+          )
+          -> instant[c][w] = INSTANT_QUEUED
+        end
+      end
+    end
+  end
+;
+
+-- A slot that a lost copy may write is retired.
+invariant "ASlotWithAStrayWriterIsRetired"
+  forall s: Slot do stray_slot[s] -> (block[s].state = BLOCK_RETIRED) end
+;
+
+-- No copy touches a slot that a lost copy may write.
+invariant "NobodyReadsWhatAStrayCopyWrites"
+  forall s: Slot do
+    forall c: Copy do
+      (stray_slot[s] & !(isundefined(copy_transfer[c])))
+      -> (!(!isundefined(copy_slot[c]) & copy_slot[c] = s))
+    end
+  end
+;
+
+-- A device block that a lost copy may write is retired.
+invariant "ADeviceBlockWithAStrayWriterIsRetired"
+  forall d: DeviceBlock do stray_device[d] -> (lease[d].state = LEASE_RETIRED) end
+;
+
+-- No request holds a retired device block.
+invariant "ARetiredDeviceBlockIsFree"
+  forall d: DeviceBlock do (lease[d].state = LEASE_RETIRED) -> (isundefined(key[d])) end
+;
+
 -- A load has written on every worker.
 cover "a hit is loaded"
-  exists d: DeviceBlock do
-    direction[d] = DIRECTION_LOAD
-    & forall w: Worker do instant[d][w] = INSTANT_WRITTEN | instant[d][w] = INSTANT_REPORTED end
+  exists t: Transfer do
+    direction[t] = DIRECTION_LOAD
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & forall c: Copy do
+        forall w: Worker do
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          -> instant[c][w] = INSTANT_WRITTEN
+        end
+      end
   end
 ;
 
 -- A store was submitted before the kernel that writes its block ran.
 cover "a store is ahead of its kernel"
-  exists d: DeviceBlock do
-    direction[d] = DIRECTION_STORE
-    & direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & exists w: Worker do kernel[d][w] = KERNEL_WRITES end
+  exists t: Transfer do
+    direction[t] = DIRECTION_STORE
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & exists c: Copy do
+        exists d: DeviceBlock do
+          exists w: Worker do
+            (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+            & (!isundefined(copy_device[c]) & copy_device[c] = d)
+            & kernel[d][w] = KERNEL_WRITES
+          end
+        end
+      end
   end
 ;
 
 -- A load was submitted before a kernel that reads its block's former content ran.
 cover "a load is ahead of an old reader"
-  exists d: DeviceBlock do
-    direction[d] = DIRECTION_LOAD
-    & direction[d] != DIRECTION_NONE
-    & (transfer[d].state = TRANSFER_SUBMITTED | transfer[d].state = TRANSFER_ABANDONED)
-    & exists w: Worker do kernel[d][w] = KERNEL_READS end
+  exists t: Transfer do
+    direction[t] = DIRECTION_LOAD
+    & direction[t] != DIRECTION_NONE
+    & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    & exists c: Copy do
+        exists d: DeviceBlock do
+          exists w: Worker do
+            (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+            & (!isundefined(copy_device[c]) & copy_device[c] = d)
+            & kernel[d][w] = KERNEL_READS
+          end
+        end
+      end
   end
 ;
 
 -- The engine has freed a block that a store still reads.
 cover "a freed block is stored"
-  exists d: DeviceBlock do direction[d] = DIRECTION_STORE & isundefined(key[d]) end
+  exists t: Transfer do
+    exists d: DeviceBlock do
+      direction[t] = DIRECTION_STORE
+      & exists c: Copy do
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & (!isundefined(copy_device[c]) & copy_device[c] = d)
+        end
+      & isundefined(key[d])
+    end
+  end
 ;
 
 -- A slot has two readers.
@@ -1512,13 +2353,53 @@ cover "two loads read one slot"
   exists s: Slot do block[s].state = BLOCK_LOADING & block[s].copies = 2 end
 ;
 
+-- A device block has two readers: a reset made the first store's slot useless.
+cover "two stores read one device block"
+  exists d: DeviceBlock do lease[d].readers = 2 end
+;
+
+-- A store of two blocks is with the workers.
+cover "a store has two blocks"
+  exists t: Transfer do
+    exists c: Copy do
+      exists c2: Copy do
+        (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+        & (!isundefined(copy_transfer[c2]) & copy_transfer[c2] = t)
+        & !(c = c2)
+        & direction[t] != DIRECTION_NONE
+        & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+        & direction[t] = DIRECTION_STORE
+      end
+    end
+  end
+;
+
+-- A load of two blocks is with the workers.
+cover "a load has two blocks"
+  exists t: Transfer do
+    exists c: Copy do
+      exists c2: Copy do
+        (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+        & (!isundefined(copy_transfer[c2]) & copy_transfer[c2] = t)
+        & !(c = c2)
+        & direction[t] != DIRECTION_NONE
+        & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+        & direction[t] = DIRECTION_LOAD
+      end
+    end
+  end
+;
+
 -- A reset has voided a slot that a copy touches.
 cover "a slot is quarantined under a copy"
-  exists d: DeviceBlock do
+  exists t: Transfer do
     exists s: Slot do
-      direction[d] != DIRECTION_NONE
-      & transfer[d].state = TRANSFER_ABANDONED
-      & (!isundefined(transfer_slot[d]) & transfer_slot[d] = s)
+      direction[t] != DIRECTION_NONE
+      & transfer[t].state = TRANSFER_ABANDONED
+      & exists c: Copy do
+          (!isundefined(copy_transfer[c]) & copy_transfer[c] = t)
+          & (!isundefined(copy_slot[c]) & copy_slot[c] = s)
+        end
       & block[s].state = BLOCK_QUARANTINED
     end
   end
@@ -1526,7 +2407,7 @@ cover "a slot is quarantined under a copy"
 
 -- A worker reported a load as bad.
 cover "a load fails"
-  exists d: DeviceBlock do direction[d] = DIRECTION_LOAD & transfer[d].failed != 0 end
+  exists t: Transfer do direction[t] = DIRECTION_LOAD & transfer[t].failed != 0 end
 ;
 
 -- A store and a load were given up.
@@ -1536,10 +2417,8 @@ cover "copies are lost"
 
 -- From every state, rest can be reached.
 liveness "S9"
-  forall d: DeviceBlock do
-    isundefined(key[d])
-    & direction[d] = DIRECTION_NONE
-    & forall w: Worker do kernel[d][w] = KERNEL_NONE end
-  end
-  & forall s: Slot do matches[s] = 0 end
+  forall d: DeviceBlock do forall w: Worker do kernel[d][w] = KERNEL_NONE end end
+  & forall t: Transfer do direction[t] = DIRECTION_NONE end
+  & forall m: Match do isundefined(match_slot[m]) end
+  & forall d: DeviceBlock do isundefined(key[d]) end
 ;

@@ -9,16 +9,21 @@ same property broken, by traces of the same length: all of them search breadth f
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import msgspec
-from msgspec.structs import replace
+from msgspec import structs
 
 from kvsm.checker.protocol.explore import explore
 from kvsm.checker.protocol.offload import Variant, offload_protocol
+from kvsm.checker.protocol.request_scope import RequestScope
+from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.checker.protocol.terms import Declaration
+from kvsm.properties import Property
+from protocol.export import in_one_word
 from protocol.murphi import murphi_text
-from protocol.tla import MODULE, tla_configuration, tla_module
+from protocol.tla import module_name, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
 
@@ -28,45 +33,62 @@ class Case(msgspec.Struct, frozen=True):
     symmetry: count states that differ only in the numbering of keys, blocks, slots and workers as one.
     """
 
-    scope: ProtocolScope
+    scope: ProtocolScope | RequestScope
     variant: Variant | None = None
     symmetry: bool = False
 
     def declared(self) -> Declaration:
-        """The declaration of the case."""
-        return offload_protocol(self.scope, self.variant)
+        """The declaration of the case.
+
+        A broken one has no auxiliary invariants: they break earlier, and the question is which property does.
+        """
+        if isinstance(self.scope, RequestScope):
+            return request_protocol(self.scope)
+        declared = offload_protocol(self.scope, self.variant)
+        return replace(declared, invariants=()) if self.variant else declared
 
     def __str__(self) -> str:
+        name = "requests" if isinstance(self.scope, RequestScope) else "offload"
         merged = "symmetric states merged" if self.symmetry else "every state"
-        return f"{self.variant.value if self.variant else 'the protocol'}; {self.scope}; {merged}"
+        return f"{self.variant.value if self.variant else name}; {self.scope}; {merged}"
 
 
-TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, queued=1)
+TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, copies=1, queued=1)
 """One of each: enough to see most bugs."""
+TWO_COPIES = structs.replace(TINY, live_transfers=2, copies=2)
+TWO_BLOCKS = structs.replace(TINY, keys=2, device_blocks=2, slots=2, copies=2)
 
-GOOD = (
-    Case(replace(TINY, workers=2)),
-    Case(replace(TINY, device_blocks=2, live_transfers=2, losses=False)),
-)
-SYMMETRIC = Case(GOOD[1].scope, symmetry=True)
+GOOD = {
+    "two workers": Case(structs.replace(TINY, workers=2, several=False)),
+    "two loads of one slot": Case(structs.replace(TWO_COPIES, device_blocks=2, losses=False, several=False)),
+    "two stores of one device block": Case(structs.replace(TWO_COPIES, slots=2)),
+    "transfers of two blocks": Case(structs.replace(TWO_BLOCKS, failures=False, resets=False, losses=False)),
+    "crashes": Case(structs.replace(TINY, slots=2, crashes=True)),
+    "requests": Case(RequestScope(holds=1, transfers=1)),
+}
+"""Each is counted equally by all three."""
+SYMMETRIC = Case(structs.replace(TWO_BLOCKS, losses=False), symmetry=True)
 BROKEN = (
     Case(TINY, Variant.STORE_BEFORE_COMPUTE),
-    Case(replace(TINY, keys=2), Variant.LOAD_BEFORE_READER),
+    Case(structs.replace(TINY, keys=2), Variant.LOAD_BEFORE_READER),
     Case(TINY, Variant.LOAD_UNHELD),
     Case(TINY, Variant.RESET_FREES),
 )
 LARGER = (
-    Case(ProtocolScope(queued=1, live_transfers=1)),
-    Case(ProtocolScope(queued=1)),
+    Case(structs.replace(TWO_BLOCKS, several=False)),
+    Case(TWO_BLOCKS),
     Case(ProtocolScope(queued=1), symmetry=True),
-    Case(ProtocolScope(queued=1, keys=1, workers=2, live_transfers=1), symmetry=True),
+    Case(ProtocolScope(queued=1, several=False), symmetry=True),
+    Case(structs.replace(TWO_BLOCKS, keys=1, workers=2), symmetry=True),
+    Case(structs.replace(TWO_BLOCKS, crashes=True), symmetry=True),
+    Case(RequestScope(), symmetry=True),
 )
 """For the table only: they take minutes, mostly in TLC."""
 
 
 def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
-    """kvsm's answer."""
-    found = explore(declared, symmetry=symmetry)
+    """kvsm's answer. The auxiliary invariants are checked like properties."""
+    found = explore(replace(declared, always=(*declared.always, *declared.invariants)), symmetry=symmetry)
     if found.limit:
         raise ToolFailed(f"kvsm came to no verdict: {found.limit}")
     broken = found.refutation
@@ -75,7 +97,7 @@ def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
         tool="kvsm",
         states=found.states,
         seconds=found.seconds,
-        broken=breaks if isinstance(breaks, str) else breaks.id,
+        broken=breaks.id if isinstance(breaks, Property) else in_one_word(breaks),
         trace=tuple(str(action[0]) for action in broken.path) if broken else (),
         covered=dict.fromkeys(found.reached, 1) | dict.fromkeys(found.unreached, 0),
     )
@@ -88,7 +110,8 @@ def of_rumur(declared: Declaration, *, symmetry: bool = False) -> Opinion:
 
 def of_tlc(declared: Declaration, *, symmetry: bool = False) -> Opinion:
     """TLC's answer."""
-    return ask_tlc(MODULE, tla_module(declared), tla_configuration(declared, symmetry=symmetry))
+    configuration = tla_configuration(declared, symmetry=symmetry)
+    return ask_tlc(module_name(declared), tla_module(declared), configuration)
 
 
 def differences(one: Opinion, other: Opinion) -> list[str]:
@@ -131,7 +154,7 @@ def main() -> int:
         print("Not installed:", "; ".join(missing))
         return 3
     wrong = []
-    for case in (*GOOD, SYMMETRIC, *BROKEN, *LARGER):
+    for case in (*GOOD.values(), SYMMETRIC, *BROKEN, *LARGER):
         ours, *theirs = opinions = [
             ask(case.declared(), symmetry=case.symmetry) for ask in (of_kvsm, of_rumur, of_tlc)
         ]

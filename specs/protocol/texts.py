@@ -1,4 +1,4 @@
-"""Writes the three texts beside this file from the declaration in `kvsm.checker.protocol`.
+"""Writes the texts beside this file from the declarations in `kvsm.checker.protocol`.
 
 PYTHONPATH=specs python -m protocol.texts
 """
@@ -8,24 +8,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvsm.checker.protocol.offload import offload_protocol
+from kvsm.checker.protocol.request_scope import RequestScope
+from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import ProtocolScope
+from protocol.export import file_name
 from protocol.murphi import murphi_text
-from protocol.tla import MODULE, tla_configuration, tla_module
+from protocol.tla import module_name, tla_configuration, tla_module
 
 FOLDER = Path(__file__).parent
-SCOPE = ProtocolScope(keys=2, device_blocks=2, slots=2, workers=2)
-"""The limits in the texts. The numbers of keys, blocks, slots and workers stand on one line each and can be
-changed there."""
+DECLARED = (
+    offload_protocol(ProtocolScope(keys=2, device_blocks=2, slots=2, workers=2)),
+    request_protocol(RequestScope()),
+)
+"""The numbers of keys, blocks, slots and workers stand on one line each in a text: change them there."""
 
 
 def texts() -> dict[Path, str]:
     """What each file must hold."""
-    declared = offload_protocol(SCOPE)
-    return {
-        FOLDER / f"{MODULE}.tla": tla_module(declared),
-        FOLDER / f"{MODULE}.cfg": tla_configuration(declared, symmetry=True),
-        FOLDER / "offload.m": murphi_text(declared),
-    }
+    found = {}
+    for declared in DECLARED:
+        module = module_name(declared)
+        found[FOLDER / f"{module}.tla"] = tla_module(declared)
+        found[FOLDER / f"{module}.cfg"] = tla_configuration(declared, symmetry=True)
+        found[FOLDER / f"{file_name(declared)}.m"] = murphi_text(declared)
+    return found
 
 
 def main() -> None:

@@ -28,7 +28,10 @@ from protocol.export import (
     TableRow,
     assigns_of,
     bulleted,
+    claim_name,
     comment,
+    file_name,
+    in_one_word,
     indented,
     pascal,
     simplified,
@@ -38,8 +41,13 @@ from protocol.export import (
 )
 from protocol.tla_terms import TlaSpeaker, machine_name, member_of, quoted, set_name, value_name
 
-MODULE = "Offload"
-RULE = "-" * 77
+WIDEST = 77
+RULE = "-" * WIDEST
+
+
+def module_name(declared: Declaration) -> str:
+    """The name of the module: Offload."""
+    return pascal(file_name(declared))
 
 
 def tla_module(declared: Declaration) -> str:
@@ -54,8 +62,9 @@ def tla_module(declared: Declaration) -> str:
         _behaviour(declared),
         *(_claim(claim) for claim in declared.always),
         _winding_down(declared),
+        *_invariants(declared),
         *(_sometimes(claim) for claim in declared.sometimes),
-        ["=" * 77],
+        ["=" * WIDEST],
     ]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
 
@@ -70,19 +79,19 @@ def tla_configuration(declared: Declaration, *, symmetry: bool = False) -> str:
     for members in declared.index_sets:
         names = (f"{members.name[0]}{number}" for number in range(1, members.size + 1))
         lines.append(f"    {set_name(members)} = {{{', '.join(names)}}}")
-    lines += ["INVARIANTS", "    TypeOK", *[f"    {claim.id}" for claim in declared.always], "    S9"]
+    claims = [claim_name(claim) for claim in (*declared.always, *declared.invariants)]
+    lines += ["INVARIANTS", *(f"    {name}" for name in ("TypeOK", *claims, "S9_CanDrain"))]
     lines += ["SYMMETRY Symmetry"] if symmetry else ["PROPERTY S9_NearerToRest"]
     return "\n".join(lines) + "\n"
 
 
 def _header(declared: Declaration) -> list[str]:
+    tables = [machine_name(words) for words in words_in(declared)]
     text = (
         f"The {declared.name}. Within these bounds: {declared.bounds}.\n"
         "\n"
-        "Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of "
-        "them. Kernels and copies run on each worker at its own pace, some time after they were queued. A "
-        "copy starts, reads, writes and is reported, and anything may happen in between. BlockStep, "
-        "TransferStep and LeaseStep are the tables of a slot's block, a transfer and a lease. "
+        f"{declared.about} {listed([f'{name}Step' for name in tables])} are the tables of "
+        f"{listed([f'a {words.machine.name}' for words in words_in(declared)])}. "
         "A step that no row matches gives an ILLEGAL word, which S8 forbids.\n"
         "\n"
         "An action happens at once. After it, Forgetting resets what nothing can read any more, so that "
@@ -92,11 +101,16 @@ def _header(declared: Declaration) -> list[str]:
         "Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit."
     )
     return [
-        f"{'-' * 32} MODULE {MODULE} {'-' * 29}",
+        f" MODULE {module_name(declared)} ".center(WIDEST, "-"),
         *comment("\\*", text),
         "",
         "EXTENDS Naturals, FiniteSets, TLC",
     ]
+
+
+def listed(names: list[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 
 def _constants(declared: Declaration) -> list[str]:
@@ -290,16 +304,24 @@ def _any_of(name: str, says: str, actions: Iterable[Action]) -> list[str]:
 def _claim(claim: Claim) -> list[str]:
     return [
         *comment("\\*", claim.says),
-        f"{claim.id} ==",
+        f"{claim_name(claim)} ==",
         *indented(TlaSpeaker("now").lines(claim.term), 4),
     ]
+
+
+def _invariants(declared: Declaration) -> list[list[str]]:
+    """The auxiliary invariants, under a heading."""
+    if not declared.invariants:
+        return []
+    says = "What else holds in every state. With it the properties above can be proved by induction."
+    return [[RULE, *comment("\\*", says)], *(_claim(claim) for claim in declared.invariants)]
 
 
 def _sometimes(claim: Claim) -> list[str]:
     """A "sometimes". TLC has no such properties: to find a state, check the negation as an invariant."""
     return [
         *comment("\\*", f"It happens that {claim.id}. {claim.says}"),
-        f"Sometimes_{pascal(claim.id)} ==",
+        f"Sometimes_{in_one_word(claim.id)} ==",
         *indented(TlaSpeaker("now").lines(claim.term), 4),
     ]
 
@@ -320,6 +342,6 @@ def _winding_down(declared: Declaration) -> list[str]:
             "Wherever the state is not at rest, an action can drain it, and each such action lowers the "
             "rank. So winding down ends from every state, and ends at rest.",
         ),
-        "S9 == Rest \\/ ENABLED Drain",
+        "S9_CanDrain == Rest \\/ ENABLED Drain",
         "S9_NearerToRest == [][Drain => Rank' < Rank]_now",
     ]

@@ -46,8 +46,11 @@ from protocol.export import (
 
 
 def set_name(members: IndexSet) -> str:
-    """The name of an index set."""
-    return f"{pascal(members.name)}s"
+    """The name of an index set: Copies."""
+    name = pascal(members.name)
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith("ch") else f"{name}s"
 
 
 def machine_name(words: Words) -> str:

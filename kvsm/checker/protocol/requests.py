@@ -83,10 +83,16 @@ def request_protocol(scope: RequestScope, machines: Mapping[str, Machine] = MACH
         rank=rank(state),
         countings=countings(state),
         invariants=invariants(state),
+        about=ABOUT,
         notes=NOT_MODELLED,
     )
 
 
+ABOUT = (
+    "A request asks what of its prompt is in slots of the host pool. A match pins these slots. A load makes "
+    "the pins readers of their slots, and the engine is told once how it ended. The request may be preempted "
+    "or finished at any time."
+)
 NOT_MODELLED = (
     "Bytes, kernels, device blocks, and stores of several slots: they are in the offload protocol.",
     "Keys: a match may pin any block that can be read, and a request may wait for any live transfer.",

@@ -565,6 +565,7 @@ class Declaration:
         is possible. So winding down ends, and ends at rest: this proves progress (S9).
     countings: what the counters of the machines count.
     invariants: what else holds in every state. With it the claims can be proved by induction.
+    about: what it is about, for readers of an export.
     notes: what is not modelled, for readers of an export.
     """
 
@@ -580,6 +581,7 @@ class Declaration:
     rank: Term
     countings: tuple[Counting, ...] = ()
     invariants: tuple[Claim, ...] = ()
+    about: str = ""
     notes: tuple[str, ...] = ()
 
     def variable(self, name: str) -> Variable:
