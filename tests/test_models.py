@@ -44,9 +44,10 @@ def test_an_unknown_bound_is_refused() -> None:
 
 
 def test_the_protocol_is_checked_by_its_own_explorer() -> None:
-    result = run("protocol", "-b", "keys=1", "-b", "device_blocks=1", "-b", "slots=1")
+    one_of_each = ("keys", "device_blocks", "slots", "live_transfers", "copies", "queued")
+    result = run("protocol", *(word for name in one_of_each for word in ("-b", f"{name}=1")))
     assert result.exit_code == 0
-    assert "  seen       93 states, 376 transitions, depth 16; " in result.stdout
+    assert "  seen       93 states, 408 transitions, depth 16; " in result.stdout
     assert "    never taken: block ALLOCATE: EVICTED -> ALLOCATED" in result.stdout
     refused = run("protocol", "--depth", "3")
     assert refused.exit_code == 2

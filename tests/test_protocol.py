@@ -33,8 +33,8 @@ TWO_LOADS = structs.replace(TINY, device_blocks=2, live_transfers=2, copies=2)
 THREE_LOADS = structs.replace(TINY, device_blocks=3, live_transfers=3, copies=3)
 TWO_WORKERS = structs.replace(TWO_LOADS, workers=2)
 SMALL = SCOPES["small"]
-SMALL_OF_ONE = structs.replace(SMALL, several=False)
-"""A transfer has one block."""
+SMALL_OF_ONE = SCOPES["one-block"]
+CRASHES = structs.replace(NARROW, slots=2, crashes=True)
 
 BYTES = (Property.PUBLISH_AFTER_COMMIT, Property.COPY_ORDER, Property.CORRECT_BYTES)
 """The claims about memory, not about the books."""
@@ -67,6 +67,7 @@ def facts(found: Exploration) -> tuple[Verdict, int, int, int]:
         (TWO_WORKERS, True, (17516, 139415, 35)),
         (SMALL, True, (14858, 115471, 37)),
         (SMALL_OF_ONE, True, (13919, 109766, 37)),
+        (CRASHES, True, (7085, 57565, 33)),
     ],
 )
 def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tuple[int, int, int]) -> None:
@@ -84,7 +85,9 @@ def test_protocol_is_proved(scope: ProtocolScope, symmetry: bool, expected: tupl
         (SMALL, False, (448991, 3478855, 37)),
         (SMALL_OF_ONE, False, (420343, 3304919, 37)),
         (structs.replace(TWO_BLOCKS, workers=2), True, (52593, 398683, 44)),
-        (structs.replace(SMALL, workers=2), True, (3233107, 33900214, 60)),
+        (SCOPES["crashes"], True, (51177, 483151, 38)),
+        (SCOPES["three-blocks"], True, (337782, 3159943, 63)),
+        (SCOPES["workers"], True, (3233107, 33900214, 60)),
     ],
 )
 def test_larger_scope_is_proved(scope: ProtocolScope, symmetry: bool, expected: tuple[int, int, int]) -> None:
@@ -109,7 +112,7 @@ def test_copies_that_share_are_met(scope: ProtocolScope, dangers: set[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "scope", [SMALL, SMALL_OF_ONE, TWO_WORKERS], ids=("small", "one block", "two workers")
+    "scope", [SMALL, SMALL_OF_ONE, TWO_WORKERS, CRASHES], ids=("small", "one block", "two workers", "crashes")
 )
 def test_auxiliary_invariants_hold(scope: ProtocolScope) -> None:
     """The proof for any size assumes nothing that is false in a state that can be reached."""
@@ -265,6 +268,17 @@ def test_finding_names_the_cells_in_which_it_is_seen() -> None:
     assert "copy slot of copy 0 is slot 0" in message
     assert "transfer of transfer 0 is ABANDONED(pending=1, failed=0)" in message
     assert "block of slot 0 is FREE(copies=0, pins=0)" in message
+
+
+def test_copy_that_runs_ahead_of_the_log_is_refuted() -> None:
+    """A crash shows it: the log promises a slot whose bytes a store has overwritten."""
+    declared, careless = (offload_protocol(structs.replace(CRASHES, crashes=one)) for one in (True, False))
+    submit = next(one for one in careless.actions if one.name == "submit")
+    actions = tuple(submit if one.name == "submit" else one for one in declared.actions)
+    found = explore(replace(declared, actions=actions))
+    assert found.refutation is not None
+    assert found.refutation.finding.property == Property.PUBLISH_AFTER_COMMIT
+    assert [str(move[0]) for move in found.refutation.path[-1:]] == ["crash"]
 
 
 # Broken tables.

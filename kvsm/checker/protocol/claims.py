@@ -237,6 +237,10 @@ def _sometimes_when(state: ProtocolState, scope: ProtocolScope) -> list[Claim]:
     if scope.losses and scope.slots > 1:
         lost = Exists(s, state.stray_slot[s].equals(TRUE)) & Exists(d, state.stray_device[d].equals(TRUE))
         claims.append(Claim("copies are lost", "A store and a load were given up.", lost))
+    if scope.crashes:
+        behind = state.logged[s].differs(state.a_key.none) & ~state.is_indexed(s)
+        says = "The written log promises a block that was evicted since."
+        claims.append(Claim("the log is behind", says, Exists(s, behind)))
     return claims
 
 

@@ -117,9 +117,9 @@ def offload_protocol(
 
 ABOUT = (
     "Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of them. "
-    "A transfer is a store or a load of one or several blocks, with one copy for each. Kernels and copies run "
-    "on each worker at its own pace, some time after they were queued. A copy starts, reads and writes, then "
-    "its transfer is reported, and anything may happen in between."
+    "A transfer is a store or a load of one or several blocks, with one copy for each. Kernels and copies run"
+    " on each worker at its own pace, some time after they were queued. A copy starts, reads and writes, and"
+    " then its transfer is reported. Anything may happen in between."
 )
 NOT_MODELLED = (
     "Requests: a match holds one slot, and a device block does not say which request holds it.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec import structs
 from msgspec.structs import asdict
 
 from kvsm.errors import ConfigError
@@ -49,11 +50,17 @@ class ProtocolScope(msgspec.Struct, frozen=True):
         )
 
 
+_SMALL = ProtocolScope()
 SCOPES = {
-    "small": ProtocolScope(),
-    "full": ProtocolScope(keys=3, device_blocks=3, slots=3, workers=2, queued=1),
+    "small": _SMALL,
+    "one-block": structs.replace(_SMALL, several=False),
+    "three-blocks": structs.replace(_SMALL, keys=3, device_blocks=3, slots=3, copies=3, queued=1),
+    "crashes": structs.replace(_SMALL, crashes=True),
+    "workers": structs.replace(_SMALL, workers=2),
+    "full": structs.replace(_SMALL, keys=3, device_blocks=3, workers=2, queued=1),
 }
-"""`small` takes seconds, `full` minutes."""
+"""`small`, `one-block` and `crashes` take about a second, `three-blocks` and `workers` half a minute, `full`
+two minutes."""
 
 VERSIONS: dict[str, dict[str, bool]] = {
     "transfers of one block": {"several": False},
