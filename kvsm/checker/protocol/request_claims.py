@@ -118,13 +118,13 @@ def countings(state: RequestProtocolState) -> tuple[Counting, ...]:
 def _held_by_number(state: RequestProtocolState) -> Term:
     """Pins, readers and loads are counted, and none is without its request."""
     r, m, t = state.r, state.m, state.t
-    own = Equal(state.load[r].equals(t), state.loads(t) & state.load_request[t].equals(r))
+    in_record, loads_for = state.load[r].equals(t), state.loads(t) & state.load_request[t].equals(r)
     counted = [one.claim for one in countings(state) if one.cell.variable is not state.transfer]
     return all_of(
         *counted,
         for_all(implies(state.pins(m, r), state.is_matched(r))),
-        for_all(own),
-        for_all(implies(state.load[r].equals(t), state.is_known(r))),
+        for_all(implies(in_record, loads_for & state.is_known(r))),
+        for_all(implies(loads_for, in_record)),
         for_all(implies(state.loads(t), state.load_request[t].differs(state.a_request.none))),
     )
 
@@ -228,8 +228,9 @@ def rest(state: RequestProtocolState) -> Term:
     """Everything is wound down: no request is known, nothing is held, and the engine waits for no answer."""
     r, m, t = state.r, state.m, state.t
     return all_of(
+        ForAll(t, ~state.is_live(t)),
+        ForAll(t, ~state.is_noted(t) & state.expects[t].equals(FALSE)),
         ForAll(r, ~state.is_known(r)),
-        ForAll(t, all_of(~state.is_live(t), ~state.is_noted(t), state.expects[t].equals(FALSE))),
         ForAll(m, ~state.is_held(m)),
     )
 
@@ -240,4 +241,4 @@ def rank(state: RequestProtocolState) -> Term:
     unreported = state.is_live(t) & state.report[t, w].equals(REPORT["NONE"])
     total: Term = Total(r, state.is_known(r) & ~state.is_over(r))
     total = total + Total(t, state.is_planned(t)) + Total(t, state.is_live(t))
-    return total + Total(t, Total(w, unreported)) + Total(t, state.is_noted(t))
+    return total + Total(t, Total(w, unreported)) + Total(t, state.is_live(t) | state.is_noted(t))

@@ -11,7 +11,8 @@ Every sentence is about all requests r, holds m and m2, and transfers t.
 from __future__ import annotations
 
 from kvsm.checker.protocol.request_state import RequestProtocolState
-from kvsm.checker.protocol.terms import Claim, InState, all_of, for_all, implies
+from kvsm.checker.protocol.state import REPORT
+from kvsm.checker.protocol.terms import Claim, Exists, InState, all_of, for_all, implies
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import LIVE
 
@@ -87,12 +88,23 @@ def _of_holds(state: RequestProtocolState) -> tuple[Claim, ...]:
 
 def _of_transfers(state: RequestProtocolState) -> tuple[Claim, ...]:
     """How far the transfers are."""
-    t = state.t
+    t, w = state.t, state.w
+    unreported = state.report[t, w].equals(REPORT["NONE"])
     return (
         Claim(
             "a live transfer is on its way",
             "A live transfer is planned, submitted or abandoned.",
             for_all(implies(state.is_live(t), InState(state.transfer[t], tuple(sorted(LIVE))))),
+        ),
+        Claim(
+            "no worker reports a plan",
+            "No worker has reported a planned transfer.",
+            for_all(implies(state.is_planned(t), unreported)),
+        ),
+        Claim(
+            "a transfer under way waits for a worker",
+            "Some worker has not reported a transfer that is under way.",
+            for_all(implies(state.is_under_way(t), Exists(w, unreported))),
         ),
         Claim(
             "a refused load is planned",

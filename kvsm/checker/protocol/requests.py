@@ -284,7 +284,7 @@ def _loads(state: RequestProtocolState) -> list[Action]:
             "begin_load",
             "A load is planned. The pins of the match become its readers.",
             (r, t),
-            can_begin & whole,
+            all_of(can_begin, whole, Exists(m, pinned)),
             (
                 Each(s, (_where(state.pins_slot(r, s), block, After(_B.BEGIN_LOAD, block)),)),
                 Each(
@@ -351,11 +351,12 @@ def _submit(state: RequestProtocolState) -> Action:
     s, t = state.s, state.t
     block = state.block[s]
     leaving = state.stores(t) & state.touches_slot(t, s)
+    has_workers = Exists(state.w, state.report[t, state.w].equals(REPORT["NONE"]))
     return Action(
         "submit",
         "A planned transfer leaves for the workers. A refused load does not.",
         (t,),
-        state.is_planned(t) & ~state.is_refused(t),
+        all_of(state.is_planned(t), ~state.is_refused(t), has_workers),
         (
             Each(s, (_where(leaving, block, After(_B.SUBMIT_STORE, block)),)),
             _takes(state.transfer[t], _T.SUBMIT),
