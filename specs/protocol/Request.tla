@@ -444,6 +444,7 @@ BeginLoad(r, t) ==
     /\ now.transfer[t].state = "PLANNED"
     /\ \A w \in Workers : now.report[t][w] = "NONE"
     /\ \A m \in Holds : now.hold_request[m] = r => ~now.void[m]
+    /\ \E m \in Holds : now.hold_request[m] = r
     /\ now' = Forgetting([now EXCEPT
         !.block = [s \in Slots |->
             IF \E m2 \in Holds :
@@ -530,6 +531,7 @@ Submit(t) ==
     /\ now.direction[t] # "NONE"
     /\ now.transfer[t].state = "PLANNED"
     /\ ~now.refused[t]
+    /\ \E w \in Workers : now.report[t][w] = "NONE"
     /\ now' = Forgetting([now EXCEPT
         !.block = [s \in Slots |->
             IF /\ now.direction[t] = "STORE"
@@ -836,8 +838,9 @@ S4 ==
     /\ \A m \in Holds, r \in Requests :
          now.hold_request[m] = r => (now.known[r] /\ now.request[r].state = "MATCHED")
     /\ \A r \in Requests, t \in Transfers :
-         (now.load[r] = t) = (now.direction[t] = "LOAD" /\ now.load_request[t] = r)
-    /\ \A r \in Requests, t \in Transfers : now.load[r] = t => now.known[r]
+         now.load[r] = t => (now.direction[t] = "LOAD" /\ now.load_request[t] = r /\ now.known[r])
+    /\ \A t \in Transfers, r \in Requests :
+         (now.direction[t] = "LOAD" /\ now.load_request[t] = r) => now.load[r] = t
     /\ \A t \in Transfers : now.direction[t] = "LOAD" => now.load_request[t] # None
 
 \* A transfer waits once for each worker that has not reported.
@@ -888,8 +891,9 @@ S9 ==
 
 \* Everything is wound down.
 Rest ==
+    /\ \A t \in Transfers : now.direction[t] = "NONE"
+    /\ \A t \in Transfers : now.note[t] = "NONE" /\ ~now.expects[t]
     /\ \A r \in Requests : ~now.known[r]
-    /\ \A t \in Transfers : now.direction[t] = "NONE" /\ now.note[t] = "NONE" /\ ~now.expects[t]
     /\ \A m \in Holds : now.hold_slot[m] = None
 
 \* An upper bound on the draining actions left to take.
@@ -899,7 +903,7 @@ Rank ==
     + Cardinality({t \in Transfers : now.direction[t] # "NONE"})
     + Sum([t \in Transfers |->
         Cardinality({w \in Workers : now.direction[t] # "NONE" /\ now.report[t][w] = "NONE"})])
-    + Cardinality({t \in Transfers : now.note[t] # "NONE"})
+    + Cardinality({t \in Transfers : now.direction[t] = "NONE" => now.note[t] # "NONE"})
 
 \* Wherever the state is not at rest, an action can drain it, and each such action lowers the rank. So
 \* winding down ends from every state, and ends at rest.
@@ -959,6 +963,17 @@ ASlotIsHeldOnce ==
 ALiveTransferIsOnItsWay ==
     \A t \in Transfers :
       now.direction[t] = "NONE" \/ now.transfer[t].state \in {"PLANNED", "SUBMITTED", "ABANDONED"}
+
+\* No worker has reported a planned transfer.
+NoWorkerReportsAPlan ==
+    \A t \in Transfers, w \in Workers :
+      (now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED") => now.report[t][w] = "NONE"
+
+\* Some worker has not reported a transfer that is under way.
+ATransferUnderWayWaitsForAWorker ==
+    \A t \in Transfers :
+      now.direction[t] # "NONE" /\ now.transfer[t].state \in {"SUBMITTED", "ABANDONED"}
+      => \E w \in Workers : now.report[t][w] = "NONE"
 
 \* A refused load has not left for the workers.
 ARefusedLoadIsPlanned ==

@@ -614,7 +614,7 @@ var total: Count;
 begin
   total := 0;
   for t: Transfer do
-    if note[t] != NOTE_NONE then
+    if (direction[t] = DIRECTION_NONE) -> (note[t] != NOTE_NONE) then
       total := total + 1;
     end;
   end;
@@ -982,6 +982,7 @@ ruleset r: Request; t: Transfer do
     & transfer[t].state = TRANSFER_PLANNED
     & forall w: Worker do report[t][w] = REPORT_NONE end
     & forall m: Hold do (!isundefined(hold_request[m]) & hold_request[m] = r) -> (!void[m]) end
+    & exists m: Hold do !isundefined(hold_request[m]) & hold_request[m] = r end
   ==>
   begin
     for s: Slot do
@@ -1134,7 +1135,10 @@ end;
 -- A planned transfer leaves for the workers. A refused load does not.
 ruleset t: Transfer do
   rule "submit"
-    direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED & !refused[t]
+    direction[t] != DIRECTION_NONE
+    & transfer[t].state = TRANSFER_PLANNED
+    & !refused[t]
+    & exists w: Worker do report[t][w] = REPORT_NONE end
   ==>
   var before: Count;
   begin
@@ -1615,11 +1619,19 @@ invariant "S4"
     end
   & forall r: Request do
       forall t: Transfer do
-        (!isundefined(load[r]) & load[r] = t) = (direction[t] = DIRECTION_LOAD & (!isundefined(load_request[t]) & load_request[t] = r))
+        (!isundefined(load[r]) & load[r] = t)
+        -> (
+             direction[t] = DIRECTION_LOAD
+             & (!isundefined(load_request[t]) & load_request[t] = r)
+             & known[r]
+           )
       end
     end
-  & forall r: Request do
-      forall t: Transfer do (!isundefined(load[r]) & load[r] = t) -> known[r] end
+  & forall t: Transfer do
+      forall r: Request do
+        (direction[t] = DIRECTION_LOAD & (!isundefined(load_request[t]) & load_request[t] = r))
+        -> (!isundefined(load[r]) & load[r] = t)
+      end
     end
   & forall t: Transfer do (direction[t] = DIRECTION_LOAD) -> (!(isundefined(load_request[t]))) end
 ;
@@ -1811,6 +1823,27 @@ invariant "ALiveTransferIsOnItsWay"
   end
 ;
 
+-- No worker has reported a planned transfer.
+invariant "NoWorkerReportsAPlan"
+  forall t: Transfer do
+    forall w: Worker do
+      (direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED)
+      -> report[t][w] = REPORT_NONE
+    end
+  end
+;
+
+-- Some worker has not reported a transfer that is under way.
+invariant "ATransferUnderWayWaitsForAWorker"
+  forall t: Transfer do
+    (
+      direction[t] != DIRECTION_NONE
+      & (transfer[t].state = TRANSFER_SUBMITTED | transfer[t].state = TRANSFER_ABANDONED)
+    )
+    -> exists w: Worker do report[t][w] = REPORT_NONE end
+  end
+;
+
 -- A refused load has not left for the workers.
 invariant "ARefusedLoadIsPlanned"
   forall t: Transfer do
@@ -1896,7 +1929,8 @@ cover "a load is abandoned"
 
 -- From every state, rest can be reached.
 liveness "S9"
-  forall r: Request do !known[r] end
-  & forall t: Transfer do direction[t] = DIRECTION_NONE & note[t] = NOTE_NONE & !expects[t] end
+  forall t: Transfer do direction[t] = DIRECTION_NONE end
+  & forall t: Transfer do note[t] = NOTE_NONE & !expects[t] end
+  & forall r: Request do !known[r] end
   & forall m: Hold do isundefined(hold_slot[m]) end
 ;
