@@ -6,7 +6,7 @@
 \* Device blocks hold keys that the engine computed or loaded; slots of the host pool hold copies of
 \* them. A transfer is a store or a load of one or several blocks, with one copy for each. Kernels and
 \* copies run on each worker at its own pace, some time after they were queued. A copy starts, reads
-\* and writes, then its transfer is reported, and anything may happen in between. LeaseStep,
+\* and writes, and then its transfer is reported. Anything may happen in between. LeaseStep,
 \* TransferStep and BlockStep are the tables of a lease, a transfer and a block. A step that no row
 \* matches gives an ILLEGAL word, which S8 forbids.
 \*
