@@ -14,22 +14,21 @@ from kvsm.checker.counterexample import action_text, render, retell
 from kvsm.checker.induction.finite import Example, ExampleSearch, Reached, reached
 from kvsm.checker.induction.proof import OpenCondition, Proof, ProofProgress, prove
 from kvsm.checker.induction.solvers import Answer, Solver
-from kvsm.checker.model import INTERRUPT, Refutation, Verdict
+from kvsm.checker.model import INTERRUPT, Verdict
 from kvsm.checker.models import CheckedModel
 from kvsm.checker.protocol.plain import ProtocolModel
 from kvsm.checker.protocol.terms import Claim, Declaration
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Toned, in_green, in_red, in_yellow, say, say_json
 from kvsm.properties import Property
-from kvsm.worlds.world import Finding
 
 
 class ToldExample(msgspec.Struct, frozen=True):
     """A state that keeps all hypotheses, and the step that breaks the claim.
 
     state: the cells that differ from the initial state.
-    reachable: whether the explorer reaches this state; null if it was not found out.
-    path: the actions that lead to it.
+    reachable: whether the explorer reaches a broken state of this size; null if its time was too short.
+    path: a shortest way to it.
     excluding: facts of the state that no reachable state of this size has together.
     """
 
@@ -149,8 +148,8 @@ def _examples(versions: dict[str, tuple[Declaration, ...]], opened: Sequence[Ope
 def _told(example: Example | None, known: Reached | None) -> ToldExample | None:
     if example is None or known is None:
         return None
-    reachable = True if known.path is not None else False if known.complete else None
-    path = tuple(map(action_text, known.path or ()))
+    reachable = True if known.refutation else False if known.complete else None
+    path = tuple(map(action_text, known.refutation.path)) if known.refutation else ()
     step = action_text(example.move)
     return ToldExample(example.declared.bounds, example.values, step, reachable, path, known.excluding)
 
@@ -163,11 +162,9 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
     if example is None or known is None or one.example is None:
         yield "  no example with few members was found"
         return
-    if known.path is not None:
-        yield "  its example can be reached:"
-        finding = Finding(_property(one.claim), f"{one.step} does not keep it.")
-        refutation = Refutation(finding, (*known.path, example.move))
-        told = retell(ProtocolModel(example.declared), refutation)
+    if known.refutation is not None:
+        yield "  the explorer reaches a broken state:"
+        told = retell(ProtocolModel(example.declared), known.refutation)
         yield from (f"  {line}" for line in render(told).split("\n"))
         return
     yield f"  in this state ({one.example.bounds}):"
@@ -176,13 +173,10 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
     if not known.complete:
         yield "  whether this state can be reached was not found out in time"
         return
-    yield "  this state cannot be reached; no reachable state of this size has all of:"
-    yield from (f"    {fact}" for fact in known.excluding)
-    yield "  an invariant that says so would exclude the example"
-
-
-def _property(claim: str) -> Property | str:
-    return next((one for one in Property if str(one) == claim), claim)
+    yield "  this state cannot be reached, so an invariant is missing that excludes it"
+    if known.excluding:
+        yield "  no reachable state of this size has all of:"
+        yield from (f"    {fact}" for fact in known.excluding)
 
 
 # Results.
@@ -190,7 +184,7 @@ def _property(claim: str) -> Property | str:
 
 def _answer(model: CheckedModel, proof: Proof, opened: Sequence[_Opened]) -> AnySizeAnswer:
     declared = [sized[0] for sized in model.versions().values()]
-    broken = any(known is not None and known.path is not None for _, _, known in opened)
+    broken = any(known is not None and known.refutation is not None for _, _, known in opened)
     return AnySizeAnswer(
         model=model.name,
         verdict=Verdict.REFUTED if broken else proof.verdict,

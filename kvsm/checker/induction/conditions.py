@@ -43,6 +43,7 @@ from kvsm.checker.protocol.terms import (
     Variable,
     words_of,
 )
+from kvsm.errors import ConfigError
 
 AFTER = "!after"
 """Ends the name of the function with a variable's values after a step."""
@@ -178,6 +179,7 @@ class Induction:
     """
 
     def __init__(self, declared: Declaration, sizes: Sizes | None = None) -> None:
+        _refuse_loose_variables(declared)
         self.declared = declared
         self.writer = SmtWriter(declared, sizes)
         claims = (*declared.always, *declared.invariants)
@@ -311,6 +313,23 @@ class Induction:
             names, declared = formals(variable.indices)
             value = value_name(variable.domain, variable.domain.initial)
             yield f"(assert (forall ({declared}) (= ({variable.name} {' '.join(names)}) {value})))"
+
+
+def _refuse_loose_variables(declared: Declaration) -> None:
+    """Raise `ConfigError` if no action assigns a variable, or an action assigns one that is not declared.
+
+    A step leaves what it does not assign as it is. A variable that no action assigns was forgotten in them.
+    """
+    assigned = {
+        name for one in declared.actions for name in Step(one.name, (), one.guard, one.effects).assigned
+    }
+    known = {variable.name for variable in declared.variables}
+    for name in sorted(known - assigned):
+        raise ConfigError(
+            f"no action of {declared.name} assigns {name!r}: the proof would be about a constant"
+        )
+    for name in sorted(assigned - known):
+        raise ConfigError(f"an action of {declared.name} assigns {name!r}, which is not among its variables")
 
 
 def member(name: str, members: IndexSet) -> list[str]:

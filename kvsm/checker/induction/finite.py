@@ -9,14 +9,15 @@ reachable state has together are a proposal for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvsm.checker.induction.conditions import TAKEN, Condition, Induction
 from kvsm.checker.induction.counting import ALL, known_counts
 from kvsm.checker.induction.proof import conditions_of
 from kvsm.checker.induction.smt import SmtWriter, member_name, sort_of, value_name
-from kvsm.checker.protocol.explore import ReachedStates
+from kvsm.checker.model import Refutation, Verdict
+from kvsm.checker.protocol.explore import ReachedStates, explore
 from kvsm.checker.protocol.layout import Cell, CellLayout
 from kvsm.checker.protocol.plain import Move, State, evaluate
 from kvsm.checker.protocol.terms import (
@@ -54,14 +55,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Reached:
-    """Whether the state of an example can be reached.
+    """What the explorer says of an example.
 
-    path: the actions that lead to it; None if none do.
-    complete: whether all states were seen.
+    refutation: a shortest way from the start to a broken claim or invariant; None if there is none.
+    complete: whether all reachable states were seen. If so, and nothing is broken, the example's state is not
+        among them: its step would break something.
     excluding: facts of the state that no reachable state has together.
     """
 
-    path: tuple[Move, ...] | None
+    refutation: Refutation | None
     complete: bool
     excluding: tuple[str, ...] = ()
 
@@ -231,15 +233,27 @@ def _taken(params: Sequence[Any], values: dict[str, str]) -> bool:
 
 
 def reached(example: Example, seconds: float = REACH_SECONDS) -> Reached:
-    """Whether the state of an example can be reached, and if not, what excludes it."""
+    """Whether the protocol breaks a claim or an invariant with as few members as the example has.
+
+    If it does not, the facts are told that no reachable state has.
+
+    seconds: the limit of each of two explorations.
+    """
+    declared = replace(example.declared, always=(*example.declared.always, *example.declared.invariants))
+    found = explore(replace(declared, sometimes=()), max_seconds=seconds)
+    if found.verdict is not Verdict.PROVED:
+        return Reached(found.refutation, found.verdict is Verdict.REFUTED)
+    return Reached(None, True, _excluding(example, seconds))
+
+
+def _excluding(example: Example, seconds: float) -> tuple[str, ...]:
+    """As few facts of the state as possible that no reachable state has together. Empty if time is short."""
     state = example.state
-    if state is None:
-        words = tuple(f"{cell} is {value}" for cell, value in example.values.items() if "=" in value)
-        return Reached(None, True, words)
+    if state is None:  # The tables lead to none of these words.
+        return tuple(f"{cell} is {value}" for cell, value in example.values.items() if "=" in value)
     states = ReachedStates(example.declared, seconds)
-    path = states.path(state)
-    if path is not None or not states.complete:
-        return Reached(path, states.complete)
+    if not states.complete:
+        return ()
     layout = CellLayout(example.declared)
     facts = dict(enumerate(state))
     # Facts that the state shares with the initial state say least, so they are dropped first.
@@ -247,8 +261,5 @@ def reached(example: Example, seconds: float = REACH_SECONDS) -> Reached:
         rest = {one: value for one, value in facts.items() if one != place}
         if rest and not states.holding(rest):
             facts = rest
-    told = (
-        f"{layout.cells[one]} is {layout.cells[one].variable.domain.label(value)}"
-        for one, value in facts.items()
-    )
-    return Reached(None, True, tuple(told))
+    labels = ((layout.cells[place], value) for place, value in facts.items())
+    return tuple(f"{cell} is {cell.variable.domain.label(value)}" for cell, value in labels)

@@ -105,10 +105,6 @@ class ReachedStates:
         self._search.run(map)
         self.complete = not self._search.limit
 
-    def path(self, state: State) -> tuple[Move, ...] | None:
-        """A shortest path to a state; None if it is not among these."""
-        return self._search.path_to(state)
-
     def holding(self, facts: Mapping[int, int]) -> bool:
         """Whether some of these states has all these values. facts: place of a cell -> its value."""
         return any(
@@ -185,14 +181,6 @@ class _ProtocolSearch:
             actions=dict(sorted(self._actions.items())),
             edges=tuple(sorted(_edges(self._steps))),
         )
-
-    def path_to(self, state: State) -> tuple[Move, ...] | None:
-        """A shortest path to a state; None if it is in no level."""
-        wanted = self._packed(columns_of([state]))
-        for depth, level in enumerate(self._levels):
-            if _equal(level, wanted).any():
-                return self._path(depth, wanted)[0]
-        return None
 
     def columns(self) -> Iterator[Columns]:
         """The states of each level, in chunks."""

@@ -99,11 +99,6 @@ def _of_books(state: ProtocolState) -> tuple[Claim, ...]:
             ),
         ),
         Claim(
-            "what the index names has a key",
-            "A slot that the index names has a key.",
-            for_all(implies(state.is_indexed(s), state.slot_key[s].differs(state.a_key.none))),
-        ),
-        Claim(
             "what is being stored is new",
             "A slot that is being stored does not date from before the last reset.",
             for_all(

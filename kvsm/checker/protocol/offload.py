@@ -501,7 +501,9 @@ def _reset(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) 
     if variant is Variant.RESET_FREES:
         voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
     # Whoever asked for the reset hears of it when it is in the log.
-    written = (Assign(state.logged[s], state.a_key.none),) if scope.crashes else ()
+    written: tuple[Assign, ...] = ()
+    if scope.crashes:
+        written = (Assign(state.logged[s], state.a_key.none), Assign(state.logged_old[s], TRUE))
     return Action(
         "reset",
         "All blocks are voided, and transfers under way are abandoned. Plans were cancelled before.",
