@@ -18,7 +18,7 @@ from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore as explore_declaration
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel
-from kvsm.checker.protocol.request_scope import REQUEST_SCOPES, RequestScope
+from kvsm.checker.protocol.request_scope import REQUEST_EXAMPLE_SCOPES, REQUEST_SCOPES, RequestScope
 from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import EXAMPLE_SCOPES, VERSIONS, ProtocolScope
 from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
@@ -143,6 +143,9 @@ class _RequestChecks(_DeclaredChecks):
 
     def declared(self, scope: RequestScope) -> Declaration:
         return request_protocol(scope)
+
+    def versions(self) -> dict[str, tuple[Declaration, ...]]:
+        return {"requests, their matches and loads": tuple(map(request_protocol, REQUEST_EXAMPLE_SCOPES))}
 
 
 class _CopyChecks(CheckedModel):

@@ -45,3 +45,11 @@ REQUEST_SCOPES = {
     "full": RequestScope(requests=3, slots=2, holds=3, transfers=3),
 }
 """`small` takes less than a second, `full` a minute."""
+
+REQUEST_EXAMPLE_SCOPES = (
+    RequestScope(requests=1, holds=1, transfers=1),
+    RequestScope(),
+    RequestScope(slots=2, workers=2),
+    RequestScope(requests=3, slots=3, holds=3, transfers=3, workers=2),
+)
+"""Where an example for an open condition of the proof is looked for, the smallest first."""

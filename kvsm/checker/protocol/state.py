@@ -190,6 +190,10 @@ class ProtocolState:
         """There is such a copy."""
         return self.copy_transfer[c].differs(self.a_transfer.none)
 
+    def is_indexed(self, s: Param) -> Term:
+        """The index names the slot."""
+        return InState(self.block[s], INDEXED)
+
     def is_readable(self, s: Param) -> Term:
         """The slot can be loaded."""
         return InState(self.block[s], READABLE)
