@@ -189,7 +189,7 @@ def _answer(model: CheckedModel, proof: Proof, opened: Sequence[_Opened]) -> Any
         model=model.name,
         verdict=Verdict.REFUTED if broken else proof.verdict,
         versions=proof.versions,
-        claims=(*_named(one.always for one in declared), str(Property.PROGRESS)),
+        claims=tuple(dict.fromkeys((*_named(one.always for one in declared), str(Property.PROGRESS)))),
         invariants=_named(one.invariants for one in declared),
         conditions=proof.conditions,
         proved=proof.proved,

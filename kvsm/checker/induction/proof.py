@@ -17,6 +17,9 @@ from kvsm.checker.induction.solvers import SOLVERS, Answer, Solver
 from kvsm.checker.model import INTERRUPT, Verdict
 from kvsm.checker.protocol.terms import Declaration
 
+_Question = tuple[str, str, Condition]
+"""Solver, version, condition."""
+
 
 class ProofProgress(msgspec.Struct, frozen=True):
     """How far a proof is: answers so far, of all that are needed; those that are no proof; seconds."""
@@ -91,33 +94,27 @@ def prove(
     progress: Callable[[ProofProgress], None] | None = None,
 ) -> Proof:
     """Ask each solver each condition of each version, in several processes. Ctrl-C leaves the rest open."""
+    names = [solver.name for solver in solvers]
     asked: dict[tuple[str, ...], tuple[str, Condition]] = {}
     for version, declared in versions.items():
         for condition in conditions_of(declared):
             asked.setdefault(condition.texts, (version, condition))
     questions = [(solver.name, version, one) for version, one in asked.values() for solver in solvers]
-    began, proved, spent = (
-        time.monotonic(),
-        {one.name: 0 for one in solvers},
-        {one.name: 0.0 for one in solvers},
-    )
-    opened, limit, answered = [], "", 0
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
-        running = {
-            processes.submit(_ask, name, one): (name, version, one) for name, version, one in questions
-        }
-        try:
-            for future in as_completed(running):
-                (name, version, one), (answer, seconds) = running[future], future.result()
-                answered, spent[name] = answered + 1, spent[name] + seconds
-                proved[name] += answer is Answer.HOLDS
-                if answer is not Answer.HOLDS:
-                    opened.append(OpenCondition(version, one.step, one.claim, name, answer))
-                if progress is not None:
-                    progress(ProofProgress(answered, len(questions), len(opened), time.monotonic() - began))
-        except KeyboardInterrupt:
-            limit = INTERRUPT
-            processes.shutdown(wait=False, cancel_futures=True)
+    began, proved, spent = time.monotonic(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
+    opened: list[OpenCondition] = []
+    limit = ""
+    try:
+        for answered, (question, answer, seconds) in enumerate(_answers(questions, jobs), 1):
+            name, version, one = question
+            spent[name] += seconds
+            proved[name] += answer is Answer.HOLDS
+            if answer is not Answer.HOLDS:
+                opened.append(OpenCondition(version, one.step, one.claim, name, answer))
+            if progress is not None:
+                took = time.monotonic() - began
+                progress(ProofProgress(answered, len(questions), len(opened), took))
+    except KeyboardInterrupt:
+        limit = INTERRUPT
     return Proof(
         versions=tuple(versions),
         conditions=len(asked),
@@ -127,6 +124,21 @@ def prove(
         seconds=time.monotonic() - began,
         limit=limit,
     )
+
+
+def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Question, Answer, float]]:
+    """The answers as they come, with their CPU time. One job is done in this process."""
+    if jobs == 1:
+        for question in questions:
+            yield question, *_ask(question[0], question[2])
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+        running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
+        try:
+            for future in as_completed(running):
+                yield running[future], *future.result()
+        finally:
+            processes.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(solver: str, condition: Condition) -> tuple[Answer, float]:
