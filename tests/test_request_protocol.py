@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
 import pytest
 from msgspec import structs
+from request_mutants import MISTAKES, TINY, Mistake
 
 from kvsm.checker import explorer
 from kvsm.checker.coverage import never_taken
@@ -18,33 +18,9 @@ from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import NodeFactory, StateBatch
 from kvsm.checker.protocol.plain import ProtocolModel, State
 from kvsm.checker.protocol.request_scope import REQUEST_SCOPES, RequestScope
-from kvsm.checker.protocol.request_state import NOTE, RequestProtocolState
 from kvsm.checker.protocol.requests import request_protocol
-from kvsm.checker.protocol.terms import (
-    Action,
-    And,
-    Declaration,
-    Each,
-    Effect,
-    Exists,
-    If,
-    Term,
-)
-from kvsm.properties import Property
-from kvsm.states import (
-    BLOCK,
-    MACHINES,
-    REQUEST,
-    TRANSFER,
-    BlockTrigger,
-    Machine,
-    RequestState,
-    RequestTrigger,
-)
-from kvsm.states.machine import VOID, Row
-from kvsm.states.transfer import TransferState, TransferTrigger
+from kvsm.checker.protocol.terms import Declaration
 
-TINY = RequestScope(requests=1, holds=1, transfers=1)
 NARROW = RequestScope(holds=1, transfers=1)
 SMALL = REQUEST_SCOPES["small"]
 WORKERS = REQUEST_SCOPES["workers"]
@@ -166,148 +142,10 @@ def test_what_is_forgotten_changes_nothing() -> None:
 
 # Broken protocols.
 
-Change = Callable[[Action], Action]
 
-
-def changed(declared: Declaration, names: str, change: Change) -> Declaration:
-    """The declaration with these actions changed. names: separated by spaces."""
-    actions = tuple(change(one) if one.name in names.split() else one for one in declared.actions)
-    assert actions != declared.actions
-    return replace(declared, actions=actions)
-
-
-def without(variable: str) -> Change:
-    """The action does not assign to this variable."""
-
-    def kept(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
-        found = (replace(one, effects=kept(one.effects)) if isinstance(one, Each) else one for one in effects)
-        return tuple(one for one in found if isinstance(one, Each) or one.cell.variable.name != variable)
-
-    return lambda action: replace(action, effects=kept(action.effects))
-
-
-def assigning(variable: str, change: Callable[[Term], Term]) -> Change:
-    """The action assigns something else to this variable."""
-
-    def revised(one: Effect) -> Effect:
-        if isinstance(one, Each):
-            return replace(one, effects=tuple(map(revised, one.effects)))
-        return replace(one, value=change(one.value)) if one.cell.variable.name == variable else one
-
-    return lambda action: replace(action, effects=tuple(map(revised, action.effects)))
-
-
-def never_wakes(value: Term) -> Term:
-    """The word without the wake."""
-    assert isinstance(value, If)
-    return value.otherwise
-
-
-def told_as_loaded(value: Term) -> Term:
-    """What is noted, whatever the workers say."""
-    assert isinstance(value, If)
-    return replace(value, then=NOTE["LOADED"])
-
-
-def though_gone(value: Term) -> Term:
-    """A step of the blocks that a match pins, and of the next blocks in the slots of those that are gone."""
-    assert isinstance(value, If)
-    state = RequestProtocolState(TINY, MACHINES)
-    on_slot = state.hold_slot[state.m2].equals(state.s)
-    return replace(value, condition=Exists(state.m2, state.pins(state.m2, state.r) & on_slot))
-
-
-def though_void(action: Action) -> Action:
-    """A load of a match, whether its blocks are gone or not."""
-    assert isinstance(action.guard, And)
-    matched, _whole, some = action.guard.terms
-    return replace(action, guard=matched & some)
-
-
-def with_rows(machine: Machine, change: Callable[[Row], Row]) -> dict[str, Machine]:
-    rows = tuple(map(change, machine.rows))
-    assert rows != machine.rows
-    made = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
-    return {**MACHINES, machine.name: made}
-
-
-def finish_forgets_a_load(row: Row) -> Row:
-    return replace(row, target=RequestState.RELEASED) if row.target is RequestState.FINISHED else row
-
-
-def load_ends_only_while_loading(row: Row) -> Row:
-    late = row.trigger is RequestTrigger.END_LOAD and row.target is None
-    return replace(row, sources=(RequestState.NEW,)) if late else row
-
-
-def preemption_forgets_a_load(row: Row) -> Row:
-    dropped = row.trigger is RequestTrigger.PREEMPT and row.target is RequestState.PREEMPTED
-    return replace(row, then={"loads": VOID}) if dropped else row
-
-
-def pinned_can_be_evicted(row: Row) -> Row:
-    return replace(row, when={}) if row.trigger is BlockTrigger.EVICT else row
-
-
-def failure_is_success(row: Row) -> Row:
-    late = row.target is TransferState.FAILED and row.trigger is TransferTrigger.REPORT_GOOD
-    return replace(row, target=TransferState.COMPLETED) if late else row
-
-
-def broken_table(machine: Machine, change: Callable[[Row], Row], workers: int = 1) -> Declaration:
-    return request_protocol(structs.replace(TINY, workers=workers), with_rows(machine, change))
-
-
-def broken_action(names: str, *changes: Change) -> Declaration:
-    declared = request_protocol(TINY)
-    for change in changes:
-        declared = changed(declared, names, change)
-    return declared
-
-
-ENDS = "end_good end_bad cancel lose"
-KEEPS_PINS = without("block"), without("hold_slot"), without("hold_request")
-BROKEN: dict[str, tuple[Declaration, Property]] = {
-    "a failed load is told as loaded": (
-        broken_action("end_bad", assigning("note", told_as_loaded)),
-        Property.FAILURE_IS_NOT_SUCCESS,
-    ),
-    "one bad worker is forgotten": (
-        broken_table(TRANSFER, failure_is_success, workers=2),
-        Property.FAILURE_IS_NOT_SUCCESS,
-    ),
-    "a lost load is never told": (broken_action("lose", without("note")), Property.FAILURE_IS_NOT_SUCCESS),
-    "an end is told again and again": (broken_action("tell", without("note")), Property.PROGRESS),
-    "a finish forgets a load": (broken_table(REQUEST, finish_forgets_a_load), Property.ONE_RELEASE_PER_HOLD),
-    "a preemption forgets a load": (
-        broken_table(REQUEST, preemption_forgets_a_load),
-        Property.ONE_RELEASE_PER_HOLD,
-    ),
-    "pins stay at a preemption": (broken_action("preempt", *KEEPS_PINS), Property.ONE_RELEASE_PER_HOLD),
-    "pins that are gone are given back": (
-        broken_action("preempt", assigning("block", though_gone)),
-        Property.LEGAL_CALLS,
-    ),
-    "pins outlive a reset": (broken_action("reset", without("void")), Property.ONE_RELEASE_PER_HOLD),
-    "a void match is loaded": (broken_action("begin_load", though_void), Property.NO_REUSE_IN_FLIGHT),
-    "a pinned block is evicted": (broken_table(BLOCK, pinned_can_be_evicted), Property.ONE_RELEASE_PER_HOLD),
-    "the end of a transfer wakes nobody": (
-        broken_action(ENDS, assigning("request", never_wakes)),
-        Property.PROGRESS,
-    ),
-    "a wait has no bound": (broken_action("defer", without("patience")), Property.PROGRESS),
-    "a load ends only while its request waits for it": (
-        broken_table(REQUEST, load_ends_only_while_loading),
-        Property.LEGAL_CALLS,
-    ),
-}
-"""Each with the property that the explorer finds broken."""
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_broken_protocol_is_refuted(name: str) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_broken_protocol_is_refuted(mistake: Mistake) -> None:
     """A mistake in a table, a guard or an effect breaks a property, and is found."""
-    declared, property = BROKEN[name]
-    found = explore(declared)
+    found = explore(mistake.declared)
     assert found.refutation is not None
-    assert found.refutation.finding.property == property
+    assert found.refutation.finding.property == mistake.breaks

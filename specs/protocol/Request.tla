@@ -964,11 +964,6 @@ ALiveTransferIsOnItsWay ==
     \A t \in Transfers :
       now.direction[t] = "NONE" \/ now.transfer[t].state \in {"PLANNED", "SUBMITTED", "ABANDONED"}
 
-\* No worker has reported a planned transfer.
-NoWorkerReportsAPlan ==
-    \A t \in Transfers, w \in Workers :
-      (now.direction[t] # "NONE" /\ now.transfer[t].state = "PLANNED") => now.report[t][w] = "NONE"
-
 \* Some worker has not reported a transfer that is under way.
 ATransferUnderWayWaitsForAWorker ==
     \A t \in Transfers :

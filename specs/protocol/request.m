@@ -1823,16 +1823,6 @@ invariant "ALiveTransferIsOnItsWay"
   end
 ;
 
--- No worker has reported a planned transfer.
-invariant "NoWorkerReportsAPlan"
-  forall t: Transfer do
-    forall w: Worker do
-      (direction[t] != DIRECTION_NONE & transfer[t].state = TRANSFER_PLANNED)
-      -> report[t][w] = REPORT_NONE
-    end
-  end
-;
-
 -- Some worker has not reported a transfer that is under way.
 invariant "ATransferUnderWayWaitsForAWorker"
   forall t: Transfer do

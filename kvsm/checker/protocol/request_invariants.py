@@ -97,11 +97,6 @@ def _of_transfers(state: RequestProtocolState) -> tuple[Claim, ...]:
             for_all(implies(state.is_live(t), InState(state.transfer[t], tuple(sorted(LIVE))))),
         ),
         Claim(
-            "no worker reports a plan",
-            "No worker has reported a planned transfer.",
-            for_all(implies(state.is_planned(t), unreported)),
-        ),
-        Claim(
             "a transfer under way waits for a worker",
             "Some worker has not reported a transfer that is under way.",
             for_all(implies(state.is_under_way(t), Exists(w, unreported))),

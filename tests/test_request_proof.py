@@ -1,0 +1,84 @@
+"""The proof of the request protocol can fail: mistakes and missing invariants open conditions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from request_mutants import MISTAKES, Mistake
+
+from kvsm.checker.induction.conditions import Induction
+from kvsm.checker.induction.finite import sizes_of
+from kvsm.checker.induction.proof import conditions_of
+from kvsm.checker.protocol.request_scope import RequestScope
+from kvsm.checker.protocol.requests import request_protocol
+from kvsm.checker.protocol.terms import Declaration
+from kvsm.properties import Property
+
+pytestmark = pytest.mark.slow
+z3 = pytest.importorskip("z3")
+
+TWO = request_protocol(RequestScope(workers=2))
+"""Two of everything but the slot: enough for an example of each open condition."""
+
+
+NEEDED = [
+    ("a released request has no record", "hit", str(Property.ONE_RELEASE_PER_HOLD)),
+    ("a loading request has a load", "hit", str(Property.ONE_RELEASE_PER_HOLD)),
+    ("a hold has one holder", "hit", str(Property.NO_REUSE_IN_FLIGHT)),
+    ("transfers that hold slots are live", "begin_load", "a slot is held once"),
+    ("a store has its slot to itself", "submit", str(Property.NO_REUSE_IN_FLIGHT)),
+    ("a slot is held once", "unmatch", "block counts its pins"),
+    ("a live transfer is on its way", "reset", str(Property.LEGAL_CALLS)),
+    ("a transfer under way waits for a worker", "winding down", str(Property.PROGRESS)),
+    ("a refused load is planned", "plan_store", "transfers that hold slots are live"),
+]
+"""Each invariant, with a condition that is open without it: after which step, and of which claim."""
+
+
+def satisfiable(text: str) -> bool:
+    solver = z3.Solver(ctx=z3.Context())
+    solver.from_string(text)
+    found = solver.check()
+    assert found != z3.unknown
+    return bool(found == z3.sat)
+
+
+def is_open(declared: Declaration, step: str, claim: str) -> bool:
+    """Whether a condition has an example with as few members as the declaration."""
+    asked = [one for one in conditions_of(declared, sizes_of(declared), step) if one.claim == claim]
+    assert asked
+    return any(satisfiable(one.texts[-1]) for one in asked)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=str)
+def test_mistake_opens_a_condition(mistake: Mistake) -> None:
+    """The proof fails at the step and the claim that the mistake is about, with an example of one of each."""
+    assert is_open(mistake.declared, mistake.step, mistake.claim)
+
+
+@pytest.mark.parametrize(("name", "step", "claim"), NEEDED, ids=str)
+def test_invariant_is_needed(name: str, step: str, claim: str) -> None:
+    """Without it some condition is open, and with it that condition holds."""
+    others = tuple(one for one in TWO.invariants if one.name != name)
+    assert len(others) == len(TWO.invariants) - 1
+    assert is_open(replace(TWO, invariants=others), step, claim)
+    assert not is_open(TWO, step, claim)
+
+
+def test_every_invariant_is_shown_to_be_needed() -> None:
+    assert [name for name, _, _ in NEEDED] == [one.name for one in TWO.invariants]
+
+
+def test_claims_alone_are_not_inductive() -> None:
+    assert is_open(replace(TWO, invariants=()), "hit", str(Property.NO_REUSE_IN_FLIGHT))
+
+
+def test_every_step_can_be_taken() -> None:
+    """The claims and invariants exclude no step: a proof about steps that never come would mean little."""
+    induction = Induction(TWO, sizes_of(TWO))
+    hypotheses = "".join(
+        f"(assert {induction.writer.say(one)})" for parts in induction.claims.values() for one in parts
+    )
+    for step in induction.steps:
+        assert satisfiable(induction.prelude + hypotheses + induction.taken(step).text), step.name
