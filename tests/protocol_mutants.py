@@ -176,13 +176,13 @@ MUTANTS: dict[str, tuple[Mutant, str, str]] = {
     "pins outlive a reset (B14)": (with_table(BLOCK, pins_outlive_a_reset), "reset", "block counts its pins"),
     "the first end frees a quarantined slot (B12)": (
         with_table(BLOCK, first_end_frees_a_quarantined_slot),
-        "plan_store",
-        "block counts its copies",
+        "end_good",
+        "no reuse in flight (S3)",
     ),
     "the first of two loads ends the reading": (
         with_table(BLOCK, first_end_frees_a_slot_to_evict),
-        "plan_store",
-        "block counts its copies",
+        "end_good",
+        "no reuse in flight (S3)",
     ),
     "the first of two stores ends the lease": (
         with_table(LEASE, first_store_ends_the_lease),

@@ -147,9 +147,7 @@ def condition_under_hypotheses(protocol: Declaration, step: str) -> str:
 
 def test_variable_that_no_action_assigns_is_an_error() -> None:
     """A step leaves what it does not assign. A variable that no step assigns was forgotten."""
-    loose = Variable(
-        "forgotten", "No action knows it.", (declared(0).index_sets[0],), Truth()
-    )
+    loose = Variable("forgotten", "No action knows it.", (declared(0).index_sets[0],), Truth())
     wider = replace(declared(0), variables=(*declared(0).variables, loose))
     with pytest.raises(ConfigError, match="no action of offload protocol assigns 'forgotten'"):
         Induction(wider)
