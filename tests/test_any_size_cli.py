@@ -1,0 +1,206 @@
+"""`kvsm check --any-size`: verdicts, exit codes, what it prints, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kvsm.checker.induction import proof
+from kvsm.checker.induction.conditions import Condition
+from kvsm.checker.induction.proof import ProofProgress
+from kvsm.checker.induction.solvers import SOLVERS, Answer
+from kvsm.checker.models import MODELS, CheckedModel
+from kvsm.checker.protocol.terms import (
+    FALSE,
+    TRUE,
+    Action,
+    Assign,
+    Claim,
+    Declaration,
+    ForAll,
+    IndexSet,
+    Param,
+    Total,
+    Truth,
+    Variable,
+    for_all,
+    implies,
+)
+from kvsm.cli import main
+from kvsm.cli.any_size import progress_line
+from kvsm.properties import Property
+
+pytest.importorskip("z3")
+
+
+def lamps(size: int) -> Declaration:
+    """At most one lamp is on. A lamp that is armed could light beside another one, and none is ever armed."""
+    lamp = IndexSet("lamp", size)
+    one, other = Param("one", lamp), Param("other", lamp)
+    on = Variable("on", "Whether the lamp is on.", (lamp,), Truth())
+    armed = Variable("armed", "Whether the lamp is armed.", (lamp,), Truth())
+    lit = on[one].equals(TRUE)
+    dark = ForAll(other, on[other].equals(FALSE))
+    single = for_all(implies(lit & on[other].equals(TRUE), one.equals(other)))
+    return Declaration(
+        name="lamps",
+        bounds=f"{size} lamps",
+        index_sets=(lamp,),
+        variables=(on, armed),
+        actions=(
+            Action("light", "A lamp is lit while all are dark.", (one,), dark, (Assign(on[one], TRUE),)),
+            Action("darken", "A lamp goes out.", (one,), lit, (Assign(on[one], FALSE),), drains=True),
+            Action(
+                "flash", "An armed lamp is lit.", (one,), armed[one].equals(TRUE), (Assign(on[one], TRUE),)
+            ),
+            Action("disarm", "A lamp is disarmed.", (one,), TRUE, (Assign(armed[one], FALSE),)),
+        ),
+        forgets=(),
+        always=(Claim(Property.CONSERVATION, "At most one lamp is on.", single),),
+        sometimes=(),
+        rest=ForAll(one, on[one].equals(FALSE)),
+        rank=Total(one, on[one]),
+        invariants=(Claim("none is armed", "No lamp is armed.", ForAll(one, armed[one].equals(FALSE))),),
+    )
+
+
+def without_invariants(declared: Declaration) -> Declaration:
+    return replace(declared, invariants=())
+
+
+def careless(declared: Declaration) -> Declaration:
+    """A lamp is lit whatever the others are."""
+    return replace(declared, actions=(replace(declared.actions[0], guard=TRUE), *declared.actions[1:]))
+
+
+class Lamps(CheckedModel):
+    """A model whose versions a test chooses."""
+
+    name, says = "lamps", "at most one lamp"
+    made: Sequence[Declaration] = ()
+
+    def versions(self) -> dict[str, tuple[Declaration, ...]]:
+        return {"lamps": tuple(self.made)}
+
+
+@pytest.fixture(autouse=True)
+def _lamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "lamps", Lamps())
+
+
+def check(monkeypatch: pytest.MonkeyPatch, made: Sequence[Declaration], *options: str) -> Result:
+    monkeypatch.setattr(Lamps, "made", made)
+    given = ["check", "lamps", "--any-size", "--jobs", "1", "--solver", "z3", *options]
+    return CliRunner().invoke(main, given)
+
+
+def test_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = check(monkeypatch, [lamps(1)])
+    assert answer.exit_code == 0
+    assert "lamps, for any number of lamps" in answer.output
+    assert "verdict     PROVED" in answer.output
+    assert "conservation (S1), progress (S9)" in answer.output
+
+
+def test_missing_invariant_is_undetermined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of the example cannot be reached. What excludes it is proposed."""
+    answer = check(monkeypatch, [without_invariants(lamps(size)) for size in (1, 2)])
+    assert answer.exit_code == 3
+    assert "open: flash may not keep 'conservation (S1)', with lamps (z3: fails)" in answer.output
+    armed = re.search(r"the step flash (\d) breaks it", answer.output)
+    assert armed is not None
+    assert f"on of lamp {1 - int(armed[1])}: yes" in answer.output
+    assert "an invariant is missing that excludes it" in answer.output
+    assert f"    armed of lamp {armed[1]} is yes\n" in answer.output
+
+
+def test_mistake_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The explorer tells the way to the broken state, as it tells every counterexample."""
+    answer = check(monkeypatch, [careless(lamps(size)) for size in (1, 2)])
+    assert answer.exit_code == 1
+    assert "verdict     REFUTED" in answer.output
+    assert "lamps: conservation (S1) is broken, in 2 steps" in answer.output
+    assert "1. light 0" in answer.output
+
+
+def test_answer_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = check(monkeypatch, [careless(lamps(size)) for size in (1, 2)], "--json")
+    told = json.loads(answer.output)
+    assert told["schema"] == "kvsm.any-size/1"
+    assert told["verdict"] == "REFUTED"
+    (opened,) = told["open"]
+    assert (opened["step"], opened["claim"], opened["answers"]) == (
+        "light",
+        "conservation (S1)",
+        {"z3": "fails"},
+    )
+    assert opened["example"]["reachable"] is True
+    assert opened["example"]["path"] == ["light 0", "light 1"]
+
+
+def test_timeout_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition that a solver leaves open makes the verdict undetermined, with an example or without."""
+
+    def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
+        return Answer.OPEN, 0.0
+
+    monkeypatch.setattr(proof, "_ask", tired)
+    answer = check(monkeypatch, [lamps(1)])
+    assert answer.exit_code == 3
+    assert "no example with few members was found" in answer.output
+
+
+def test_interrupt_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_solver: str, _condition: Condition) -> tuple[Answer, float]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "_ask", interrupted)
+    answer = check(monkeypatch, [lamps(1)])
+    assert answer.exit_code == 130
+    assert "stopped at an interrupt" in answer.output
+
+
+def test_several_jobs_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = [
+        json.loads(check(monkeypatch, [lamps(1)], "--json", "--jobs", jobs).output) for jobs in ("1", "2")
+    ]
+    for one in told:
+        del one["seconds"], one["cpu_seconds"]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["copies", "--any-size"], "--any-size proves protocol, requests, lamps, not 'copies'"),
+        (["protocol", "--any-size", "--scope", "full"], "--scope is for an exploration"),
+        (["protocol", "--any-size", "-b", "slots=3"], "--bound is for an exploration"),
+        (["protocol", "--any-size", "--states", "9"], "--states is for an exploration"),
+        (["protocol", "--any-size", "--log", "logs"], "--log is for an exploration"),
+        (["protocol", "--any-size", "--no-symmetry"], "--no-symmetry is for an exploration"),
+    ],
+)
+def test_unusable_input(given: list[str], complaint: str) -> None:
+    answer = CliRunner().invoke(main, ["check", *given])
+    assert answer.exit_code == 2
+    assert complaint in answer.output
+
+
+def test_missing_solver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    solvers = import_module("kvsm.checker.induction.solvers")
+    monkeypatch.setitem(SOLVERS, "z3", replace(SOLVERS["z3"], package="no_such_package"))
+    assert solvers.SOLVERS["z3"].package == "no_such_package"
+    answer = CliRunner().invoke(main, ["check", "lamps", "--any-size", "--solver", "z3"])
+    assert answer.exit_code == 2
+    assert "z3 is not installed: pip install 'kvsm[proof]', or choose another --solver" in answer.output
+
+
+def test_progress_is_one_line() -> None:
+    line = progress_line("lamps", ProofProgress(1234, 5678, 2, 12.3))
+    assert line == "lamps   1,234 of 5,678 answers   2 open   12 s"
