@@ -8,7 +8,9 @@ from typing import Any
 import click
 import msgspec
 
+from kvsm.checker.conformance.verdict import ProtocolVerdict, ProtocolVerification
 from kvsm.cli.counting import counting
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import end_lines, leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -31,10 +33,12 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     unfinished: what is open at the end; null if the log could not be folded to its end.
     finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
+    protocol: with `--protocol`, whether each event is an instance of the offload protocol's actions.
     """
 
     is_good: bool = msgspec.field(name="good")
     is_finished: bool = msgspec.field(name="finished")
+    protocol: ProtocolVerification | None = None
 
 
 @click.command(cls=Command)
@@ -45,28 +49,47 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     help="Exit with 1 also if business is unfinished: a request, copy, wait or plan without an end, a device "
     "block still held, or an engine that did not close LOG (it still runs, was killed, or met an error).",
 )
+@click.option(
+    "--protocol",
+    "with_protocol",
+    is_flag=True,
+    help="Also compare LOG with the offload protocol that `kvsm check protocol` proves: each event must be "
+    "an instance of its declared actions.",
+)
 @trust_options
 @json_option
-def verify(log: Path, strict: bool, as_json: bool, **trust: Any) -> None:
+def verify(log: Path, strict: bool, with_protocol: bool, as_json: bool, **trust: Any) -> None:
     """Check every property that LOG can show, at every event.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
     Then tells what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
 
-    Exits with 1 if a property is broken, or if the log is damaged or lacks events.
+    Exits with 1 if a property is broken, if an event differs from the protocol, or if the log is damaged or
+    lacks events.
     """
     with counting("verified", "events") as progress:
         verification = verify_log(log, progress=progress, **trust)
+    protocol = _compare_with_protocol(log, trust) if with_protocol else None
     finished = verification.unfinished is not None and verification.unfinished.finished
     if as_json:
         facts = msgspec.structs.asdict(verification)
-        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished))
+        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished, protocol=protocol))
     else:
-        _print_verification(verification)
-    leave(verification.condition, good=verification.good and (finished or not strict))
+        _print_verification(verification, protocol)
+    conforms = protocol is None or protocol.verdict is not ProtocolVerdict.DIFFERS
+    leave(verification.condition, good=verification.good and conforms and (finished or not strict))
+    if protocol is not None and protocol.verdict is ProtocolVerdict.UNDETERMINED:
+        raise SystemExit(ExitCode.UNDETERMINED)
 
 
-def _print_verification(found: Verification) -> None:
+def _compare_with_protocol(log: Path, trust: dict[str, Any]) -> ProtocolVerification:
+    from kvsm.checker.conformance.verifier import verify_protocol
+
+    with counting("compared", "events with the protocol") as progress:
+        return verify_protocol(log, progress=progress, **trust)
+
+
+def _print_verification(found: Verification, protocol: ProtocolVerification | None) -> None:
     rate = found.events / found.seconds if found.seconds else 0
     print_rows(
         ("log", found.log),
@@ -75,13 +98,25 @@ def _print_verification(found: Verification) -> None:
         ("properties", ", ".join(map(str, PROPERTIES))),
         ("digest", found.digest),
         ("verdict", _verdict(found)),
+        *([] if protocol is None else [("protocol", _in_colour(protocol))]),
     )
     if found.breakage is not None:
         say("", *found.breakage.told())
+    if protocol is not None and protocol.mismatch is not None:
+        say("", *protocol.mismatch.told())
     if found.unfinished is not None:
         say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:
         complain(found.damage)
+
+
+def _in_colour(protocol: ProtocolVerification) -> str:
+    colours = {
+        ProtocolVerdict.CONFORMS: in_green,
+        ProtocolVerdict.DIFFERS: in_red,
+        ProtocolVerdict.UNDETERMINED: in_yellow,
+    }
+    return colours[protocol.verdict](protocol.summary())
 
 
 def _verdict(found: Verification) -> str:
