@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
@@ -83,6 +83,7 @@ class Lamps(CheckedModel):
     """A model whose versions a test chooses."""
 
     name, says = "lamps", "at most one lamp"
+    scopes: Mapping[str, object] = {}
     made: Sequence[Declaration] = ()
 
     def versions(self) -> dict[str, tuple[Declaration, ...]]:

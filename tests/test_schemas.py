@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from json_schemas import file_name
 from planted_bugs import free_slots_under_copies
 from replay_life import after_reset, scene, story_life, written
+from test_any_size_cli import Lamps, lamps, without_invariants
 from test_check_cli import Commit
 from test_vllm_cli import comparison
 from test_whatif import served
@@ -51,6 +52,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.why/1": ("why LOG r4 --json", "why LOG --json --key 00000001", "why LOG --json --block 0"),
     "kvsm.check/1": ("check --json --jobs 1", "check --json --jobs 1 -b hasty=1"),
     "kvsm.check-list/1": ("check --list --json",),
+    "kvsm.any-size/1": ("check --any-size --json --jobs 1 --solver z3",),
     "kvsm.fuzz/1": ("fuzz --json --runs 1 --jobs 1 --seed 1 --log FAILURE",),
     "kvsm.fuzz-replay/1": ("fuzz --json --replay FAILURE",),
     "kvsm.museum/1": ("museum --json",),
@@ -136,6 +138,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in MODELS.copy():
         monkeypatch.delitem(MODELS, name)
     monkeypatch.setitem(MODELS, "commit", Commit())
+    monkeypatch.setitem(MODELS, "lamps", Lamps())
+    monkeypatch.setattr(Lamps, "made", [without_invariants(lamps(size)) for size in (1, 2)])
     found = museum.search.SearchResult(
         id="B19", checker="core", finding=Finding(Property.LEGAL_CALLS, "refused"), trace=(("arrive", 1),)
     )

@@ -154,11 +154,13 @@ def check(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Explore every interleaving of MODEL within bounds, or prove it without bounds (--any-size).
+    """Explore every interleaving of MODEL within bounds.
 
     Without MODEL all models are explored. Exploration is breadth first: every action in every reachable
     state. A refutation therefore shows a shortest path, with what each step changed. --log also writes it as
     an event log (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
+
+    With --any-size the two protocols are proved without bounds, by induction, by the solvers z3 and cvc5.
 
     \b
     kvsm check                                 a small scope of each model, some seconds

@@ -1006,11 +1006,6 @@ AStoreHoldsALease ==
       now.copy_transfer[c] = t /\ now.direction[t] = "STORE" /\ now.copy_device[c] = d
       => now.lease[d].state = "READING"
 
-\* A slot that the index names has a key.
-WhatTheIndexNamesHasAKey ==
-    \A s \in Slots :
-      now.block[s].state \in {"ALLOCATED", "STORING", "STORED", "LOADING"} => now.slot_key[s] # None
-
 \* A slot that is being stored does not date from before the last reset.
 WhatIsBeingStoredIsNew ==
     \A s \in Slots : now.block[s].state \in {"ALLOCATED", "STORING"} => ~now.old[s]

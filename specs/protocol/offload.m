@@ -1980,19 +1980,6 @@ invariant "AStoreHoldsALease"
   end
 ;
 
--- A slot that the index names has a key.
-invariant "WhatTheIndexNamesHasAKey"
-  forall s: Slot do
-    (
-      block[s].state = BLOCK_ALLOCATED
-      | block[s].state = BLOCK_STORING
-      | block[s].state = BLOCK_STORED
-      | block[s].state = BLOCK_LOADING
-    )
-    -> !(isundefined(slot_key[s]))
-  end
-;
-
 -- A slot that is being stored does not date from before the last reset.
 invariant "WhatIsBeingStoredIsNew"
   forall s: Slot do

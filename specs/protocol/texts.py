@@ -13,6 +13,7 @@ from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import ProtocolScope
 from protocol.export import file_name
 from protocol.murphi import murphi_text
+from protocol.proof_text import proof_text
 from protocol.tla import module_name, tla_configuration, tla_module
 
 FOLDER = Path(__file__).parent
@@ -31,6 +32,7 @@ def texts() -> dict[Path, str]:
         found[FOLDER / f"{module}.tla"] = tla_module(declared)
         found[FOLDER / f"{module}.cfg"] = tla_configuration(declared, symmetry=True)
         found[FOLDER / f"{file_name(declared)}.m"] = murphi_text(declared)
+    found[FOLDER / "any_size.md"] = proof_text()
     return found
 
 

@@ -146,11 +146,29 @@ def countings(state: ProtocolState) -> tuple[Counting, ...]:
     counted = ~InState(block, (*UNUSED, BlockState.RETIRED))
     submitted = state.is_live(t) & InState(transfer, (TransferState.PLANNED, TransferState.SUBMITTED))
     return (
-        Counting(block, "copies", c, at_work & state.copy_slot[c].equals(s), counted),
-        Counting(block, "pins", m, state.match_slot[m].equals(s), TRUE),
-        Counting(lease, "readers", c, storing & state.copy_device[c].equals(d), TRUE),
-        Counting(transfer, "pending", w, report.equals(REPORT["NONE"]), state.is_live(t)),
-        Counting(transfer, "failed", w, report.equals(REPORT["BAD"]), submitted),
+        Counting(
+            "copies at work on the slot", block, "copies", c, at_work & state.copy_slot[c].equals(s), counted
+        ),
+        Counting("matches that hold the slot", block, "pins", m, state.match_slot[m].equals(s), TRUE),
+        Counting(
+            "copies of stores from the device block",
+            lease,
+            "readers",
+            c,
+            storing & state.copy_device[c].equals(d),
+            TRUE,
+        ),
+        Counting(
+            "workers that have not reported",
+            transfer,
+            "pending",
+            w,
+            report.equals(REPORT["NONE"]),
+            state.is_live(t),
+        ),
+        Counting(
+            "workers that reported a failure", transfer, "failed", w, report.equals(REPORT["BAD"]), submitted
+        ),
     )
 
 

@@ -107,11 +107,27 @@ def countings(state: RequestProtocolState) -> tuple[Counting, ...]:
     counted = ~InState(block, (*UNUSED, BlockState.RETIRED))
     submitted = state.is_live(t) & InState(transfer, (TransferState.PLANNED, TransferState.SUBMITTED))
     return (
-        Counting(word, "loads", t, state.load[r].equals(t), TRUE),
-        Counting(block, "copies", m, at_work & on_slot, counted),
-        Counting(block, "pins", m, all_of(state.is_pin(m), state.is_intact(m), on_slot), TRUE),
-        Counting(transfer, "pending", w, report.equals(REPORT["NONE"]), state.is_live(t)),
-        Counting(transfer, "failed", w, report.equals(REPORT["BAD"]), submitted),
+        Counting("loads in flight for the request", word, "loads", t, state.load[r].equals(t), TRUE),
+        Counting("transfers at work on the slot", block, "copies", m, at_work & on_slot, counted),
+        Counting(
+            "intact pins of the slot",
+            block,
+            "pins",
+            m,
+            all_of(state.is_pin(m), state.is_intact(m), on_slot),
+            TRUE,
+        ),
+        Counting(
+            "workers that have not reported",
+            transfer,
+            "pending",
+            w,
+            report.equals(REPORT["NONE"]),
+            state.is_live(t),
+        ),
+        Counting(
+            "workers that reported a failure", transfer, "failed", w, report.equals(REPORT["BAD"]), submitted
+        ),
     )
 
 

@@ -515,9 +515,11 @@ class Forget:
 class Counting:
     """What a counter of a machine's word counts: the members for which `counts` holds, where `when` holds.
 
+    says: what is counted, for people.
     cell: a variable of words, at parameters that `counts` and `when` may use.
     """
 
+    says: str
     cell: Read
     counter: str
     member: Param
