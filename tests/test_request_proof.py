@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from request_mutants import MISTAKES, Mistake
 
 from kvsm.checker.induction.conditions import Induction
 from kvsm.checker.induction.finite import sizes_of
-from kvsm.checker.induction.proof import conditions_of
+from kvsm.checker.induction.proof import conditions_of, prove
+from kvsm.checker.induction.smt import SmtWriter
+from kvsm.checker.induction.solvers import SOLVERS, Solver
+from kvsm.checker.model import Verdict
 from kvsm.checker.protocol.request_scope import RequestScope
 from kvsm.checker.protocol.requests import request_protocol
-from kvsm.checker.protocol.terms import Declaration
+from kvsm.checker.protocol.terms import After, Declaration, Param
 from kvsm.properties import Property
+from kvsm.states import REQUEST, RequestTrigger
+from kvsm.states.machine import UndefinedStep
 
 pytestmark = pytest.mark.slow
 z3 = pytest.importorskip("z3")
@@ -68,6 +74,31 @@ def test_invariant_is_needed(name: str, step: str, claim: str) -> None:
 
 def test_every_invariant_is_shown_to_be_needed() -> None:
     assert [name for name, _, _ in NEEDED] == [one.name for one in TWO.invariants]
+
+
+@pytest.mark.parametrize("trigger", REQUEST.triggers, ids=lambda trigger: trigger.name)
+def test_solvers_are_told_the_rows_of_a_counter_of_one_bit(trigger: RequestTrigger) -> None:
+    """A row may ask for the one load that there can be, or for none."""
+    writer = SmtWriter(TWO, sizes_of(TWO))
+    request = TWO.variable("request")
+    r = Param("r", request.indices[0])
+    after = writer.say(After(trigger, request[r]), given={r: "request_0"})
+    for state, loads in product(REQUEST.states, (0, 1)):
+        try:
+            target = REQUEST.states(REQUEST.step(state, (loads,), trigger)[0]).name
+        except UndefinedStep:
+            target = "ILLEGAL"
+        word = f"(assert (= (request request_0) request_{state.name}))"
+        load = f"(assert (= (load request_0) {'transfer_0' if loads else 'no_transfer'}))"
+        told = f"(assert (not (= {after} request_{target})))"
+        assert not satisfiable(writer.prelude() + word + load + told), (state, loads)
+
+
+@pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
+def test_request_protocol_is_proved_for_any_size(solver: Solver) -> None:
+    proof = prove({"requests": TWO}, (solver,))
+    assert (proof.verdict, proof.open) == (Verdict.PROVED, ())
+    assert proof.conditions > 600
 
 
 def test_claims_alone_are_not_inductive() -> None:

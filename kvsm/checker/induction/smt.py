@@ -263,10 +263,13 @@ class SmtWriter:
         for state in words.machine.states:
             for arc in words.machine.dense[trigger][state]:
                 conditions = [f"(= {said} {state_name(words, state)})"]
-                for counter, (low, high) in zip(words.machine.counters, arc.ranges):
+                asked = words.machine.rows[arc.row].when
+                for counter, (low, _) in zip(words.machine.counters, arc.ranges):
+                    # Near its limit a step is refused (`counting.py`). That is not what the row asks for.
+                    high = asked.get(counter.name, (0, counter.limit))[1]
                     for size, wanted in ((low, True), (high + 1, False)):
-                        if not 0 < size < counter.limit:
-                            continue  # Any count will do. Near its limit a step is refused (`counting.py`).
+                        if not 0 < size <= counter.limit:
+                            continue  # Any count will do.
                         if not isinstance(word, Read):
                             raise TypeError(f"{trigger.name} asks for a count of {word}, which is no cell")
                         counting = self._countings[word.variable.name, counter.name]
