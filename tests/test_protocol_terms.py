@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import permutations, product
 
 import numpy as np
@@ -52,11 +53,15 @@ def any_states(seed: int, count: int) -> Columns:
 
 def reachable(depth: int) -> list[State]:
     """A sample of the states that are this many actions from the start."""
-    columns = columns_of([LAYOUT.initial])
-    for _ in range(depth):
-        columns = np.unique(TRANSITIONS.after(columns).columns, axis=1)
-        columns = np.ascontiguousarray(columns[:, :: 1 + columns.shape[1] // 1000])
-    return rows_of(columns)
+    return rows_of(_level(depth))
+
+
+@cache
+def _level(depth: int) -> Columns:
+    if depth == 0:
+        return columns_of([LAYOUT.initial])
+    columns = np.unique(TRANSITIONS.after(_level(depth - 1)).columns, axis=1)
+    return np.ascontiguousarray(columns[:, :: 1 + columns.shape[1] // 1000])
 
 
 # Words.
@@ -118,7 +123,7 @@ def test_scope_whose_numbers_do_not_fit_in_bytes_is_refused(scope: ProtocolScope
 @given(st.integers(0, 2**32))
 @settings(max_examples=4)
 def test_numpy_and_plain_python_agree_on_every_guard_and_claim(seed: int) -> None:
-    columns = any_states(seed, 40)
+    columns = any_states(seed, 25)
     batch, states = StateBatch(columns), rows_of(columns)
     terms = [(one.action.guard, one.binding) for one in LAYOUT.instances]
     terms += [(claim.term, {}) for claim in (*DECLARED.always, *DECLARED.sometimes)]
@@ -131,7 +136,7 @@ def test_numpy_and_plain_python_agree_on_every_guard_and_claim(seed: int) -> Non
 @pytest.mark.parametrize("depth", [4, 9, 14])
 def test_numpy_and_plain_python_agree_on_what_follows(depth: int) -> None:
     """The successors by each action instance, with effects and forgetting."""
-    states = reachable(depth)[::40]
+    states = reachable(depth)[::200]
     successors = TRANSITIONS.after(columns_of(states))
     found = rows_of(successors.columns)
     for number_of, move in enumerate(TRANSITIONS.moves):
@@ -227,7 +232,7 @@ def least_names(columns: Columns) -> list[State]:
 
 def test_renaming_is_no_more_than_a_renaming() -> None:
     """Otherwise two different states could become one, and a bug could hide."""
-    columns = np.concatenate((columns_of(reachable(12)[::50]), any_states(7, 40)), axis=1)
+    columns = np.concatenate((columns_of(reachable(12)[::200]), any_states(7, 10)), axis=1)
     expected = least_names(columns)
     Symmetry(LAYOUT).rename(columns)
     assert least_names(columns) == expected
@@ -235,7 +240,7 @@ def test_renaming_is_no_more_than_a_renaming() -> None:
 
 def test_states_that_differ_in_numbers_alone_get_one_name() -> None:
     """Renaming finds nearly all symmetric states, which the full scope needs. It need not find all."""
-    columns = columns_of(reachable(14)[::20])
+    columns = columns_of(reachable(14)[::50])
     symmetry, names, orbits = Symmetry(LAYOUT), set(), set(least_names(columns))
     for order in ORDERS:
         renamed = renamed_anyhow(columns, order)
