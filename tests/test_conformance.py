@@ -21,11 +21,11 @@ from test_cli_run import TRACE_VARIABLE
 from test_core_world import walked
 
 from kvsm import events as ev
-from kvsm.checker.conformance.offload_books import KEEPERS, UNSEEN, offload_conformance
-from kvsm.checker.conformance.offload_steps import STEPS
+from kvsm.checker.conformance.offload_books import offload_conformance
+from kvsm.checker.conformance.request_books import request_conformance
 from kvsm.checker.conformance.shadow import Shadow
 from kvsm.checker.conformance.verdict import ProtocolMismatch, ProtocolVerdict
-from kvsm.checker.conformance.verifier import ProtocolFollower, verify_protocol
+from kvsm.checker.conformance.verifier import PROTOCOLS, MakeConformance, ProtocolFollower, verify_protocol
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Kind, Requirement, Verdict
 from kvsm.checker.rerun import ReachedWorld, RerunModel
@@ -34,7 +34,7 @@ from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import to_list
-from kvsm.ledger import HANDLERS, Ledger
+from kvsm.ledger import HANDLERS, Ledger, RequestRecord
 from kvsm.snapshot import restore, snapshot
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.worlds.core_options import draw_options
@@ -45,10 +45,14 @@ CONFIG = OffloadConfig(host_blocks=4, device_blocks=4)
 
 
 def first_mismatch(
-    config: OffloadConfig, events: Sequence[OffloadingEvent], every: int = 1, ledger: Ledger | None = None
+    config: OffloadConfig,
+    events: Sequence[OffloadingEvent],
+    every: int = 1,
+    ledger: Ledger | None = None,
+    conformance: MakeConformance = offload_conformance,
 ) -> ProtocolMismatch | None:
     """Follow these events, and compare the whole state after each `every`-th and the last one."""
-    follower = ProtocolFollower(ledger or Ledger(config), offload_conformance(config))
+    follower = ProtocolFollower(ledger or Ledger(config), conformance(config))
     for number, event in enumerate(events, 1):
         found = follower.follow(event)
         if found is None and (number % every == 0 or number == len(events)):
@@ -58,16 +62,24 @@ def first_mismatch(
     return None
 
 
+@pytest.fixture(params=PROTOCOLS)
+def conformance(request: pytest.FixtureRequest) -> MakeConformance:
+    """Each of the declared protocols."""
+    return request.param  # type: ignore[no-any-return]
+
+
 # The tables.
 
 
-def test_every_variable_has_a_keeper_and_every_action_is_told_or_is_anothers() -> None:
+def test_every_variable_has_a_keeper_and_every_action_is_told_or_is_anothers(
+    conformance: MakeConformance,
+) -> None:
     """A variable or an action added to the declaration is not left out of the comparison unseen."""
-    declared = offload_conformance(CONFIG).declared
-    assert set(KEEPERS) == {one.name for one in declared.variables}
-    told = {action for one in STEPS.values() for action in one.actions}
-    assert not told & set(UNSEEN)
-    assert told | set(UNSEEN) == {one.name for one in declared.actions}
+    one = conformance(CONFIG)
+    assert set(one.keepers) == {variable.name for variable in one.declared.variables}
+    told = {action for steps in one.steps.values() for action in steps.actions}
+    assert not told & set(one.unseen)
+    assert told | set(one.unseen) == {action.name for action in one.declared.actions}
 
 
 def test_only_what_no_log_tells_is_left_out_of_the_guards() -> None:
@@ -83,6 +95,8 @@ def test_only_what_no_log_tells_is_left_out_of_the_guards() -> None:
         "report_good": 1,  # the worker has written all its copies
         "end_good": 1,
     }
+    actions = Shadow(request_conformance(CONFIG)).actions.values()
+    assert {one.action.name for one in actions if one.untold} == set()
 
 
 # Good logs.
@@ -95,26 +109,31 @@ def test_every_life_of_the_core_is_a_run_of_the_protocol(
 ) -> None:
     """The whole state agrees after each event, with chunks, parts, failures, losses and resets."""
     life = Life(**config).drive(operations)
-    assert first_mismatch(life.config, list(life.events)) is None
+    for conformance in PROTOCOLS:
+        assert first_mismatch(life.config, life.events, conformance=conformance) is None
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(OPERATIONS, CONFIGS)
 def test_every_life_of_the_core_is_a_run_of_the_protocol_in_many(
     operations: Operations, config: dict[str, Any]
 ) -> None:
     """The same with more examples."""
     life = Life(**config).drive(operations).drain()
-    assert first_mismatch(life.config, list(life.events)) is None
+    for conformance in PROTOCOLS:
+        assert first_mismatch(life.config, life.events, conformance=conformance) is None
 
 
-def test_every_action_that_an_event_may_tell_is_taken_somewhere() -> None:
+def test_every_action_that_an_event_may_tell_is_taken_somewhere(conformance: MakeConformance) -> None:
     """A table of steps that names an action which never comes would hide that nothing checks it."""
-    life = random_life(3, 3000, host_blocks=12)
-    follower = ProtocolFollower(Ledger(life.config), offload_conformance(life.config))
-    assert [event for event in life.events if follower.follow(event) is not None] == []
-    assert set(follower.shadow.taken) == set(follower.shadow.actions)
+    taken: set[str] = set()
+    for seed in (3, 4):
+        life = random_life(seed, 2000, host_blocks=12)
+        follower = ProtocolFollower(Ledger(life.config), conformance(life.config))
+        assert [event for event in life.events if follower.follow(event) is not None] == []
+        taken |= set(follower.shadow.taken)
+    assert taken == set(follower.shadow.actions)
 
 
 @settings(deadline=None, max_examples=8)
@@ -125,7 +144,9 @@ def test_a_log_that_begins_in_the_middle_is_followed_like_a_whole_one(seed: int,
     ledger = Ledger(life.config)
     for event in life.events[:skipped]:
         ledger.apply(event)
-    assert first_mismatch(life.config, life.events[skipped:], 10, restore(snapshot(ledger))) is None
+    for conformance in PROTOCOLS:
+        middle = restore(snapshot(ledger))
+        assert first_mismatch(life.config, life.events[skipped:], 10, middle, conformance) is None
 
 
 def walks(seeds: range, actions: int) -> Iterator[tuple[OffloadConfig, Sequence[OffloadingEvent]]]:
@@ -139,7 +160,8 @@ def test_every_walk_on_the_core_is_a_run_of_the_protocol() -> None:
     imports = 0
     for config, events in walks(range(3), 500):
         imports += sum(bool(event.source) for event in events if isinstance(event, ev.StorePlanned))
-        assert first_mismatch(config, events, every=100) is None
+        for conformance in PROTOCOLS:
+            assert first_mismatch(config, events, 100, conformance=conformance) is None
     assert imports
 
 
@@ -147,7 +169,8 @@ def test_every_walk_on_the_core_is_a_run_of_the_protocol() -> None:
 def test_every_walk_on_the_core_is_a_run_of_the_protocol_in_many() -> None:
     """The same with more walks."""
     for config, events in walks(range(3, 60), 1500):
-        assert first_mismatch(config, events, every=50) is None
+        for conformance in PROTOCOLS:
+            assert first_mismatch(config, events, 50, conformance=conformance) is None
 
 
 @pytest.mark.slow
@@ -157,7 +180,8 @@ def test_the_scheduler_s_traffic_is_a_run_of_the_protocol(acts: list[int], worke
     """With an engine that frees, computes and preempts, what the plans rely on can have come about."""
     engine = SmallEngine(host_blocks=6, device_blocks=16, workers=workers)
     drive(engine, acts)
-    assert first_mismatch(engine.core.config, engine.log, every=20) is None
+    for conformance in PROTOCOLS:
+        assert first_mismatch(engine.core.config, engine.log, 20, conformance=conformance) is None
 
 
 class ConformingModel(RerunModel[ServingWorld]):
@@ -172,16 +196,18 @@ class ConformingModel(RerunModel[ServingWorld]):
     def conforms(self, state: ReachedWorld[ServingWorld]) -> bool:
         self.states += 1
         config = state.world.engine.core.config
-        return first_mismatch(config, state.world.events, every=1 << 30) is None
+        events = state.world.events
+        found = (first_mismatch(config, events, 1 << 30, conformance=one) for one in PROTOCOLS)
+        return not any(found)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ["evictions", "aborts"])
+@pytest.mark.parametrize("scope", ["evictions", "router"])
 def test_every_log_of_an_explored_scope_is_a_run_of_the_protocol(scope: str) -> None:
     """All interleavings of a small scope, each with the log of the real core on its way there."""
     model = ConformingModel(scope)
     assert explore(model).verdict is Verdict.PROVED
-    assert model.states > 300
+    assert model.states > 250
 
 
 @pytest.mark.slow
@@ -198,9 +224,10 @@ def test_a_whole_trace_is_a_run_of_the_protocol(tmp_path: Path) -> None:
         str(tmp_path / "log"),
     ]
     assert CliRunner().invoke(main, ["run", *options]).exit_code == 0
-    found = verify_protocol(tmp_path / "log")
-    assert (found.verdict, found.mismatch, found.stopped) == (ProtocolVerdict.CONFORMS, None, None)
-    assert sum(found.actions.values()) > 500_000
+    for conformance in PROTOCOLS:
+        found = verify_protocol(tmp_path / "log", conformance=conformance)
+        assert (found.verdict, found.mismatch, found.stopped) == (ProtocolVerdict.CONFORMS, None, None)
+        assert sum(found.actions.values()) > 500_000
 
 
 # It can fail: handlers that do something else than the protocol.
@@ -215,6 +242,7 @@ class Before:
         self.blocks, self.leases = list(ledger.blocks.words), list(ledger.leases.words)
         self.index = dict(ledger.index)
         self.transfers = {id: msgspec.structs.replace(one) for id, one in ledger.transfers.items()}
+        self.requests = {name: one.word for name, one in ledger.requests.items()}
         self.pins = {name: (one.pins, one.pinned_at) for name, one in ledger.requests.items()}
 
 
@@ -306,6 +334,50 @@ def count_a_report_twice(ledger: Ledger, event: ev.WorkerReported, _: Before) ->
         ledger.transfers[event.transfer].reported = 0
 
 
+def keep_request(ledger: Ledger, event: Any, before: Before) -> None:
+    """The event does not move its request."""
+    if event.request in ledger.requests and event.request in before.requests:
+        ledger.requests[event.request].word = before.requests[event.request]
+
+
+def forget_late(ledger: Ledger, event: ev.RequestFinished, _: Before) -> None:
+    """A request that is over stays known."""
+    ledger.requests.setdefault(event.request, RequestRecord(event.request))
+
+
+def wait_for_ever(ledger: Ledger, event: ev.RequestDeferred, _: Before) -> None:
+    """The wait has no bound."""
+    ledger.requests[event.request].patience = -1
+
+
+def wait_for_another(ledger: Ledger, event: ev.RequestDeferred, _: Before) -> None:
+    """The request waits for a transfer that the event does not name."""
+    ledger.requests[event.request].awaits += 1
+
+
+def forget_the_load(ledger: Ledger, event: ev.LoadPlanned, _: Before) -> None:
+    """The request does not know its load."""
+    ledger.requests[event.request].load = 0
+
+
+def wake_late(ledger: Ledger, _: ev.Ticked, before: Before) -> None:
+    """A tick wakes nobody."""
+    for name, word in before.requests.items():
+        ledger.requests[name].word = word
+
+
+PLANTED_IN_REQUESTS: list[tuple[type[OffloadingEvent], Spoiling, set[str], str]] = [
+    (ev.HitMatched, keep_request, {"hit", "miss"}, "request"),
+    (ev.HitReleased, keep_request, {"unmatch"}, "request"),
+    (ev.RequestPreempted, keep_request, {"preempt"}, "request"),
+    (ev.RequestFinished, forget_late, {"finish"}, "known"),
+    (ev.RequestDeferred, wait_for_ever, {"defer"}, "patience"),
+    (ev.RequestDeferred, wait_for_another, {"defer"}, "awaits"),
+    (ev.LoadPlanned, forget_the_load, {"begin_load"}, "hold_transfer"),
+    (ev.Ticked, wake_late, {"run_out"}, "awaits"),
+    (ev.HitReleased, keep_pins, {"unmatch"}, "hold_request"),
+]
+
 PLANTED: list[tuple[type[OffloadingEvent], Spoiling, set[str], str]] = [
     (ev.HitMatched, keep_blocks, {"match"}, "block"),
     (ev.StorePlanned, keep_blocks, {"plan_store", "store_more"}, "block"),
@@ -351,8 +423,8 @@ def lives() -> list[Life]:
 LIVES = lives()
 
 
-def first_mismatch_of_lives() -> ProtocolMismatch | None:
-    found = (first_mismatch(life.config, life.events) for life in LIVES)
+def first_mismatch_of_lives(conformance: MakeConformance) -> ProtocolMismatch | None:
+    found = (first_mismatch(life.config, life.events, conformance=conformance) for life in LIVES)
     return next((one for one in found if one is not None), None)
 
 
@@ -371,11 +443,31 @@ def test_a_handler_that_does_something_else_is_named(
     """The first event that it spoils, the action that it is no instance of, and the field. (The event of a
     change that no action makes is found by `test_a_change_that_no_action_makes_is_traced_to_its_event`.)"""
     plant(monkeypatch, kind, spoil)
-    found = first_mismatch_of_lives()
+    found = first_mismatch_of_lives(offload_conformance)
     assert found is not None
     assert found.variable == variable, found.told()
     assert found.action in actions
     assert not found.action or found.kind == kind.__name__
+
+
+@pytest.mark.parametrize(
+    ("kind", "spoil", "actions", "variable"),
+    PLANTED_IN_REQUESTS,
+    ids=[f"{one[0].__name__}-{one[1].__name__}" for one in PLANTED_IN_REQUESTS],
+)
+def test_a_handler_that_treats_a_request_otherwise_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[OffloadingEvent],
+    spoil: Spoiling,
+    actions: set[str],
+    variable: str,
+) -> None:
+    """The same for what the request protocol says."""
+    plant(monkeypatch, kind, spoil)
+    found = first_mismatch_of_lives(request_conformance)
+    assert found is not None
+    assert (found.kind, found.variable) == (kind.__name__, variable), found.told()
+    assert found.action in actions
     assert found.expected != found.found
 
 
@@ -461,7 +553,7 @@ def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.M
     result = kvsm(tmp_path / "log")
     assert result.exit_code == 1
     assert "field     lease of device block" in result.stdout
-    told = json.loads(kvsm("--json", tmp_path / "log").stdout)["protocol"]
+    told, _ = json.loads(kvsm("--json", tmp_path / "log").stdout)["protocols"]
     assert told["verdict"] == "differs"
     assert told["mismatch"]["kind"] == "StorePlanned"
 

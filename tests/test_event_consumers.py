@@ -14,7 +14,7 @@ from test_core_world import walked
 
 from kvsm import ledger
 from kvsm.analysis import extract, live
-from kvsm.checker.conformance import offload_steps
+from kvsm.checker.conformance import offload_steps, request_steps
 from kvsm.checker.walk import random_of
 from kvsm.events import (
     REACHES,
@@ -51,6 +51,7 @@ KINDS = OffloadingEvent.__subclasses__()
         ("HANDLERS in kvsm/whatif/demand.py", demand.HANDLERS),
         ("NOTES in kvsm/analysis/live.py", live.NOTES),
         ("STEPS in kvsm/checker/conformance/offload_steps.py", offload_steps.STEPS),
+        ("REQUEST_STEPS in kvsm/checker/conformance/request_steps.py", request_steps.REQUEST_STEPS),
         ("FAILURES in kvsm/replay/event_filter.py", event_filter.FAILURES),
     ],
 )

@@ -33,12 +33,12 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     unfinished: what is open at the end; null if the log could not be folded to its end.
     finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
-    protocol: with `--protocol`, whether each event is an instance of the offload protocol's actions.
+    protocols: with `--protocol`, for each declared protocol whether each event is an instance of its actions.
     """
 
     is_good: bool = msgspec.field(name="good")
     is_finished: bool = msgspec.field(name="finished")
-    protocol: ProtocolVerification | None = None
+    protocols: tuple[ProtocolVerification, ...] = ()
 
 
 @click.command(cls=Command)
@@ -53,8 +53,8 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     "--protocol",
     "with_protocol",
     is_flag=True,
-    help="Also compare LOG with the offload protocol that `kvsm check protocol` proves: each event must be "
-    "an instance of its declared actions.",
+    help="Also compare LOG with the protocols of `kvsm check protocol` and `kvsm check requests`: each event "
+    "must be an instance of their declared actions.",
 )
 @trust_options
 @json_option
@@ -69,27 +69,31 @@ def verify(log: Path, strict: bool, with_protocol: bool, as_json: bool, **trust:
     """
     with counting("verified", "events") as progress:
         verification = verify_log(log, progress=progress, **trust)
-    protocol = _compare_with_protocol(log, trust) if with_protocol else None
+    protocols = _compare_with_protocols(log, trust) if with_protocol else ()
     finished = verification.unfinished is not None and verification.unfinished.finished
     if as_json:
         facts = msgspec.structs.asdict(verification)
-        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished, protocol=protocol))
+        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished, protocols=protocols))
     else:
-        _print_verification(verification, protocol)
-    conforms = protocol is None or protocol.verdict is not ProtocolVerdict.DIFFERS
+        _print_verification(verification, protocols)
+    verdicts = [one.verdict for one in protocols]
+    conforms = ProtocolVerdict.DIFFERS not in verdicts
     leave(verification.condition, good=verification.good and conforms and (finished or not strict))
-    if protocol is not None and protocol.verdict is ProtocolVerdict.UNDETERMINED:
+    if ProtocolVerdict.UNDETERMINED in verdicts:
         raise SystemExit(ExitCode.UNDETERMINED)
 
 
-def _compare_with_protocol(log: Path, trust: dict[str, Any]) -> ProtocolVerification:
-    from kvsm.checker.conformance.verifier import verify_protocol
+def _compare_with_protocols(log: Path, trust: dict[str, Any]) -> tuple[ProtocolVerification, ...]:
+    from kvsm.checker.conformance.verifier import PROTOCOLS, verify_protocol
 
-    with counting("compared", "events with the protocol") as progress:
-        return verify_protocol(log, progress=progress, **trust)
+    found = []
+    for number, one in enumerate(PROTOCOLS, 1):
+        with counting("compared", f"events with protocol {number} of {len(PROTOCOLS)}") as progress:
+            found.append(verify_protocol(log, conformance=one, progress=progress, **trust))
+    return tuple(found)
 
 
-def _print_verification(found: Verification, protocol: ProtocolVerification | None) -> None:
+def _print_verification(found: Verification, protocols: tuple[ProtocolVerification, ...]) -> None:
     rate = found.events / found.seconds if found.seconds else 0
     print_rows(
         ("log", found.log),
@@ -98,12 +102,13 @@ def _print_verification(found: Verification, protocol: ProtocolVerification | No
         ("properties", ", ".join(map(str, PROPERTIES))),
         ("digest", found.digest),
         ("verdict", _verdict(found)),
-        *([] if protocol is None else [("protocol", _in_colour(protocol))]),
+        *(("protocol", _in_colour(one)) for one in protocols),
     )
     if found.breakage is not None:
         say("", *found.breakage.told())
-    if protocol is not None and protocol.mismatch is not None:
-        say("", *protocol.mismatch.told())
+    for protocol in protocols:
+        if protocol.mismatch is not None:
+            say("", *protocol.mismatch.told())
     if found.unfinished is not None:
         say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:

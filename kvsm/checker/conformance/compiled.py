@@ -38,6 +38,7 @@ from kvsm.checker.protocol.terms import (
     Declaration,
     Forget,
     If,
+    Or,
     Param,
     Read,
     Term,
@@ -180,8 +181,11 @@ class _ActionWriter(ExpressionWriter):
             raise TypeError(f"{self._action.name} binds its own parameter {param.name}")
         wanted: tuple[Term, ...] = ()
         value = assign.value
-        if isinstance(value, If) and value.otherwise == assign.cell:
-            wanted, value = demands(value.condition), value.then
+        conditions = _changes_where(value, assign.cell)
+        if len(conditions) == 1 and isinstance(value, If):
+            wanted, value = demands(conditions[0]), value.then
+        elif conditions:
+            wanted = (Or(tuple(conditions)),)
         outside = [self.said(one) for one in wanted if param not in free_params(one)]
         inside = [one for one in wanted if param in free_params(one)]
         first = self.cells[assign.cell.variable.name].variable.domain.initial
@@ -290,6 +294,17 @@ class _ActionWriter(ExpressionWriter):
             self.depth += 1
         yield
         self.depth = depth
+
+
+def _changes_where(value: Term, cell: Read) -> list[Term]:
+    """The conditions, of which one must hold for a value to differ from its cell. Empty: it always may."""
+    found = []
+    while isinstance(value, If):
+        found.append(value.condition)
+        if value.otherwise == cell:
+            return found
+        value = value.otherwise
+    return []
 
 
 def _meeting(reads: Sequence[Read], bound: set[str], change: _Change) -> list[dict[Param, Param]]:

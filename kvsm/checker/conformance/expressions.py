@@ -224,15 +224,15 @@ class ExpressionWriter:
 
         No member comes twice. Raises `TypeError` if nothing leads to the members.
         """
-        for one in wanted:
-            for found in (self._itself(param, one), self._places(param, one), self._changed(param, one)):
+        for lead in (self._itself, self._places, self._through, self._changed):
+            for one in wanted:
+                found = lead(param, one)
                 if found is not None:
                     return found, [other for other in wanted if other is not one]
         for one in wanted:
-            if isinstance(one, Exists):
-                through = self._through(param, one)
-                if through is not None:
-                    return through, [other for other in wanted if other is not one]
+            either = self._either(param, one)
+            if either is not None:
+                return either, list(wanted)
         if param.members.name in self.members:
             name = "every_" + param.members.name.replace(" ", "_")
             self.namespace[name] = self.members[param.members.name]
@@ -288,8 +288,20 @@ class ExpressionWriter:
                     return self.part(variable.name, "values")
         return None
 
-    def _through(self, param: Param, wanted: Exists) -> str | None:
+    def _either(self, param: Param, wanted: Term) -> str | None:
+        """A demand that one of several holds, each of which leads to members."""
+        if not isinstance(wanted, Or):
+            return None
+        try:
+            sources = [self.source(param, demands(one))[0] for one in wanted.terms]
+        except TypeError:
+            return None
+        return f"{{{', '.join(f'*{one}' for one in sources)}}}"
+
+    def _through(self, param: Param, wanted: Term) -> str | None:
         """A demand that there is some other member from which this one follows."""
+        if not isinstance(wanted, Exists):
+            return None
         inner = demands(wanted.body)
         before = [one for one in inner if param not in free_params(one)]
         after = [one for one in inner if param in free_params(one)]

@@ -102,7 +102,7 @@ def name_member(kind: str, member: Any) -> str:
     return f"{said}, place {place[0]} in the chunk" if place else said
 
 
-class _WordReading(dict[int, MachineWord]):
+class WordReading(dict[int, MachineWord]):
     """A word of the ledger -> the word of the protocol that means the same.
 
     A slot that was used and one that never was differ only in the name of their state, so the declaration
@@ -128,7 +128,7 @@ class OffloadBooks(LedgerBooks):
         self._ledger, self._chunk = ledger, ledger.config.blocks_per_chunk
         self._initial = {name: one.initial for name, one in shadow.cells.items()}
         self._words = {
-            name: _WordReading(codec, words)
+            name: WordReading(codec, words)
             for name, codec in (("block", BLOCK_WORDS), ("lease", LEASE_WORDS), ("transfer", TRANSFER_WORDS))
             if (words := shadow.cells[name].words) is not None
         }

@@ -25,6 +25,7 @@ class ProtocolVerdict(str, Enum):
 class ProtocolMismatch(msgspec.Struct, frozen=True, kw_only=True):
     """The first event at which the ledger and the protocol part.
 
+    protocol: the name of the declaration.
     event, step, kind, text: the event.
     action: the action that the event should be an instance of; empty if no action explains the change.
     variable: the field of the protocol's state. Empty if the demand reads none.
@@ -33,6 +34,7 @@ class ProtocolMismatch(msgspec.Struct, frozen=True, kw_only=True):
     found: its value: in the protocol's state before the action for a demand, otherwise in the ledger.
     """
 
+    protocol: str
     event: int
     step: int
     kind: str
@@ -47,7 +49,7 @@ class ProtocolMismatch(msgspec.Struct, frozen=True, kw_only=True):
         """The mismatch as lines for people, made printable."""
         what = f"action {self.action}" if self.action else "no action of the protocol changes this"
         lines = [
-            f"differs from the protocol at event {self.event}, step {self.step}: {self.text}",
+            f"differs from the {self.protocol} at event {self.event}, step {self.step}: {self.text}",
             f"  {what}",
             f"  field     {self.cell}",
             f"  expected  {self.expected}",

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from kvsm.checker.conformance.cells import CellKey
 from kvsm.checker.conformance.formulas import assigned, cells_read, indices_of
 from kvsm.checker.conformance.offload_books import offload_conformance
+from kvsm.checker.conformance.request_books import request_conformance
 from kvsm.checker.conformance.shadow import CannotFollow, Conformance, Keeper, Refusal, Shadow, Step
 from kvsm.checker.conformance.verdict import ProtocolMismatch, ProtocolVerdict, ProtocolVerification
 from kvsm.checker.conformance.wording import cell_name, demand_text, value_name
@@ -36,6 +37,9 @@ EVERY = 100_000
 """Events from one comparison of the whole state to the next."""
 
 MakeConformance = Callable[[OffloadConfig], Conformance]
+
+PROTOCOLS: tuple[MakeConformance, ...] = (offload_conformance, request_conformance)
+"""The declared protocols, each with how a log is about it."""
 
 
 class SavedState(NamedTuple):
@@ -163,7 +167,14 @@ class ProtocolFollower:
         said = [
             self.books.told(name, value) or value_name(cells, value, named) for value in (expected, found)
         ]
-        return _mismatch(event, action, name, cell_name(cells, cell, named), said[0], said[1])
+        return self._mismatch(
+            event,
+            action,
+            name,
+            cell_name(cells, cell, named),
+            said[0],
+            said[1],
+        )
 
     def _refused(self, event: OffloadingEvent, refusal: Refusal) -> ProtocolMismatch:
         action = self.shadow.actions[refusal.action].action
@@ -177,24 +188,38 @@ class ProtocolFollower:
             cells = self.shadow.cells[read.variable.name]
             found = value_name(cells, cells.get(cell), named)
             where = cell_name(cells, cell, named)
-            return _mismatch(event, refusal.action, read.variable.name, where, demand, found)
-        return _mismatch(event, refusal.action, "", "the protocol's state", demand, "it does not hold")
+            return self._mismatch(
+                event,
+                refusal.action,
+                read.variable.name,
+                where,
+                demand,
+                found,
+            )
+        return self._mismatch(
+            event,
+            refusal.action,
+            "",
+            "the protocol's state",
+            demand,
+            "it does not hold",
+        )
 
-
-def _mismatch(
-    event: OffloadingEvent, action: str, variable: str, cell: str, expected: str, found: str
-) -> ProtocolMismatch:
-    return ProtocolMismatch(
-        event=event.seq,
-        step=event.step,
-        kind=event.kind,
-        text=render(event),
-        action=action,
-        variable=variable,
-        cell=cell,
-        expected=expected,
-        found=found,
-    )
+    def _mismatch(
+        self, event: OffloadingEvent, action: str, variable: str, cell: str, expected: str, found: str
+    ) -> ProtocolMismatch:
+        return ProtocolMismatch(
+            protocol=self.conformance.declared.name,
+            event=event.seq,
+            step=event.step,
+            kind=event.kind,
+            text=render(event),
+            action=action,
+            variable=variable,
+            cell=cell,
+            expected=expected,
+            found=found,
+        )
 
 
 def verify_protocol(
