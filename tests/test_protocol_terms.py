@@ -16,7 +16,7 @@ from kvsm.checker.protocol.layout import CellLayout
 from kvsm.checker.protocol.nodes import Columns, StateBatch
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.packed import Packing, Visited, distinct
-from kvsm.checker.protocol.plain import ProtocolModel, State, evaluate
+from kvsm.checker.protocol.plain import ProtocolModel, State, evaluate, seen_in
 from kvsm.checker.protocol.scope import SCOPES, ProtocolScope
 from kvsm.checker.protocol.symmetry import Symmetry
 from kvsm.checker.protocol.terms import (
@@ -131,6 +131,22 @@ def test_numpy_and_plain_python_agree_on_every_guard_and_claim(seed: int) -> Non
     for term, binding in terms:
         values = TRANSITIONS.nodes.of(term, binding).of(batch)
         assert values.tolist() == [evaluate(term, LAYOUT, state, binding) for state in states], term
+
+
+@given(st.integers(0, 2**32))
+@settings(max_examples=4)
+def test_cells_that_a_finding_names_are_enough(seed: int) -> None:
+    """A broken property stays broken, whatever the cells hold that its finding does not name."""
+    state, *others = rows_of(any_states(seed, 4))
+    for claim in DECLARED.always:
+        if not evaluate(claim.term, LAYOUT, state, {}):
+            seen = set(seen_in(claim.term, LAYOUT, state, {}))
+            for other in others:
+                mixed = [
+                    mine if place in seen else theirs
+                    for place, (mine, theirs) in enumerate(zip(state, other))
+                ]
+                assert not evaluate(claim.term, LAYOUT, mixed, {}), claim.id
 
 
 @pytest.mark.parametrize("depth", [4, 9, 14])

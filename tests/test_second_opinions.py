@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from protocol.export import table_rows, words_in
 from protocol.murphi import murphi_text
 from protocol.opinions import (
@@ -119,6 +120,20 @@ def test_tables_are_those_of_the_machines(ask: Callable[..., Opinion]) -> None:
     ours = of_kvsm(declared)
     assert ours.trace[-1] == "evict"
     assert differences(ours, ask(declared)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ask", TOOLS)
+def test_same_bug_of_a_log_that_is_behind(ask: Callable[..., Opinion]) -> None:
+    """A crash shows it: a store was submitted while the written log still promised its slot's old block."""
+    scope = structs.replace(TINY, keys=2, crashes=True)
+    declared, careless = (offload_protocol(structs.replace(scope, crashes=one)) for one in (True, False))
+    submit = next(one for one in careless.actions if one.name == "submit")
+    actions = tuple(submit if one.name == "submit" else one for one in declared.actions)
+    broken = dataclasses.replace(declared, actions=actions, invariants=())
+    ours = of_kvsm(broken)
+    assert (ours.broken, ours.trace[-1]) == ("S2", "crash")
+    assert differences(ours, ask(broken)) == []
 
 
 @pytest.mark.slow

@@ -98,17 +98,38 @@ def _of_word(term: Term, value: Callable[[Term], int]) -> int:
     raise TypeError(f"{term} is no term")
 
 
-def _seen_in(term: Term, layout: CellLayout, state: Sequence[int], binding: Binding) -> list[int]:
-    """The places of the cells that make a term false: those that its first false part reads."""
+def seen_in(
+    term: Term, layout: CellLayout, state: Sequence[int], binding: Binding, holds: bool = False
+) -> list[int]:
+    """The places of the cells that show why a term holds, or does not hold.
+
+    One part decides why an "or" holds and why an "and" does not. Otherwise all parts do.
+    """
+
+    def seen(one: Term, given: Binding, wanted: bool = holds) -> list[int]:
+        return seen_in(one, layout, state, given, wanted)
+
     match term:
-        case And(terms):
-            failing = (one for one in terms if not evaluate(one, layout, state, binding))
-            return _seen_in(next(failing), layout, state, binding)
-        case ForAll(param, body):
-            given = ({**binding, param: member} for member in range(param.members.size))
-            failing_with = next(one for one in given if not evaluate(body, layout, state, one))
-            return _seen_in(body, layout, state, failing_with)
-    return list(dict.fromkeys(_read_by(term, layout, binding)))
+        case Not(inner):
+            return seen(inner, binding, not holds)
+        case If(condition, then, otherwise):
+            whether = bool(evaluate(condition, layout, state, binding))
+            return _once(seen(condition, binding, whether), seen(then if whether else otherwise, binding))
+        case And(terms) | Or(terms):
+            parts = [(one, binding) for one in terms]
+        case ForAll(param, body) | Exists(param, body):
+            parts = [(body, {**binding, param: member}) for member in range(param.members.size)]
+        case _:
+            return _once(_read_by(term, layout, binding))
+    if isinstance(term, Or | Exists) == holds:
+        decides = next(part for part in parts if bool(evaluate(part[0], layout, state, part[1])) == holds)
+        return seen(*decides)
+    return _once(*(seen(*part) for part in parts))
+
+
+def _once(*places: Iterable[int]) -> list[int]:
+    """All places, each at its first occurrence."""
+    return list(dict.fromkeys(place for some in places for place in some))
 
 
 def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
@@ -190,7 +211,7 @@ class ProtocolModel:
     def finding(self, claim: Claim, state: State) -> Finding:
         """The finding about a claim that does not hold: it names the cells that show it."""
         seen = []
-        for place in _seen_in(claim.term, self.layout, state, {}):
+        for place in seen_in(claim.term, self.layout, state, {}):
             cell = self.layout.cells[place]
             seen.append(f"{cell} is {cell.variable.domain.label(state[place])}")
         return Finding(claim.name, f"{claim.says} But {', '.join(seen)}")
