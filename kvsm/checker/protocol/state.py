@@ -213,10 +213,6 @@ class ProtocolState:
 
     # The bounds of the scope.
 
-    def room_for_match(self) -> Term:
-        """The match is not in use."""
-        return self.match_slot[self.m].equals(self.a_slot.none)
-
     def room_for_kernels(self) -> Term:
         """The scope admits kernels for one more device block."""
         if self._scope.queued >= self._scope.device_blocks:
