@@ -7,15 +7,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kvsm.checker.induction import proof
 from kvsm.checker.induction.conditions import Condition
-from kvsm.checker.induction.proof import ProofProgress
+from kvsm.checker.induction.proof import ProofProgress, conditions_of
 from kvsm.checker.induction.solvers import SOLVERS, Answer
 from kvsm.checker.models import MODELS, CheckedModel
+from kvsm.checker.protocol.offload import Variant, offload_protocol
+from kvsm.checker.protocol.plain import Move
+from kvsm.checker.protocol.scope import EXAMPLE_SCOPES
 from kvsm.checker.protocol.terms import (
     FALSE,
     TRUE,
@@ -34,6 +38,7 @@ from kvsm.checker.protocol.terms import (
 )
 from kvsm.cli import main
 from kvsm.cli.any_size import progress_line
+from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 
 pytest.importorskip("z3")
@@ -145,6 +150,28 @@ def test_answer_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened["example"]["path"] == ["light 0", "light 1"]
 
 
+def test_refutation_keeps_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A mistake in the protocol ends in a log that `kvsm show` reads."""
+
+    class Broken(CheckedModel):
+        name = "lamps"
+
+        def versions(self) -> dict[str, tuple[Declaration, ...]]:
+            broken = [offload_protocol(scope, Variant.RESET_FREES) for scope in EXAMPLE_SCOPES[:2]]
+            return {"broken": tuple(broken)}
+
+        def events_of(self, declared: Declaration, path: Sequence[Move]) -> Sequence[OffloadingEvent]:
+            return MODELS["protocol"].events_of(declared, path)
+
+    monkeypatch.setitem(MODELS, "lamps", Broken())
+    monkeypatch.setattr(proof, "conditions_of", lambda one: list(conditions_of(one, None, "reset"))[:4])
+    given = ["check", "lamps", "--any-size", "--jobs", "1", "--solver", "z3", "--log", str(tmp_path)]
+    answer = CliRunner().invoke(main, given)
+    assert answer.exit_code == 1, answer.output
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "lamps"), "--block", "0"])
+    assert "reset: epoch 1 begins" in shown.output
+
+
 def test_timeout_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """A condition that a solver leaves open makes the verdict undetermined, with an example or without."""
 
@@ -183,7 +210,6 @@ def test_several_jobs_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> N
         (["protocol", "--any-size", "--scope", "full"], "--scope is for an exploration"),
         (["protocol", "--any-size", "-b", "slots=3"], "--bound is for an exploration"),
         (["protocol", "--any-size", "--states", "9"], "--states is for an exploration"),
-        (["protocol", "--any-size", "--log", "logs"], "--log is for an exploration"),
         (["protocol", "--any-size", "--no-symmetry"], "--no-symmetry is for an exploration"),
     ],
 )

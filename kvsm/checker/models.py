@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from kvsm.checker.conformance.offload_events import events_of_path
 from kvsm.checker.counterexample import Counterexample, Describable, retell
 from kvsm.checker.explorer import ExplorationProgress, explore
 from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore as explore_declaration
 from kvsm.checker.protocol.offload import offload_protocol
-from kvsm.checker.protocol.plain import ProtocolModel
+from kvsm.checker.protocol.plain import Move, ProtocolModel
 from kvsm.checker.protocol.request_scope import REQUEST_EXAMPLE_SCOPES, REQUEST_SCOPES, RequestScope
 from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import EXAMPLE_SCOPES, VERSIONS, ProtocolScope
@@ -95,9 +96,13 @@ class CheckedModel:
         return retell(self.model(scope), refutation)
 
     def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
-        """The events of the real core on the way; none if the model does not run it."""
+        """The events of a core on the way; none if the model has none."""
         model = self.model(scope)
         return model.events(refutation.path) if isinstance(model, RerunModel) else ()
+
+    def events_of(self, _declared: Declaration, _path: Sequence[Move]) -> Sequence[OffloadingEvent]:
+        """The events of a core that takes a path of a declaration; none if they are not known."""
+        return ()
 
 
 class _DeclaredChecks(CheckedModel):
@@ -111,6 +116,9 @@ class _DeclaredChecks(CheckedModel):
 
     def model(self, scope: Any) -> ProtocolModel:
         return ProtocolModel(self.declared(scope))
+
+    def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
+        return self.events_of(self.declared(scope), refutation.path)
 
     def explore(self, scope: Any, limits: ExplorationLimits) -> Exploration:
         given = msgspec.structs.asdict(limits)
@@ -127,6 +135,9 @@ class _ProtocolChecks(_DeclaredChecks):
 
     def declared(self, scope: ProtocolScope) -> Declaration:
         return offload_protocol(scope)
+
+    def events_of(self, declared: Declaration, path: Sequence[Move]) -> Sequence[OffloadingEvent]:
+        return events_of_path(ProtocolModel(declared), path)
 
     def versions(self) -> dict[str, tuple[Declaration, ...]]:
         return {

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.counterexample import action_text, render, retell
+from kvsm.checker.counterexample import action_text, render, retell, save_log
 from kvsm.checker.induction.finite import Example, ExampleSearch, Reached, reached
 from kvsm.checker.induction.proof import OpenCondition, Proof, ProofProgress, prove
 from kvsm.checker.induction.solvers import Answer, Solver
@@ -19,7 +20,8 @@ from kvsm.checker.models import CheckedModel
 from kvsm.checker.protocol.plain import ProtocolModel
 from kvsm.checker.protocol.terms import Claim, Declaration
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.output import Toned, in_green, in_red, in_yellow, say, say_json
+from kvsm.cli.output import Toned, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 
 
@@ -79,8 +81,10 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
     limit: str
 
 
-def check_any_size(model: CheckedModel, solvers: Sequence[Solver], jobs: int, as_json: bool) -> ExitCode:
-    """Prove one model for any size, and print the result."""
+def check_any_size(
+    model: CheckedModel, solvers: Sequence[Solver], jobs: int, as_json: bool, log: Path | None
+) -> ExitCode:
+    """Prove one model for any size, and print the result. log: where the events of a refutation are kept."""
     versions = model.versions()
     proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
     # An interrupt must end the command, so it looks for no examples.
@@ -92,6 +96,13 @@ def check_any_size(model: CheckedModel, solvers: Sequence[Solver], jobs: int, as
         say(*_lines(model, answer))
         for one, example, found in opened:
             say(*_open_lines(one, example, found))
+    refuted = [(example, found) for _, example, found in opened if found is not None and found.refutation]
+    if log is not None and refuted:
+        example, found = refuted[0]
+        assert example is not None
+        assert found.refutation is not None
+        events = model.events_of(example.declared, found.refutation.path)
+        keep_events(log / model.name, model.name, events)
     if proof.limit == INTERRUPT:
         return ExitCode.INTERRUPTED
     return _CODES[answer.verdict]
@@ -217,3 +228,12 @@ def _lines(model: CheckedModel, answer: AnySizeAnswer) -> Iterator[str | Toned]:
     yield f"  conditions  {answer.conditions:,}, {len(answer.open)} open; {answer.seconds:.1f} s"
     for solver, proved in answer.proved.items():
         yield f"    {solver} proved {proved:,} in {answer.cpu_seconds[solver]:.1f} s of CPU time"
+
+
+def keep_events(place: Path, name: str, events: Sequence[OffloadingEvent]) -> None:
+    """Keep the events of a refutation as a log, and say where."""
+    if not events:
+        complain(f"{name} runs no offload core, so it has no event log")
+        return
+    save_log(events, place)
+    complain(f"its {len(events):,} events are in {place}; try kvsm show {place} --block 0")

@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render, save_log
+from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.induction.solvers import chosen_solvers
 from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
-from kvsm.cli.any_size import check_any_size
+from kvsm.cli.any_size import check_any_size, keep_events
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -180,7 +180,10 @@ def check(
         _refuse_bounds(click.get_current_context())
         proofs = _provable(models)
         solvers = chosen_solvers(solver)
-        found_codes = {check_any_size(one, solvers, jobs or os.cpu_count() or 1, as_json) for one in proofs}
+        if log is not None:
+            _check_free(log, [model.name for model in proofs])
+        wanted_jobs = jobs or os.cpu_count() or 1
+        found_codes = {check_any_size(one, solvers, wanted_jobs, as_json, log) for one in proofs}
         raise SystemExit(next(code for code in WORST_FIRST if code in found_codes))
     chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
     if log is not None:
@@ -218,7 +221,6 @@ _OF_EXPLORATIONS = {
     "max_seconds": "--seconds",
     "max_states": "--states",
     "max_depth": "--depth",
-    "log": "--log",
 }
 
 
@@ -398,9 +400,4 @@ def _check_free(log: Path, names: Sequence[str]) -> None:
 
 
 def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:
-    events = model.events(scope, way)
-    if not events:
-        complain(f"{model.name} runs no offload core, so it has no event log")
-        return
-    save_log(events, place)
-    complain(f"its {len(events):,} events are in {place}; try kvsm show {place} --block 0")
+    keep_events(place, model.name, model.events(scope, way))

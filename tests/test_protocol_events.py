@@ -1,0 +1,115 @@
+"""A way through the protocol told as events: the real ledger takes it, and follows the protocol."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_conformance import first_mismatch
+
+from kvsm.checker.conformance.offload_events import TOLD, events_of_path
+from kvsm.checker.counterexample import save_log
+from kvsm.checker.protocol.offload import Variant, offload_protocol
+from kvsm.checker.protocol.plain import Move, ProtocolModel
+from kvsm.checker.protocol.scope import ProtocolScope
+from kvsm.cli import main
+from kvsm.events import LogOpened
+from kvsm.ledger import Ledger
+from kvsm.states import BlockState
+
+SCOPE = ProtocolScope(matches=2, crashes=True)
+
+
+@cache
+def protocol() -> ProtocolModel:
+    return ProtocolModel(offload_protocol(SCOPE))
+
+
+RARE = ("reset", "lose", "cancel", "report_bad", "end_bad", "attend", "release", "evict")
+"""These end what is interesting. So do the writes of strays."""
+SOMETIMES = ("submit", "write_log", "free", "plan_load")
+"""These come at once wherever they can, and a plan would not get a second block."""
+
+
+def random_path(seed: int, length: int = 120) -> list[Move]:
+    """A path without a crash, on which most copies come to their end."""
+    model, chosen = protocol(), random.Random(seed)
+    (state,) = model.initial()
+    instances: dict[str, list[Move]] = {}
+    for one in model.layout.instances:
+        instances.setdefault(one.action.name, []).append(one.move)
+    del instances["crash"]
+    rare = {name for name in instances if name in RARE or name.startswith("stray")}
+    weights = {name: 1 if name in rare else 6 if name in SOMETIMES else 60 for name in instances}
+    path: list[Move] = []
+    while len(path) < length:
+        (name,) = chosen.choices(list(weights), list(weights.values()))
+        moves = chosen.sample(instances[name], len(instances[name]))
+        step = next(((move, after) for move in moves if (after := model.next(state, move))), None)
+        if step is not None:
+            path.append(step[0])
+            state = step[1]
+    return path
+
+
+def test_each_action_is_told_or_known_to_be_unheard() -> None:
+    names = {action.name for action in protocol().declared.actions}
+    assert set(TOLD) == names - {"crash"}
+
+
+@pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_the_ledger_can_do_what_the_protocol_may(examples: int) -> None:
+    """Random ways through the protocol are ways of the real ledger."""
+
+    @given(seed=st.integers(0, 1_000_000))
+    @settings(max_examples=examples)
+    def check(seed: int) -> None:
+        follow_with_the_ledger(seed)
+
+    check()
+
+
+def follow_with_the_ledger(seed: int) -> None:
+    """The real ledger folds the events of a random way through the protocol, and ends in the same state."""
+    path = random_path(seed)
+    events = events_of_path(protocol(), path)
+    opened = events[0]
+    assert isinstance(opened, LogOpened)
+    assert first_mismatch(opened.config, events) is None
+    ledger = Ledger(opened.config)
+    for event in events:
+        ledger.apply(event)
+    (state,) = protocol().initial()
+    for move in path:
+        after = protocol().next(state, move)
+        assert after is not None
+        state = after
+    layout, block = protocol().layout, protocol().declared.variable("block")
+    for slot in range(SCOPE.slots):
+        label = block.domain.label(state[layout.place(block, (slot,))])
+        own = BlockState(ledger.blocks.words[slot] & 7).name
+        # The protocol forgets that a free slot was used.
+        assert label.partition("(")[0] in (own, "FREE" if own == "EVICTED" else own)
+
+
+def test_refutation_has_a_log(tmp_path: Path) -> None:
+    """`kvsm show` tells the life of a slot on the way to a broken property."""
+    broken = ProtocolModel(offload_protocol(ProtocolScope(), Variant.RESET_FREES))
+    path: list[Move] = [("compute", 0, 0), ("plan_store", 0, 0, 0, 0), ("submit", 0), ("reset",)]
+    save_log(events_of_path(broken, path), tmp_path / "log")
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "log"), "--block", "0"])
+    assert shown.exit_code == 0, shown.output
+    assert "allocated for key" in shown.output
+    assert "reset: epoch 1 begins  [STORING(copies=1, pins=0)" in shown.output
+
+
+def test_path_that_is_not_possible_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"takes \('submit', 0\), which is not possible there"):
+        events_of_path(
+            protocol(), [("compute", 0, 0), ("plan_store", 0, 0, 0, 0), ("cancel", 0), ("submit", 0)]
+        )
