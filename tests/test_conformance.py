@@ -6,17 +6,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
+from shutil import rmtree
 from typing import Any
 
 import msgspec
 import pytest
+from changed_logs import changed, write_plain
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, key, random_life
 from scheduler_traffic import ACTS, drive
+from test_changed_logs import lives as changed_lives
+from test_changed_logs import verified_good
 from test_cli_run import TRACE_VARIABLE
 from test_core_world import walked
 
@@ -25,13 +30,20 @@ from kvsm.checker.conformance.offload_books import offload_conformance
 from kvsm.checker.conformance.request_books import request_conformance
 from kvsm.checker.conformance.shadow import Shadow
 from kvsm.checker.conformance.verdict import ProtocolMismatch, ProtocolVerdict
-from kvsm.checker.conformance.verifier import PROTOCOLS, MakeConformance, ProtocolFollower, verify_protocol
+from kvsm.checker.conformance.verifier import (
+    PROTOCOLS,
+    MakeConformance,
+    ProtocolFollower,
+    SavedState,
+    verify_protocol,
+)
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Kind, Requirement, Verdict
 from kvsm.checker.rerun import ReachedWorld, RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.errors import KvsmError
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.ledger import HANDLERS, Ledger, RequestRecord
@@ -44,6 +56,13 @@ from kvsm.worlds.small_engine import SmallEngine
 CONFIG = OffloadConfig(host_blocks=4, device_blocks=4)
 
 
+@cache
+def follower_of(config: OffloadConfig, conformance: MakeConformance) -> tuple[ProtocolFollower, SavedState]:
+    """A follower, which takes a while to make, and its state at first."""
+    follower = ProtocolFollower(Ledger(config), conformance(config))
+    return follower, follower.save()
+
+
 def first_mismatch(
     config: OffloadConfig,
     events: Sequence[OffloadingEvent],
@@ -52,7 +71,11 @@ def first_mismatch(
     conformance: MakeConformance = offload_conformance,
 ) -> ProtocolMismatch | None:
     """Follow these events, and compare the whole state after each `every`-th and the last one."""
-    follower = ProtocolFollower(ledger or Ledger(config), conformance(config))
+    if ledger is None:
+        follower, start = follower_of(config, conformance)
+        follower.load(start)
+    else:
+        follower = ProtocolFollower(ledger, conformance(config))
     for number, event in enumerate(events, 1):
         found = follower.follow(event)
         if found is None and (number % every == 0 or number == len(events)):
@@ -102,7 +125,7 @@ def test_only_what_no_log_tells_is_left_out_of_the_guards() -> None:
 # Good logs.
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 @given(OPERATIONS, CONFIGS)
 def test_every_life_of_the_core_is_a_run_of_the_protocol(
     operations: Operations, config: dict[str, Any]
@@ -136,7 +159,7 @@ def test_every_action_that_an_event_may_tell_is_taken_somewhere(conformance: Mak
     assert taken == set(follower.shadow.actions)
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(st.integers(0, 1000), st.integers(0, 300))
 def test_a_log_that_begins_in_the_middle_is_followed_like_a_whole_one(seed: int, skipped: int) -> None:
     """What retention deleted is not needed: the head of the next segment has the ledger's state."""
@@ -158,7 +181,7 @@ def walks(seeds: range, actions: int) -> Iterator[tuple[OffloadConfig, Sequence[
 def test_every_walk_on_the_core_is_a_run_of_the_protocol() -> None:
     """Imports from another engine, doubled keys and late reports included."""
     imports = 0
-    for config, events in walks(range(3), 500):
+    for config, events in walks(range(2), 400):
         imports += sum(bool(event.source) for event in events if isinstance(event, ev.StorePlanned))
         for conformance in PROTOCOLS:
             assert first_mismatch(config, events, 100, conformance=conformance) is None
@@ -202,7 +225,7 @@ class ConformingModel(RerunModel[ServingWorld]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scope", ["evictions", "router"])
+@pytest.mark.parametrize("scope", ["small", "aborts", "preemptions", "evictions", "losing"])
 def test_every_log_of_an_explored_scope_is_a_run_of_the_protocol(scope: str) -> None:
     """All interleavings of a small scope, each with the log of the real core on its way there."""
     model = ConformingModel(scope)
@@ -424,8 +447,14 @@ LIVES = lives()
 
 
 def first_mismatch_of_lives(conformance: MakeConformance) -> ProtocolMismatch | None:
-    found = (first_mismatch(life.config, life.events, conformance=conformance) for life in LIVES)
-    return next((one for one in found if one is not None), None)
+    for life in LIVES:
+        try:
+            found = first_mismatch(life.config, life.events, 25, conformance=conformance)
+        except KvsmError:  # The ledger was changed so much that it refuses an event.
+            found = first_mismatch(life.config, life.events, conformance=conformance)
+        if found is not None:
+            return found
+    return None
 
 
 @pytest.mark.parametrize(
@@ -546,9 +575,10 @@ def test_a_change_that_no_action_makes_is_traced_to_its_event(
 
 def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event, action, field, expected and found, for people and for scripts."""
-    random_life(3, 900, tmp_path / "log", host_blocks=8).close()
-    assert kvsm(tmp_path / "log").exit_code == 0
-    assert "instance of the offload protocol's actions" in " ".join(kvsm(tmp_path / "log").stdout.split())
+    random_life(3, 300, tmp_path / "log", host_blocks=8).close()
+    result = kvsm(tmp_path / "log")
+    assert result.exit_code == 0
+    assert "instance of the offload protocol's actions" in " ".join(result.stdout.split())
     plant(monkeypatch, ev.StorePlanned, keep_leases)
     result = kvsm(tmp_path / "log")
     assert result.exit_code == 1
@@ -556,6 +586,25 @@ def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.M
     told, _ = json.loads(kvsm("--json", tmp_path / "log").stdout)["protocols"]
     assert told["verdict"] == "differs"
     assert told["mismatch"]["kind"] == "StorePlanned"
+
+
+@pytest.mark.slow
+def test_every_changed_log_ends_in_a_verdict(tmp_path: Path) -> None:
+    """Logs that somebody else wrote, with right checksums. What `verify` finds good conforms."""
+    logs = changed_lives(tmp_path / "lives")
+    for seed in range(150):
+        log = write_plain(tmp_path / "log", changed(logs[seed % len(logs)], Random(seed)))
+        verdicts = {verdict_of(log, conformance) for conformance in PROTOCOLS}
+        assert not verified_good(log) or verdicts == {ProtocolVerdict.CONFORMS}, seed
+        rmtree(log)
+
+
+def verdict_of(log: Path, conformance: MakeConformance) -> ProtocolVerdict | None:
+    """None: the log cannot be used at all."""
+    try:
+        return verify_protocol(log, conformance=conformance).verdict
+    except KvsmError:
+        return None
 
 
 def test_a_log_that_cannot_be_followed_is_undetermined(tmp_path: Path) -> None:

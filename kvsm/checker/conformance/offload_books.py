@@ -208,6 +208,8 @@ class OffloadBooks(LedgerBooks):
 
     def named_by(self, event: OffloadingEvent) -> Mapping[str, Sequence[CellKey]]:
         match event:
+            case ev.StepEnded() | ev.Ticked() | ev.BlocksOffered():
+                return {}
             case ev.BlocksTouched():
                 return {"block": slot_members(unpack(event.slots), self._chunk)}
             case ev.BlocksRewritten():

@@ -28,7 +28,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import MalformedIds
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
-from kvsm.replay.fold import opening
+from kvsm.replay.fold import go_on
 from kvsm.replay.render import render
 from kvsm.replay.trust import Trust
 from kvsm.snapshot import restore, snapshot
@@ -246,12 +246,12 @@ def verify_protocol(
         began = time.perf_counter()
         run = _ProtocolPass(LogReader(log), conformance, every, progress, trust)
         stopped = run.run()
-        if run.conformance is None:
+        if run.conformance is None and stopped is None:
             raise LogError(f"{log}: there is no whole event in this log")
         taken = run.taken + (run.follower.shadow.taken if run.follower is not None else Counter())
         verdict = ProtocolVerdict.UNDETERMINED if stopped is not None else ProtocolVerdict.CONFORMS
         return ProtocolVerification(
-            protocol=run.conformance.declared.name,
+            protocol=(run.conformance or conformance(_ANY)).declared.name,
             verdict=verdict if run.mismatch is None else ProtocolVerdict.DIFFERS,
             events=run.events,
             actions=dict(sorted(taken.items())),
@@ -260,6 +260,10 @@ def verify_protocol(
             trusted=tuple(run.trusted),
             seconds=time.perf_counter() - began,
         )
+
+
+_ANY = OffloadConfig(host_blocks=1, device_blocks=1)
+"""The name of a protocol is the same with any configuration."""
 
 
 class _ProtocolPass:
@@ -308,7 +312,7 @@ class _ProtocolPass:
                 return True
             self.taken += self.follower.shadow.taken
             self.follower = None
-        ledger = opening(segment, self._trust)
+        ledger = go_on(None, segment, self._trust)
         if ledger.seq:
             self.trusted.append(ledger.seq + 1)
         self.conformance = self._make(ledger.config)
