@@ -114,23 +114,21 @@ class ProtocolCells:
 
     def put(self, cell: CellKey, value: Any) -> None:
         """Give a cell a value."""
-        values, where = self.values, self._where
-        if where is not None:
-            before = values.get(cell, self.initial)
-            if before != self.initial:
+        values, where, first = self.values, self._where, self.initial
+        before = values.pop(cell, first)
+        if value != first:
+            values[cell] = value
+        if where is not None and value != before:
+            if before != first:
                 places = where[before]
                 places.discard(cell)
                 if not places:
                     del where[before]
-            if value != self.initial:
+            if value != first:
                 if value in where:
                     where[value].add(cell)
                 else:
                     where[value] = {cell}
-        if value == self.initial:
-            values.pop(cell, None)
-        else:
-            values[cell] = value
         self.touched.append(cell)
 
     def where(self, value: Any) -> Collection[CellKey]:

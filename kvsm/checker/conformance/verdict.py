@@ -88,7 +88,9 @@ class ProtocolVerification(msgspec.Struct, frozen=True, kw_only=True):
             return f"differs from the {self.protocol} at event {self.mismatch.event}"
         rate = self.events / self.seconds if self.seconds else 0
         steps = sum(self.actions.values())
+        before = ", ".join(f"{event:,}" for event in self.trusted)
+        trusted = f"; the state before event {before} was taken on trust" if before else ""
         return (
             f"each event is an instance of the {self.protocol}'s actions ({steps:,} steps; "
-            f"{self.seconds:.3f} s, {rate:,.0f} events/s)"
+            f"{self.seconds:.3f} s, {rate:,.0f} events/s){trusted}"
         )
