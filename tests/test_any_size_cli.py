@@ -150,6 +150,11 @@ def test_answer_for_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert opened["example"]["path"] == ["light 0", "light 1"]
 
 
+def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
+    """A solver that finds nothing."""
+    return Answer.OPEN, 0.0
+
+
 def test_refutation_keeps_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A mistake in the protocol ends in a log that `kvsm show` reads."""
 
@@ -163,8 +168,13 @@ def test_refutation_keeps_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         def events_of(self, declared: Declaration, path: Sequence[Move]) -> Sequence[OffloadingEvent]:
             return MODELS["protocol"].events_of(declared, path)
 
+    def broken_alone(declared: Declaration) -> list[Condition]:
+        found = conditions_of(declared, None, "reset")
+        return [next(one for one in found if one.claim == str(Property.NO_REUSE_IN_FLIGHT))]
+
     monkeypatch.setitem(MODELS, "lamps", Broken())
-    monkeypatch.setattr(proof, "conditions_of", lambda one: list(conditions_of(one, None, "reset"))[:4])
+    monkeypatch.setattr(proof, "conditions_of", broken_alone)
+    monkeypatch.setattr(proof, "_ask", tired)
     given = ["check", "lamps", "--any-size", "--jobs", "1", "--solver", "z3", "--log", str(tmp_path)]
     answer = CliRunner().invoke(main, given)
     assert answer.exit_code == 1, answer.output
@@ -174,9 +184,6 @@ def test_refutation_keeps_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_timeout_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """A condition that a solver leaves open makes the verdict undetermined, with an example or without."""
-
-    def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
-        return Answer.OPEN, 0.0
 
     monkeypatch.setattr(proof, "_ask", tired)
     answer = check(monkeypatch, [lamps(1)])

@@ -18,7 +18,7 @@ from rich.text import Text
 from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render
 from kvsm.checker.coverage import all_edges, never_taken
 from kvsm.checker.explorer import ExplorationProgress
-from kvsm.checker.induction.solvers import chosen_solvers
+from kvsm.checker.induction.solvers import Solver, chosen_solvers
 from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
 from kvsm.cli.any_size import check_any_size, keep_events
@@ -177,14 +177,7 @@ def check(
         _print_list(as_json)
         return
     if any_size:
-        _refuse_bounds(click.get_current_context())
-        proofs = _provable(models)
-        solvers = chosen_solvers(solver)
-        if log is not None:
-            _check_free(log, [model.name for model in proofs])
-        wanted_jobs = jobs or os.cpu_count() or 1
-        found_codes = {check_any_size(one, solvers, wanted_jobs, as_json, log) for one in proofs}
-        raise SystemExit(next(code for code in WORST_FIRST if code in found_codes))
+        raise SystemExit(_prove(models, chosen_solvers(solver), jobs, log, as_json))
     chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
@@ -204,7 +197,19 @@ def check(
     raise SystemExit(next(code for code in WORST_FIRST if code in codes))
 
 
-# What to check.
+# Without bounds.
+
+
+def _prove(
+    names: Sequence[str], solvers: Sequence[Solver], jobs: int | None, log: Path | None, as_json: bool
+) -> ExitCode:
+    """Prove the named models for any size, or all that can be."""
+    _refuse_bounds(click.get_current_context())
+    models = _provable(names)
+    if log is not None:
+        _check_free(log, [model.name for model in models])
+    codes = {check_any_size(one, solvers, jobs or os.cpu_count() or 1, as_json, log) for one in models}
+    return next(code for code in WORST_FIRST if code in codes)
 
 
 def _refuse_bounds(context: click.Context) -> None:
@@ -231,6 +236,9 @@ def _provable(names: Sequence[str]) -> list[CheckedModel]:
         if name not in provable:
             raise ConfigError(f"--any-size proves {', '.join(provable)}, not {name!r}")
     return [MODELS[name] for name in provable if not names or name in names]
+
+
+# What to check.
 
 
 def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:
