@@ -515,6 +515,24 @@ def test_an_eviction_that_a_pin_forbids_is_named_by_its_guard(monkeypatch: pytes
     assert found.found == "STORED(copies=0, pins=1)"
 
 
+def test_a_report_that_is_rejected_without_cause_is_named() -> None:
+    """Only a late or doubled report changes nothing: the transfer of this one waits for it."""
+    life = Life(host_blocks=4, workers=2)
+    job = life.core.prepare_store("r0", [key(0)], [3]).job
+    assert job is not None
+    life.core.submit([job.transfer])
+    life.core.report(job.transfer, 0, True)
+    seq = len(life.events) + 1
+    twice, first = (
+        ev.ReportRejected(seq, 0, 0, job.transfer, worker, True, ev.RejectReason.DUPLICATE)
+        for worker in (0, 1)
+    )
+    assert first_mismatch(life.config, [*life.events, twice]) is None
+    found = first_mismatch(life.config, [*life.events, first])
+    assert found is not None
+    assert (found.event, found.action) == (seq, "refuse_report")
+
+
 def test_a_device_block_computed_under_a_copy_is_named() -> None:
     """The engine may not compute another key into a device block that a store still reads."""
     life = Life(host_blocks=4, workers=1)

@@ -58,7 +58,7 @@ def random_path(seed: int, length: int = 120) -> list[Move]:
 
 
 def test_each_action_is_told_or_known_to_be_unheard() -> None:
-    names = {action.name for action in protocol().declared.actions}
+    names = {action.name for action in protocol().declared.acting}
     assert set(TOLD) == names - {"crash"}
 
 

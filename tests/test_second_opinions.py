@@ -222,7 +222,7 @@ def test_tla_module_says_what_everything_means(declared: Declaration) -> None:
     """The text alone explains each variable, action, property and invariant in a sentence."""
     said = " ".join(tla_module(declared).replace("\\*", "").split())
     claims = (*declared.always, *declared.invariants, *declared.sometimes)
-    for one in (*declared.variables, *declared.actions, *claims):
+    for one in (*declared.variables, *declared.acting, *claims):
         assert one.says in said
     assert declared.about in said
     for forget in declared.forgets:

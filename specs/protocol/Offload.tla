@@ -17,7 +17,7 @@
 \* - Requests: a match holds one slot, and a device block does not say which request holds it.
 \* - Chunks: a slot holds one device block.
 \* - A second kernel for a block before the first one ran: a stream runs them in order.
-\* - Names of transfers and workers in reports: the ledger refuses late and doubled reports.
+\* - Names of transfers and workers that do not exist: the ledger refuses reports with such names.
 \* - The device's own prefix cache, and data that a load of an older epoch left on the device.
 \*
 \* Generated from kvsm's declaration and tables (specs/protocol/texts.py); do not edit.

@@ -63,7 +63,7 @@ def murphi_text(declared: Declaration) -> str:
     speaker = MurphiSpeaker()
     uses = [
         _forgetting(declared, speaker),
-        *(_rule(action, speaker) for action in declared.actions),
+        *(_rule(action, speaker) for action in declared.acting),
         *(
             _property("invariant", claim_name(claim), claim, speaker)
             for claim in (*declared.always, *declared.invariants)

@@ -58,7 +58,7 @@ def tla_module(declared: Declaration) -> str:
         *(_machine(words) for words in words_in(declared)),
         _state(declared),
         _forgetting(declared.forgets),
-        *(_action(action) for action in declared.actions),
+        *(_action(action) for action in declared.acting),
         _behaviour(declared),
         *(_claim(claim) for claim in declared.always),
         _winding_down(declared),
@@ -281,12 +281,12 @@ def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
 def _behaviour(declared: Declaration) -> list[str]:
     return [
         RULE,
-        *_any_of("Next", "Everything that may happen.", declared.actions),
+        *_any_of("Next", "Everything that may happen.", declared.acting),
         "",
         *_any_of(
             "Drain",
             "The actions that bring things to their end.",
-            [one for one in declared.actions if one.drains],
+            [one for one in declared.acting if one.drains],
         ),
         "",
         "Spec == Init /\\ [][Next]_now",

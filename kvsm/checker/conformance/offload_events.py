@@ -203,4 +203,4 @@ TOLD: dict[str, Callable[..., None]] = {
     "end_bad": lambda told, _, transfer, worker: told.report(transfer, worker, good=False, ends=True),
     "reset": _PathTelling.reset,
 }
-"""Every action of the protocol but the crash, which ends the log."""
+"""Every action of the protocol that changes something, but the crash: it ends the log."""

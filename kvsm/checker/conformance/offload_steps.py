@@ -144,6 +144,16 @@ def worker_reported(shadow: Shadow, before: Ledger, event: ev.WorkerReported) ->
         yield from _left_unnamed(shadow, before, event.transfer)
 
 
+_NAMES_NOTHING = (ev.RejectReason.UNKNOWN, ev.RejectReason.WORKER, ev.RejectReason.DIRECTION)
+"""Why reports are rejected that name no transfer and worker of the protocol."""
+
+
+def report_rejected(_: Shadow, __: Ledger, event: ev.ReportRejected) -> Iterator[Step]:
+    """A report that its transfer does not wait for."""
+    if event.reason not in _NAMES_NOTHING:
+        yield "refuse_report", [(event.transfer, event.worker)]
+
+
 def transfer_cancelled(shadow: Shadow, before: Ledger, event: ev.TransferCancelled) -> Iterator[Step]:
     """The plan is taken back."""
     yield "cancel", [(event.transfer,)]
@@ -206,7 +216,7 @@ STEPS: dict[type[OffloadingEvent], EventSteps] = {
         ("report_good", "report_bad", "end_good", "end_bad", "free"),
         worker_reported,
     ),
-    ev.ReportRejected: _NOTHING,
+    ev.ReportRejected: EventSteps("It comes late or twice.", ("refuse_report",), report_rejected),
     ev.TransferLost: EventSteps("The transfer is given up.", ("lose", "free"), transfer_lost),
     ev.BlocksTouched: _NOTHING,
     ev.FlushRequested: _NOTHING,

@@ -73,7 +73,7 @@ class CellLayout:
         self.initial = tuple(cell.variable.domain.initial for cell in self.cells)
         self.instances = tuple(
             ActionInstance(action, values)
-            for action in declared.actions
+            for action in declared.acting
             for values in product(*(range(param.members.size) for param in action.params))
         )
         self.forgets: tuple[tuple[Forget, Binding], ...] = tuple(

@@ -125,7 +125,7 @@ NOT_MODELLED = (
     "Requests: a match holds one slot, and a device block does not say which request holds it.",
     "Chunks: a slot holds one device block.",
     "A second kernel for a block before the first one ran: a stream runs them in order.",
-    "Names of transfers and workers in reports: the ledger refuses late and doubled reports.",
+    "Names of transfers and workers that do not exist: the ledger refuses reports with such names.",
     "The device's own prefix cache, and data that a load of an older epoch left on the device.",
 )
 
@@ -395,7 +395,7 @@ def _end_actions(state: ProtocolState, scope: ProtocolScope, variant: Variant | 
     actions = [*_reports(state, variant, "good", written)]
     if scope.failures:
         actions += _reports(state, variant, "bad", TRUE)
-    actions.append(_cancel(state))
+    actions += [_refused_report(state), _cancel(state)]
     if scope.resets:
         actions.append(_reset(state, scope, variant))
     if scope.losses:
@@ -468,6 +468,18 @@ def _reports(state: ProtocolState, variant: Variant | None, name: str, when: Ter
             drains=good,
         ),
     ]
+
+
+def _refused_report(state: ProtocolState) -> Action:
+    t, w = state.t, state.w
+    waits = state.is_under_way(t) & state.report[t, w].equals(REPORT["NONE"])
+    return Action(
+        "refuse_report",
+        "A report comes late, or twice: the transfer does not wait for this worker. Nothing changes.",
+        (t, w),
+        ~waits,
+        (),
+    )
 
 
 def _is_matched(state: ProtocolState, t: Param) -> Term:

@@ -586,6 +586,11 @@ class Declaration:
     about: str = ""
     notes: tuple[str, ...] = ()
 
+    @property
+    def acting(self) -> tuple[Action, ...]:
+        """The actions that change something. The others lead nowhere, so nobody explores them."""
+        return tuple(action for action in self.actions if action.effects)
+
     def variable(self, name: str) -> Variable:
         """The variable of this name."""
         return next(one for one in self.variables if one.name == name)
