@@ -27,8 +27,14 @@ from kvsm.checker.protocol.offload import Variant, offload_protocol
 from kvsm.checker.protocol.plain import ProtocolModel, State, evaluate
 from kvsm.checker.protocol.scope import EXAMPLE_SCOPES, ProtocolScope
 from kvsm.checker.protocol.terms import (
+    FALSE,
+    TRUE,
+    Action,
+    Assign,
     Claim,
     Declaration,
+    Each,
+    Effect,
     ForAll,
     OneOf,
     Param,
@@ -159,6 +165,38 @@ def test_effect_on_no_variable_is_an_error() -> None:
     narrower = replace(declared(0), variables=declared(0).variables[1:])
     with pytest.raises(ConfigError, match="assigns 'key', which is not among its variables"):
         Induction(narrower)
+
+
+def with_action(effects: tuple[Effect, ...], *params: Param) -> Declaration:
+    """The protocol with one more action, which is always possible."""
+    extra = Action("extra", "Something more.", params, TRUE, effects)
+    return replace(declared(0), actions=(*declared(0).actions, extra))
+
+
+def test_effect_that_binds_a_parameter_again_is_an_error() -> None:
+    """Two meanings of one parameter would be mixed up."""
+    s, old = Param("s", declared(0).variable("old").indices[0]), declared(0).variable("old")
+    protocol = with_action((Each(s, (Assign(old[s], TRUE),)),), s)
+    with pytest.raises(ConfigError, match="binds the parameter 's', which is bound already"):
+        Induction(protocol)
+
+
+def test_last_effect_on_a_cell_counts() -> None:
+    """As in the explorer."""
+    s, old = Param("s", declared(0).variable("old").indices[0]), declared(0).variable("old")
+    protocol = with_action((Assign(old[s], FALSE), Assign(old[s], TRUE)), s)
+    induction = Induction(protocol, sizes_of(protocol))
+    taken = induction.taken(next(one for one in induction.steps if one.name == "extra"))
+    assert satisfiable(f"{induction.prelude}{taken.text}(assert (old{AFTER} slot_0))")
+    assert not satisfiable(f"{induction.prelude}{taken.text}(assert (not (old{AFTER} slot_0)))")
+
+
+def test_all_claims_of_a_property_are_proved() -> None:
+    """Two claims may bear one name."""
+    s, old = Param("s", declared(0).variable("old").indices[0]), declared(0).variable("old")
+    never_old = Claim(Property.NO_STALE_DATA, "No slot is old.", ForAll(s, old[s].equals(FALSE)))
+    stricter = replace(declared(0), always=(never_old, *declared(0).always))
+    assert ExampleSearch([stricter]).example("reset", str(Property.NO_STALE_DATA)) is not None
 
 
 # It is no more than what is needed, and no less.

@@ -32,6 +32,7 @@ from kvsm.checker.protocol.terms import (
     Declaration,
     Each,
     Effect,
+    Equal,
     Exists,
     ForAll,
     If,
@@ -74,11 +75,11 @@ class Step:
     forgets: bool = False
 
     @cached_property
-    def assigned(self) -> dict[str, list[tuple[tuple[Param, ...], Assign]]]:
-        """Variable -> its assignments, each with the parameters over which it is repeated."""
-        found: dict[str, list[tuple[tuple[Param, ...], Assign]]] = {}
-        for bound, assign in _assigned(self.effects, ()):
-            found.setdefault(assign.cell.variable.name, []).append((bound, assign))
+    def assigned(self) -> dict[str, list[Assign]]:
+        """Variable -> its assignments, in order. Where two assign one cell, the last one counts."""
+        found: dict[str, list[Assign]] = {}
+        for assign in _assigned(self.effects, self.params):
+            found.setdefault(assign.cell.variable.name, []).append(assign)
         return found
 
 
@@ -99,20 +100,23 @@ class Taken:
     text: str
 
 
-def _assigned(
-    effects: tuple[Effect, ...], bound: tuple[Param, ...]
-) -> Iterator[tuple[tuple[Param, ...], Assign]]:
+def _assigned(effects: tuple[Effect, ...], bound: tuple[Param, ...]) -> Iterator[Assign]:
+    """The assignments. bound: the parameters around them, which no `Each` may bind again."""
     for effect in effects:
-        if isinstance(effect, Each):
-            yield from _assigned(effect.effects, (*bound, effect.param))
+        if not isinstance(effect, Each):
+            yield effect
+        elif effect.param in bound:
+            raise ConfigError(f"an effect binds the parameter {effect.param.name!r}, which is bound already")
         else:
-            yield bound, effect
+            yield from _assigned(effect.effects, (*bound, effect.param))
 
 
 def _words_after(term: Term, params: frozenset[Term]) -> Iterator[After]:
     """The steps of words of single cells, which these parameters name."""
     if isinstance(term, After) and isinstance(term.word, Read) and set(term.word.indices) <= params:
         yield term
+    if isinstance(term, ForAll | Exists):
+        params -= {term.param}
     for part in term.parts():
         yield from _words_after(part, params)
 
@@ -140,8 +144,7 @@ def steps_of(declared: Declaration) -> list[Step]:
 
 
 def parts_of(declared: Declaration, claim: Claim) -> tuple[Term, ...]:
-    """The parts of a claim that must all hold, but what it says of counters: the counting lemma proves
-    that."""
+    """The parts of a claim that must all hold. What it says of counters is left to the counting lemma."""
     counted = [one.claim for one in declared.countings]
     return tuple(one for one in conjuncts(claim.term) if one not in counted)
 
@@ -168,7 +171,7 @@ def asks_for_witness(term: Term, holds: bool = True, given: bool = False) -> boo
         case If(condition, then, otherwise):
             both = any(asks_for_witness(condition, one, given) for one in (True, False))
             return both or any(asks_for_witness(one, holds, given) for one in (then, otherwise))
-    either = (holds, not holds) if type(term).__name__ == "Equal" else (holds,)
+    either = (holds, not holds) if isinstance(term, Equal) else (holds,)
     return any(asks_for_witness(part, one, given) for part in term.parts() for one in either)
 
 
@@ -183,12 +186,15 @@ class Induction:
         self.declared = declared
         self.writer = SmtWriter(declared, sizes)
         claims = (*declared.always, *declared.invariants)
-        self.claims = {str(claim.name): parts_of(declared, claim) for claim in claims}
+        self.claims: dict[str, tuple[Term, ...]] = {}
+        for claim in claims:
+            name = str(claim.name)
+            self.claims[name] = (*self.claims.get(name, ()), *parts_of(declared, claim))
         self.steps = steps_of(declared)
 
     @cached_property
     def prelude(self) -> str:
-        """Sorts, variables, and the one thing that is assumed: there is a worker."""
+        """Sorts, variables, and the one thing that is assumed: each index set has a member."""
         return self.writer.prelude()
 
     @cached_property
@@ -274,7 +280,7 @@ class Induction:
         """A step: its parameters, its guard, and the variables after it."""
         given: dict[Term, str] = {param: f"{param.name}{TAKEN}" for param in step.params}
         lines = [line for param in step.params for line in member(given[param], param.members)]
-        assigned = (assign.value for changes in step.assigned.values() for _, assign in changes)
+        assigned = (assign.value for changes in step.assigned.values() for assign in changes)
         self.name_words((step.guard, *assigned), given, lines)
         lines.append(f"(assert {self.writer.say(step.guard, given=given)})")
         names = {**self.writer.now, **{variable: f"{variable}{AFTER}" for variable in step.assigned}}
@@ -285,22 +291,20 @@ class Induction:
     def after(self, taken: Taken, variable: Variable, indices: list[str]) -> str:
         """The value of a cell after a step."""
         text = f"({variable.name} {' '.join(indices)})"
-        for bound, assign in reversed(taken.step.assigned.get(variable.name, [])):
-            given, conditions = self.at(taken, bound, assign, indices)
+        for assign in taken.step.assigned.get(variable.name, []):
+            given, conditions = self.at(taken, assign, indices)
             value = self.writer.say(assign.value, given=given)
             text = f"(ite {joined('and', conditions, '')} {value} {text})" if conditions else value
         return text
 
-    def at(
-        self, taken: Taken, bound: tuple[Param, ...], assign: Assign, indices: list[str]
-    ) -> tuple[dict[Term, str], list[str]]:
+    def at(self, taken: Taken, assign: Assign, indices: list[str]) -> tuple[dict[Term, str], list[str]]:
         """An assignment at one cell: what stands for its parameters, and when it is about this cell."""
         given, conditions = dict(taken.given), []
         for name, index in zip(indices, assign.cell.indices):
-            if index in bound:
-                given[index] = name
-            else:
+            if index in taken.given:
                 conditions.append(f"(= {name} {given[index]})")
+            else:
+                given[index] = name
         return given, conditions
 
     def _define_after(self, taken: Taken, variable: Variable) -> str:
@@ -321,7 +325,7 @@ def _refuse_loose_variables(declared: Declaration) -> None:
     A step leaves what it does not assign as it is. A variable that no action assigns was forgotten in them.
     """
     assigned = {
-        name for one in declared.actions for name in Step(one.name, (), one.guard, one.effects).assigned
+        name for one in declared.actions for name in Step(one.name, one.params, TRUE, one.effects).assigned
     }
     known = {variable.name for variable in declared.variables}
     for name in sorted(known - assigned):

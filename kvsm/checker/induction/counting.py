@@ -143,8 +143,8 @@ class CountingLemma:
         """How a step changes the counter of a cell."""
         text = SAME
         at = [given[index] for index in counting.cell.indices]
-        for bound, assign in reversed(taken.step.assigned.get(counting.cell.variable.name, [])):
-            here, conditions = self._induction.at(taken, bound, assign, at)
+        for assign in taken.step.assigned.get(counting.cell.variable.name, []):
+            here, conditions = self._induction.at(taken, assign, at)
             change = self._change_in(assign.value, counting, here)
             text = f"(ite {joined('and', conditions, '')} {change} {text})" if conditions else change
         return text
