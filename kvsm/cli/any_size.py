@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from kvsm.checker.counterexample import action_text, render, retell, save_log
 from kvsm.checker.induction.finite import Example, ExampleSearch, Reached, reached
+from kvsm.checker.induction.progress import WINDING_DOWN
 from kvsm.checker.induction.proof import OpenCondition, Proof, ProofProgress, prove
 from kvsm.checker.induction.solvers import Answer, Solver
 from kvsm.checker.model import INTERRUPT, Verdict
@@ -114,6 +116,8 @@ _CODES = {
     Verdict.PROVED: ExitCode.GOOD,
 }
 _COLOURS = {Verdict.REFUTED: in_red, Verdict.UNDETERMINED: in_yellow, Verdict.PROVED: in_green}
+_NO_EXAMPLE = "no example with few members was found"
+_NO_Z3 = "z3 is not installed, which looks for an example: pip install 'kvsm[proof]'"
 _Opened = tuple[ToldOpenCondition, "Example | None", "Reached | None"]
 
 
@@ -149,7 +153,7 @@ def _examples(versions: dict[str, tuple[Declaration, ...]], opened: Sequence[Ope
     searches = {name: ExampleSearch(sized) for name, sized in versions.items()}
     found: list[_Opened] = []
     for (version, step, claim), said in answers.items():
-        example = searches[version].example(step, claim)
+        example = searches[version].example(step, claim) if find_spec("z3") else None
         known = None if example is None else reached(example)
         told = ToldOpenCondition(version, step, claim, said, _told(example, known))
         found.append((told, example, known))
@@ -171,7 +175,7 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
     yield ""
     yield in_yellow(f"open: {one.step} may not keep {one.claim!r}, with {one.version} ({said})")
     if example is None or known is None or one.example is None:
-        yield "  no example with few members was found"
+        yield f"  {_NO_EXAMPLE if find_spec('z3') else _NO_Z3}"
         return
     if known.refutation is not None:
         yield "  the explorer reaches a broken state:"
@@ -180,7 +184,8 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
         return
     yield f"  in this state ({one.example.bounds}):"
     yield from (f"    {cell}: {value}" for cell, value in example.values.items())
-    yield f"  the step {one.example.step} breaks it"
+    stuck = one.step == WINDING_DOWN
+    yield "  no draining action is possible there" if stuck else f"  the step {one.example.step} breaks it"
     if not known.complete:
         yield "  whether this state can be reached was not found out in time"
         return
