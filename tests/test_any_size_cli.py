@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -199,6 +204,22 @@ def test_interrupt_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = check(monkeypatch, [lamps(1)])
     assert answer.exit_code == 130
     assert "stopped at an interrupt" in answer.output
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_processes_in_silence() -> None:
+    """The signal goes to the solvers' processes, too, as from a terminal."""
+    command = [sys.executable, "-c", "from kvsm.cli import main; main()", "check", "protocol", "--any-size"]
+    command += ["--jobs", "2", "--solver", "z3"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as running:
+        time.sleep(6)
+        os.killpg(running.pid, signal.SIGINT)
+        told, complaint = running.communicate(timeout=60)
+    assert running.returncode == 130, complaint
+    assert "stopped at an interrupt" in told
+    assert complaint == ""
 
 
 def test_several_jobs_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -132,13 +133,18 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
         for question in questions:
             yield question, *_ask(question[0], question[2])
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_ignore_interrupts) as processes:
         running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
         try:
             for future in as_completed(running):
                 yield running[future], *future.result()
         finally:
-            processes.shutdown(wait=False, cancel_futures=True)
+            processes.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C reaches all processes of the terminal. The one that asks ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _ask(solver: str, condition: Condition) -> tuple[Answer, float]:
