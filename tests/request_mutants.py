@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from msgspec import structs
+from protocol_mutants import with_rows
 
 from kvsm.checker.protocol.request_scope import RequestScope
 from kvsm.checker.protocol.request_state import NOTE, RequestProtocolState
@@ -103,13 +104,6 @@ def though_void(action: Action) -> Action:
     assert isinstance(action.guard, And)
     matched, _whole, some = action.guard.terms
     return replace(action, guard=matched & some)
-
-
-def with_rows(machine: Machine, change: Callable[[Row], Row]) -> dict[str, Machine]:
-    rows = tuple(map(change, machine.rows))
-    assert rows != machine.rows
-    made = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
-    return {**MACHINES, machine.name: made}
 
 
 def finish_forgets_a_load(row: Row) -> Row:

@@ -102,7 +102,7 @@ def compare(name: str, steps: int, seed: int) -> int:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_compiled_action_is_the_declared_one(name: str) -> None:
-    """With every variable tracked, guard and effects are those of the declaration, `Forget`s included."""
+    """With every variable tracked, guard and effects equal the declaration's, `Forget`s included."""
     assert compare(name, 15, 3) > 60
 
 

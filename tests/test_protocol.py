@@ -8,6 +8,14 @@ from functools import cache
 
 import pytest
 from msgspec import structs
+from protocol_mutants import (
+    failure_is_success,
+    lost_device_block_is_free,
+    lost_slot_is_free,
+    pinned_can_be_evicted,
+    pins_outlive_a_reset,
+    with_rows,
+)
 
 from kvsm.checker import explorer
 from kvsm.checker.coverage import TableEdge, never_taken
@@ -21,10 +29,8 @@ from kvsm.checker.protocol.plain import ProtocolModel, State
 from kvsm.checker.protocol.scope import SCOPES, ProtocolScope
 from kvsm.checker.protocol.terms import FALSE, Declaration, InState, Param
 from kvsm.properties import Property
-from kvsm.states import BLOCK, LEASE, MACHINES, TRANSFER, BlockState, BlockTrigger, Machine
-from kvsm.states.lease import LeaseState, LeaseTrigger
+from kvsm.states import BLOCK, LEASE, TRANSFER, BlockState, Machine
 from kvsm.states.machine import Row
-from kvsm.states.transfer import TransferState, TransferTrigger
 
 TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, copies=1, queued=1)
 NARROW = structs.replace(TINY, keys=2, device_blocks=2)
@@ -327,36 +333,6 @@ def test_copy_that_runs_ahead_of_the_log_is_refuted() -> None:
 
 
 # Broken tables.
-
-
-def with_rows(machine: Machine, change: Callable[[Row], Row]) -> dict[str, Machine]:
-    rows = tuple(map(change, machine.rows))
-    assert rows != machine.rows
-    changed = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
-    return {**MACHINES, machine.name: changed}
-
-
-def pinned_can_be_evicted(row: Row) -> Row:
-    return replace(row, when={}) if row.trigger is BlockTrigger.EVICT else row
-
-
-def failure_is_success(row: Row) -> Row:
-    late = row.target is TransferState.FAILED and row.trigger is TransferTrigger.REPORT_GOOD
-    return replace(row, target=TransferState.COMPLETED) if late else row
-
-
-def lost_slot_is_free(row: Row) -> Row:
-    lost = row.trigger is BlockTrigger.LOSE and row.target is not None
-    return replace(row, target=BlockState.EVICTED) if lost else row
-
-
-def lost_device_block_is_free(row: Row) -> Row:
-    return replace(row, target=LeaseState.NONE) if row.trigger is LeaseTrigger.LOSE else row
-
-
-def pins_outlive_a_reset(row: Row) -> Row:
-    voids = row.trigger is BlockTrigger.INVALIDATE and "pins" in row.then
-    return replace(row, then={}) if voids else row
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ NEEDED = [
     ("a transfer under way waits for a worker", "winding down", str(Property.PROGRESS)),
     ("a refused load is planned", "plan_store", "transfers that hold slots are live"),
 ]
-"""Each invariant, with a condition that is open without it: after which step, and of which claim."""
+"""Each invariant, and a condition that is open without it: a step and a claim."""
 
 
 def satisfiable(text: str) -> bool:

@@ -297,7 +297,7 @@ class _ActionWriter(ExpressionWriter):
 
 
 def _changes_where(value: Term, cell: Read) -> list[Term]:
-    """The conditions, of which one must hold for a value to differ from its cell. Empty: it always may."""
+    """One of these conditions must hold for a value to differ from its cell. Empty: it always may."""
     found = []
     while isinstance(value, If):
         found.append(value.condition)
@@ -311,7 +311,7 @@ def _meeting(reads: Sequence[Read], bound: set[str], change: _Change) -> list[di
     """A change's parameters in place of a forget's, for each way in which the forget may meet the change.
 
     reads: the cells that the forget is about.
-    bound: the variables of which it asks any cell.
+    bound: the variables whose cells it may ask for.
     """
     found: list[dict[Param, Param]] = []
     indices = indices_of(change.read)

@@ -289,7 +289,7 @@ class ExpressionWriter:
         return None
 
     def _either(self, param: Param, wanted: Term) -> str | None:
-        """A demand that one of several holds, each of which leads to members."""
+        """A demand that one of several terms holds. Each of them leads to members."""
         if not isinstance(wanted, Or):
             return None
         try:

@@ -111,7 +111,7 @@ def transfers_submitted(_: Shadow, before: Ledger, event: ev.TransfersSubmitted)
 
 
 def worker_reported(shadow: Shadow, before: Ledger, event: ev.WorkerReported) -> Iterator[Step]:
-    """A report, and with the last one the end, of which the engine is told."""
+    """A report. The last one ends the transfer, and the engine is told."""
     (pending, _) = shadow.cells["transfer"].get((event.transfer, 0)).counts
     what, how = "end" if pending == 1 else "report", "good" if event.good else "bad"
     yield f"{what}_{how}", [(piece, event.worker) for piece in pieces_of(before, event.transfer)]

@@ -103,7 +103,7 @@ class CountingLemma:
                 yield from self._counted(taken, counting)
 
     def _counted(self, taken: Taken, counting: Counting) -> Iterator[Condition]:
-        """One counter at any of its cells, for each way in which it may change."""
+        """One counter at any of its cells: a condition for each change."""
         writer, given = self._writer, dict[Term, str]()
         lines = [_CHANGE]
         for index in counting.cell.indices:

@@ -74,7 +74,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def conditions_of(
     declared: Declaration, sizes: Sizes | None = None, step: str | None = None
 ) -> Iterator[Condition]:
-    """All conditions: claims and invariants, the counting lemma, progress. step: those of one step alone."""
+    """All conditions: claims and invariants, the counting lemma, progress. step: only those of this step."""
     induction = Induction(declared, sizes)
     counting, progress = CountingLemma(induction), ProgressProof(induction)
     if step in (None, NO_STEP.name):

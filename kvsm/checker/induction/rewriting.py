@@ -57,7 +57,7 @@ def mentions(term: Term, param: Param) -> bool:
 
 
 def alternatives(term: Term) -> Iterator[Term]:
-    """Terms of which at least one holds if and only if the term does."""
+    """At least one of these terms holds exactly where the term holds."""
     match term:
         case Or(terms):
             for one in terms:

@@ -290,7 +290,7 @@ class SmtWriter:
         )
 
     def at_least(self, size: int, counting: Counting, names: Names, given: Given) -> str:
-        """Whether a counter counts so many members. Raises `TypeError` beyond two."""
+        """Whether a counter counts at least `size` members. Raises `TypeError` beyond two."""
         one, other = counting.member, Param(f"{counting.member.name}_too", counting.member.members)
         counted = counting.counts
         if size == 1:

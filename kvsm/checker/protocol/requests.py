@@ -366,7 +366,7 @@ def _submit(state: RequestProtocolState) -> Action:
 
 
 def _over(state: RequestProtocolState, good: Term) -> Effects:
-    """The transfer t ends. Its request is told of the end of its load, and whoever waits for t wakes.
+    """The transfer t ends. Its request is told of the end of its load, and the requests that wait for t wake.
 
     good: whether every worker has made its copies.
     """

@@ -13,7 +13,7 @@ class ProtocolScope(msgspec.Struct, frozen=True):
     """The bounds of an exploration. What it proves holds within them.
 
     live_transfers: transfers that are planned or under way at one time.
-    copies: copies of all live transfers at one time. Each is of one block.
+    copies: copies of all live transfers at one time. Each copies one block.
     several: whether a transfer may have several blocks.
     matches: matches that hold a slot at one time.
     queued: device blocks that have kernels queued at one time.
