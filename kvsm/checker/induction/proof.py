@@ -35,7 +35,7 @@ class OpenCondition(msgspec.Struct, frozen=True):
     """A condition that a solver did not prove.
 
     step: the action or forget after which the claim may not hold.
-    answer: FAILS if there is a model, OPEN if the solver found nothing in its time.
+    answer: FAILS if there is a model, OPEN if the solver found nothing within its limits.
     """
 
     version: str
@@ -74,7 +74,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 def conditions_of(
     declared: Declaration, sizes: Sizes | None = None, step: str | None = None
 ) -> Iterator[Condition]:
-    """All conditions: claims and invariants, the counting lemma, progress. step: only those of this step."""
+    """The conditions of claims, invariants, the counting lemma and progress.
+
+    step: the name of a step, to get its conditions alone.
+    """
     induction = Induction(declared, sizes)
     counting, progress = CountingLemma(induction), ProgressProof(induction)
     if step in (None, NO_STEP.name):

@@ -1,7 +1,7 @@
 """The solvers: z3 and cvc5, each asked the same texts.
 
 A solver may find that a text cannot be satisfied (the condition holds), that it can (it fails), or nothing
-within its time. Each condition has several attempts: fewer or all hypotheses, and other ways to choose what
+within its limits. Each condition has several attempts: fewer or all hypotheses, and other ways to choose what
 is instantiated.
 """
 

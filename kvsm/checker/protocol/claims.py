@@ -49,7 +49,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
     named, also_named = (
         InState(state.block[one], INDEXED) & state.slot_key[one].equals(k) for one in (s, s2)
     )
-    readable = InState(block, READABLE)
+    readable, fits = InState(block, READABLE), fits_transfer(block, transfer, state.stores(t))
     return (
         Claim(
             Property.CONSERVATION,
@@ -59,7 +59,7 @@ def _claims_of_books(state: ProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.NO_REUSE_IN_FLIGHT,
             "The state of a slot fits each live transfer that touches it.",
-            ForAll(t, ForAll(s, implies(state.touches_slot(t, s), _state_under_copy(state)))),
+            ForAll(t, ForAll(s, implies(state.touches_slot(t, s), fits))),
         ),
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
@@ -118,9 +118,8 @@ def _claims_of_bytes(state: ProtocolState) -> tuple[Claim, ...]:
     )
 
 
-def _state_under_copy(state: ProtocolState) -> Term:
-    """The slot s is in a state that fits the live transfer t."""
-    block, transfer = state.block[state.s], state.transfer[state.t]
+def fits_transfer(block: Term, transfer: Term, stores: Term) -> Term:
+    """A block is in a state that fits a live transfer of it. stores: whether the transfer is a store."""
     in_store = any_of(
         *(
             InState(transfer, (one,)) & InState(block, (other,))
@@ -133,7 +132,7 @@ def _state_under_copy(state: ProtocolState) -> Term:
     )
     abandoned = InState(transfer, (TransferState.ABANDONED,))
     in_load = InState(block, VOIDED) | (~abandoned & InState(block, (BlockState.LOADING,)))
-    return If(state.stores(state.t), in_store, in_load)
+    return If(stores, in_store, in_load)
 
 
 def countings(state: ProtocolState) -> tuple[Counting, ...]:

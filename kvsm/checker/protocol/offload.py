@@ -512,7 +512,7 @@ def _reset(state: ProtocolState, scope: ProtocolScope, variant: Variant | None) 
     voided: Term = After(_B.INVALIDATE, block)
     if variant is Variant.RESET_FREES:
         voided = If(InState(block, (BlockState.STORING,)), After(_B.END_COPY_BAD, block), voided)
-    # Whoever asked for the reset hears of it when it is in the log.
+    # A reset is answered after it is in the log.
     written: tuple[Assign, ...] = ()
     if scope.crashes:
         written = (Assign(state.logged[s], state.a_key.none), Assign(state.logged_old[s], TRUE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.checker.protocol.claims import fits_transfer
 from kvsm.checker.protocol.request_scope import RequestScope
 from kvsm.checker.protocol.request_state import NOTE, PATIENCE, RequestProtocolState
 from kvsm.checker.protocol.state import READABLE, REPORT, UNUSED, VOIDED
@@ -13,12 +14,10 @@ from kvsm.checker.protocol.terms import (
     Equal,
     Exists,
     ForAll,
-    If,
     InState,
     Term,
     Total,
     all_of,
-    any_of,
     for_all,
     implies,
     is_legal,
@@ -36,7 +35,12 @@ def always(state: RequestProtocolState) -> tuple[Claim, ...]:
         Claim(
             Property.NO_REUSE_IN_FLIGHT,
             "The state of a slot fits each live transfer that reads or writes it.",
-            for_all(implies(_is_under(state), _state_under_copy(state))),
+            for_all(
+                implies(
+                    _is_under(state),
+                    fits_transfer(state.block[state.s], state.transfer[state.t], state.stores(state.t)),
+                )
+            ),
         ),
         Claim(
             Property.ONE_RELEASE_PER_HOLD,
@@ -77,24 +81,6 @@ def always(state: RequestProtocolState) -> tuple[Claim, ...]:
 def _is_under(state: RequestProtocolState) -> Term:
     """The hold m on the slot s is the transfer t's."""
     return state.copies(state.m, state.t) & state.hold_slot[state.m].equals(state.s)
-
-
-def _state_under_copy(state: RequestProtocolState) -> Term:
-    """The slot s is in a state that fits the transfer t."""
-    block, transfer = state.block[state.s], state.transfer[state.t]
-    in_store = any_of(
-        *(
-            InState(transfer, (one,)) & InState(block, (other,))
-            for one, other in (
-                (TransferState.PLANNED, BlockState.ALLOCATED),
-                (TransferState.SUBMITTED, BlockState.STORING),
-                (TransferState.ABANDONED, BlockState.QUARANTINED),
-            )
-        )
-    )
-    abandoned = InState(transfer, (TransferState.ABANDONED,))
-    in_load = InState(block, VOIDED) | (~abandoned & InState(block, (BlockState.LOADING,)))
-    return If(state.stores(state.t), in_store, in_load)
 
 
 def countings(state: RequestProtocolState) -> tuple[Counting, ...]:
