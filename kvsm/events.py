@@ -19,6 +19,7 @@ from typing import SupportsIndex
 import msgspec
 
 from kvsm.errors import ConfigError
+from kvsm.identity import KeptPools
 from kvsm.ids import Id, Ids
 from kvsm.options import check_types
 from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrigger
@@ -165,6 +166,10 @@ class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
     machines: str
     """Digest of the machine tables that wrote the log."""
     schema: int = SCHEMA_VERSION
+    kept: KeptPools | None = None
+    """The pools that outlive this process. None: nothing that is stored does."""
+    weights: str = ""
+    """Version of the weights that compute what is stored from here on."""
 
 
 class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):
@@ -339,9 +344,13 @@ class FlushRequested(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 
 
 class CacheReset(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=20):
-    """Nothing stored before may match afterwards. Plans are cancelled, copies in flight abandoned."""
+    """Nothing stored before may match afterwards. Plans are cancelled, copies in flight abandoned.
+
+    weights: version of the weights that compute what is stored from here on. None: the same ones as before.
+    """
 
     epoch: Id
+    weights: str | None = None
 
 
 class StepEnded(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=21):
@@ -372,6 +381,23 @@ class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, t
     """The engine computes other content into these device blocks. What a load brought there is gone."""
 
     device_blocks: Ids
+
+
+class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
+    """The process that wrote the log so far is gone with its workers and its device. Another one goes on, with
+    the same host pool. What was stored still is. Copies in flight, pins, leases and requests have ended, and
+    their slots can be allocated.
+
+    life: how many processes have written this log, this one included.
+    config: of the new process. `kvsm.ledger.ALIKE` names what must be as it was.
+    machines: digest of the machine tables that write the log from here on.
+    ended: how the last process ended, for people. Empty: it closed the log.
+    """
+
+    life: Id
+    config: OffloadConfig
+    machines: str
+    ended: str = ""
 
 
 class Reach(Enum):
@@ -414,6 +440,7 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     BlocksOffered: (),
     OffersCounted: (),
     BlocksRewritten: (),
+    Restarted: (_B.RESTART, _T.CANCEL, _T.LOSE, _L.RESTART, _R.RESTART),
 }
 """Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several for
 one machine, its fields or its transfer decide between them: good or bad, store or load."""
@@ -447,5 +474,6 @@ REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
     BlocksOffered: (),
     OffersCounted: (),
     BlocksRewritten: (),
+    Restarted: (Reach.CACHE,),
 }
 """What each kind changes besides the things that its fields name."""

@@ -49,3 +49,14 @@ class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):
             for name in sorted(ours.keys() | theirs.keys())
             if ours.get(name) != theirs.get(name)
         ]
+
+
+class KeptPools(msgspec.Struct, frozen=True, array_like=True):
+    """The pools that a log speaks of. They outlive the process that writes it.
+
+    identity: what their bytes mean.
+    ids: the id of each rank's pool, which is new whenever a pool is made.
+    """
+
+    identity: PoolIdentity
+    ids: tuple[bytes, ...]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from kvsm.errors import described
 from kvsm.events import Direction, OffloadConfig, Owners
+from kvsm.identity import KeptPools
 from kvsm.ids import IdArray, Ids, pack, unpack
 from kvsm.ledger import Ledger, RequestRecord, TransferRecord, indexed_slots
 from kvsm.states.block import BLOCK_WORDS
@@ -55,6 +56,9 @@ class SavedLedger(msgspec.Struct, array_like=True, frozen=True):
     stale: tuple[tuple[int, bytes], ...]
     offers: tuple[tuple[bytes, int], ...]
     """The key that was offered longest ago comes first."""
+    life: int = 1
+    kept: KeptPools | None = None
+    weights: str = ""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -87,6 +91,9 @@ def _state_of(ledger: Ledger) -> SavedLedger:
         brought=tuple(sorted(ledger.provenance.brought.items())),
         stale=tuple(sorted(ledger.provenance.stale.items())),
         offers=tuple(ledger.offers.times.items()),
+        life=ledger.life,
+        kept=ledger.kept,
+        weights=ledger.weights,
     )
 
 
@@ -206,6 +213,7 @@ def _ledger_of(state: SavedLedger) -> Ledger:
     ledger.provenance.brought.update(state.brought)
     ledger.provenance.stale.update(state.stale)
     ledger.offers.times.update(state.offers)
+    ledger.life, ledger.kept, ledger.weights = state.life, state.kept, state.weights
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
     ledger.generation_view[:] = np.frombuffer(state.generations, dtype=np.int64)

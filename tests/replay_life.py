@@ -54,7 +54,8 @@ class Life:
         self.events = MemoryLog()
         self.writer = None if log is None else self._open(log, writer or {})
         ticks = count(1)
-        self.core = Offloader(self.config, self, clock_ns=clock_ns or (lambda: next(ticks)))
+        self._clock_ns = clock_ns or (lambda: next(ticks))
+        self.core = Offloader(self.config, self, clock_ns=self._clock_ns)
 
     def _open(self, log: Path, options: dict[str, Any]) -> LogWriter:
         options = {"durability": "none", "clock": lambda: 7, **options}
@@ -99,7 +100,7 @@ class Life:
     def home(self, wanted: bytes) -> range:
         """The device blocks on which the engine computes the content of this key: it has few of them."""
         chunk = self.config.blocks_per_chunk
-        first = int.from_bytes(wanted[:4], "big") % (self.config.device_blocks // chunk) * chunk
+        first = int.from_bytes(wanted[:4], "big") % (self.core.config.device_blocks // chunk) * chunk
         return range(first, first + chunk)
 
     def offer(self, one: int, other: int) -> None:
@@ -117,7 +118,8 @@ class Life:
         self.core.advance([(request(one), end, last)])
 
     def rewrite(self, one: int, other: int) -> None:
-        self.core.rewrite(range(one % self.config.device_blocks, self.config.device_blocks)[: 1 + other])
+        blocks = self.core.config.device_blocks
+        self.core.rewrite(range(one % blocks, blocks)[: 1 + other])
 
     def match(self, one: int, other: int) -> None:
         self.core.match(request(one), prompt(other))
@@ -193,6 +195,22 @@ class Life:
     def engine_waits(self, _one: int, _other: int) -> None:
         self.core.flush()
 
+    def restart(self, one: int, other: int) -> None:
+        """Another process goes on; without a log on disk, perhaps with another device pool and policy."""
+        config = self.core.config
+        more: dict[str, Any] = {}
+        if self.writer is None:
+            more = {"device_blocks": config.device_blocks + one % 3}
+            if other % 4 == 0:
+                more["policy"] = sorted(POLICIES)[one % len(POLICIES)]
+        self.core = Offloader.restarted(
+            self.core.ledger,
+            msgspec.structs.replace(config, **more),
+            self,
+            ended="" if other % 2 else "the process was killed",
+            clock_ns=self._clock_ns,
+        )
+
     def drive(self, operations: Iterable[tuple[str, int, int]]) -> Life:
         for name, one, other in operations:
             getattr(self, name)(one, other)
@@ -256,6 +274,7 @@ SELDOM = (
     "lose",
     "engine_waits",
     "rewrite",
+    "restart",
 )
 Operations = list[tuple[str, int, int]]
 POLICY_NAMES = st.sampled_from(sorted(POLICIES))

@@ -493,6 +493,10 @@ def every_kind_of_event() -> None:
     core.fail_load(loading)
     core.complete_store(storing)
     core.end_step()
+    # Another process, while copies are planned and in flight.
+    submitted("r", "u", 22)
+    planned("r", "v", 23)
+    Offloader.restarted(core.ledger, core.config)
 
 
 def test_recalled_keys_reach_the_policy() -> None:

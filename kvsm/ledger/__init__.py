@@ -19,19 +19,22 @@ from allocate to evict:
 7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
                                         its slot is free again.
 
-Resets and touches are in cache.py, the state in state.py, the records that it keeps in records.py.
+Resets and touches are in cache.py, the next process in restart.py, the state in state.py, the records that it
+keeps in records.py.
 
 The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
 can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
 EVICTED, in the policy's order if it is STORED without a pin or a copy.
 """
 
-from kvsm.ledger.index import indexed_slots
+from kvsm.ledger.index import indexed_slots, readable_keys
 from kvsm.ledger.ledger import HANDLERS, Ledger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.ledger.restart import ALIKE, why_not_alike
 from kvsm.ledger.state import CacheListener
 
 __all__ = [
+    "ALIKE",
     "HANDLERS",
     "CacheListener",
     "Ledger",
@@ -40,4 +43,6 @@ __all__ = [
     "RequestRecord",
     "TransferRecord",
     "indexed_slots",
+    "readable_keys",
+    "why_not_alike",
 ]

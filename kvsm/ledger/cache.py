@@ -29,6 +29,8 @@ def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
     if event.epoch != ledger.epoch + 1:
         raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {ledger.epoch}")
     seq, ledger.epoch = event.seq, event.epoch
+    if event.weights is not None:
+        ledger.weights = event.weights
     for transfer in list(ledger.transfers.values()):
         if transfer.state is transfer_machine.PLANNED:
             transfers.cancel(ledger, transfer, seq)

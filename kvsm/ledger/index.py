@@ -19,6 +19,13 @@ def indexed_slots(ledger: LedgerState) -> list[int]:
     return np.flatnonzero(are_indexed(ledger.blocks.view)).tolist()
 
 
+def readable_keys(ledger: LedgerState) -> list[bytes]:
+    """The keys that can be read, in the order in which they were stored."""
+    slots = np.flatnonzero(are_readable(ledger.blocks.view))
+    oldest_first = slots[np.argsort(ledger.generation_view[slots], kind="stable")]
+    return [ledger.key_of[slot] for slot in oldest_first.tolist()]
+
+
 def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
     """Let the index name these slots by these keys. Refuses a key that is in the index, or twice in `keys`.
 

@@ -9,7 +9,7 @@ from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import OffloadingEvent
 from kvsm.ids import MalformedIds
-from kvsm.ledger import cache, loads, requests, stores, transfers
+from kvsm.ledger import cache, loads, requests, restart, stores, transfers
 from kvsm.ledger.records import TransferRecord
 from kvsm.ledger.state import LedgerState
 
@@ -37,6 +37,7 @@ def log_opened(ledger: LedgerState, event: ev.LogOpened) -> None:
     """The first event of a log."""
     if ledger.seq != 0 or event.config != ledger.config:
         raise InvalidEvent(event.seq, "the log opens once, and with this ledger's configuration")
+    ledger.kept, ledger.weights = event.kept, event.weights
 
 
 def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
@@ -69,5 +70,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecor
     ev.BlocksOffered: stores.blocks_offered,
     ev.OffersCounted: stores.offers_counted,
     ev.BlocksRewritten: loads.blocks_rewritten,
+    ev.Restarted: restart.restarted,
 }
 """What each kind of event does to a ledger. A handler checks everything before it changes anything."""

@@ -115,18 +115,22 @@ class OfferHistory:
 
     __slots__ = ("limit", "times")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, times: Iterable[tuple[bytes, int]] = ()) -> None:
         self.limit = limit
-        self.times: OrderedDict[bytes, int] = OrderedDict()
+        self.times: OrderedDict[bytes, int] = OrderedDict(times)
         """The key that was offered longest ago comes first."""
+        self._keep_limit()
 
     def count(self, keys: Iterable[bytes]) -> None:
         """These keys were offered once more."""
         times = self.times
         for key in keys:
             times[key] = times.pop(key, 0) + 1
-        while len(times) > self.limit:
-            times.popitem(last=False)
+        self._keep_limit()
+
+    def _keep_limit(self) -> None:
+        while len(self.times) > self.limit:
+            self.times.popitem(last=False)
 
     def forget(self, keys: Iterable[bytes]) -> None:
         """These keys are stored."""

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.events import OffloadConfig
+from kvsm.identity import KeptPools
 from kvsm.ids import IdArray, listed
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.policies import make_policy
@@ -40,6 +41,12 @@ class LedgerState:
     def __init__(self, config: OffloadConfig, listener: CacheListener | None = None) -> None:
         self.config, self.listener = config, listener
         self.seq = self.step = self.tick = self.epoch = 0
+        self.life = 1
+        """How many processes have written the log."""
+        self.kept: KeptPools | None = None
+        """The pools that outlive this process; None if nothing does."""
+        self.weights = ""
+        """Version of the weights that computed what can be matched."""
         self.voided_at = 0
         """The last event that invalidated a block. Pins that were taken after it all hold."""
         self.ended_at = 0

@@ -43,6 +43,7 @@ class LogFlush(Enum):
     CACHE_RESET = "the cache was reset"
     """Nothing may follow for a long time: an idle engine takes no steps."""
     ENGINE_FAILS = "the engine may stop with an error"
+    RESTARTED = "another process goes on with the log"
 
 
 NOBODY, THE_LOG, _FIRST_TO_ASK = 0, -1, -2

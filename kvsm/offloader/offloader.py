@@ -15,12 +15,13 @@ from kvsm.errors import Poisoned
 from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, readable_keys
 from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.snapshot import snapshot
+from kvsm.states import machines_digest
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
 from kvsm.states.words import STATE_MASK
@@ -97,6 +98,39 @@ class Offloader(EventEmitter):
         """A core that goes on from this ledger, which it takes over. `log` gets the events that follow."""
         core = cls(ledger.config, clock_ns=clock_ns)
         core.ledger, core.log, core.step = ledger, log, ledger.step
+        return core
+
+    @classmethod
+    def restarted(
+        cls: type[_Core],
+        ledger: Ledger,
+        config: OffloadConfig,
+        log: EventSink | None = None,
+        *,
+        ended: str = "",
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
+    ) -> _Core:
+        """A core of a new process. It goes on from the ledger that the log of a process folds to that is gone,
+        and serves what was stored. `kvsm.restart` makes sure that this process is gone.
+
+        ledger: taken over.
+        config: of this process. What `kvsm.ledger.ALIKE` names must be as it was.
+        ended: how the last process ended, for people; empty if it closed the log.
+        log, publisher, clock_ns, flush_within_ms: as `Offloader` takes them. The log gets what follows. The
+            publisher tells all that can be read, the oldest first.
+
+        Raises `InvalidEvent` if `config` cannot follow.
+        """
+        core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
+        core.ledger, core.log, core.step = ledger, log, ledger.step
+        core.emit(ev.Restarted, ledger.life + 1, config, machines_digest(), ended)
+        core.config, core.publisher = config, publisher
+        if publisher is not None:
+            publisher.stored(ledger.seq, readable_keys(ledger))
+            ledger.listener = publisher
+        core.flush_log(LogFlush.RESTARTED)
         return core
 
     def close(self, error: BaseException | None = None) -> None:

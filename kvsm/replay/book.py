@@ -496,6 +496,29 @@ class Book:
         self._may_go_back.clear()
         self._now_slots, self._now_blocks = every_slot, range(len(self._leases))
 
+    def _restarted(self, event: ev.Restarted) -> None:
+        """Another process: nothing touches or holds a block any more, and what could be read is left."""
+        slots, voided, spoiled = self._slots, self._voided, self._spoiled
+        self._now_slots, self._now_blocks = range(len(slots)), range(event.config.device_blocks)
+        self._now_brought, self._now_requests = list(self._brought), list(self._cursors)
+        for slot, (state, _, _) in enumerate(slots):
+            if state in READABLE:
+                slots[slot] = IDLE
+            elif state is not FREE:
+                if state in _INDEXED:
+                    del self._held[self._keys[slot]]
+                    spoiled[slot], voided[slot] = Property.PUBLISH_AFTER_COMMIT, event.seq
+                slots[slot] = _GONE
+        self._idle = slots.count(IDLE)
+        self._free = len(slots) - self._idle
+        self._leases = [UNLEASED] * event.config.device_blocks
+        self._transfers, self._matches, self._brought, self._cursors = {}, {}, {}, {}
+        self._older, self._may_go_back = set(), set()
+        self._remembered = event.config.offer_history
+        while len(self._offers) > self._remembered:
+            self._offers.popitem(last=False)
+        self._last_void = self._last_end = self._last_loss = event.seq
+
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
 
@@ -570,5 +593,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.BlocksOffered: Book._offered,
     ev.OffersCounted: Book._offers_counted,
     ev.BlocksRewritten: Book._rewritten,
+    ev.Restarted: Book._restarted,
 }
 """What the book does at each kind of event."""

@@ -136,5 +136,9 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     ),
     "machines": lambda digest: f"machines {digest}",
     "schema": lambda version: f"schema {version}",
+    "kept": lambda kept: f"{len(kept.ids)} pools that outlive this process",
+    "weights": lambda version: f"weights {version}" if version else "",
+    "life": lambda life: f"life {life}",
+    "ended": lambda how: f"(before it: {how})" if how else "",
 }
 """The words for a field of an event, whatever the kind; empty if the value says nothing."""

@@ -16,7 +16,11 @@ Why these rows and no others:
   their requests are told at the load that the promise failed.
 - END_COPY is one trigger for the end of one transfer. The table decides what becomes of each block,
   whatever happened to it meanwhile.
-- RETIRED is for a worker that will never report. Its copy may still write, so the slot is lost for good.
+- RETIRED is for a worker that will never report. Its copy may still write, so the slot is lost as long as
+  this process and its workers live.
+- RESTART is the next process, which begins when everybody of the last one is dead. So it is legal in every
+  state, and ends every copy and pin. What was readable still is. What a copy may have written in part, or may
+  still write in RETIRED, can be allocated: nobody lives that could write it now.
 """
 
 from __future__ import annotations
@@ -58,6 +62,7 @@ class BlockTrigger(IntEnum):
     INVALIDATE = 9
     LOSE = 10
     TOUCH = 11
+    RESTART = 12
 
 
 # Also names of this module: `block.PIN` takes 2 ns to look up, `BlockTrigger.PIN` 50.
@@ -75,6 +80,7 @@ FREE, ALLOCATED, STORING, STORED, LOADING, EVICTED, QUARANTINED, RETIRED = Block
     INVALIDATE,
     LOSE,
     TOUCH,
+    RESTART,
 ) = BlockTrigger
 _MANY = (1 << 12) - 1
 _LAST = {"copies": (1, 1)}
@@ -102,6 +108,12 @@ def _rows() -> tuple[Row, ...]:
         Row((STORING, LOADING), INVALIDATE, QUARANTINED, "a copy still touches it", then={"pins": VOID}),
         Row((STORING, LOADING, QUARANTINED), LOSE, RETIRED, "a worker will never report", then=_VOIDED),
         Row((RETIRED,), LOSE, None, "already given up"),
+        Row((FREE, EVICTED), RESTART, None, "it holds nothing"),
+        Row((ALLOCATED,), RESTART, EVICTED, "its store was only planned", then=_VOIDED),
+        Row((STORING,), RESTART, EVICTED, "its store may have written a part", then=_VOIDED),
+        Row(_READABLE, RESTART, STORED, "a reader changes no byte", then=_VOIDED),
+        Row((QUARANTINED,), RESTART, EVICTED, "it was void, and its copies are over", then=_VOIDED),
+        Row((RETIRED,), RESTART, EVICTED, "nobody lives that could still write it", then=_VOIDED),
     ]
     for end in _ENDS:
         rows += [

@@ -7,13 +7,15 @@ flight, S3).
 
 A lost copy may still touch memory. A device block that it writes is RETIRED, and never handed out again. A
 device block that it only reads may be reused: what is read there goes to a retired slot.
+
+RESTART is the next process. It has another device pool, which no copy has touched.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from kvsm.states.machine import Counter, Machine, Row
+from kvsm.states.machine import VOID, Counter, Machine, Row
 from kvsm.states.words import Codec
 
 
@@ -34,11 +36,12 @@ class LeaseTrigger(IntEnum):
     BEGIN_WRITE = 2
     END_WRITE = 3
     LOSE = 4
+    RESTART = 5
 
 
 # Also names of this module: `lease.BEGIN_READ` takes 2 ns to look up, `LeaseTrigger.BEGIN_READ` 50.
 NONE, READING, WRITING, RETIRED = LeaseState
-BEGIN_READ, END_READ, BEGIN_WRITE, END_WRITE, LOSE = LeaseTrigger
+BEGIN_READ, END_READ, BEGIN_WRITE, END_WRITE, LOSE, RESTART = LeaseTrigger
 _LAST = {"readers": (1, 1)}
 _NOT_LAST = {"readers": (2, (1 << 12) - 1)}
 
@@ -54,6 +57,7 @@ LEASE = Machine(
         Row((NONE,), BEGIN_WRITE, WRITING, "a load is planned"),
         Row((WRITING,), END_WRITE, NONE, "the load ended"),
         Row((WRITING,), LOSE, RETIRED, "a worker will never report: it may still write"),
+        Row((NONE, READING, WRITING, RETIRED), RESTART, NONE, "another device pool", then={"readers": VOID}),
     ),
 )
 LEASE_WORDS = Codec(LEASE)

@@ -9,13 +9,15 @@ RUNNING means "told that there is nothing to wait for". It may ask again, becaus
 place the request. MATCHED holds pins. DEFERRED waits for the transfer that has the block it needs next; the
 transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits for its load. END_LOAD comes
 in whatever state the request is then: finished, preempted, deferred.
+
+RESTART is the next process, which knows nobody's requests. A client that asks again begins a new life.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
 
-from kvsm.states.machine import Counter, Machine, Row
+from kvsm.states.machine import VOID, Counter, Machine, Row
 from kvsm.states.words import Codec
 
 
@@ -44,11 +46,12 @@ class RequestTrigger(IntEnum):
     END_LOAD = 6
     PREEMPT = 7
     FINISH = 8
+    RESTART = 9
 
 
 # Also names of this module: `request.HIT` takes 2 ns to look up, `RequestTrigger.HIT` 50.
 NEW, RUNNING, MATCHED, DEFERRED, LOADING, PREEMPTED, FINISHED, RELEASED = RequestState
-MISS, HIT, UNMATCH, DEFER, WAKE, BEGIN_LOAD, END_LOAD, PREEMPT, FINISH = RequestTrigger
+MISS, HIT, UNMATCH, DEFER, WAKE, BEGIN_LOAD, END_LOAD, PREEMPT, FINISH, RESTART = RequestTrigger
 _NONE, _ONE = {"loads": (0, 0)}, {"loads": (1, 1)}
 _MAY_ASK = (NEW, RUNNING, PREEMPTED)
 _ALIVE = (NEW, RUNNING, MATCHED, DEFERRED, LOADING, PREEMPTED)
@@ -73,6 +76,7 @@ REQUEST = Machine(
         Row(_ALIVE, FINISH, FINISHED, "its load is in flight", _ONE),
         Row(_ALIVE, FINISH, RELEASED, "nothing of it is left", _NONE),
         Row((FINISHED,), END_LOAD, RELEASED, "its load ended", _ONE, {"loads": -1}),
+        Row((*_ALIVE, FINISHED), RESTART, RELEASED, "its engine is gone", then={"loads": VOID}),
     ),
 )
 REQUEST_WORDS = Codec(REQUEST)

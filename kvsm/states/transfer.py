@@ -7,6 +7,9 @@ The ledger knows which worker has reported: a second report of one worker never 
 A reset makes transfers in flight ABANDONED: the copies go on, and their memory stays quarantined. Such a
 transfer is DRAINED when all workers have reported. An aborted request abandons nothing: other requests may
 want its stores.
+
+When another process goes on with a log, what was planned is CANCELLED and what was in flight is LOST: its
+workers are dead.
 """
 
 from __future__ import annotations
