@@ -14,15 +14,16 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from planted_bugs import evict_what_is_pinned, forget, take_doubled_reports
+from planted_bugs import evict_what_is_pinned, forget, plant, take_doubled_reports
 
 from kvsm.checker.explorer import explore
 from kvsm.checker.model import Verdict
 from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.kv_events import Publisher
-from kvsm.ledger import requests
+from kvsm.ledger import requests, restart
 from kvsm.offloader import Offloader, ReportResult
+from kvsm.offloader.emitter import EventEmitter
 from kvsm.properties import Property
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.snapshot import digest
@@ -45,8 +46,12 @@ STATES = {
     "losing": 1033,
     "shared": 2307,
     "router": 285,
+    "restarts": 2771,
+    "restarts-evictions": 543,
+    "restarts-router": 861,
+    "restarts-losing": 156,
 }
-SHORT = ("evictions", "asynchronous", "router")
+SHORT = ("evictions", "asynchronous", "router", "restarts-losing")
 """Scopes for the fast suite; `kvsm check` has `small`."""
 
 
@@ -114,6 +119,54 @@ def forget_the_failure(patch: Patch) -> None:
     patch.setattr(Offloader, "report", report)
 
 
+def let_jobs_leave_before_the_log(patch: Patch) -> None:
+    """Jobs leave for the workers, and their plans are written at the end of the step."""
+    plant(
+        patch,
+        EventEmitter.flush_log,
+        "ledger = self.ledger",
+        "ledger = self.ledger\n    if reason is LogFlush.JOBS_LEAVE:\n        return",
+    )
+
+
+def answer_a_reset_before_the_log(patch: Patch) -> None:
+    """A reset says that all is forgotten, and a later flush writes it."""
+    plant(
+        patch,
+        EventEmitter.flush_log,
+        "ledger = self.ledger",
+        "ledger = self.ledger\n    if reason is LogFlush.CACHE_RESET:\n        return",
+    )
+
+
+def keep_what_was_being_stored(patch: Patch) -> None:
+    """The next process believes in stores that had not ended."""
+    plant(
+        patch,
+        restart.restarted,
+        "ledger.blocks.advance(every_slot, block_machine.RESTART, seq)",
+        "storing = ledger.blocks.view & 7 == int(block_machine.STORING)\n"
+        "    ledger.blocks.advance(every_slot, block_machine.RESTART, seq)\n"
+        "    ledger.blocks.view[storing] = IDLE\n"
+        "    before[storing] = int(block_machine.LOADING)",
+    )
+
+
+def forget_what_was_read(patch: Patch) -> None:
+    """A block that was being loaded when the process was killed is lost, though no byte of it changed."""
+    plant(patch, restart.restarted, "readable = are_readable(before)", "readable = before == IDLE")
+
+
+def keep_retired_slots(patch: Patch) -> None:
+    """A slot that a dead worker could have written is never used again."""
+    plant(
+        patch,
+        restart.restarted,
+        "ledger.blocks.view == EVICTED_WORD",
+        "(ledger.blocks.view == EVICTED_WORD) & (before != int(block_machine.RETIRED))",
+    )
+
+
 @pytest.mark.parametrize(
     ("bug", "scope", "breaks", "steps"),
     [
@@ -124,6 +177,11 @@ def forget_the_failure(patch: Patch) -> None:
         (take_doubled_reports, "aborts", Property.CORRECT_BYTES, 6),
         (evict_what_is_pinned, "evictions", Property.CONSERVATION, 9),
         (forget_to_tell, "router", Property.EVENTS_ARE_STATE, 8),
+        (let_jobs_leave_before_the_log, "restarts", Property.NO_STALE_DATA, 3),
+        (answer_a_reset_before_the_log, "restarts", Property.NO_STALE_DATA, 8),
+        (keep_what_was_being_stored, "restarts", Property.NO_STALE_DATA, 4),
+        (forget_what_was_read, "restarts", Property.NO_STALE_DATA, 10),
+        (keep_retired_slots, "restarts-losing", Property.CONSERVATION, 6),
     ],
 )
 def test_planted_bug_is_refuted(

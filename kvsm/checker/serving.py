@@ -79,6 +79,10 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
         lambda world: _abandons(world, Direction.LOAD),
     ),
     "a transfer is lost": ("a worker is given up", _news(ev.TransferLost)),
+    "a restart": (
+        "another process goes on, and finds what was stored",
+        lambda world: bool(_news(ev.Restarted)(world) and world.engine.core.ledger.index),
+    ),
     "a flush": ("the workers are told to wait", _news(ev.FlushRequested)),
 }
 """What an exploration can be asked to meet: in words, and whether the last action met it."""
@@ -272,6 +276,18 @@ def _small_scopes() -> Iterator[ServingScope]:
             ("a load fails", "a reset under a store", "a reset under a load", "a transfer is lost"),
         ),
         ("router", _with(_ROUTED), ("an eviction",)),
+        (
+            "restarts",
+            _with(_EAGER, resets=1, crashes=1),
+            ("a restart", "deferred", "a reset under a store", "a reset under a load"),
+        ),
+        ("restarts-evictions", _with(whole, failures=1, crashes=2, most=2), ("a restart", "an eviction")),
+        ("restarts-router", _with(_ROUTED, crashes=1), ("a restart", "an eviction")),
+        (
+            "restarts-losing",
+            _with(structs.replace(_SHARED, requests=_SHARED.requests[:2]), crashes=1),
+            ("a restart", "a transfer is lost"),
+        ),
     ):
         yield ServingScope(name, options, ("a hit is loaded", *sometimes))
 
@@ -289,6 +305,7 @@ def _full_scopes() -> Iterator[ServingScope]:
         ("full-no-references", _with(_NO_REFERENCES, **any_two)),
         ("full-asynchronous", _with(_ASYNCHRONOUS, **any_two)),
         ("full-losing", _with(_LOSING, **any_two)),
+        ("full-restarts", _with(_CROWDED, **four, crashes=2, most=2)),
     ):
         yield ServingScope(
             name, options, ("a hit is loaded", "a load fails", "over under its load", "preempted")

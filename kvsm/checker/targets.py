@@ -125,6 +125,7 @@ def _draw_serving(random: Random) -> ServingOptions:
             repeats=random.choice((0, 50)),
             partial=random.choice((0, 20)),
             waits=random.choice((0, 50)),
+            crashes=random.choice((0, 0, 5)),
         ),
     )
 

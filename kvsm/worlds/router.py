@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from kvsm.canonical import FIXED, PART, Seen, declared
+from kvsm.canonical import KEPT, PART, Seen, declared
 from kvsm.errors import PropertyBroken
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger
@@ -26,7 +26,7 @@ class Router:
     wants_tokens: whether each stored event must say its tokens. Nobody knows the tokens of a lazy store.
     """
 
-    wants_tokens: Annotated[bool, FIXED]
+    wants_tokens: Annotated[bool, KEPT]
     publisher: Annotated[Publisher, PART]
     known: Annotated[set[bytes], Seen(lambda router, _: sorted(router.known))]
     """Keys of the blocks that it believes to be on the host."""

@@ -36,7 +36,8 @@ from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.words import StateWords
-from kvsm.worlds.serving import ServingOptions, ServingWorld
+from kvsm.worlds.crash import Left
+from kvsm.worlds.serving import Budgets, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallCopy
 
@@ -148,10 +149,10 @@ _NUMBERED: tuple[Any, ...] = (
     *(_words, _queue, _numbers, LRUPolicy, OrderedDict, Direction, TransferJob, WorkerReport),
     *(TransferRecord, RequestRecord, Provenance, OfferHistory),
     *(SchedulerState, RetryStamp, LoadEnded, WalkState, DeviceBlocksState, TrackedRequest),
-    *(SmallRequest, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys, BlockStored),
+    *(SmallRequest, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys, BlockStored, Left),
 )
 for _number, _one in enumerate(_NUMBERED, _FIRST_NUMBER):
     copyreg.add_extension(_one.__module__, _one.__qualname__, _number)
 
 # Importing this file fails if a part of some world has a field that is not declared.
-Saver(ServingWorld(ServingOptions(store=StoreMode.LAZY, router=True)))
+Saver(ServingWorld(ServingOptions(store=StoreMode.LAZY, router=True, budgets=Budgets(crashes=1))))

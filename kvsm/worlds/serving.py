@@ -34,10 +34,11 @@ from kvsm.plan import WorkerReport
 from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.scheduler.groups import group_suffix
-from kvsm.snapshot import digest
+from kvsm.snapshot import digest, restore
 from kvsm.states.lease import LeaseState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
+from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import fingerprint
 from kvsm.worlds.router import Router
@@ -67,6 +68,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The engine accepts less than it was offered."""
     waits: int = 0
     """The engine steps, and admits nobody."""
+    crashes: int = 0
+    """The process is killed, and another one goes on."""
     most: int = 0
     """Disturbances in all. 0: as many as the others add up to."""
 
@@ -134,6 +137,7 @@ _BUDGET_OF = {
     "repeat": "repeats",
     "accept": "partial",
     "wait": "waits",
+    "crash": "crashes",
 }
 """Action -> the budget that it is taken from."""
 
@@ -170,11 +174,18 @@ class ServingWorld:
         self.router = None
         if options.router:
             self.router = Router(wants_tokens=options.store is StoreMode.EAGER)
-        self.engine = _engine_of(options, self.router)
+        self.engine = _engine_of(options, self.router, FlushedLog() if options.budgets.crashes else None)
         self.left = structs.asdict(options.budgets)
         self.left["most"] = self.left["most"] or sum(self.left.values())
         self.arrived, self.owes_step, self.over = 0, False, None
         self.first_news, self.contents = 0, {}
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        log = self.engine.log
+        if isinstance(log, FlushedLog):
+            log.ledger = self.engine.core.ledger
+            log.flush()
 
     def parts(self) -> tuple[object, ...]:
         """The objects that the world is made of, in a fixed order; None for one that it does not have."""
@@ -221,6 +232,8 @@ class ServingWorld:
             actions += [("preempt", place) for place in range(len(engine.running))]
         if left["resets"]:
             actions.append(("reset",))
+        if left["crashes"]:
+            actions.append(("crash",))
         if self._has_news():
             actions.append(("take",))
         return actions
@@ -302,14 +315,19 @@ class ServingWorld:
         self.left["most"] -= 1
         if not self.left["most"]:
             self.left = dict.fromkeys(self.left, 0)
+        if isinstance(self.engine.log, FlushedLog) and not self.left["crashes"]:
+            self.engine.log.left = None
 
     def _do_arrive(self) -> bool:
         if self.arrived == len(self.options.requests):
             return False
-        spec = self.options.requests[self.arrived]
-        self.engine.arrive(SmallRequest(f"r{self.arrived}", spec.prompt, spec.outputs, spec.parameters))
+        self.engine.arrive(self._request(self.arrived))
         self.arrived += 1
         return True
+
+    def _request(self, place: int) -> SmallRequest:
+        spec = self.options.requests[place]
+        return SmallRequest(f"r{place}", spec.prompt, spec.outputs, spec.parameters)
 
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False
@@ -383,6 +401,33 @@ class ServingWorld:
         self.engine.reset()
         if self.engine.core.ledger.index:
             raise PropertyBroken(Property.NO_STALE_DATA, "a key outlives a reset of the cache")
+        if isinstance(self.engine.log, FlushedLog):
+            self.engine.log.check_forgotten()
+        return True
+
+    def _do_crash(self) -> bool:
+        """The process is killed with its workers. Another one goes on with the log and the host pool, and the
+        clients of unfinished requests ask again. A router forgets an engine that is gone."""
+        old, log = self.engine, self.engine.log
+        assert isinstance(log, FlushedLog)
+        assert log.left is not None
+        log.keep_written()
+        self.first_news, left = len(log), log.left
+        if self.router is not None:
+            self.router = Router(wants_tokens=False)
+        self.engine = _engine_of(self.options, self.router, log, restore(left.saved))
+        self._begin_log()
+        self.engine.host = old.host
+        for place, request in enumerate(old.requests.values()):
+            if request.finished:
+                self.engine.requests[request.request_id] = request
+            else:
+                self.engine.arrive(self._request(place))
+        self.owes_step, self.over = True, None
+        kept = self.engine.core.ledger.index
+        if kept != left.kept:
+            message = f"the log has {len(left.kept)} stored blocks, and the next process finds {len(kept)}"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
         return True
 
     def _do_take(self) -> bool:
@@ -427,6 +472,8 @@ class ServingWorld:
                     if held != expected:
                         message = f"slot {slot} can be read, and worker {worker} has other bytes in it"
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
+        if isinstance(self.engine.log, FlushedLog):
+            self.engine.log.check_bytes(self.engine.core.config, self.engine.host, self.contents)
 
     def _expected(self) -> dict[bytes, list[list[bytes]]]:
         """Key -> what its blocks must hold, for all requests so far."""
@@ -502,7 +549,9 @@ class ServingWorld:
         return fingerprint(self)
 
 
-def _engine_of(options: ServingOptions, router: Router | None) -> SmallEngine:
+def _engine_of(
+    options: ServingOptions, router: Router | None, log: FlushedLog | None, ledger: Ledger | None = None
+) -> SmallEngine:
     return SmallEngine(
         options.groups,
         options.device_blocks,
@@ -514,6 +563,8 @@ def _engine_of(options: ServingOptions, router: Router | None) -> SmallEngine:
         drafts=options.drafts,
         chunk_tokens=options.chunk_tokens,
         publisher=router.publisher if router else None,
+        log=log,
+        ledger=ledger,
         core={
             "policy": options.policy,
             "blocks_per_chunk": options.blocks_per_chunk,

@@ -27,6 +27,7 @@ from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, 
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
@@ -34,6 +35,7 @@ from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
+from kvsm.worlds.crash import KILLED, FlushedLog
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallWorkers
@@ -72,6 +74,8 @@ class SmallEngine(SmallWorkers):
     asynchronous: whether a step is decided before the one before it was computed.
     drafts: how many tokens each decode step drafts; all are rejected.
     chunk_tokens: how many tokens one step prefills at most.
+    log: where its events go; None: to a list.
+    ledger: what the process before this one has left, taken over; None: nothing.
     core: more fields of `OffloadConfig`.
     scheduler: more fields of `SchedulerConfig`.
     """
@@ -138,6 +142,8 @@ class SmallEngine(SmallWorkers):
         drafts: int = 0,
         chunk_tokens: int = 64,
         publisher: Publisher | None = None,
+        log: MemoryLog | None = None,
+        ledger: Ledger | None = None,
         core: Mapping[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:
@@ -152,8 +158,13 @@ class SmallEngine(SmallWorkers):
             **(core or {}),
         )
         super().__init__(groups, device_blocks, host_blocks * config.blocks_per_chunk, workers)
-        self.log = MemoryLog()
-        self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
+        self.log = MemoryLog() if log is None else log
+        if ledger is None:
+            self.core = Offloader(config, self.log, publisher=publisher, clock_ns=no_clock)
+        else:
+            self.core = Offloader.restarted(
+                ledger, config, self.log, ended=KILLED, publisher=publisher, clock_ns=no_clock
+            )
         self.scheduler = OffloadScheduler(self.core, self.config)
         self.pool = SmallPool(device_blocks)
         if references:
@@ -274,6 +285,8 @@ class SmallEngine(SmallWorkers):
 
     def _start(self) -> None:
         fresh, self.fresh = self.fresh, []
+        if isinstance(self.log, FlushedLog):
+            self.log.check_leaving(self.plan)
         self.start(self.plan, self.core.ledger.epoch, fresh)
 
     def _schedule(
