@@ -384,9 +384,9 @@ class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 
 
 class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
-    """The process that wrote the log so far is gone with its workers and its device. Another one goes on, with
-    the same host pool. What was stored still is. Copies in flight, pins, leases and requests have ended, and
-    their slots can be allocated.
+    """The process that wrote the log so far is gone with its workers and its device. Another one goes on,
+    with the same host pool. What was stored still is. Copies in flight, pins, leases and requests have ended,
+    and their slots can be allocated.
 
     life: how many processes have written this log, this one included.
     config: of the new process. `kvsm.ledger.ALIKE` names what must be as it was.

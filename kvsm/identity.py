@@ -1,8 +1,8 @@
 """What the bytes in a pool mean: what must be equal before an engine reads what another one has stored.
 
 A key names tokens. Which bytes stand for these tokens follows from the model, its layout and much more. Two
-engines that differ in any of it may use one key for different bytes, even of one size. So a pool that outlives
-its engine carries its identity, and the next engine compares all of it before it serves a block.
+engines that differ in any of it may use one key for different bytes, even of one size. So a pool that
+outlives its engine carries its identity, and the next engine compares all of it before it serves a block.
 
 The weights are not part of it. They may change while an engine runs, and then no pool is made again; the
 event log knows the weights of each block (`CacheReset`).

@@ -112,8 +112,8 @@ class Offloader(EventEmitter):
         clock_ns: Callable[[], int] = time.time_ns,
         flush_within_ms: int = 0,
     ) -> _Core:
-        """A core of a new process. It goes on from the ledger that the log of a process folds to that is gone,
-        and serves what was stored. `kvsm.restart` makes sure that this process is gone.
+        """A core of a new process. It goes on from the ledger that the log of a process folds to that is
+        gone, and serves what was stored. `kvsm.restart` makes sure that this process is gone.
 
         ledger: taken over.
         config: of this process. What `kvsm.ledger.ALIKE` names must be as it was.

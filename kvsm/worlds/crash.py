@@ -1,9 +1,9 @@
 """A crash of the serving world: the engine, its device and its workers are gone, and another process goes on.
 
-What is left are the bytes in the host pool and the events that were written to the log. `FlushedLog` knows the
-latter. So a crash may come between any two actions, with everything lost that no flush has written. Within an
-action nothing of the world changes between a flush and the moment at which jobs leave, so two checks stand for
-the instants in between:
+What is left are the bytes in the host pool and the events that were written to the log. `FlushedLog` knows
+the latter. So a crash may come between any two actions, with everything lost that no flush has written.
+Within an action nothing of the world changes between a flush and the moment at which jobs leave, so two
+checks stand for the instants in between:
 
 - no stale data (S14): when a job leaves, the log has its plan. Else a process that is killed now would leave
   bytes of one key under another one;
