@@ -76,6 +76,13 @@ def source_name(call: str, value: object) -> str:
     return request_name(call, value, "source")
 
 
+def weights_version(call: str, value: object) -> str:
+    """The version of a model's weights, as a log can hold it."""
+    if not isinstance(value, str):
+        raise WrongArgument(call, "weights", f"is {a(value)}; the version of weights is a str")
+    return request_name(call, value, "weights")
+
+
 def worker_error(call: str, value: object) -> str:
     """Why a copy failed, as a log can hold it: cut to `ERROR_CHARACTERS_MAX`. An operating system's message
     may have characters that cannot be written; they become escapes."""

@@ -13,6 +13,7 @@ import numpy as np
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
 from kvsm.events import OffloadConfig, OffloadingEvent, recorded_ns
+from kvsm.identity import KeptPools
 from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, TransferRecord
@@ -65,6 +66,8 @@ class EventEmitter:
         publisher: Publisher | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
         flush_within_ms: int = 0,
+        kept: KeptPools | None = None,
+        weights: str = "",
     ) -> None:
         """Emits the first event, `LogOpened`.
 
@@ -74,6 +77,8 @@ class EventEmitter:
         clock_ns: wall time; recorded, never decided by.
         flush_within_ms: how long the end of a step, and reports, may wait for a flush of the log while a
             request brings another step (ms). What copies wait for is flushed at once.
+        kept: the pools that outlive this process; None if none does.
+        weights: version of the model's weights.
         """
         if not isinstance(config, OffloadConfig):
             raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
@@ -101,7 +106,7 @@ class EventEmitter:
         """The identity of the thread that may change the ledger now. None may while an event is applied and
         logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees. While
         the log writes, the ledger is whole, and a snapshot of it can be taken."""
-        self.emit(ev.LogOpened, config, machines_digest())
+        self.emit(ev.LogOpened, config, machines_digest(), ev.SCHEMA_VERSION, kept, weights)
         self._clock_ns = clock_ns
         self._drivers.clear()
         self._may_change = _FIRST_TO_ASK

@@ -18,7 +18,7 @@ from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, readable_keys
 from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
-from kvsm.offloader.arguments import flag, keys_of, request_name
+from kvsm.offloader.arguments import flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.snapshot import snapshot
 from kvsm.states import machines_digest
@@ -258,17 +258,23 @@ class Offloader(EventEmitter):
         if not self.until_look:
             transfers.warn_of_unsubmitted(self)
 
-    def reset(self) -> bool:
+    def reset(self, weights: str | None = None) -> bool:
         """Make every stored block unmatchable, at once. Returns whether nothing is left to drain.
+
+        weights: version of the weights that compute from here on, if they have changed; None: the same ones.
 
         Idempotent; legal at any time. Copies in flight go on. Their memory stays quarantined until every
         worker has reported; `ledger.draining()` says whether any is left. A load that was under way fails.
-        No event if nothing was stored or loaded since the last reset. Flushes the log.
+        No event if nothing was stored or loaded since the last reset, and the weights are the same. Flushes
+        the log.
         """
+        if weights is not None:
+            weights = weights_version("reset", weights)
         ledger = self.ledger
         live = any(one.state is not ABANDONED for one in ledger.transfers.values())
-        if live or ledger.index or ledger.provenance.brought:
-            self.emit(ev.CacheReset, ledger.epoch + 1)
+        others = weights is not None and weights != ledger.weights
+        if live or ledger.index or ledger.provenance.brought or others:
+            self.emit(ev.CacheReset, ledger.epoch + 1, weights if others else None)
         self.flush_log(LogFlush.CACHE_RESET)
         return not ledger.draining()
 

@@ -544,8 +544,10 @@ class OffloadScheduler:
 
     # The cache as a whole.
 
-    def reset_cache(self) -> bool:
+    def reset_cache(self, weights: str | None = None) -> bool:
         """Make everything that is stored unmatchable, at once. Legal at any time.
+
+        weights: as `Offloader.reset` takes it.
 
         Takes back what was planned and has not left. Returns False while older copies are under way: then
         call it again, or wait for `StepResults.drained`.
@@ -555,7 +557,7 @@ class OffloadScheduler:
             ended = self.offloader.cancel(job.transfer)
             if ended is not None:
                 self._note_transfer_end(ended)
-        done = self.offloader.reset()
+        done = self.offloader.reset(weights)
         self.state.awaiting_reoffer.clear()
         for tracked in self.state.tracked.values():
             tracked.offer_again()
