@@ -96,4 +96,9 @@ class CoreActions:
 
     def __init__(self, bench: CoreBench) -> None:
         self.bench, self.options = bench, bench.options
-        self.core, self.books, self.log = bench.core, bench.books, bench.log
+        self.books, self.log = bench.books, bench.log
+
+    @property
+    def core(self) -> Offloader:
+        """The core under test. A restart makes another one."""
+        return self.bench.core

@@ -116,7 +116,7 @@ class ReferenceBooks:
     """
 
     def __init__(self, slots: int, device_blocks: int, workers: int, chunk: int, defer_ticks: int) -> None:
-        self.chunk, self.defer_ticks = chunk, defer_ticks
+        self._slots, self.chunk, self.defer_ticks = slots, chunk, defer_ticks
         self.workers = range(workers)
         self.all_workers = (1 << workers) - 1
         self.tick = self.epoch = 0
@@ -470,3 +470,19 @@ class ReferenceBooks:
         for book in self.requests.values():
             book.cursors = ((), ())
         return True
+
+    def restart(self) -> None:
+        """Another process goes on: what is stored is left, and nobody of the last one touches anything."""
+        stores = [copy for copy in self.copies.values() if copy.store]
+        for cells in self.host:
+            for host in (host for copy in (*stores, *self.lost) for host in copy.hosts):
+                # Its bytes may have moved in part, until the worker was dead.
+                cells[host] = None
+        self.where = {key: block for key, block in self.where.items() if block.stored}
+        for block in self.where.values():
+            block.copies = block.pins = 0
+        self.idle = len(self.where)
+        self.free = set(range(self._slots)) - {block.slot for block in self.where.values()}
+        self.copies, self.lost, self.leased, self.retired = {}, [], {}, set()
+        self.requests, self.notes = {}, {}
+        self.device = [[None] * len(cells) for cells in self.device]

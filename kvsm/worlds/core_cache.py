@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvsm.errors import KvsmError, PropertyBroken
-from kvsm.offloader import LookupResult
+from kvsm.kv_events import Publisher
+from kvsm.offloader import LookupResult, Offloader
 from kvsm.properties import Property
 from kvsm.worlds.core_bench import CoreActions, CoreBench
 
@@ -131,6 +132,23 @@ class CacheActions(CoreActions):
         self.bench.operations += 1
         if self.core.reset() != at_rest or len(log) != events:
             raise PropertyBroken(Property.LEGAL_CALLS, "the second of two resets changed something")
+        return True
+
+    def restart(self) -> bool:
+        """The process is killed, and all that it decided was written. Another one goes on. What a router knew of
+        the last one is forgotten; the next one tells all that it has."""
+        bench, books = self.bench, self.books
+        bench.keep_ended(list(books.copies.values()))
+        books.restart()
+        bench.core = Offloader.restarted(
+            self.core.ledger,
+            self.core.config,
+            bench.log,
+            ended="the process was killed",
+            publisher=Publisher(),
+            clock_ns=lambda: 0,
+        )
+        self.announced.clear()
         return True
 
     # Wrong calls.

@@ -137,4 +137,5 @@ def action_kinds(options: CoreOptions) -> dict[str, tuple[int, tuple[int, ...]]]
         "take_events": (2, ()),
         "misuse": (2, (8,)),
         "reset": (1, ()),
+        "restart": (1, ()),
     }

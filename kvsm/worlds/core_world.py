@@ -22,6 +22,7 @@ from kvsm.events import OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.invariants import Violation, check_ledger, check_rest
 from kvsm.ledger import Ledger
+from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.snapshot import digest
 from kvsm.worlds.core_bench import CoreBench
@@ -48,14 +49,14 @@ _COUNTS = (
 class CoreWorld:
     """A `World`. Two that were made with the same options, and saw the same actions, are equal.
 
-    core, books: the core under test and the reference books.
+    books: the reference books.
     most_in_flight: the most copies that were planned or under way at once.
     """
 
     def __init__(self, options: CoreOptions | None = None) -> None:
         self.options = options = options or CoreOptions()
         self._bench = bench = CoreBench(options)
-        self.core, self.books = bench.core, bench.books
+        self.books = bench.books
         self.most_in_flight = 0
         self._cache = CacheActions(bench)
         self._kinds = action_kinds(options)
@@ -68,6 +69,11 @@ class CoreWorld:
     def events(self) -> Sequence[OffloadingEvent]:
         """The log so far."""
         return self._bench.log
+
+    @property
+    def core(self) -> Offloader:
+        """The core under test. A restart makes another one."""
+        return self._bench.core
 
     @property
     def operations(self) -> int:
