@@ -388,7 +388,8 @@ class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
     with the same host pool. What was stored still is. Copies in flight, pins, leases and requests have ended,
     and their slots can be allocated.
 
-    life: how many processes have written this log, this one included.
+    life: which process this is of those that have written the log. One that was killed at its start may have
+        left no event.
     config: of the new process. `kvsm.ledger.ALIKE` names what must be as it was.
     machines: digest of the machine tables that write the log from here on.
     ended: how the last process ended, for people. Empty: it closed the log.

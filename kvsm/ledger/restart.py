@@ -38,7 +38,7 @@ def why_not_alike(config: OffloadConfig, other: OffloadConfig) -> list[str]:
 def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
     """Everybody of the last process is dead: every copy, pin, lease and request has ended."""
     seq, config = event.seq, event.config
-    if event.life != ledger.life + 1:
+    if event.life <= ledger.life:
         raise InvalidEvent(seq, f"life {event.life} cannot follow life {ledger.life}")
     for difference in why_not_alike(ledger.config, config):
         raise InvalidEvent(seq, f"the next process has another pool: {difference}")

@@ -42,7 +42,7 @@ class LedgerState:
         self.config, self.listener = config, listener
         self.seq = self.step = self.tick = self.epoch = 0
         self.life = 1
-        """How many processes have written the log."""
+        """Which of the processes that wrote the log was the last one, from 1."""
         self.kept: KeptPools | None = None
         """The pools that outlive this process; None if nothing does."""
         self.weights = ""

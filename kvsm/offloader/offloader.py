@@ -107,6 +107,7 @@ class Offloader(EventEmitter):
         config: OffloadConfig,
         log: EventSink | None = None,
         *,
+        life: int | None = None,
         ended: str = "",
         publisher: Publisher | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -117,6 +118,7 @@ class Offloader(EventEmitter):
 
         ledger: taken over.
         config: of this process. What `kvsm.ledger.ALIKE` names must be as it was.
+        life: which process of this log this is; None: the next one.
         ended: how the last process ended, for people; empty if it closed the log.
         log, publisher, clock_ns, flush_within_ms: as `Offloader` takes them. The log gets what follows. The
             publisher tells all that can be read, the oldest first.
@@ -125,7 +127,7 @@ class Offloader(EventEmitter):
         """
         core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
         core.ledger, core.log, core.step = ledger, log, ledger.step
-        core.emit(ev.Restarted, ledger.life + 1, config, machines_digest(), ended)
+        core.emit(ev.Restarted, life or ledger.life + 1, config, machines_digest(), ended)
         core.config, core.publisher = config, publisher
         if publisher is not None:
             publisher.stored(ledger.seq, readable_keys(ledger))

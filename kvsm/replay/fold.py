@@ -175,11 +175,13 @@ def rebuild(
     *,
     seq: int | None = None,
     step: int | None = None,
+    since: int | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Rebuilt:
     """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
 
+    since: fold only from the segment on that has this event, to the last event.
     allow_policies, max_slots: as in `Trust`.
 
     Raises `LogError` if there is no such point in the log, or if the log claims more than is allowed;
@@ -188,15 +190,19 @@ def rebuild(
     """
     if seq is not None and step is not None:
         raise ConfigError("give an event number or a step, not both")
+    if since is not None and (seq is not None or step is not None):
+        raise ConfigError("a fold since an event goes to the end of the log; leave out seq and step")
     trust = Trust(allow_policies, max_slots)
     with trust.guarded(log):
-        return _rebuild(log, seq, step, trust)
+        return _rebuild(log, seq, step, since, trust)
 
 
-def _rebuild(log: str | os.PathLike[str], seq: int | None, step: int | None, trust: Trust) -> Rebuilt:
+def _rebuild(
+    log: str | os.PathLike[str], seq: int | None, step: int | None, since: int | None, trust: Trust
+) -> Rebuilt:
     began = time.perf_counter()
     reader = LogReader(log)
-    holding = seq if step is None else _segment_of_step(reader, step)
+    holding = (seq or since) if step is None else _segment_of_step(reader, step)
     ledger: Ledger | None = None
     first = folded = named = 0
     stopped = False

@@ -1,0 +1,209 @@
+"""Going on where a process has left off that is gone: its log says what its host pool holds.
+
+A plan leaves for the workers only after its events are in the log. So whatever a process did before it was
+killed, its log knows which slots a copy may have written: all others hold what they held. `start` takes the
+log for this process, folds it, emits `Restarted`, and serves what was stored.
+
+The first row that fits says how an engine starts:
+
+===========================================  ======  =====================================================
+what is found                                start   because
+===========================================  ======  =====================================================
+another process writes the log               none    `LogError` names it: two engines never share a pool
+no log, or one without events                cold    nobody has stored anything
+the caller says that a pool is cold          cold    its bytes are gone, or it is another pool
+a log that no writer can go on with          cold    it may lack what was done: events were lost, or damaged
+a log that keeps no pools, or others         cold    it speaks of other bytes
+another identity, or other weights           cold    a key would name other bytes
+other machine tables, slots or ranks         cold    the log, or a slot, would mean something else
+anything else                                warm    what was stored is there
+===========================================  ======  =====================================================
+
+A cold start begins a new log. The old one is moved aside, beside it, and kept.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsm.errors import KvsmError, LogError
+from kvsm.events import OffloadConfig
+from kvsm.identity import KeptPools
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger, readable_keys, why_not_alike
+from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, MemoryLog, find_end
+from kvsm.offloader import LogFlush, Offloader
+from kvsm.replay.fold import Rebuilt, rebuild
+from kvsm.snapshot import snapshot
+
+KILLED = "the process was killed"
+"""How a process ended that did not close its log. It may have been a power failure of the machine, too."""
+
+FIRST = "no process has stored anything here yet"
+
+
+class Start(NamedTuple):
+    """How an engine starts.
+
+    offloader: its core. `offloader.writer` is its log, which `offloader.close` closes.
+    kept: blocks that were stored by earlier processes, and can be read.
+    why_cold: why nothing is kept, a line for each reason; empty if the start is warm.
+    moved: where the log of the last process is now, if it was moved aside.
+    """
+
+    offloader: Offloader
+    kept: int
+    why_cold: tuple[str, ...] = ()
+    moved: Path | None = None
+
+
+def start(
+    directory: str | os.PathLike[str],
+    config: OffloadConfig,
+    pools: KeptPools,
+    *,
+    weights: str = "",
+    why_cold: Sequence[str] = (),
+    publisher: Publisher | None = None,
+    clock_ns: Callable[[], int] = time.time_ns,
+    flush_within_ms: int = 0,
+    log: Mapping[str, Any] | None = None,
+) -> Start:
+    """Start a core on kept pools: warm if that is safe, else cold.
+
+    directory: of the log; made if absent. Its lock keeps a second process out.
+    pools: the pools that this process has opened. They must be this process's alone.
+    weights: version of the model's weights.
+    why_cold: what the caller knows against a warm start, a line each.
+    publisher, clock_ns, flush_within_ms: as `Offloader` takes them.
+    log: options of the `LogWriter`.
+
+    Raises `LogError` if another process has the log, or if no log can be written.
+    """
+    path, options = Path(directory), {"clock": clock_ns, **(log or {})}
+    claimed = LogDirectory(path)
+    try:
+        end, left, reasons = _what_is_left(claimed, config, pools, weights)
+        if left is not None and not (why_cold or reasons):
+            core = _go_on(end, left, config, publisher, clock_ns, flush_within_ms, options)
+            return Start(core, len(readable_keys(core.ledger)))
+        moved = None
+        if end is None or end.seq:
+            claimed, moved = _move_aside(claimed)
+            end = find_end(claimed)
+        opened = MemoryLog()
+        core = Offloader(
+            config,
+            opened,
+            publisher=publisher,
+            clock_ns=clock_ns,
+            flush_within_ms=flush_within_ms,
+            kept=pools,
+            weights=weights,
+        )
+        core.log = core.writer = LogWriter(end, config=config, snapshot=core.state_for_log, **options)
+        for event in opened:
+            core.log.append(event)
+        core.flush_log(LogFlush.RESTARTED)
+        return Start(core, 0, (*why_cold, *reasons), moved)
+    except BaseException:
+        claimed.close()
+        raise
+
+
+def _what_is_left(
+    claimed: LogDirectory, config: OffloadConfig, pools: KeptPools, weights: str
+) -> tuple[EndedLog | None, Rebuilt | None, list[str]]:
+    """(the end of the log, None if it cannot be continued; its state, None without events; why it is cold)."""
+    end = None
+    try:
+        end = find_end(claimed)
+        if not end.seq:
+            return end, None, [FIRST]
+        left = rebuild(
+            claimed.path, since=end.seq, allow_policies=(config.policy,), max_slots=config.host_blocks
+        )
+    except KvsmError as error:
+        return end, None, [str(error)]
+    return end, left, _differences(left, config, pools, weights)
+
+
+def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights: str) -> list[str]:
+    """What a log says against a warm start, a line each."""
+    ledger = left.ledger
+    if ledger.kept is None:
+        return ["the log speaks of pools that ended with their process"]
+    lines = ledger.kept.identity.differences(pools.identity)
+    if not lines and ledger.kept.ids != pools.ids:
+        lines.append("the log speaks of other pools than those that are there")
+    if ledger.weights != weights:
+        lines.append(f"weights: {ledger.weights or 'not named'}, and now {weights or 'not named'}")
+    if left.condition.other_machines:
+        lines.append("the log was written by a kvsm with other machine tables")
+    return lines + why_not_alike(ledger.config, config)
+
+
+def _go_on(
+    end: EndedLog | None,
+    left: Rebuilt,
+    config: OffloadConfig,
+    publisher: Publisher | None,
+    clock_ns: Callable[[], int],
+    flush_within_ms: int,
+    options: Mapping[str, Any],
+) -> Offloader:
+    """Begin the next life of a log."""
+    assert end is not None
+    ledger: Ledger = left.ledger
+    cores: list[Offloader] = []
+    writer = LogWriter(
+        end,
+        config=ledger.config,
+        snapshot=lambda: cores[0].state_for_log() if cores else snapshot(ledger),
+        **options,
+    )
+    writer.use_config(config)
+    core = Offloader.restarted(
+        ledger,
+        config,
+        writer,
+        life=end.life,
+        ended=_how_it_ended(left),
+        publisher=publisher,
+        clock_ns=clock_ns,
+        flush_within_ms=flush_within_ms,
+    )
+    core.writer = writer
+    cores.append(core)
+    return core
+
+
+def _how_it_ended(left: Rebuilt) -> str:
+    """How the last process ended, for people; empty if it closed its log."""
+    condition = left.condition
+    if condition.end is LogEnd.STOPPED:
+        return condition.error or "it stopped with an error"
+    return "" if condition.end is LogEnd.CLOSED else KILLED
+
+
+def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
+    """Give the log of the last process another name. Returns a new directory, locked, and that name."""
+    path = claimed.path
+    moved = path.with_name(f"{path.name}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
+    for number in count(2):
+        if not moved.exists():
+            break
+        moved = moved.with_name(f"{moved.name.partition('.')[0]}.{number}")
+    try:
+        path.rename(moved)
+    except OSError as error:
+        raise LogError(f"{path}: the log of the last process cannot be moved aside: {error.strerror}") from error
+    # Its lock is held until the new directory is locked: nobody comes in between.
+    made = LogDirectory(path)
+    claimed.close()
+    return made, moved
