@@ -202,7 +202,9 @@ def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
     try:
         path.rename(moved)
     except OSError as error:
-        raise LogError(f"{path}: the log of the last process cannot be moved aside: {error.strerror}") from error
+        raise LogError(
+            f"{path}: the log of the last process cannot be moved aside: {error.strerror}"
+        ) from error
     # Its lock is held until the new directory is locked: nobody comes in between.
     made = LogDirectory(path)
     claimed.close()

@@ -108,6 +108,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     has_pending_block_frees = _forwarded(SchedulerSide.has_pending_block_frees)
     take_events = _forwarded(SchedulerSide.take_events)
     reset_cache = _forwarded(SchedulerSide.reset_cache)
+    set_weights_version = _forwarded(SchedulerSide.set_weights_version)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """The same for a model with one KV cache group."""

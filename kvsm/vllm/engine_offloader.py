@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
+from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.log import LogWriter, OnFailure
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
+from kvsm.restart import start
 from kvsm.vllm.extra_config import CommonOptions, LogOptions
 from kvsm.vllm.log_watch import LogWatch
 
@@ -32,6 +34,23 @@ to make room."""
 FLUSH_WITHIN_MS = 250
 """How long the end of a step may wait to be written to the log, while requests run (ms). What is copied is
 written before its copy starts."""
+
+
+POOL_LOG_BYTES = 1 << 30
+"""The most bytes of the log of an engine that restarts warm, if the user names no limit: it may be in memory."""
+
+
+class WarmPools(NamedTuple):
+    """The pools of an engine that restarts warm, as they are found when its scheduler starts.
+
+    directory: where they are.
+    why_cold: what speaks against a warm start, a line each.
+    """
+
+    directory: str
+    pools: KeptPools
+    weights: str
+    why_cold: Sequence[str] = ()
 
 
 class EngineOffloader(NamedTuple):
@@ -48,9 +67,18 @@ class EngineOffloader(NamedTuple):
 
 
 def open_engine_offloader(
-    config: OffloadConfig, options: CommonOptions, engine: int, publisher: Publisher | None
+    config: OffloadConfig,
+    options: CommonOptions,
+    engine: int,
+    publisher: Publisher | None,
+    warm: WarmPools | None = None,
 ) -> EngineOffloader:
-    """engine: the data-parallel index. Raises `LogError` if a log is wanted but cannot be created."""
+    """engine: the data-parallel index. warm: the pools of an engine that restarts warm; None: it does not.
+
+    Raises `LogError` if a log is wanted but cannot be created, or if another engine writes it.
+    """
+    if warm is not None:
+        return _start_on_pools(config, options, engine, publisher, warm)
     event_log = None
     if options.event_log is not None:
         event_log = open_event_log(
@@ -61,12 +89,49 @@ def open_engine_offloader(
             lambda: offloader.state_for_log(),
             on_failure=options.log_on_failure,
         )
-    flush_within_ms = 0 if options.log_durability == "every" else FLUSH_WITHIN_MS
-    offloader = Offloader(config, event_log, publisher=publisher, flush_within_ms=flush_within_ms)
+    offloader = Offloader(config, event_log, publisher=publisher, flush_within_ms=_flush_within_ms(options))
+    return _watched(offloader, event_log)
+
+
+def _start_on_pools(
+    config: OffloadConfig,
+    options: CommonOptions,
+    engine: int,
+    publisher: Publisher | None,
+    warm: WarmPools,
+) -> EngineOffloader:
+    """Start warm if that is safe, and say what was kept, or why nothing was."""
+    started = start(
+        Path(options.event_log or warm.directory) / f"engine{engine}",
+        config,
+        warm.pools,
+        weights=warm.weights,
+        why_cold=warm.why_cold,
+        publisher=publisher,
+        flush_within_ms=_flush_within_ms(options),
+        log=_writer_options(options, options.log_max_bytes or POOL_LOG_BYTES, options.log_on_failure),
+    )
+    writer = started.offloader.writer
+    assert writer is not None
+    log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
+    for reason in started.why_cold:
+        log.warning("kvsm: cold start: %s", reason)
+    if started.moved is not None:
+        log.warning("kvsm: the event log of the last process is now %s", started.moved)
+    if not started.why_cold:
+        log.info("kvsm: warm start: %d blocks are kept from the last process", started.kept)
+    return _watched(started.offloader, writer)
+
+
+def _flush_within_ms(options: LogOptions) -> int:
+    return 0 if options.log_durability == "every" else FLUSH_WITHIN_MS
+
+
+def _watched(offloader: Offloader, writer: LogWriter | None) -> EngineOffloader:
     metrics = Metrics.attached_to(offloader)
-    if event_log is None:
+    if writer is None:
         return EngineOffloader(offloader, metrics, None)
-    offloader.log = watch = LogWatch(metrics, event_log, offloader.ledger)
+    offloader.log = watch = LogWatch(metrics, writer, offloader.ledger)
     return EngineOffloader(offloader, metrics, watch)
 
 
@@ -79,19 +144,22 @@ def open_event_log(
     on_failure: OnFailure = "continue",
 ) -> LogWriter:
     """A log in a new directory below `parent`. Raises `LogError`."""
-    most = options.log_max_bytes
-    writer = LogWriter(
-        _new_directory(Path(parent), engine),
-        config=config,
-        snapshot=snapshot,
-        segment_bytes=SEGMENT_BYTES if most is None else max(1, min(SEGMENT_BYTES, most // LEAST_SEGMENTS)),
-        durability=options.log_durability,
-        sync_thread=True,  # The engine's thread would wait 10 ms for a busy disk, ten times a second.
-        max_bytes=most,
-        on_failure=on_failure,
-    )
+    more = _writer_options(options, options.log_max_bytes, on_failure)
+    writer = LogWriter(_new_directory(Path(parent), engine), config=config, snapshot=snapshot, **more)
     log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
     return writer
+
+
+def _writer_options(options: LogOptions, most: int | None, on_failure: OnFailure) -> dict[str, Any]:
+    return {
+        "segment_bytes": SEGMENT_BYTES
+        if most is None
+        else max(1, min(SEGMENT_BYTES, most // LEAST_SEGMENTS)),
+        "durability": options.log_durability,
+        "sync_thread": True,  # The engine's thread would wait 10 ms for a busy disk, ten times a second.
+        "max_bytes": most,
+        "on_failure": on_failure,
+    }
 
 
 def _new_directory(parent: Path, engine: int) -> Path:

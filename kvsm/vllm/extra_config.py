@@ -91,6 +91,15 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         them (seconds).
     canonical_layout: whether the bytes of a block on the host do not depend on the number of ranks. All ranks
         share one host pool then.
+    restart: with `warm` the engine serves what its last process has stored, also after a kill -9. `cold`
+        forgets it.
+    pool_dir: a directory for the host pool of such an engine, and for its log if `event_log` names no other.
+        It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
+    pool_checksums: whether such a pool has a checksum of each block, which its first load after a restart
+        compares.
+    weights_version: the name of the model's weights. `null`: it follows from the files of the model.
+    weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is
+        stored then outlives all resets by vLLM, as when the engine sleeps.
     """
 
     store: Literal["eager", "lazy"] = "eager"
@@ -101,6 +110,11 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     hand_over_directory: str | None = None
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     canonical_layout: bool = False
+    restart: Literal["cold", "warm"] = "cold"
+    pool_dir: str | None = None
+    pool_checksums: bool = True
+    weights_version: str | None = None
+    weights_are_versioned: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,6 +128,16 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 "canonical_layout: all ranks share one host pool, but with hand_over_directory each rank "
                 "hands over a pool of its own; omit one of them"
+            )
+        if (self.restart == "warm") != (self.pool_dir is not None):
+            raise ConfigError(
+                'a warm restart needs a directory for its pool: give both "restart": "warm" and "pool_dir", '
+                "for example /dev/shm/kvsm-a, which no other engine names"
+            )
+        if self.restart == "warm" and self.hand_over_directory is not None:
+            raise ConfigError(
+                "restart: a pool that is handed over to other engines ends with its process; omit "
+                "hand_over_directory or the warm restart"
             )
 
 

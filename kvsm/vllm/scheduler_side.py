@@ -40,6 +40,7 @@ from kvsm.vllm.hand_overs import hand_overs
 from kvsm.vllm.host_sharing import kv_replicas
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
+from kvsm.vllm.new_weights import hear_of_new_weights
 from kvsm.vllm.own_process import only_worker
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
@@ -51,6 +52,9 @@ BoundaryState = tuple[int, int, int]
 
 _WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 """How a request ends that was served to its end."""
+
+UNNAMED_WEIGHTS = "not named since a reset"
+"""The version of the weights after a reset by vLLM. No engine starts with it."""
 
 NULL_BLOCK = 0
 """Stands in a block table where there is no block."""
@@ -69,7 +73,11 @@ class SchedulerSide:
         publisher = None
         if events is not None and events.enable_kv_cache_events:
             publisher = Publisher(self_describing=options.self_describing_kv_events)
-        self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher)
+        warm = warm_pools(options, vllm_config, kv_cache_config)
+        self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher, warm)
+        self._weights_are_versioned = options.weights_are_versioned
+        self._weights_after_reset = None if warm is None else UNNAMED_WEIGHTS
+        hear_of_new_weights()
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
         """Whether a step computes -> what workers do in most such steps."""
@@ -348,14 +356,28 @@ class SchedulerSide:
         return self._stats.take()
 
     def reset_cache(self) -> bool:
-        """Make every key unmatchable. Returns whether no copy from before is left."""
+        """Make every key unmatchable. Returns whether no copy from before is left.
+
+        vLLM does not say why. The weights may have changed, so nobody knows which ones compute from here on,
+        unless each change of them is told. Then what is stored stays.
+        """
+        if self._weights_are_versioned:
+            return not self._core.offloader.ledger.transfers
+        return self._forget(self._weights_after_reset)
+
+    def set_weights_version(self, version: str) -> None:
+        """The engine computes with these weights from here on. What others computed cannot be matched."""
+        if version != self._core.offloader.ledger.weights:
+            self._forget(version)
+
+    def _forget(self, weights: str | None) -> bool:
         self._free_states(self._states)
         self._states = {}
         if self._outgoing is not None:
             self._outgoing.reset()
         if self._incoming is not None:
             self._incoming.reset()
-        return self._scheduler.reset_cache()
+        return self._scheduler.reset_cache(weights)
 
     def shutdown(self) -> None:
         """Hand nothing over any more, and close the event log."""
