@@ -44,6 +44,9 @@ from kvsm.snapshot import snapshot
 KILLED = "the process was killed"
 """How a process ended that did not close its log. It may have been a power failure of the machine, too."""
 
+MOST_SLOTS = 1 << 32
+"""More than any pool of a host and its device have together."""
+
 FIRST = "no process has stored anything here yet"
 
 
@@ -125,9 +128,8 @@ def _what_is_left(
         end = find_end(claimed)
         if not end.seq:
             return end, None, [FIRST]
-        left = rebuild(
-            claimed.path, since=end.seq, allow_policies=(config.policy,), max_slots=config.host_blocks
-        )
+        # It is this user's own log: another number of device blocks, or an own policy, is no attack.
+        left = rebuild(claimed.path, since=end.seq, allow_policies=(config.policy,), max_slots=MOST_SLOTS)
     except KvsmError as error:
         return end, None, [str(error)]
     return end, left, _differences(left, config, pools, weights)
