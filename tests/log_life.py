@@ -18,7 +18,7 @@ import pytest
 
 from kvsm.errors import LogError
 from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent, RequestArrived, StepEnded
-from kvsm.log import LogReader, LogWriter, Torn
+from kvsm.log import EndedLog, LogReader, LogWriter, Torn
 from kvsm.log.frames import END, HEADER, PREAMBLE_BYTES, Frame, FrameReader, run_mark
 
 CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
@@ -29,8 +29,8 @@ RUN = bytes(range(16))
 class Life:
     """A stand-in for a core: it numbers events, and its snapshot is the last number."""
 
-    def __init__(self, directory: Path, **options: Any) -> None:
-        self.seq = 0
+    def __init__(self, directory: Path | EndedLog, **options: Any) -> None:
+        self.seq = directory.seq if isinstance(directory, EndedLog) else 0
         self.writer = LogWriter(
             directory,
             config=CONFIG,
@@ -54,6 +54,12 @@ class Life:
     def kill(self) -> None:
         """End as a killed process does: what was flushed is in the files, and the log is not closed."""
         self.writer._place.segment.close()
+        self.writer._claimed.close()
+
+
+def no_locks(_descriptor: int, _how: int) -> None:
+    """`flock` on a file system that cannot lock a directory."""
+    raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def event(seq: int) -> OffloadingEvent:

@@ -5,6 +5,7 @@ These events are arbitrary. Only the ledger knows whether events can follow each
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import time
@@ -25,6 +26,7 @@ from log_life import (
     event,
     frame_ends,
     names,
+    no_locks,
     raw_frame,
     read,
     run_child,
@@ -46,7 +48,7 @@ from kvsm.events import (
     StepEnded,
 )
 from kvsm.ids import Id, Ids, pack
-from kvsm.log import LogEnd, LogFollower, LogReader, LogWriter, SegmentHead, Torn
+from kvsm.log import LogDirectory, LogEnd, LogFollower, LogReader, LogWriter, SegmentHead, Torn
 from kvsm.log.frames import encode_preamble, segment_path
 from kvsm.log.writer import FRAME_EVENTS
 
@@ -450,8 +452,9 @@ def test_a_writer_refuses_a_file(tmp_path: Path, place: str) -> None:
 def test_two_writers_that_start_at_once_do_not_share_a_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both saw the directory empty. The second one to make a segment is refused."""
-    monkeypatch.setattr("kvsm.log.writer.claim", lambda path, _: path.mkdir(exist_ok=True))
+    """Without locks both see the directory empty. The second one to make a segment is refused."""
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(LogDirectory, "require_empty", lambda _: None)
     life = Life(tmp_path / "log")
     with pytest.raises(LogError, match="another writer has just started a log here"):
         Life(tmp_path / "log")

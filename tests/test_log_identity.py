@@ -210,7 +210,7 @@ def test_a_frame_of_another_run_is_refused_wherever_it_stands(tmp_path: Path) ->
             files = [*one.files[:number], (first, mixed), *one.files[number + 1 :]]
             found = account(Pieces(files).write(tmp_path / "mixed"))
             assert found.error is not None
-            assert found.error.endswith("a frame of another run stands here")
+            assert found.error.endswith("a frame of another run or life stands here")
 
 
 def test_a_run_has_an_id_of_its_own(tmp_path: Path) -> None:

@@ -222,4 +222,4 @@ def test_a_frame_of_another_run_is_refused_before_it_is_decoded(tmp_path: Path) 
         file.write(raw_frame([[21, 2, 0, 0]], 1, 2, run=bytes(16)))
     _, error, _ = read(tmp_path / "log")
     assert isinstance(error, LogDamaged)
-    assert error.reason == "a frame of another run stands here"
+    assert error.reason == "a frame of another run or life stands here"

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import pytest
 from log_life import Life, directory, event
 
-from kvsm.errors import LogDamaged
-from kvsm.log import LogEnd, LogReader
+from kvsm.errors import LogDamaged, LogError
+from kvsm.log import LogDirectory, LogEnd, LogReader, find_end
 from kvsm.log.frames import MARK_OFFSET
 
 PAGE = 4096
@@ -53,6 +53,7 @@ class Recorder:
         self.path, self.failing = path, failing
         self.calls: list[Call] = []
         self.life: Life | None = None
+        self.before = 0
         self._files: dict[int, int] = {}
         self._contents: dict[int, bytes] = {}
         self._numbers, self._frames, self._promised = count(), count(), 0
@@ -83,7 +84,7 @@ class Recorder:
         def sync(descriptor: int) -> None:
             fdatasync(descriptor)
             if self.life is not None:
-                self._promised = max(self._promised, self.life.writer.events)
+                self._promised = max(self._promised, self.before + self.life.writer.events)
             self._note("sync", file(descriptor))
 
         def sync_names(descriptor: int) -> None:
@@ -112,8 +113,10 @@ class Recorded(NamedTuple):
     kept: list[int]
 
 
-def record(seed: int, durability: str, failing: frozenset[int] = frozenset(), **options: Any) -> Recorded:
-    """A life of about ten segments, which is closed."""
+def record(
+    seed: int, durability: str, failing: frozenset[int] = frozenset(), lives: int = 1, **options: Any
+) -> Recorded:
+    """A log of about ten segments, which is closed. All lives but the last one are killed."""
     chance = random.Random(seed)
     with directory() as path:
         path.mkdir()
@@ -122,7 +125,12 @@ def record(seed: int, durability: str, failing: frozenset[int] = frozenset(), **
             options = {"segment_bytes": 10_000, "on_failure": "continue", **options}
             life = Life(path, durability=durability, **options)
             recorder.life = life
-            for _ in range(60):
+            for number in range(60):
+                if number and number % (60 // lives) == 0:
+                    life.kill()
+                    recorder.life, recorder.before = None, life.seq
+                    life = Life(find_end(LogDirectory(path, durable=False)), durability=durability, **options)
+                    recorder.life = life
                 life.append(chance.choice([1, 2, 20, 60, 130]))
             life.writer.close()
         lost = [seq for first, last in gaps(path) for seq in range(first, last + 1)]
@@ -183,6 +191,20 @@ def check_crash(recorded: Recorded, done: int, chance: random.Random) -> None:
             assert reader.end in (LogEnd.OPEN, LogEnd.CUT, LogEnd.BROKEN)
         if done == len(recorded.calls):
             assert (reader.end, reader.torn) == (LogEnd.CLOSED, None)
+        check_continued(path, reader, len(seen))
+
+
+def check_continued(path: Path, reader: LogReader, count: int) -> None:
+    """What a crash has left can be continued, unless the state at its end is lost."""
+    try:
+        life = Life(find_end(LogDirectory(path, durable=False)))
+    except LogError:
+        assert reader.end is LogEnd.BROKEN
+        return
+    life.append(3)
+    life.writer.close()
+    seen = [one.seq for segment in LogReader(path).segments() for one in segment.events()]
+    assert seen[count:] == [life.seq - 2, life.seq - 1, life.seq]
 
 
 SYNCED = [
@@ -190,6 +212,7 @@ SYNCED = [
     ("every", frozenset[int](), {}),
     ("interval", frozenset({9, 30}), {}),
     ("interval", frozenset[int](), {"compress": True, "segment_bytes": 2500}),
+    ("every", frozenset[int](), {"lives": 5, "segment_bytes": 20_000}),
 ]
 
 

@@ -15,7 +15,18 @@ PACKAGE = Path(__file__).parent.parent / "kvsm"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = (
-    ("printable", "properties", "errors", "ids", "options", "states", "events", "plan", "private_files"),
+    (
+        "printable",
+        "properties",
+        "errors",
+        "ids",
+        "options",
+        "states",
+        "events",
+        "plan",
+        "private_files",
+        "file_locks",
+    ),
     (
         "copy_engines",
         "diagrams",

@@ -9,19 +9,24 @@
 `frames.py` says what the bytes are, and how to judge bytes that are missing or wrong.
 """
 
+from kvsm.log.continued import EndedLog, find_end
 from kvsm.log.follower import LogFollower, News
 from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
+from kvsm.log.log_directory import LogDirectory
 from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
-from kvsm.log.reader import LogEnd, LogGap, LogReader, Segment
+from kvsm.log.reader import LogEnd, LogGap, LogLife, LogReader, Segment
 from kvsm.log.writer import LogWriter
 
 __all__ = [
     "RUN_BYTES",
     "Durability",
+    "EndedLog",
+    "LogDirectory",
     "LogEnd",
     "LogFollower",
     "LogGap",
+    "LogLife",
     "LogReader",
     "LogWriter",
     "MemoryLog",
@@ -31,4 +36,5 @@ __all__ = [
     "SegmentHead",
     "SegmentTail",
     "Torn",
+    "find_end",
 ]

@@ -9,7 +9,7 @@
 A log that is written changes under its reader: the last frame is unfinished, a segment is completed and the
 next one begins, retention (`max_bytes`) deletes the oldest segment, perhaps before it was read, and the
 writer dies. A follower takes an unfinished end for "not yet". A dead writer and an idle one look the same to
-it: nothing comes.
+it: nothing comes. If another writer goes on with the log, then its events come, also after a closed end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LogFollower(LogReader):
 
     @property
     def closed(self) -> bool:
-        """Whether the engine has closed the log, so that nothing can follow."""
+        """Whether the engine has closed the log. Nothing follows, unless another engine goes on with it."""
         return self.end in (LogEnd.CLOSED, LogEnd.STOPPED)
 
     def poll(self) -> Iterator[News]:
@@ -92,8 +92,14 @@ class LogFollower(LogReader):
             yield News(self._segment, batch)
 
     def _overtake(self) -> tuple[Path, tuple[int, int] | None]:
-        """The oldest segment that is left, and the events between what was read and its first one."""
-        oldest = self._paths()[0]
+        """Where to go on, and the gap before that, if the segment is not the one that was opened.
+
+        It is the oldest segment that is left; or the same one, if another writer replaced it without events.
+        """
+        oldest, *_ = paths = self._paths()
+        if self._path in paths and self._last_read == first_event(self._path) - 1:
+            return self._path, self._gap
+        self._left = None
         if oldest <= self._path:
             raise LogError(f"{self.directory}: the log was deleted while it was read, and another began here")
         if first_event(oldest) == self._last_read + 1:
@@ -104,9 +110,11 @@ class LogFollower(LogReader):
     def _note_end_so_far(self) -> None:
         """Note how the log ends now. What looks torn may be a record that is being written."""
         if self._segment is None:
-            self.end = LogEnd.OPEN
+            self.end, self.error = LogEnd.OPEN, None
             return
         self._note_end(self._segment)
+        self._note_life(self._segment, self._segment.last)
         lost = self._segment.lost_from()
         if lost is not None:
             self.end, self.broken_from = LogEnd.BROKEN, lost
+            self.lives[-1] = self.lives[-1]._replace(end=LogEnd.BROKEN)

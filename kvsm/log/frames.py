@@ -17,16 +17,21 @@ A frame holds the events of one flush: to encode a list costs a third of encodin
 header has its own CRC, so a damaged length is never followed. This CRC covers the payload's CRC, so header
 and payload belong together. `END` is not zero, so an intact frame never ends in zeros.
 
-The run mark is the CRC of the run id in the segment's head. So a frame of another run is refused, and a
-search for frames behind damage knows what to look for. `synced` says up to which byte the segment had been
-synced when the frame was written; 0 if nothing had been.
+The run mark is the CRC of the run id and the life in the segment's head. So a frame of another run, or of
+another life, is refused, and a search for frames behind damage knows what to look for. `synced` says up to
+which byte the segment had been synced when the frame was written; 0 if nothing had been.
 
 The tail frame says whether another segment follows, and with which error the log ended. It has the number of
 the next event.
 
 A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, and
-it ends in a tail (which a segment with lost events may lack). The last segment of a log that was not closed
-may end anywhere. Its bytes are whole up to the last sync, and a power loss may leave anything behind that.
+it ends in a tail. Two kinds of segments may lack it: one with lost events, and the last one of a life that
+was killed. The last segment of a log that was not closed may end anywhere. Its bytes are whole up to the last
+sync, and a power loss may leave anything behind that.
+
+A log may have several lives: a process goes on with the log of one that has ended. A segment whose head names
+a later life begins it, and ends the life before, however that was left. Event numbers have no gap there, so
+nothing can be missing between two lives. `continued.py` says how a log is continued.
 
 The first row that fits says what is at the place where a frame begins:
 
@@ -101,6 +106,19 @@ _T = TypeVar("_T")
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
+    """Last record of a complete segment.
+
+    follows: another segment of this life follows. Otherwise the life ends here.
+    error: the error that ended the life; None if it was closed without one.
+    oldest: the first event that the log keeps, now that the segment is complete.
+    """
+
+    follows: bool
+    error: str | None = None
+    oldest: int = 1
+
+
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     """First record of a segment: what it takes to read it without the segments before it.
 
@@ -111,6 +129,8 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
     run: id of the run that wrote the log (16 bytes): the same in all its segments.
     oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
+    life: number of the process that writes the log, from 1 on. Who goes on with it has a larger one.
+    ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
     """
 
     schema: int
@@ -121,19 +141,8 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     snapshot: bytes
     run: bytes = bytes(RUN_BYTES)
     oldest: int = 1
-
-
-class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
-    """Last record of a complete segment.
-
-    follows: another segment follows. Otherwise the log ends here.
-    error: the error that ended the run; None if it was closed without one.
-    oldest: the first event that the log keeps, now that the segment is complete.
-    """
-
-    follows: bool
-    error: str | None = None
-    oldest: int = 1
+    life: int = 1
+    ended: SegmentTail | None = None
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
@@ -201,9 +210,9 @@ def encode_mark(number: int) -> bytes:
     return MARK.pack(number, crc32(number.to_bytes(8, "little")))
 
 
-def run_mark(run: bytes) -> int:
-    """What the header of each frame of a run begins with."""
-    return crc32(run)
+def run_mark(run: bytes, life: int = 1) -> int:
+    """What the header of each frame of a life begins with. No two lives of a run have the same."""
+    return crc32(run, life - 1)
 
 
 def content_limit(length: int) -> int:
@@ -216,12 +225,13 @@ class FrameEncoder:
 
     run: id of the run (16 bytes).
     compress: with zstd.
+    life: the number of the life.
 
     Each method takes `synced`: up to which byte the segment has been synced.
     """
 
-    def __init__(self, run: bytes, compress: bool) -> None:
-        self._run_mark = run_mark(run)
+    def __init__(self, run: bytes, compress: bool, life: int = 1) -> None:
+        self._run_mark = run_mark(run, life)
         self._compressor = zstandard.ZstdCompressor(level=1) if compress else None
 
     def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
@@ -290,7 +300,7 @@ def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
 class FrameReader:
     """Reads the frames of a segment, and judges what is no frame by the table at the top of the file.
 
-    run_mark: what each frame's header must begin with; None for the head frame, which tells the run.
+    run_mark: what each frame's header must begin with; None for the head frame, which tells the run and life.
     complete: whether each byte of the segment must be there.
     """
 
@@ -329,7 +339,7 @@ class FrameReader:
         if len(payload) < length or crc32(payload) != payload_crc:
             return self._unreadable(offset, seq, payload, length, "a frame does not match its checksum")
         if self._run_mark is not None and mark != self._run_mark:
-            raise LogDamaged(self._path, offset, seq, "a frame of another run stands here")
+            raise LogDamaged(self._path, offset, seq, "a frame of another run or life stands here")
         if first != seq:
             raise LogDamaged(self._path, offset, seq, f"a frame starts with event {first} in its place")
         return Frame(mark, flags, count, first, payload, end)
@@ -375,8 +385,10 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
     head = _decode(_HEAD, frame, path, offset)
     if head.seq + 1 != frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head stands after event {head.seq}")
-    if len(head.run) != RUN_BYTES or run_mark(head.run) != frame.run_mark:
-        raise LogDamaged(path, offset, frame.first, "the head names another run than its frame")
+    if not 1 <= head.life < 1 << 32:
+        raise LogDamaged(path, offset, frame.first, f"the head names {head.life} as its life")
+    if len(head.run) != RUN_BYTES or run_mark(head.run, head.life) != frame.run_mark:
+        raise LogDamaged(path, offset, frame.first, "the head names another run or life than its frame")
     if not 1 <= head.oldest <= frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head names {head.oldest} as the oldest event")
     return head

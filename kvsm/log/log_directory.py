@@ -1,41 +1,101 @@
-"""The directory of a log: made for its owner alone, empty at the start, and durable by name."""
+"""The directory of a log: made for its owner alone, durable by name, and locked by the one who writes."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import stat
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
 from kvsm.errors import LogError
+from kvsm.file_locks import DirectoryLock
+
+_NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""How a file system says that it cannot lock a directory."""
 
 
-def claim(directory: Path, durable: bool) -> None:
-    """Make the directory, which must be empty: two lives of the core never share one.
+class LogDirectory:
+    """A directory that belongs to one writer, from here to `close`: every other one is refused.
 
+    directory: made if absent, for its owner alone.
     durable: sync the directories that hold its name.
 
-    Raises `LogError` if it cannot be used.
+    The kernel drops the lock when the process dies, however it dies. Some network file systems have no locks
+    for directories. There a new log can be written, and none can be continued: `why_unlocked` says so.
+    `spent` tells that a writer has begun here, or that it was closed: no other writer may begin then.
+
+    Raises `LogError` if the directory cannot be used. If another writer has it, the text names its process.
     """
-    try:
-        made = make_private(directory)
-        if durable:
-            _sync_names(directory, made)
-        mode = directory.stat().st_mode
-        found = next(iter(sorted(directory.iterdir())), None)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise LogError(f"{directory}: a log is a directory, and a file stands here: {error}") from error
-    except OSError as error:
-        raise LogError(f"{directory}: no log can be started: {error}") from error
-    if found is not None:
-        what = "holds a log already" if found.suffix == ".kvsm" else f"is not empty (it holds {found.name})"
-        raise LogError(f"{directory}: {what}; each run writes to a new directory of its own")
-    if mode & stat.S_IWOTH:
-        raise LogError(
-            f"{directory}: every user may write here (mode {stat.S_IMODE(mode):o}), and could replace a log. "
-            f"Name a directory that does not exist yet, or forbid it with chmod o-w"
-        )
+
+    def __init__(self, directory: str | os.PathLike[str], durable: bool = True) -> None:
+        self.path, self.spent = Path(directory), False
+        self.why_unlocked: str | None = None
+        self._locks: list[DirectoryLock] = []
+        try:
+            made = make_private(self.path)
+            self._lock()
+            if durable:
+                _sync_names(self.path, made)
+            mode = self.path.stat().st_mode
+        except BlockingIOError as error:
+            raise LogError(
+                f"{self.path}: a log is written here: {error.strerror}; end that process, or name another "
+                f"directory"
+            ) from error
+        except (FileExistsError, NotADirectoryError) as error:
+            raise LogError(f"{self.path}: a log is a directory, and a file stands here: {error}") from error
+        except OSError as error:
+            self.close()
+            raise LogError(f"{self.path}: no log can be started: {error}") from error
+        if mode & stat.S_IWOTH:
+            self.close()
+            raise LogError(
+                f"{self.path}: every user may write here (mode {stat.S_IMODE(mode):o}), and could replace a "
+                f"log. Name a directory that does not exist yet, or forbid it with chmod o-w"
+            )
+
+    def require_empty(self, leftovers: bool = False) -> None:
+        """Raises `LogError` if anything is in the directory: a new log shares it with nothing.
+
+        leftovers: unpublished segments of a dead writer may be there.
+        """
+        try:
+            expected = self.leftovers() if leftovers else []
+            found = next((one for one in sorted(self.path.iterdir()) if one not in expected), None)
+        except OSError as error:
+            raise LogError(f"{self.path}: no log can be started: {error}") from error
+        if found is not None:
+            is_log = found.suffix == ".kvsm"
+            what = "holds a log already" if is_log else f"is not empty (it holds {found.name})"
+            raise LogError(f"{self.path}: {what}; each run writes to a new directory of its own")
+
+    def leftovers(self) -> list[Path]:
+        """The segments that a writer was making when it died: no reader sees them. Raises `OSError`."""
+        return [path for path in sorted(self.path.iterdir()) if re.fullmatch("[0-9]{20}[.]new", path.name)]
+
+    def hold(self) -> None:
+        """Make and lock the directory again if somebody has deleted or moved it. Raises `OSError`."""
+        make_private(self.path)
+        if not self._locks or not self._locks[-1].holds(self.path):
+            self._lock()
+
+    def close(self) -> None:
+        """Let another writer have it. Idempotent."""
+        self.spent = True
+        for lock in self._locks:
+            lock.close()
+
+    def _lock(self) -> None:
+        try:
+            # An older lock stays: the directory that was moved away still has our newest segment.
+            self._locks.append(DirectoryLock(self.path))
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            self.why_unlocked = f"its file system has no locks for directories ({error})"
 
 
 def make_private(directory: Path) -> list[Path]:

@@ -7,6 +7,8 @@ without holes. Where it cannot, it says so:
 - The end is torn, by a crash before a write was synced: it is cut, and `LogReader.torn` says where.
 - The log was not closed, or its first or last segments are missing: `LogReader.end` and
   `LogReader.missing`.
+- The log has several lives, as one process after the other went on with it: it reads as one log, and
+  `LogReader.lives` tells where each began, and how it ended.
 - A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. Behind a gap, only the next
   segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches` and `events`
   raise `LogGap` there.
@@ -21,12 +23,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.log.frames import (
     CLOSED,
+    HEADER,
     PREAMBLE_BYTES,
     TAIL,
     Frame,
@@ -62,10 +65,27 @@ class LogEnd(str, Enum):
     """A write failed, and the log did not go on."""
 
     CLOSED = "closed"
-    """The engine closed it."""
+    """The engine closed it. Another engine may go on with it later."""
 
     STOPPED = "stopped"
-    """The engine closed it with an error."""
+    """The engine closed it with an error. Another engine may go on with it later."""
+
+
+class LogLife(NamedTuple):
+    """A life of a log: what one process wrote, and how that ended.
+
+    life: its number, from 1 on. A life that wrote no event leaves a gap in the numbers.
+    first, last: its events, as far as they are kept and were read.
+    end: as for a log. `OPEN` or `CUT` before the last life: the process was killed. `NOT_REACHED` if the end
+        of this life was not read.
+    error: the error with which it was closed, or None.
+    """
+
+    life: int
+    first: int
+    last: int
+    end: LogEnd = LogEnd.NOT_REACHED
+    error: str | None = None
 
 
 class LogGap(LogError):
@@ -79,8 +99,11 @@ class LogGap(LogError):
         )
 
 
+_NO_TAIL = "the segment is complete, but its last record is missing"
+
+
 class SegmentGone(LogError):
-    """A segment was deleted while the log was read."""
+    """A segment was deleted, or replaced, while the log was read."""
 
 
 class Segment:
@@ -96,18 +119,36 @@ class Segment:
     """
 
     def __init__(
-        self, path: Path, head: SegmentHead, offset: int, gap: tuple[int, int] | None, followed: bool
+        self,
+        path: Path,
+        head: SegmentHead,
+        offset: int,
+        header: bytes,
+        gap: tuple[int, int] | None,
+        followed: bool,
     ) -> None:
+        """offset: of the first events (bytes). header: of the head frame, with its checksums."""
         self.path, self.head, self.gap, self.followed = path, head, gap, followed
         self.torn: Torn | None = None
         self.tail: SegmentTail | None = None
         self.ended = False
-        self._run_mark, self._offset, self._next = run_mark(head.run), offset, head.seq + 1
+        self._run_mark, self._next = run_mark(head.run, head.life), head.seq + 1
+        self._offset, self._header = offset, header
+        self._lost: int | None = None
+
+    @property
+    def last(self) -> int:
+        """The last event that was read, or the last one before the segment."""
+        return self._next - 1
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
         """The events, one list a frame. A second call continues where the first ended."""
         path = str(self.path)
         with _opened(self.path) as file:
+            if self.last == self.head.seq and _head_header(file) != self._header:
+                raise SegmentGone(
+                    f"{path}: another writer went on with the log while it was read; read it again"
+                )
             frames = FrameReader(file, path, self._run_mark, self.followed or has_mark(file))
             file.seek(self._offset)
             while isinstance(frame := frames.read(self._offset, self._next), Frame):
@@ -133,24 +174,40 @@ class Segment:
 
         successor: the first event of the next segment; None if there is none.
 
-        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event or without a
-        tail.
+        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event, or if it is
+        marked as closed and has no tail.
         """
         mark = self._mark()
-        lost = None if mark == CLOSED else mark
+        self._lost = lost = None if mark == CLOSED else mark
         if not self.ended:
             return lost
         end = successor if lost is None else lost
         if end is not None and self._next != end:
             reason = f"its last event is {self._next - 1}, and it should be {end - 1}"
             raise LogDamaged(str(self.path), self._offset, min(self._next, end), reason)
-        if self.tail is None and lost is None and (self.followed or mark == CLOSED):
-            reason = "the segment is complete, but its last record is missing"
-            raise LogDamaged(str(self.path), self._offset, self._next, reason)
-        if self.tail is not None and not self.tail.follows and successor is not None:
-            reason = "the log was closed here, and another segment follows"
-            raise LogDamaged(str(self.path), self._offset, self._next, reason)
+        if self.tail is None and mark == CLOSED:
+            raise LogDamaged(str(self.path), self._offset, self._next, _NO_TAIL)
         return lost
+
+    def check_successor(self, life: int) -> None:
+        """Raises `LogDamaged` unless a segment of this life may follow. `lost_after` was called before."""
+        if life > self.head.life:
+            return  # Its head ends this life.
+        if life < self.head.life:
+            reason = f"this is life {self.head.life} of the log, and life {life} follows"
+        elif not self.ended or self._lost is not None or (self.tail is not None and self.tail.follows):
+            return
+        else:
+            reason = _NO_TAIL if self.tail is None else "the log was closed here, and another segment follows"
+        raise LogDamaged(str(self.path), self._offset, self._next, reason)
+
+    def told_end(self) -> tuple[LogEnd, str | None]:
+        """How the log ends with this segment, and with which error; `NOT_REACHED` if it was not read."""
+        if self._lost is not None:
+            return LogEnd.BROKEN, None
+        if not self.ended:
+            return LogEnd.NOT_REACHED, None
+        return (LogEnd.OPEN, None) if self.tail is None else _end_in(self.tail)
 
     def lost_from(self) -> int | None:
         """The first event that the mark says was lost after this segment; None if it says no such thing."""
@@ -170,7 +227,8 @@ class LogReader:
     torn: the unfinished end that was cut, or None.
     broken_from: the first event that a failed write lost, or None.
     gaps: the (first, last) events lost, for each time that the log went on.
-    end: how the log ends.
+    lives: the lives of the log, the oldest that is kept first.
+    end: how the log ends, that is its last life.
     error: the error with which the log was closed, or None.
     missing: the (first, last) events of the oldest segments, if they were deleted but not by retention.
     """
@@ -183,7 +241,9 @@ class LogReader:
         self.end = LogEnd.NOT_REACHED
         self.error: str | None = None
         self.missing: tuple[int, int] | None = None
+        self.lives: list[LogLife] = []
         self._run: bytes | None = None
+        self._left: Segment | None = None
         self._paths()
 
     @property
@@ -244,12 +304,12 @@ class LogReader:
         """Forget what an earlier pass found. Returns the segments from `holding` on."""
         self.torn, self.broken_from, self.gaps = None, None, []
         self.end, self.error, self.missing = LogEnd.NOT_REACHED, None, None
-        self._run = None
+        self._run, self._left, self.lives = None, None, []
         self._first = first_event(self._paths()[0])
         return self._paths(holding)
 
     def _open(self, path: Path, gap: tuple[int, int] | None, followed: bool) -> Segment | Torn:
-        """Open the next segment, which must be of the same run as the ones before it."""
+        """Open the next segment. It must be of the run of the one before, and of its life or a later one."""
         opened = _open_segment(path, gap, followed)
         if isinstance(opened, Segment):
             run = opened.head.run
@@ -257,12 +317,31 @@ class LogReader:
                 reason = "this segment and the one before it belong to different runs"
                 raise LogDamaged(str(path), PREAMBLE_BYTES, first_event(path), reason)
             self._run = run
+            if self._left is not None:
+                self._left.check_successor(opened.head.life)
+            self._note_life(opened, opened.last)
         return opened
+
+    def _note_life(self, segment: Segment, last: int) -> None:
+        """Note what is known of the life of this segment, up to event `last`."""
+        head = segment.head
+        if not self.lives or self.lives[-1].life != head.life:
+            if self.lives and self.lives[-1].last < self.lives[-1].first:
+                self.lives.pop()  # It wrote no event, and its segment was replaced.
+            if self.lives and head.ended is not None:
+                end, error = _end_in(head.ended)
+                self.lives[-1] = self.lives[-1]._replace(end=end, error=error)
+            self.lives.append(LogLife(head.life, head.seq + 1, head.seq))
+        end, error = segment.told_end()
+        self.lives[-1] = self.lives[-1]._replace(last=last, end=end, error=error)
 
     def _leave(self, segment: Segment, successor: Path | None) -> tuple[int, int] | None:
         """Note how a segment ended. Returns the gap between it and the next one, or None."""
         following = None if successor is None else first_event(successor)
         lost = segment.lost_after(following)
+        self._left = segment
+        unread = lost or following
+        self._note_life(segment, segment.last if segment.ended or unread is None else unread - 1)
         if successor is None:
             self._note_end(segment)
         if lost is None:
@@ -280,17 +359,15 @@ class LogReader:
         if isinstance(last, Torn):
             self.end = LogEnd.OPEN
         elif last.ended:
-            self.end, self.error = _end_in(last.tail)
+            self.end, self.error = last.told_end()
             # A large frame may make retention delete more than the head says. The tail knows it.
             oldest = max(last.head.oldest, 1 if last.tail is None else last.tail.oldest)
             if oldest < self._first:
                 self.missing = oldest, self._first - 1
 
 
-def _end_in(tail: SegmentTail | None) -> tuple[LogEnd, str | None]:
+def _end_in(tail: SegmentTail) -> tuple[LogEnd, str | None]:
     """What the last record of the last segment says."""
-    if tail is None:
-        return LogEnd.OPEN, None
     if tail.follows:
         return LogEnd.CUT, None
     return (LogEnd.CLOSED if tail.error is None else LogEnd.STOPPED), tail.error
@@ -309,11 +386,18 @@ def _open_segment(path: Path, gap: tuple[int, int] | None, followed: bool) -> Se
             file.seek(PREAMBLE_BYTES)
             opening = frames.read(PREAMBLE_BYTES, first)
         if isinstance(opening, Frame):
-            return Segment(path, decode_head(opening, name, PREAMBLE_BYTES), opening.end, gap, followed)
+            head, header = decode_head(opening, name, PREAMBLE_BYTES), _head_header(file)
+            return Segment(path, head, opening.end, header, gap, followed)
         assert opening is not None  # The head is no end.
         if followed:
             raise _ends_early(opening)
         return opening
+
+
+def _head_header(file: BinaryIO) -> bytes:
+    """The header of the head frame, which has the checksum of the head. Moves the file's position."""
+    file.seek(PREAMBLE_BYTES)
+    return file.read(HEADER.size)
 
 
 def _ends_early(torn: Torn) -> LogDamaged:

@@ -29,16 +29,21 @@ class Retention:
 
     def __init__(self, max_bytes: int | None, segment_bytes: int) -> None:
         self.segments: deque[SegmentFile] = deque()
-        self.deleted_bytes = 0
+        self._deleted_bytes = 0
         self._max_bytes, self._segment_bytes = max_bytes, segment_bytes
         self._frame_bytes = min(FRAME_BYTES, segment_bytes // 4)
         self._complete_bytes: int | None = None
+        self._inherited_bytes = 0
 
     def total(self) -> int:
         """Bytes of all segments."""
         if self._complete_bytes is None:
             self._complete_bytes = sum(one.size for one in self.segments) - self._newest_bytes()
         return self._complete_bytes + self._newest_bytes()
+
+    def written_bytes(self) -> int:
+        """Bytes of the segments that this writer has made, deleted ones included."""
+        return self._deleted_bytes + self.total() - self._inherited_bytes
 
     def oldest(self) -> int:
         """The first event of the oldest segment that nobody has deleted."""
@@ -49,6 +54,17 @@ class Retention:
         if not self.segments or self.segments[-1] is not segment:
             self._complete_bytes = None
             self.segments.append(segment)
+
+    def inherit(self, segment: SegmentFile) -> None:
+        """Note a segment that an earlier life has written. It counts, and is deleted in its turn."""
+        self.add(segment)
+        self._inherited_bytes += segment.size
+
+    def replace_newest(self, segment: SegmentFile) -> None:
+        """Note that this segment has taken the place of the newest one."""
+        self._complete_bytes = None
+        self._deleted_bytes += self.segments.pop().size
+        self.segments.append(segment)
 
     def check(self, head_bytes: int) -> None:
         """Raises `ConfigError` if the limit has no room for segments whose heads have this size (bytes)."""
@@ -107,7 +123,7 @@ class Retention:
         oldest.path.unlink(missing_ok=True)
         self._complete_bytes = None
         self.segments.popleft()
-        self.deleted_bytes += oldest.size
+        self._deleted_bytes += oldest.size
 
     def _newest_bytes(self) -> int:
         return self.segments[-1].size if self.segments else 0

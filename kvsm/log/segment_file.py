@@ -22,6 +22,10 @@ from kvsm.log.frames import MARK, MARK_OFFSET, encode_mark, segment_path
 _open_private = partial(os.open, mode=0o600)
 
 
+def _open_existing(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW)
+
+
 class Synced(NamedTuple):
     """What a sync has made durable: the first `offset` bytes, up to event `seq`, at `at_ns` (monotonic)."""
 
@@ -49,6 +53,9 @@ class SegmentFile:
     It is made under another name, which also keeps a second writer out. `publish` gives it its own name: so
     readers never see a segment without a head.
 
+    replaces: it takes the place of a segment without events, if there is one. That one is gone then, so
+        `discard` leaves what has taken its place.
+
     size: bytes of the file; more if a write has failed or was interrupted.
     full_at: size at which the next segment is opened (bytes).
     oldest: the first event of the oldest segment that is kept beside this one.
@@ -59,8 +66,8 @@ class SegmentFile:
     deleted: somebody has deleted the file.
     """
 
-    def __init__(self, directory: Path, first: int) -> None:
-        self.path, self.first = segment_path(directory, first), first
+    def __init__(self, directory: Path, first: int, replaces: bool = False) -> None:
+        self.path, self.first, self._replaces = segment_path(directory, first), first, replaces
         self.size = self.full_at = 0
         self.oldest = first
         self.synced = Synced(0, first - 1, 0)
@@ -78,13 +85,19 @@ class SegmentFile:
         self._file = FileIO(self._new, "x", opener=_open_private)
         self._descriptor = self._file.fileno()
 
+    def reopen(self) -> None:
+        """Open the file that another writer has left."""
+        self._file = FileIO(self.path, "r+", opener=_open_existing)
+        self._descriptor = self._file.fileno()
+        self.size = os.fstat(self._descriptor).st_size
+
     def remove_leftover(self) -> None:
         """Delete what an interrupted attempt to make the same segment has left."""
         self._new.unlink(missing_ok=True)
 
     def publish(self) -> None:
         """Give the file the name by which readers find it."""
-        if os.path.lexists(self.path):
+        if not self._replaces and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
         self._named = True  # Before it is true: `discard` must find the file under either name.
         os.rename(self._new, self.path)
@@ -95,7 +108,7 @@ class SegmentFile:
             self.close()
         if self._file is not None:
             self._new.unlink(missing_ok=True)
-        if self._named:
+        if self._named and not self._replaces:
             self.path.unlink(missing_ok=True)
 
     def write(self, data: bytes, offset: int) -> None:

@@ -20,8 +20,8 @@ A call may be interrupted at any line, by Ctrl-C for example. Three rules keep t
 - Bytes go to a place that `WritePlace` names. So a write that was interrupted is done again.
 - What takes several steps is noted before the first step. `_settle` finishes it in the next call.
 
-One thread at a time may call a writer, and only in the process that made it. A log is one life of the core: a
-writer never opens an existing log.
+One thread at a time may call a writer, and only in the process that made it. This process has the directory
+locked until it closes the writer, or dies. `continued.py` says how a writer goes on behind another one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from msgspec.structs import replace
 
 from kvsm.errors import LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.log import forks
+from kvsm.log.continued import EndedLog, begin_life, new_log
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
-from kvsm.log.log_directory import claim, make_private
 from kvsm.log.options import Durability, OnFailure, check_options
 from kvsm.log.retention import FRAME_BYTES, Retention
 from kvsm.log.segment_file import Loss, SegmentFile, Synced, WritePlace
@@ -56,26 +57,16 @@ ERROR_TEXT = 2000
 LOOK_INTERVAL_NS = 1_000_000_000
 """How often a flush looks whether somebody has deleted the file."""
 
-_forks = 0
-"""How often this process and its parents have forked, up to where it came to be."""
-
-
-def _note_fork() -> None:
-    global _forks
-    _forks += 1
-
-
-os.register_at_fork(after_in_child=_note_fork)
-
 _REFUSED = -(1 << 62)
 """What a closed or failed writer expects as its next event. No event has such a number."""
 
 
 class LogWriter:
-    """Appends events to a new log.
+    """Appends events to a new log, or to one that has ended.
 
-    directory: made if absent, for its owner alone; must be empty.
-    config: recorded in each segment.
+    directory: made if absent, for its owner alone; must be empty. Or the end of a log, as `find_end` gives
+        it: the writer goes on behind it, with the next event, and closes its claim in the end.
+    config: recorded in each segment; that of the state after the last event.
     snapshot: returns the ledger's state after the last appended event; called when a segment opens.
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
         `sync_interval_ms`, and at the end. `every` syncs at each flush.
@@ -88,19 +79,20 @@ class LogWriter:
     compress: with zstd.
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
-    run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it.
+    run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it. A log
+        that is continued keeps its own.
     first: number of the first event. A log that does not begin with event 1 begins with a snapshot.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
-    The attributes `events` and `bytes_written` count what was written, deleted segments included; `dropped`
-    counts lost events; `broken_from` is the first lost event, or None. `failure` says what fails now, and
-    where; it is None while the log is written as it should be.
+    The attributes `events` and `bytes_written` count what this writer wrote, deleted segments included;
+    `dropped` counts lost events; `broken_from` is the first lost event, or None. `failure` says what fails
+    now, and where; it is None while the log is written as it should be.
     """
 
     def __init__(
         self,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | EndedLog,
         *,
         config: OffloadConfig,
         snapshot: Callable[[], bytes],
@@ -116,7 +108,11 @@ class LogWriter:
         first: int = 1,
     ) -> None:
         check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run, first)
-        self.directory = Path(directory)
+        life = 1
+        if isinstance(directory, EndedLog):
+            life, run = directory.life, directory.run or run
+            first = directory.seq + 1 if directory.seq else first
+        self.directory = directory.claimed.path if isinstance(directory, EndedLog) else Path(directory)
         self.broken_from: int | None = None
         self.failure: str | None = None
         self._snapshot = snapshot
@@ -125,22 +121,23 @@ class LogWriter:
         self._sync_thread, self._waits = SyncThread(), durability != "interval" or not sync_thread
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
-        self._encoder = FrameEncoder(run, compress)
+        self._encoder = FrameEncoder(run, compress, life)
         self._last_of_frame = FRAME_EVENTS - 1
         self._frame: tuple[int, int, bytes] = (0, 0, b"")
         """A frame that may be written in part: its first event, how many it has, and its bytes."""
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
-        self._maker = SegmentMaker(config, clock, run, self._encoder, self._retention, self._syncs)
-        self._resume_at, self._look_at_ns, self._settled = 0, 0, True
+        self._maker = SegmentMaker(config, clock, run, life, self._encoder, self._retention, self._syncs)
+        # The first flush deletes the segments that a new life drops.
+        self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._nothing_until_ns = 0
         """Until then (monotonic) a flush without new events has nothing to do."""
         self._refusal: LogError | None = None
         self._closed = self._ended = False
-        self._forks = _forks
+        self._forks = forks.times
         self._calls: list[object] = []
         self._opening: SegmentFile | None = None
-        claim(self.directory, self._syncs)
-        self._place = self._start(first)
+        self._place: WritePlace
+        self._begin(directory, first)
 
     @property
     def events(self) -> int:
@@ -155,7 +152,14 @@ class LogWriter:
     @property
     def bytes_written(self) -> int:
         """Bytes of all segments, deleted ones included."""
-        return self._retention.deleted_bytes + sum(segment.size for segment in self._retention.segments)
+        return self._retention.written_bytes()
+
+    def use_config(self, config: OffloadConfig) -> None:
+        """Record another config from the next segment on. Call it right before an event that changes it.
+
+        Raises `ConfigError` if `max_bytes` has no room for it.
+        """
+        self._maker.use_config(config)
 
     def append(self, event: OffloadingEvent) -> None:
         """Add the next event; the next flush writes it. Takes about 0.1 us.
@@ -184,7 +188,7 @@ class LogWriter:
         call, calls = object(), self._calls
         try:
             calls.append(call)
-            if calls[0] is not call or self._forks != _forks:
+            if calls[0] is not call or self._forks != forks.times:
                 self._refuse_call()
             if self._refusal is not None:
                 raise self._refusal
@@ -202,8 +206,9 @@ class LogWriter:
         that writes it.
         """
         if self._closed:
+            self._claimed.close()
             return
-        if self._forks != _forks:
+        if self._forks != forks.times:
             self._shut()
             return
         call, calls = object(), self._calls
@@ -227,7 +232,7 @@ class LogWriter:
     # ---------------------------------------------------------------------------------------- calls
 
     def _refuse_call(self) -> NoReturn:
-        if self._forks != _forks:
+        if self._forks != forks.times:
             raise LogError(
                 f"{self.directory}: this is process {os.getpid()}, forked from the one that made this log; "
                 f"only that one may write it, so make another log here"
@@ -325,15 +330,17 @@ class LogWriter:
         self._closed = True
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
-        if self._forks == _forks:
+        if self._forks == forks.times:
             self._sync_thread.end()
         try:
             for segment in self._retention.segments:
                 segment.close()
         except OSError as error:
             # What was synced is on the disk, whatever this says.
-            if not self._syncs and not failed and self._forks == _forks:
+            if not self._syncs and not failed and self._forks == forks.times:
                 self._stop("its last events may be missing, because it could not be closed", error)
+        finally:
+            self._claimed.close()
 
     # --------------------------------------------------------------------------------------- events
 
@@ -500,22 +507,19 @@ class LogWriter:
 
     # ------------------------------------------------------------------------------------- segments
 
-    def _start(self, first: int) -> WritePlace:
-        """Open the first segment."""
-        segment = SegmentFile(self.directory, first)
+    def _begin(self, directory: str | os.PathLike[str] | EndedLog, first: int) -> None:
+        """Lock the directory, if that was not done, and open the first segment."""
+        end = directory if isinstance(directory, EndedLog) else new_log(directory, self._syncs)
+        self._claimed = end.claimed
+        segment = SegmentFile(self.directory, first, end.replaces)
         try:
-            self._maker.make(segment, bytes if first == 1 else self._snapshot)
-            self._maker.publish(segment, self.directory)
-        except BaseException as error:
-            with suppress(OSError):
-                segment.discard()
-            if isinstance(error, FileExistsError):
-                raise LogError(f"{self.directory}: another writer has just started a log here") from error
-            if isinstance(error, OSError):
-                raise LogWriteFailed(f"{self.directory}: no log can be started: {error}") from error
+            snapshot = bytes if first == 1 else self._snapshot
+            begin_life(end, segment, self._maker, self._retention, snapshot, self._syncs)
+        except BaseException:
+            if end is not directory:
+                end.claimed.close()
             raise
-        self._retention.add(segment)
-        return WritePlace(segment, segment.size, first, [], 0, 0)
+        self._place = WritePlace(segment, segment.size, first, [], 0, 0)
 
     def _start_next_segment(self) -> None:
         """Open the next segment, and delete the oldest ones beyond `max_bytes`.
@@ -527,7 +531,7 @@ class LogWriter:
         segment = self._opening = SegmentFile(self.directory, place.first)
         try:
             if self._continues:
-                make_private(self.directory)  # Somebody may have deleted it.
+                self._claimed.hold()  # Somebody may have deleted it.
             segment.remove_leftover()
             self._maker.make(segment, self._snapshot)
             if place.segment.loss is None:
