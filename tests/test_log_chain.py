@@ -503,7 +503,11 @@ def test_a_closing_child_does_not_unlock_its_parent(tmp_path: Path) -> None:
 def test_a_program_that_was_started_does_not_keep_the_lock(tmp_path: Path) -> None:
     life = Life(tmp_path / "log")
     life.append(1)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False) as other:
+    script = [sys.executable, "-c", "print(flush=True); input()"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(script, close_fds=False, **pipes) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
         for lock in life.writer._claimed._locks:
             os.close(lock._descriptor)
             lock._descriptor = -1
