@@ -47,6 +47,7 @@ from kvsm.events import (
     SkipReason,
     StepEnded,
 )
+from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import Id, Ids, pack
 from kvsm.log import LogDirectory, LogEnd, LogFollower, LogReader, LogWriter, SegmentHead, Torn
 from kvsm.log.frames import encode_preamble, segment_path
@@ -75,6 +76,12 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     ).map(tuple),
     Id | None: st.none() | NUMBERS,
     bytes | None: st.none() | st.binary(max_size=40),
+    KeptPools | None: st.none()
+    | st.builds(
+        KeptPools,
+        st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3).map(PoolIdentity.of),
+        st.lists(st.binary(max_size=16), max_size=3).map(tuple),
+    ),
     OffloadConfig: st.builds(
         OffloadConfig, host_blocks=st.integers(1, 2**31), device_blocks=st.integers(1, 2**31)
     ),
