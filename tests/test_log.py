@@ -76,6 +76,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     ).map(tuple),
     Id | None: st.none() | NUMBERS,
     bytes | None: st.none() | st.binary(max_size=40),
+    str | None: st.none() | st.text(max_size=20),
     KeptPools | None: st.none()
     | st.builds(
         KeptPools,
