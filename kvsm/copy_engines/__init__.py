@@ -15,6 +15,8 @@ from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
 from kvsm.copy_engines.host_pool import HostPool
 from kvsm.copy_engines.interface import CopyEngine, CopyResult
+from kvsm.copy_engines.kept_file import KeptPoolFacts, read_kept_pool
+from kvsm.copy_engines.kept_record import KeptPool
 from kvsm.copy_engines.replicas import ReplicaCopyEngine
 from kvsm.copy_engines.simulated import SimulatedCopyEngine
 from kvsm.copy_engines.verifying import VerifyingCopyEngine, VerifyingStatistics
@@ -30,5 +32,8 @@ __all__ = [
     "FailingCopyEngine",
     "ReplicaCopyEngine",
     "HostPool",
+    "KeptPool",
+    "KeptPoolFacts",
+    "read_kept_pool",
     "BorrowedPool",
 ]

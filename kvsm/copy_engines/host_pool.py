@@ -23,10 +23,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines.pool_file import MOST_RANKS, PoolSizes, SharedPoolFile, check_memory
+from kvsm.copy_engines.kept_file import KeptPoolFile
+from kvsm.copy_engines.kept_record import KeptPool
+from kvsm.copy_engines.pool_file import SharedPoolFile
+from kvsm.copy_engines.pool_sizes import MOST_RANKS, PoolSizes, check_memory
 from kvsm.errors import ConfigError, described
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
+
+_NOT_KEPT = "the pool is not kept"
 
 _MAPPINGS = Path("/proc/self/smaps")
 """Where the system tells which pages a mapping has."""
@@ -44,8 +49,8 @@ class PageLocking(NamedTuple):
 
 
 class HostPool:
-    """Host memory of one rank. `blocks` is its uint8 array `[num_blocks, block_bytes]`, zeros at first; after
-    `close` it has no rows.
+    """Host memory of one rank. `blocks` is its uint8 array `[num_blocks, block_bytes]`, zeros at first unless
+    the pool is warm; after `close` it has no rows.
 
     num_blocks, block_bytes: the size.
     path: a file that ranks of this run share, and no other run; None: memory of this process. Only this user
@@ -55,8 +60,12 @@ class HostPool:
     replicas: how many consecutive ranks have the same rows.
     nameless: whether the file loses its name once all ranks have it. Nobody else can open it then, and
         nothing is left of ranks that are killed.
+    keep: that the file stays when its processes have ended, and what its bytes mean; None: it goes with
+        them. `is_warm` tells whether the rows hold what an earlier run has left, `cold_reason` why not, a
+        line for each reason, and `pool_id` is a random name of the file. See `kept_file.py`.
     page_locking: how to page-lock the memory; None: not at all. `page_locked` tells whether it succeeded.
-    lock_timeout_s: how long to wait for another rank that makes the file (s).
+    lock_timeout_s: how long to wait for another rank that makes the file, and for the processes of an
+        earlier run of a kept pool to end (s).
 
     The pool gives back what it holds of the system when it is closed, or at the end of the process. Memory
     goes when the last view of it is gone. Raises `ConfigError`.
@@ -72,12 +81,21 @@ class HostPool:
         rank: int = 0,
         replicas: int = 1,
         nameless: bool = False,
+        keep: KeptPool | None = None,
         page_locking: PageLocking | None = None,
         lock_timeout_s: float = 300.0,
     ) -> None:
         sizes = PoolSizes(num_blocks, ranks, block_bytes, replicas)
         _check(sizes, rank, shared=path is not None)
-        self._file = None if path is None else SharedPoolFile(Path(path), sizes, rank, lock_timeout_s)
+        if keep is not None and (path is None or nameless):
+            raise ConfigError("a host pool that is kept needs a file with a name; give a path, not nameless")
+        self.is_warm, self.pool_id, self.cold_reason = False, b"", [_NOT_KEPT]
+        self._file: SharedPoolFile | None = None
+        if path is not None and keep is not None:
+            kept = self._file = KeptPoolFile(Path(path), sizes, rank, lock_timeout_s, keep)
+            self.is_warm, self.pool_id, self.cold_reason = kept.is_warm, kept.record.pool_id, kept.cold_reason
+        elif path is not None:
+            self._file = SharedPoolFile(Path(path), sizes, rank, lock_timeout_s)
         try:
             mapping = _anonymous(sizes) if self._file is None else self._file.map()
             _advise(mapping, is_private=self._file is None)
@@ -85,7 +103,7 @@ class HostPool:
             rows = whole[: sizes.total_bytes].reshape(num_blocks, sizes.shards, block_bytes)
             self.blocks: NDArray[np.uint8] = rows[:, rank // replicas, :]
             if self._file is not None:
-                if replicas == 1:
+                if replicas == 1 and keep is None:
                     _forget_earlier_rank(self._file, self.blocks)
                 if nameless:
                     self._file.remove_name_if_all_are_in()

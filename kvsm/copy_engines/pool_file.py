@@ -4,6 +4,8 @@ Block b of all ranks is contiguous. The last page says what the file is:
 
     | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | the mark, the sizes, a byte for each rank |
 
+A kept pool has a record before its last page (`kept_file.py`).
+
 Consecutive ranks may hold the same bytes. They are replicas then, and have one row together:
 
     | b0 ranks 0 and 1 | b0 ranks 2 and 3 | b1 ranks 0 and 1 | ...
@@ -22,6 +24,7 @@ a pool of equal sizes, in use   takes its own rows                       they be
                                 rows of replicas stay as they are        but its replicas
 - and its rank is there         refuses                                  two runs never share bytes
 a pool of other sizes, in use   refuses                                  likewise
+a pool that is kept             refuses                                  its bytes are still of use
 anything else                   refuses; see `kvsm/private_files.py`     it is somebody's data, or a trap
 ==============================  =======================================  =====================================
 """
@@ -39,74 +42,40 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copy_engines.pool_locks import is_free, lock, wait_for_lock
+from kvsm.copy_engines.pool_sizes import MOST_RANKS, PAGE_BYTES, PoolSizes, check_memory
 from kvsm.errors import ConfigError
 from kvsm.private_files import names, open_private, open_private_to_read, remove_own, why_not_private
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 
-PAGE_BYTES = mmap.PAGESIZE
-
-MOST_RANKS = 1024
-"""Of one file. The last page has a byte for each."""
-
-_MARK = b"kvsm host pool 3"
-_SIZES = "<QQQQ"
+_NAME = b"kvsm host pool "
+_MARK = _NAME + b"4"
+_SIZES = "<QQQQQ"
+"""The sizes of the pool, and how many bytes its record has: 0 if it is not kept."""
 _RANK_BYTES = len(_MARK) + struct.calcsize(_SIZES)
 """Where the bytes of the ranks begin in the last page."""
 
 _TRIES = 100
 """How often a file may be replaced while a rank waits for its lock. Each time another run has ended."""
 
-_LEAVE_S = 1.0
+LEAVE_S = 1.0
 """How long a rank that leaves waits for the lock, to see whether it is the last one (s)."""
-
-_LOCKS = Path("/proc/locks")
-"""Where the system tells who holds a lock."""
 
 _MOST_ENTRIES = 10_000
 """Of a directory in which pools of dead runs are looked for."""
 
 
-class PoolSizes(NamedTuple):
-    """The sizes of a pool. All ranks that share a file must agree on them.
+class PoolHead(NamedTuple):
+    """What the last page of a pool says. record_bytes: 0 if the pool is not kept."""
 
-    replicas: how many consecutive ranks have their rows together.
-    """
-
-    num_blocks: int
-    ranks: int
-    block_bytes: int
-    replicas: int = 1
+    sizes: PoolSizes
+    record_bytes: int
 
     @property
-    def shards(self) -> int:
-        """How many rows a block has."""
-        return self.ranks // self.replicas
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes of all rows."""
-        return self.num_blocks * self.shards * self.block_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """The same in whole pages, as a mapping has them."""
-        return -(-self.total_bytes // PAGE_BYTES) * PAGE_BYTES
-
-    def __str__(self) -> str:
-        together = f", {self.replicas} ranks together" if self.replicas > 1 else ""
-        return f"{self.num_blocks:,} blocks for {self.ranks} ranks{together}, {self.block_bytes:,} bytes each"
-
-
-def check_memory(sizes: PoolSizes) -> None:
-    """Raises `ConfigError` if the machine, or a control group of this process, has no memory for the pool."""
-    available = available_memory_bytes()
-    if available is not None and sizes.mapped_bytes > available:
-        raise ConfigError(
-            f"a host pool of {sizes} needs {sizes.mapped_bytes:,} bytes of memory, and {available:,} are "
-            "available to this process, its control groups counted; make the pool smaller"
-        )
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.sizes.mapped_bytes + self.record_bytes + PAGE_BYTES
 
 
 class SharedPoolFile:
@@ -122,16 +91,19 @@ class SharedPoolFile:
     file and not to the process. Raises `ConfigError`.
     """
 
+    record_bytes = 0
+    """Between the rows and the last page, for a kept pool."""
+
     def __init__(self, path: Path, sizes: PoolSizes, rank: int, wait_s: float) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
             raise ConfigError(f"{path}: host pools in files need Linux; leave the path out")
         self._path, self._sizes, self._rank, self._made = path, sizes, rank, False
-        deadline = time.monotonic() + wait_s
-        for _ in range(_TRIES):
+        deadline, tries = time.monotonic() + wait_s, 0
+        while tries < _TRIES:
             self._descriptor, is_new = open_private(path, "a host pool")
             is_in = False
             try:
-                _wait_for_lock(self._descriptor, path, deadline)
+                wait_for_lock(self._descriptor, path, deadline)
                 # The pool may have been removed in the meantime, and another one may have its name.
                 is_in = names(path, self._descriptor) and self._enter(is_new)
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -140,6 +112,8 @@ class SharedPoolFile:
                     os.close(self._descriptor)
             if is_in:
                 return
+            if not self._waited(deadline):
+                tries += 1
         raise ConfigError(
             f"{path}: is made and removed by others again and again; give each run its own path"
         )
@@ -161,23 +135,27 @@ class SharedPoolFile:
 
         Raises `ConfigError` if another rank holds the lock of the file for too long.
         """
-        _wait_for_lock(self._descriptor, self._path, time.monotonic() + _LEAVE_S)
+        wait_for_lock(self._descriptor, self._path, time.monotonic() + LEAVE_S)
         others = (rank for rank in range(self._sizes.ranks) if rank != self._rank)
-        if not any(_is_free(self._descriptor, rank) for rank in others):
+        if not any(is_free(self._descriptor, rank) for rank in others):
             remove_own(self._path, self._descriptor)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
+    def _waited(self, deadline: float) -> bool:  # noqa: ARG002 (only a kept pool has somebody to wait for)
+        """Wait for somebody whom the last try has met. Returns False if it has met nobody."""
+        return False
+
     def close(self) -> None:
         """Leave the file. Remove it if this rank made it, or is the last one."""
-        _lock(self._descriptor, fcntl.F_UNLCK)
+        lock(self._descriptor, fcntl.F_UNLCK)
         with suppress(ConfigError):
             # Another rank may leave at the same time. Without the wait neither would be the last one.
-            _wait_for_lock(self._descriptor, self._path, time.monotonic() + _LEAVE_S)
-            self._made = self._made or _lock(self._descriptor, fcntl.F_WRLCK)
+            wait_for_lock(self._descriptor, self._path, time.monotonic() + LEAVE_S)
+            self._made = self._made or lock(self._descriptor, fcntl.F_WRLCK)
         if self._made:
             remove_own(self._path, self._descriptor)
         # Closing is not enough: a mapping keeps the file open too, as long as there is a view.
-        _lock(self._descriptor, fcntl.F_UNLCK)
+        lock(self._descriptor, fcntl.F_UNLCK)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
 
@@ -187,32 +165,44 @@ class SharedPoolFile:
 
     def _enter(self, is_new: bool) -> bool:
         """Take the rank. Returns False if the file belonged to a dead run: it is removed then."""
-        if not _lock(self._descriptor, fcntl.F_WRLCK):
+        if not lock(self._descriptor, fcntl.F_WRLCK):
             self._check_sizes()
         elif os.fstat(self._descriptor).st_size:
-            if _read_sizes(self._descriptor) is None:
+            head = read_head(self._descriptor)
+            if head is None:
                 raise ConfigError(f"{self._path}: is not a host pool; give another path, or remove the file")
+            if head.record_bytes:
+                raise ConfigError(
+                    f"{self._path}: is a host pool that is kept, and this one is not to be kept; give "
+                    "another path, or remove the file"
+                )
             # Memory, as in /dev/shm, may have no room for both.
             remove_own(self._path, self._descriptor)
             return False
         else:
             self._make(is_new)
             self._made = True
-            _lock(self._descriptor, fcntl.F_UNLCK)
-        if not _lock(self._descriptor, fcntl.F_WRLCK, self._rank, 1):
+            lock(self._descriptor, fcntl.F_UNLCK)
+        self._take_rank()
+        return True
+
+    def _take_rank(self) -> None:
+        if not lock(self._descriptor, fcntl.F_WRLCK, self._rank, 1):
             raise ConfigError(
                 f"{self._path}: rank {self._rank} of this host pool is in use; give each rank its own "
                 "number, and each run its own path"
             )
-        return True
 
     def _make(self, is_new: bool) -> None:
-        need = self._sizes.mapped_bytes + PAGE_BYTES
+        head = PoolHead(self._sizes, self.record_bytes)
+        need = head.file_bytes
         _name_dead_pools(self._path.parent)
         try:
             self._check_room(need)
-            # The mark comes first: from now on a rank that dies leaves a file that the next one removes.
-            os.pwrite(self._descriptor, _MARK + struct.pack(_SIZES, *self._sizes), need - PAGE_BYTES)
+            # The whole last page comes first: from now on a rank that dies leaves a file that the next one
+            # removes.
+            mark = _MARK + struct.pack(_SIZES, *self._sizes, self.record_bytes)
+            os.pwrite(self._descriptor, mark.ljust(PAGE_BYTES, b"\0"), need - PAGE_BYTES)
             # All of it now: later a full file system would kill the process with a signal.
             os.posix_fallocate(self._descriptor, 0, need)
         except BaseException as error:
@@ -237,13 +227,15 @@ class SharedPoolFile:
             )
 
     def _check_sizes(self) -> None:
-        found = _read_sizes(self._descriptor)
+        found = read_head(self._descriptor)
         if found is None:
             raise ConfigError(f"{self._path}: is in use, and is not a host pool; give another path")
-        if found != self._sizes:
+        if found.record_bytes:
+            raise ConfigError(f"{self._path}: is in use as a host pool that is kept; give another path")
+        if found.sizes != self._sizes:
             raise ConfigError(
-                f"{self._path}: is in use as a host pool of {found}, and this rank asks for {self._sizes}; "
-                "all ranks of a run need equal sizes, and each run its own path"
+                f"{self._path}: is in use as a host pool of {found.sizes}, and this rank asks for "
+                f"{self._sizes}; all ranks of a run need equal sizes, and each run its own path"
             )
 
 
@@ -255,18 +247,18 @@ def map_to_read(path: Path) -> tuple[mmap.mmap, PoolSizes]:
     """
     descriptor = open_private_to_read(path, "a host pool")
     try:
-        sizes = _read_sizes(descriptor)
+        head = read_head(descriptor)
         # A page that the file does not have would kill this process at the first look at it.
-        if sizes is None or os.fstat(descriptor).st_size != sizes.mapped_bytes + PAGE_BYTES:
+        if head is None or os.fstat(descriptor).st_size != head.file_bytes:
             raise ConfigError(f"{path}: is not a host pool; give the path of one")
-        return mmap.mmap(descriptor, sizes.mapped_bytes, prot=mmap.PROT_READ), sizes
+        return mmap.mmap(descriptor, head.sizes.mapped_bytes, prot=mmap.PROT_READ), head.sizes
     finally:
         os.close(descriptor)
 
 
 def remove_dead_pools(directory: Path) -> None:
-    """Remove the pools of this user in which nobody is. Only for a directory that holds nothing else, as a
-    pool on tmpfs takes memory until somebody removes it."""
+    """Remove the pools of this user in which nobody is, but not those that are kept. Only for a directory
+    that holds nothing else, as a pool on tmpfs takes memory until somebody removes it."""
     for name, size in list(_dead_pools(directory)):  # which locks a pool while it is looked at
         path = Path(name)
         with suppress(ConfigError, OSError):
@@ -274,7 +266,7 @@ def remove_dead_pools(directory: Path) -> None:
             try:
                 # Locked as by a rank that enters it: no rank comes in between the look and the end.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_new or _lock(descriptor, fcntl.F_WRLCK):
+                if is_new or lock(descriptor, fcntl.F_WRLCK):
                     remove_own(path, descriptor)
                     _LOGGER.info(
                         "removed %s, the host pool of a run that was killed (%s bytes)", path, f"{size:,}"
@@ -283,58 +275,24 @@ def remove_dead_pools(directory: Path) -> None:
                 os.close(descriptor)
 
 
-def _read_sizes(descriptor: int) -> PoolSizes | None:
-    """The sizes of the pool in an open file; None if it holds none."""
+def read_head(descriptor: int) -> PoolHead | None:
+    """What the last page of an open file says; None if it holds no pool."""
     place = max(0, os.fstat(descriptor).st_size - PAGE_BYTES)
     found = os.pread(descriptor, _RANK_BYTES, place)
     if len(found) < _RANK_BYTES or not found.startswith(_MARK):
         return None
-    sizes = PoolSizes(*struct.unpack(_SIZES, found[len(_MARK) :]))
-    return sizes if sizes.replicas and not sizes.ranks % sizes.replicas else None
+    *numbers, record_bytes = struct.unpack(_SIZES, found[len(_MARK) :])
+    sizes = PoolSizes(*numbers)
+    if not sizes.replicas or sizes.ranks % sizes.replicas or sizes.ranks > MOST_RANKS:
+        return None
+    return PoolHead(sizes, record_bytes)
 
 
-def _lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
-    """Lock or unlock bytes of a file; length 0: all from `start` on. Returns whether they were free."""
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock_request(kind, start, length))
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
-
-
-def _lock_request(kind: int, start: int, length: int) -> bytes:
-    # struct flock: kind, what `start` counts from, start, length, and a process that must be 0.
-    return struct.pack("@hhqqi0q", kind, os.SEEK_SET, start, length, 0)
-
-
-def _wait_for_lock(descriptor: int, path: Path, deadline: float) -> None:
-    """Get the `flock` of a file. Raises `ConfigError` if another process holds it until the deadline."""
-    begun = time.monotonic()
-    while True:
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        now = time.monotonic()
-        if now >= deadline:
-            raise ConfigError(
-                f"{path}: {_holder(descriptor)} holds the lock of this host pool, and does not give it back "
-                f"in {now - begun:.0f} s; end that process, give another path, or a larger lock_timeout_s"
-            )
-        time.sleep(0.01)
-
-
-def _holder(descriptor: int) -> str:
-    """Which process holds the `flock` of an open file, as far as the system tells."""
-    found = os.fstat(descriptor)
-    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    with suppress(OSError):
-        for line in _LOCKS.read_text().splitlines():
-            _, kind, _, _, process, locked, *_ = line.replace("-> ", "").split()
-            if (kind, locked) == ("FLOCK", file) and "->" not in line:
-                with suppress(OSError):
-                    return f"process {process} ({Path('/proc', process, 'comm').read_text().strip()})"
-                return f"process {process}"
-    return "another process"
+def is_of_another_version(descriptor: int) -> bool:
+    """Whether an open file holds a pool of another version of kvsm."""
+    place = max(0, os.fstat(descriptor).st_size - PAGE_BYTES)
+    found = os.pread(descriptor, len(_MARK), place)
+    return found.startswith(_NAME) and found != _MARK
 
 
 def _name_dead_pools(directory: Path) -> None:
@@ -357,23 +315,17 @@ def _dead_pools(directory: Path) -> Iterator[tuple[str, int]]:
             with suppress(OSError):
                 descriptor = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
                 try:
-                    if _read_sizes(descriptor) is not None and _nobody_is_in(descriptor):
+                    head = read_head(descriptor)
+                    if head is not None and not head.record_bytes and nobody_is_in(descriptor):
                         yield entry.path, found.st_size
                 finally:
                     os.close(descriptor)
 
 
-def _nobody_is_in(descriptor: int) -> bool:
+def nobody_is_in(descriptor: int) -> bool:
     """Whether no rank is in a pool, or about to enter it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    return _is_free(descriptor, length=0)
-
-
-def _is_free(descriptor: int, start: int = 0, length: int = 1) -> bool:
-    """Whether nobody else has a lock on these bytes of a file; length 0: on any from `start` on."""
-    # This only asks: a lock that is held for a moment would refuse a rank that comes in that moment.
-    answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK, start, length))
-    return bool(struct.unpack_from("@h", answer)[0] == fcntl.F_UNLCK)
+    return is_free(descriptor, length=0)
