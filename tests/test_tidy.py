@@ -20,6 +20,7 @@ FLOORS = (
         "properties",
         "errors",
         "ids",
+        "identity",
         "options",
         "states",
         "events",

@@ -74,10 +74,10 @@ from kvsm.copy_engines.pool_file import (
 )
 from kvsm.copy_engines.pool_locks import is_free, lock, wait_for_lock
 from kvsm.copy_engines.pool_sizes import PoolSizes
+from kvsm.copy_engines.processes import ProcessName, boot_id, wait_for_end
 from kvsm.errors import ConfigError
 from kvsm.identity import PoolIdentity
 from kvsm.private_files import open_private_to_read, remove_own
-from kvsm.copy_engines.processes import ProcessName, boot_id, wait_for_end
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 

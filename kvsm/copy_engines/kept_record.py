@@ -16,9 +16,9 @@ from hashlib import blake2b
 import msgspec
 
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES, PoolSizes
+from kvsm.copy_engines.processes import ProcessName
 from kvsm.errors import ConfigError
 from kvsm.identity import PoolIdentity
-from kvsm.copy_engines.processes import ProcessName
 
 RECORD_BYTES = -(-(64 << 10) // PAGE_BYTES) * PAGE_BYTES
 """Room for the record in a file. 1,024 ranks take 32 KiB of it."""
