@@ -409,6 +409,7 @@ class Reach(Enum):
     TRANSFERS = "what its transfers touch, whose they are, and who waits for them"
     WAITS = "the requests whose wait ends with this tick"
     CACHE = "every block and transfer, what loads brought, and all cursors"
+    PROCESS = "every slot that holds something, and all device blocks, transfers and requests"
 
 
 _B, _T, _L, _R = BlockTrigger, TransferTrigger, LeaseTrigger, RequestTrigger
@@ -475,6 +476,6 @@ REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
     BlocksOffered: (),
     OffersCounted: (),
     BlocksRewritten: (),
-    Restarted: (Reach.CACHE,),
+    Restarted: (Reach.PROCESS,),
 }
 """What each kind changes besides the things that its fields name."""

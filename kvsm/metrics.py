@@ -22,29 +22,28 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from kvsm import events as ev
-from kvsm.events import KINDS, Direction, OffloadingEvent, RejectReason, SkipReason
+from kvsm.events import KINDS, OffloadingEvent, RejectReason, SkipReason
+from kvsm.gauges import gauges
 from kvsm.ids import count
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
 from kvsm.replay.trust import Trust
-from kvsm.states.block import BLOCK_WORDS, BlockState
-from kvsm.states.lease import LeaseState
-from kvsm.states.transfer import ABANDONED, CANCELLED, COMPLETED, DRAINED, FAILED, LOST
+from kvsm.states.block import BlockState
+from kvsm.states.transfer import CANCELLED, COMPLETED, DRAINED, FAILED, LOST
 from kvsm.states.words import STATE_MASK
-
-_COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 
 # Labels, as series have them.
 _OUTCOMES: dict[int, str] = {
     state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
 }
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
+_CUT_OFF = "cut off"
 _TAKEN, _GIVEN_UP = "taken", "given up"
+_ENDS = (*_OUTCOMES.values(), _CUT_OFF)
 _ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
@@ -99,7 +98,7 @@ METRICS = (
     Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
     Metric("matches", "counter", "Prefix matches whose result was new.", {"result": ("hit", "miss")}),
-    Metric("requests", "counter", "Requests that are over.", {"end": (_FINISHED, "aborted")}),
+    Metric("requests", "counter", "Requests that finished or were aborted.", {"end": (_FINISHED, "aborted")}),
     Metric(
         "hand_overs",
         "counter",
@@ -111,22 +110,22 @@ METRICS = (
     Metric(
         "deferrals_ended",
         "counter",
-        "How these waits ended: with the transfer, at their bound, or with the request.",
-        {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED)},
+        "How these waits ended: with the transfer, at their bound, with the request, or with the process.",
+        {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF)},
     ),
     Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
     Metric("transfers_planned", "counter", "Transfers planned.", _DIRECTIONS),
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that are over. The other planned ones are live.",
-        {**_DIRECTIONS, "outcome": tuple(_OUTCOMES.values())},
+        "Transfers that are over. The other planned ones are live. Cut off: their process ended first.",
+        {**_DIRECTIONS, "outcome": _ENDS},
     ),
     Metric(
         "imports_ended",
         "counter",
         "Stores whose bytes came from another engine, and that are over. They are among the transfers.",
-        {"outcome": tuple(_OUTCOMES.values())},
+        {"outcome": _ENDS},
     ),
     Metric(
         "transfers_abandoned",
@@ -142,6 +141,7 @@ METRICS = (
         {"reason": tuple([reason.value for reason in RejectReason])},
     ),
     Metric("resets", "counter", "Resets of the cache."),
+    Metric("restarts", "counter", "Restarts: another process went on with the log and what was stored."),
     Metric(
         "events",
         "counter",
@@ -192,6 +192,7 @@ METRICS = (
     Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
     Metric("known_requests", "gauge", "Requests that are not over."),
     Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
+    Metric("life", "gauge", "Processes that have written the log, this one included."),
     Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
 )
 """Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
@@ -241,7 +242,7 @@ class _Tally(msgspec.Struct, gc=False):
     planned: int = 0
     abandoned: int = 0
     nanoseconds: int = 0
-    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_OUTCOMES.values(), 0))
+    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_ENDS, 0))
     blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
     device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
     steps: dict[int, int] = msgspec.field(default_factory=_numbers)
@@ -292,13 +293,13 @@ class Metrics:
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
         self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
-        self._imports_ended = dict.fromkeys(_OUTCOMES.values(), 0)
+        self._imports_ended = dict.fromkeys(_ENDS, 0)
         self._hand_overs: set[str] = set()
         """Requests that hold blocks for another engine."""
         self._hand_overs_ended = {_TAKEN: 0, _GIVEN_UP: 0}
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
-        self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED), 0)
+        self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF), 0)
         self._deferral_ticks = _numbers()
         self._stores, self._loads = _Tally(), _Tally()
 
@@ -389,6 +390,7 @@ class Metrics:
             "transfers_flushed": self._transfers_flushed,
             "reports_rejected": dict(self._rejected_reports),
             "resets": seen[ev.CacheReset],
+            "restarts": seen[ev.Restarted],
             "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
             "log_events_dropped": self.log_health()[0],
             "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
@@ -505,7 +507,7 @@ class Metrics:
             state = flight.record.word & STATE_MASK
             if state == COMPLETED:
                 _complete(flight, event)
-            self._count_end(flight)
+            self._count_end(flight, _outcome(flight))
         if self._waiting:
             self._end_waits(_WOKEN)
 
@@ -513,18 +515,26 @@ class Metrics:
         for id, flight in list(self._flights.items()):
             if id not in self.ledger.transfers:
                 del self._flights[id]
-                self._count_end(flight)
+                self._count_end(flight, _outcome(flight))
             elif flight.record.epoch == event.epoch - 1:
                 flight.tally.abandoned += 1
         if self._waiting:
             self._end_waits(_WOKEN)
 
-    def _count_end(self, flight: _Flight) -> None:
-        state = flight.record.word & STATE_MASK
-        flight.tally.ended[_OUTCOMES[state]] += 1
+    def _restarted(self, _event: ev.Restarted) -> None:
+        """Nothing of the last process goes on."""
+        for flight in self._flights.values():
+            self._count_end(flight, _CUT_OFF)
+        self._flights.clear()
+        self._hand_overs.clear()
+        self._deferrals_ended[_CUT_OFF] += len(self._waiting)
+        self._waiting.clear()
+
+    def _count_end(self, flight: _Flight, outcome: str) -> None:
+        flight.tally.ended[outcome] += 1
         if flight.imported:
-            self._imports_ended[_OUTCOMES[state]] += 1
-            if state == COMPLETED:
+            self._imports_ended[outcome] += 1
+            if outcome == _OUTCOMES[COMPLETED]:
                 self._blocks_imported += len(flight.record.slots)
 
     def _flushed(self, event: ev.FlushRequested) -> None:
@@ -532,6 +542,10 @@ class Metrics:
 
     def _rejected(self, event: ev.ReportRejected) -> None:
         self._rejected_reports[event.reason] += 1
+
+
+def _outcome(flight: _Flight) -> str:
+    return _OUTCOMES[flight.record.word & STATE_MASK]
 
 
 def _complete(flight: _Flight, event: OffloadingEvent) -> None:
@@ -563,32 +577,8 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
     ev.TransferLost: Metrics._ended,
     ev.FlushRequested: Metrics._flushed,
     ev.CacheReset: Metrics._reset,
+    ev.Restarted: Metrics._restarted,
     ev.Ticked: Metrics._ticked,
     ev.OffersCounted: Metrics._offers_counted,
 }
 """What is counted of an event besides its kind."""
-
-
-def gauges(ledger: Ledger) -> dict[str, Any]:
-    """Name -> what is there now, as in `Metrics.values`. `Metrics.gauges` has these and the log's."""
-    words = ledger.blocks.view
-    states = np.bincount(words & STATE_MASK, minlength=len(BlockState)).tolist()
-    # Copied at once, so that no other thread changes it meanwhile.
-    transfers = list(ledger.transfers.values())
-    loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
-    copies = words >> _COPIES_SHIFT & BLOCK_WORDS.limits[0]
-    return {
-        "capacity_blocks": ledger.config.host_blocks,
-        "blocks": {state.name: states[state] for state in BlockState},
-        "resident_blocks": states[BlockState.STORED] + states[BlockState.LOADING],
-        "pinned_blocks": int(np.count_nonzero(words >> _PINS_SHIFT)),
-        "in_flight_blocks": int(np.count_nonzero(copies)),
-        "quarantined_blocks": states[BlockState.QUARANTINED],
-        "retired_blocks": states[BlockState.RETIRED],
-        "free_blocks": states[BlockState.FREE] + states[BlockState.EVICTED],
-        "retired_device_blocks": int(np.count_nonzero(ledger.leases.view & STATE_MASK == LeaseState.RETIRED)),
-        "live_transfers": {"store": len(transfers) - loads, "load": loads},
-        "draining_transfers": sum([one.state is ABANDONED for one in transfers]),
-        "known_requests": len(ledger.requests),
-        "deferred_requests": len(ledger.deferred),
-    }

@@ -108,7 +108,7 @@ class OutsideBooks:
     """
 
     def __init__(self, core: Offloader, log: Sequence[OffloadingEvent]) -> None:
-        self._core, self._log = core, log
+        self._log = log
         self._chunk = core.config.blocks_per_chunk
         self.here: dict[bytes, BlockBook] = {}
         self.in_slot: dict[int, BlockBook] = {}
@@ -118,6 +118,7 @@ class OutsideBooks:
         self.stays: list[Stay] = []
         self.lookups: list[LookupBook] = []
         self.resets: list[Span] = []
+        self.restarts: list[Span] = []
         self._last_life: dict[bytes, BlockBook] = {}
         self._gone: dict[bytes, Reason] = {}
         self._skipped: dict[bytes, Reason] = {}
@@ -126,6 +127,10 @@ class OutsideBooks:
         self._load_of: dict[str, TransferBook] = {}
         self._retired: set[int] = set()
         self._tick = 0
+        self._keep_of(core)
+
+    def _keep_of(self, core: Offloader) -> None:
+        self._core = core
         for name in vars(OutsideBooks):
             if name.startswith("after_"):
                 self._listen(name.removeprefix("after_"), getattr(self, name))
@@ -460,7 +465,7 @@ class OutsideBooks:
             self._retired.update(book.device_blocks)
         self._ends(book, span, "lost")
 
-    def after_reset(self, span: Span, _: bool) -> None:
+    def after_reset(self, span: Span, _: bool, *__: Any) -> None:
         """Nothing stored so far may match."""
         if span[1] < span[0]:
             assert not self.here
@@ -473,6 +478,22 @@ class OutsideBooks:
                 book.abandoned = True
             else:
                 self._ends(book, span, "cancelled")
+
+    def restarted(self, core: Offloader) -> None:
+        """The log's last event is a restart: another core goes on with what can be read."""
+        span = len(self._log), len(self._log)
+        self.restarts.append(span)
+        for book in list(self.live.values()):
+            if book.direction is Direction.STORE:
+                for block in book.blocks:
+                    self._goes(block, Reason(Gone.RESTART, span, "Restarted", book.id, book.requests))
+            self._ends(book, span, "cut off")
+        for request in list(self._waiting):
+            self._wakes(request, span)
+        self._patience.clear()
+        self._load_of.clear()
+        self._retired.clear()
+        self._keep_of(core)
 
     def _ends(self, book: TransferBook, span: Span, outcome: str) -> None:
         book.ended, book.outcome = span, outcome

@@ -37,9 +37,10 @@ from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, OffloadingEvent
+from kvsm.gauges import gauges
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader
-from kvsm.metrics import Metrics, gauges
+from kvsm.metrics import Metrics
 from kvsm.policies import POLICIES
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, rebuild, tell, verify_log
 from kvsm.snapshot import restore, snapshot

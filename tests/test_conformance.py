@@ -438,7 +438,9 @@ def lives() -> list[Life]:
     """Lives in which every handler has something to do. In the last one a load is lost."""
     one = Life(host_blocks=4)
     one.stored("r0", [key(0), key(1)], [0, 1])
-    one.core.match("r1", [key(0), key(1)])
+    for name in ("r1", "r2"):
+        one.core.match(name, [key(0), key(1)])
+    one.core.release("r2")
     one.lost(one.core.prepare_load("r1", [5, 6]))
     return [*(random_life(seed, 900) for seed in (2, 4)), one]
 

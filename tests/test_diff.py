@@ -214,7 +214,7 @@ def test_each_kind_of_event_is_in_a_story_or_left_out_on_purpose() -> None:
     """A new kind of event must be looked at: is it a decision that two runs share?"""
     told = {
         *(ev.RequestArrived, ev.RequestFinished, ev.RequestPreempted, ev.HitMatched, ev.LoadPlanned),
-        *(ev.StorePlanned, ev.StoreSkipped, ev.BlocksEvicted, ev.CacheReset),
+        *(ev.StorePlanned, ev.StoreSkipped, ev.BlocksEvicted, ev.CacheReset, ev.Restarted),
         *(ev.WorkerReported, ev.TransferLost, ev.TransferCancelled),
     }
     timing = {ev.RequestDeferred, ev.TransfersSubmitted, ev.ReportRejected, ev.FlushRequested, ev.Ticked}

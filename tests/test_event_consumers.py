@@ -117,6 +117,7 @@ SAMPLES: dict[str, Any] = {
     "missed": b"key",
 }
 """A value for each field that names a thing."""
+CONFIG = OffloadConfig(host_blocks=4, device_blocks=4)
 LIVES = {
     "slots": BlockLife(1),
     "requests": RequestLife("r"),
@@ -129,8 +130,8 @@ LIVES = {
 def test_event_is_told_in_the_life_of_each_thing_that_its_fields_name(kind: type[OffloadingEvent]) -> None:
     """`kvsm show` leaves no event out, of whatever kind it is."""
     fields = kind.__struct_fields__[3:]
-    event = kind(1, 0, 0, *(SAMPLES.get(field, 0) for field in fields))
-    empty = Ledger(OffloadConfig(host_blocks=4, device_blocks=4))
+    event = kind(1, 0, 0, *((SAMPLES | {"config": CONFIG}).get(field, 0) for field in fields))
+    empty = Ledger(CONFIG)
     found = concern.concern(empty, event)
     for field in set(fields) & set(SAMPLES):
         meaning = concern.NAMED_BY_FIELDS[field]

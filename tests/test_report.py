@@ -37,6 +37,7 @@ from kvsm.analysis.figures import (
     RankFigures,
     RejectedFigures,
     ResetFigures,
+    RestartFigures,
     SkipFigures,
     Spread,
     StopFigures,
@@ -202,6 +203,7 @@ def rank(number: int, **changes: Any) -> RankFigures:
         failed=0,
         missing=0,
         missing_since_ns=None,
+        cut_off=0,
         waiting=0,
         latency=usual,
         errors=(),
@@ -223,6 +225,11 @@ def ranks(**changes: Any) -> dict[str, Any]:
 
 def stops(why: Gone, lookups: int) -> tuple[StopFigures, ...]:
     return (StopFigures(why.value, lookups, None),)
+
+
+def restarts(killed: int) -> RestartFigures:
+    ended = (("the process was killed", killed),) if killed else ()
+    return RestartFigures(restarts=1, killed=killed, ended=ended, kept=9, lost=1, transfers=1)
 
 
 def burst(until_ns: int) -> BurstFigures:
@@ -252,6 +259,7 @@ EDGES = {
         {"requests.overdue": 1, "requests.open": 3, "requests.oldest": ("r7",)},
         {"requests.overdue": 0, "requests.open": 3},
     ),
+    "processes killed": Edge({"restarts": restarts(1)}, {"restarts": restarts(0)}),
     "rank fails": Edge(ranks(failed=10), ranks(failed=9)),
     "rank slow": Edge(
         ranks(latency=Spread(1000, 30_000_000, 0, 0)), ranks(latency=Spread(1000, 29_999_999, 0, 0))
@@ -455,7 +463,7 @@ def check_figures_of(log: OpenedLog, found: Report) -> None:
         ]
         assert (one.copies, one.latency) == (len(own), exact(took))
         assert one.failed == sum(copy.good is False for copy in own)
-        assert one.copies == one.reported + one.missing + one.waiting
+        assert one.copies == one.reported + one.missing + one.cut_off + one.waiting
     assert found.requests.requests == len(requests)
     assert found.requests.open == sum(one.finished is None for one in requests)
     assert sum(found.requests.states.values()) == found.requests.open

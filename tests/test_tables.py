@@ -24,8 +24,9 @@ from kvsm.analysis.sqlite_tables import TableWriter, make_tables
 from kvsm.checker.walk import random_of
 from kvsm.errors import ConfigError, InvalidEvent, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.gauges import gauges
 from kvsm.ledger import Ledger
-from kvsm.metrics import Metrics, gauges
+from kvsm.metrics import Metrics
 from kvsm.replay.concern import concern
 from kvsm.replay.fates import Fates
 from kvsm.replay.fold import Moment
@@ -125,12 +126,14 @@ def assert_counts_are_the_metrics(rows: Rows, counted: dict[str, Any]) -> None:
     waits = [row for row in rows["request_states"] if row["state"] == "DEFERRED"]
     assert counted["deferrals"] == len(waits)
     assert counted["resets"] == len(rows["resets"])
+    assert counted["restarts"] == len(rows["restarts"])
     assert counted["transfers_flushed"] == sum(row["waited_for"] for row in rows["transfers"])
     assert counted["loads_voided"] == sum(row["loads"] for row in rows["requests"]) - sum(
         row["direction"] == "load" for row in rows["transfers"]
     )
     aborted = sum(row["aborted"] for row in rows["requests"])
-    finished = sum(row["finished"] is not None for row in rows["requests"]) - aborted
+    cut_off = sum(row["cut_off"] for row in rows["requests"])
+    finished = sum(row["finished"] is not None for row in rows["requests"]) - aborted - cut_off
     assert counted["requests"] == {"finished": finished, "aborted": aborted}
 
 
@@ -140,6 +143,7 @@ WORDS = {
     r"store (\d+) of .* is still in flight": Gone.IN_FLIGHT,
     r"evicted at event (\d+) to make room for": Gone.EVICTED,
     r"reset at event (\d+)": Gone.RESET,
+    r"store .* had not ended when another process went on at event (\d+)": Gone.RESTART,
     r"store .* failed at event (\d+)": Gone.STORE_FAILED,
     r"load .* failed at event (\d+)": Gone.LOAD_FAILED,
     r"store .* was cancelled at event (\d+)": Gone.CANCELLED,

@@ -24,8 +24,8 @@ from kvsm.analysis.live import LiveView, RankCounts
 from kvsm.cli import main, tail, top
 from kvsm.cli.output import Screen, in_red
 from kvsm.events import OffloadingEvent
+from kvsm.gauges import gauges
 from kvsm.log import LogFollower
-from kvsm.metrics import gauges
 from kvsm.replay import Trust
 from kvsm.replay.concern import concern
 from kvsm.replay.event_filter import EventFilter

@@ -81,6 +81,8 @@ class PlainCount:
             # It cancels plans. A copy that it abandons goes on, and so does a wait for it.
             for id in [*self.planned]:
                 self.end(id)
+        elif isinstance(event, ev.Restarted):
+            self.__init__(self.workers)  # type: ignore[misc]
         elif isinstance(event, ev.Ticked):
             self.waits = {name: wait for name, wait in self.waits.items() if wait[1] > event.tick}
 

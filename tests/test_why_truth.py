@@ -6,6 +6,7 @@ preemptions, resets, failures, losses, chunks. `fate_reference` keeps plain book
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -61,7 +62,10 @@ def core_run(seed: int, actions: int = ACTIONS) -> Run:
     world = CoreWorld(draw_options(random))
     books = OutsideBooks(world.core, world.events)
     for _ in range(actions):
+        core = world.core
         world.do(world.draw(random))
+        if world.core is not core:
+            books.restarted(world.core)
     return Run(f"core {seed}", world.core.config, world.events, books)
 
 
@@ -70,7 +74,9 @@ def serving_run(seed: int, actions: int = ACTIONS) -> Run:
     random = Random(seed)
     options = TARGETS["serving"].draw(random)
     assert isinstance(options, ServingOptions)
-    options = replace(options, transfer_ticks=random.choice((0, 0, 4)))
+    # A crash may forget events that were not written, and the books have no way back.
+    budgets = replace(options.budgets, crashes=0)
+    options = replace(options, transfer_ticks=random.choice((0, 0, 4)), budgets=budgets)
     world = ServingWorld(options)
     books = OutsideBooks(world.engine.core, world.engine.log)
     for _ in range(actions):
@@ -106,6 +112,7 @@ TOLD = {
     Gone.IN_FLIGHT: "store {transfer} of {requests} is still in flight",
     Gone.EVICTED: "evicted at event {at} to make room for store {transfer} of {requests}",
     Gone.RESET: "reset at event {at}",
+    Gone.RESTART: "store {transfer} of {requests} had not ended when another process went on at event {at}",
     Gone.STORE_FAILED: "store {transfer} of {requests} failed at event {at}",
     Gone.LOAD_FAILED: "load {transfer} of {requests} failed at event {at}",
     Gone.CANCELLED: "store {transfer} of {requests} was cancelled at event {at}",
@@ -344,6 +351,9 @@ WHY_TOLD = {
     Gone.IN_FLIGHT: "was in flight: planned at event {at}",
     Gone.EVICTED: "was evicted at event {at}",
     Gone.RESET: "was dropped by a reset of the cache at event {at}",
+    Gone.RESTART: (
+        "was not stored, because store {transfer} of {requests} had not ended when another process went on at"
+    ),
     Gone.STORE_FAILED: "was not stored, because store {transfer} of {requests} failed at event {at}",
     Gone.LOAD_FAILED: "became void, because load {transfer} of {requests} failed at event {at}",
     Gone.CANCELLED: "was not stored, because store {transfer} of {requests} was cancelled before it left at",
@@ -361,6 +371,7 @@ WHY_ALSO = {
 
 def is_told_by_why(reason: Reason, told: str) -> bool:
     first, last = reason.at or (0, 0)
+    told = re.sub(r" \(from engine [^)]*\)", "", told)  # Where the bytes of an import come from.
     named = {
         "transfer": reason.transfer,
         "requests": render_owners([(name, 1) for name in reason.requests]),
@@ -415,6 +426,12 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "a cancelled load ends lives": (Extractor._cancelled, "if flight.store:", "if True:"),
     "a lost copy counts as cancelled": (Extractor._lost, "Gone.LOST", "Gone.CANCELLED"),
+    "a restart takes what was readable": (
+        BlockLives.cut_off,
+        "~are_indexed(ledger.blocks.view)",
+        "(ledger.blocks.view >= 0)",
+    ),
+    "a restart ends no transfer": (Extractor._restarted, "list(self._flights)", "[]"),
     "a reset counts as an eviction": (Extractor._reset, "Gone.RESET", "Gone.EVICTED"),
     "a tick wakes nobody": (Extractor._ticked, "self._wake(event)", "pass"),
     "the end of a copy wakes nobody": (Extractor._ended, "self._wake(event)", "pass"),

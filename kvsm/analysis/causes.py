@@ -372,6 +372,7 @@ _WORDINGS: dict[Gone, Callable[[Inquiry, int | None], Wording]] = {
     Gone.IN_FLIGHT: _in_flight,
     Gone.EVICTED: _evicted,
     Gone.RESET: _words("was dropped by a reset of the cache"),
+    Gone.RESTART: _because("was not stored", "had not ended when another process went on"),
     Gone.STORE_FAILED: _because("was not stored", "failed"),
     Gone.LOAD_FAILED: _because("became void", "failed"),
     Gone.CANCELLED: _because("was not stored", "was cancelled before it left"),

@@ -153,6 +153,26 @@ def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
     return Noticed(1.0, text, _left_behind(figures), (_command(figures, "verify"),))
 
 
+def processes_killed(figures: LogFigures, limit: Limit) -> Noticed | None:
+    """Processes ended without closing the log, and others went on."""
+    restarts = figures.restarts
+    if restarts.killed < limit.least:
+        return None
+    times = "once" if restarts.killed == 1 else f"{restarts.killed:,} times"
+    text = (
+        f"The process ended {times} without closing the log, and another one went on: "
+        f"{number(figures.requests.cut_off, 'request')} and {number(restarts.transfers, 'transfer')} cut off"
+    )
+    evidence = tuple(f"{count:,} before a restart: {how}" for how, count in restarts.ended)
+    evidence += (
+        f"what was stored was kept: {number(restarts.kept, 'block')}; {restarts.lost:,} were being stored",
+        "out of memory and a stop that takes too long are the usual causes; the system's log tells",
+    )
+    query = "SELECT event, wall_ns, last_end, kept, storing, requests_cut_off FROM restarts ORDER BY event"
+    impact = restarts.killed / (restarts.restarts + 1)
+    return Noticed(impact, text, evidence, (_command(figures, "query", query),))
+
+
 def _left_behind(figures: LogFigures) -> tuple[str, ...]:
     """What was open when the engine ended."""
     copies = max((one.waiting + one.missing for one in figures.copies.ranks), default=0)

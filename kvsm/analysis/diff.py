@@ -158,7 +158,8 @@ SELECT 1 AS sort, {name_request} AS thing, arrived AS event, arrived_ns AS wall_
        NULL AS key, NULL AS cause
   FROM requests
 UNION ALL
-SELECT 1, {name_request}, finished, finished_ns, CASE WHEN aborted THEN 'is aborted' ELSE 'finishes' END,
+SELECT 1, {name_request}, finished, finished_ns,
+       CASE WHEN aborted THEN 'is aborted' WHEN cut_off THEN 'ends with its process' ELSE 'finishes' END,
        NULL, NULL
   FROM requests WHERE finished IS NOT NULL
 UNION ALL
@@ -196,6 +197,9 @@ SELECT 2, {label_key}, gone, gone_ns, 'is gone: ' || why, NULL,
   FROM blocks WHERE gone IS NOT NULL AND why <> 'reset'
 UNION ALL
 SELECT 3, 'the cache', event, wall_ns, 'is reset', NULL, NULL FROM resets
+UNION ALL
+SELECT 3, 'the cache', event, wall_ns, printf('outlives its process, with %d blocks', kept), NULL, last_end
+  FROM restarts
 """
 
 # vLLM's server appends a hyphen and eight characters of its own to the name that a client chose.
@@ -290,6 +294,7 @@ def _settings(good: OpenedLog, bad: OpenedLog) -> list[Changed]:
 _FIGURES = {
     "requests": "SELECT count(*) FROM requests",
     "requests that never ended": "SELECT count(*) FROM requests WHERE finished IS NULL",
+    "requests that ended with their process": "SELECT count(*) FROM requests WHERE cut_off",
     "preemptions": "SELECT ifnull(sum(preemptions), 0) FROM requests",
     "lookups": "SELECT count(*) FROM lookups",
     "prompt blocks looked up": "SELECT sum(asked) FROM requests",
@@ -306,10 +311,14 @@ _FIGURES = {
     ),
     "blocks loaded": "SELECT ifnull(sum(loaded), 0) FROM requests",
     "copies that failed": "SELECT count(*) FROM copies WHERE good = 0",
-    "copies that no worker reported": "SELECT count(*) FROM copies WHERE reported IS NULL",
+    "copies that no worker reported": (
+        "SELECT count(*) FROM copies JOIN transfers USING (transfer)"
+        " WHERE reported IS NULL AND outcome IS NOT 'cut off'"
+    ),
     "time that requests waited for others' copies (ms)": "SELECT sum(deferred_ns) / 1000000 FROM requests",
     "time that requests waited for their loads (ms)": "SELECT sum(loading_ns) / 1000000 FROM requests",
     "resets": "SELECT count(*) FROM resets",
+    "restarts": "SELECT count(*) FROM restarts",
 }
 
 

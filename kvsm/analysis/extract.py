@@ -16,7 +16,7 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.analysis.lives import BlockLives, LifeEnd, SavedLives
-from kvsm.analysis.open_rows import Flight, Moved, RequestInProgress, awaited
+from kvsm.analysis.open_rows import CUT_OFF, Flight, Moved, RequestInProgress, awaited
 from kvsm.analysis.rows import (
     SAMPLE_EVENTS,
     EventRow,
@@ -25,6 +25,7 @@ from kvsm.analysis.rows import (
     OccupancyRow,
     RejectionRow,
     ResetRow,
+    RestartRow,
     SkipRow,
 )
 from kvsm.analysis.sqlite_tables import TableWriter
@@ -32,6 +33,7 @@ from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD, STORE, OffloadingEvent, Owners
 from kvsm.ids import count
 from kvsm.ledger import Ledger, TransferRecord
+from kvsm.replay.restarts import Survivors, survivors
 from kvsm.states.block import BlockState
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -69,6 +71,8 @@ class Extractor:
         self._deferred: set[str] = set()
         self._flights: dict[int, Flight] = {}
         self._last = EventRow(0, 0, 0, "")
+        self._survivors: Survivors | None = None
+        """What the restart leaves that is being followed."""
         self._interim: list[int] = []
         """The runs of blocks that are written as they were, and will be written again."""
         if saved is not None and ledger is not None:
@@ -108,8 +112,9 @@ class Extractor:
         """
         if ledger is not self._ledger:
             self._begin(ledger)
-        ended = ledger.apply(event)
         kind = type(event)
+        self._survivors = survivors(ledger) if kind is ev.Restarted else None
+        ended = ledger.apply(event)
         if kind is not ev.StorePlanned:
             self._lives.store_follows(None)
         HANDLERS[kind](self, event, ended)
@@ -350,19 +355,19 @@ class Extractor:
     def _ended(self, event: Any, state: TransferState) -> None:
         """The event's transfer has ended: its requests go on."""
         flight = self._flights.pop(event.transfer)
-        self._land(flight, state, _at(event))
+        self._land(flight, state.name.lower(), _at(event))
         if not flight.store:
             self._settle(flight.owners[0][0], event)
         if self._deferred:
             self._wake(event)
 
-    def _land(self, flight: Flight, outcome: TransferState | None, at: Moved) -> None:
+    def _land(self, flight: Flight, outcome: str | None, at: Moved) -> None:
         """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
         workers = self.ledger.config.workers
         for copy in flight.silent_copies(workers):
             self._tables.add("copies", copy)
         self._tables.add("transfers", flight.row(workers, outcome, at))
-        completed, told = outcome is TransferState.COMPLETED, outcome is not None
+        completed, failed = outcome == "completed", outcome not in ("completed", CUT_OFF, None)
         for name, arrived, slots in flight.owners:
             request = self._requests.get(name)
             if request is None or request.arrived.event != arrived:
@@ -371,7 +376,7 @@ class Extractor:
                 continue
             if not flight.store:
                 request.loaded += slots if completed else 0
-                request.failed_loads += told and not completed
+                request.failed_loads += failed
                 continue
             request.stored += slots if completed else 0
             request.stores -= 1
@@ -402,9 +407,35 @@ class Extractor:
         row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended)
         self._tables.add("resets", row)
         for transfer in cancelled:
-            self._land(self._flights.pop(transfer), TransferState.CANCELLED, at)
+            self._land(self._flights.pop(transfer), "cancelled", at)
         for name in list(self._requests):
             self._settle(name, event)
+
+    def _restarted(self, event: ev.Restarted, _ended: TransferRecord | None) -> None:
+        """Everybody of the last process is gone: what was open is cut off."""
+        at, left = _at(event), self._survivors
+        assert left is not None
+        row = RestartRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.life,
+            event.ended or None,
+            left.kept,
+            left.storing,
+            left.planned,
+            left.freed,
+            len(self._flights),
+            len(self._requests),
+        )
+        self._tables.add("restarts", row)
+        self._lives.cut_off(self.ledger, event)
+        for transfer in list(self._flights):
+            self._land(self._flights.pop(transfer), CUT_OFF, at)
+        for request in list(self._requests.values()):
+            request.cut_off = request.finished is None
+            request.finished = request.finished or at
+            self._move(request, int(RequestState.RELEASED), None, at)
 
     def _nothing(self, _event: OffloadingEvent, _ended: TransferRecord | None) -> None:
         """The table `events` says all."""
@@ -473,5 +504,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord |
     ev.BlocksOffered: Extractor._nothing,
     ev.OffersCounted: Extractor._nothing,
     ev.BlocksRewritten: Extractor._nothing,
+    ev.Restarted: Extractor._restarted,
 }
 """What each kind of event means for the tables. A handler runs when the ledger has applied its event."""

@@ -128,7 +128,8 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     copies: that were submitted. reported: that it reported. failed: how many of them badly.
     missing: that it did not report, and that were submitted `late_ns` before the end or earlier, or lost.
     missing_since_ns: when the first of these was submitted; None: none is missing.
-    waiting: other copies that it has not reported.
+    cut_off: other copies that it did not report, because its process ended.
+    waiting: the rest. It has not reported them, and still may.
     latency: from the submission to its report.
     errors: what it said most often, with counts.
     last_ns: time of its last report.
@@ -140,6 +141,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     missing: int
     missing_since_ns: int | None
+    cut_off: int
     waiting: int
     latency: Spread
     errors: tuple[tuple[str, int], ...]
@@ -210,7 +212,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
 class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Requests.
 
-    finished: that are over, `aborted` of them by the client.
+    finished: that are over, `aborted` of them by the client. cut_off: that ended with their process.
     preemptions: of `preempted` requests.
     failed_loads: loads that did not bring all their blocks.
     longest_ns: the longest life of a request that is over.
@@ -222,6 +224,7 @@ class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     finished: int
     aborted: int
+    cut_off: int
     preemptions: int
     preempted: int
     failed_loads: int
@@ -238,6 +241,24 @@ class ResetFigures(msgspec.Struct, frozen=True):
 
     resets: int
     keys: int
+
+
+class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Processes that went on with the log of another one.
+
+    restarts: how many. killed: how many of the processes before them did not close the log.
+    ended: how these ended, with counts, the most frequent first.
+    kept: blocks that could be read at a restart and still can. lost: blocks that were being stored, or were
+        planned to be.
+    transfers: copies and plans that were cut off.
+    """
+
+    restarts: int
+    killed: int
+    ended: tuple[tuple[str, int], ...]
+    kept: int
+    lost: int
+    transfers: int
 
 
 class RejectedFigures(msgspec.Struct, frozen=True):
@@ -336,6 +357,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     pool: PoolFigures
     skips: tuple[SkipFigures, ...]
     resets: ResetFigures
+    restarts: RestartFigures
     rejected: tuple[RejectedFigures, ...]
     hand_overs: HandOverFigures
     end: EndFigures

@@ -270,6 +270,13 @@ class _Future:
         if job is not None:
             self._transfers[recorded] = job.transfer
 
+    def restart(self, event: ev.Restarted) -> None:
+        """Another process goes on with what this core has stored, under the policy of the fork."""
+        config = msgspec.structs.replace(event.config, policy=self.choices.policy or event.config.policy)
+        self.core = Offloader.restarted(
+            self.core.ledger, config, self, ended=event.ended, clock_ns=self._clock_ns
+        )
+
     def is_alive(self, request: str) -> bool:
         """Whether the request can still be asked for. One that was aborted in the fork cannot."""
         return request not in self.choices.abort
@@ -472,6 +479,10 @@ def _reset(future: _Future, _recorded: Ledger, _event: ev.CacheReset) -> None:
     future.core.reset()
 
 
+def _restarted(future: _Future, _recorded: Ledger, event: ev.Restarted) -> None:
+    future.restart(event)
+
+
 _Call = Callable[[_Future, Ledger, Any], None]
 
 _CALLS: dict[type[OffloadingEvent], _Call] = {
@@ -499,6 +510,7 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.Ticked: lambda future, _, __: future.core.tick(),
     ev.BlocksOffered: _offered,
     ev.OffersCounted: lambda future, _, event: future.core.count_offers(event.keys),
+    ev.Restarted: _restarted,
     ev.BlocksRewritten: lambda future, _, event: future.core.rewrite(to_list(event.device_blocks)),
 }
 """The call that leads to an event of each kind."""

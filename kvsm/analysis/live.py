@@ -28,6 +28,7 @@ from kvsm.log import News, Segment
 from kvsm.replay.fates import kind_of
 from kvsm.replay.fold import go_on, refuse_malformed
 from kvsm.replay.trust import Trust
+from kvsm.states.block import are_readable
 from kvsm.states.transfer import TransferState
 
 WINDOW_SECONDS = 60
@@ -89,6 +90,20 @@ class LongestWait(msgspec.Struct, frozen=True):
     at_least: bool
 
 
+class LastRestart(msgspec.Struct, frozen=True):
+    """The restart with which this process went on.
+
+    life: how many processes have written the log. ended: how the last one ended; empty: it closed the log.
+    kept: blocks that could be read and still can. age_ns: since then.
+    """
+
+    event: int
+    life: int
+    ended: str
+    kept: int
+    age_ns: int
+
+
 class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.top/1"):
     """What `kvsm top --json` prints: what goes on in an engine where its log ends now.
 
@@ -100,6 +115,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     events, steps: of the window.
     answers: answers to lookups that tell how much the device had. asked, on_device, on_host: their blocks.
     evicted, skipped: blocks.
+    restart: the last one in what was read; null: there was none.
     ranks: the ranks that reported. worst: the rank with most failures; without any, the slowest; or null.
     """
 
@@ -119,6 +135,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     skipped: int
     oldest_copy: OldestCopy | None
     longest_wait: LongestWait | None
+    restart: LastRestart | None
     ranks: tuple[RankCounts, ...]
     worst: int | None
 
@@ -148,6 +165,8 @@ class LiveView:
         self._seconds: deque[_Second] = deque()
         self._submitted: dict[int, int] = {}
         self._waits_since: dict[str, int] = {}
+        self._restart: tuple[ev.Restarted, int] | None = None
+        """The last one that was read, and how many blocks it kept."""
         self._since = self._since_ns = 0
         self._last = EventRow(0, 0, 0, "")
 
@@ -229,6 +248,13 @@ class LiveView:
             rank.total_ns += max(0, event.wall_ns - since)
             rank.max_ns = max(rank.max_ns, event.wall_ns - since)
 
+    def _restarted(self, event: ev.Restarted) -> None:
+        assert self._ledger is not None
+        kept = int(are_readable(self._ledger.blocks.view).sum())
+        self._restart = event, kept
+        self._submitted.clear()
+        self._waits_since.clear()
+
     def _reset(self, _event: ev.CacheReset) -> None:
         live = self._ledger.transfers if self._ledger is not None else {}
         self._submitted = {id: ns for id, ns in self._submitted.items() if id in live}
@@ -258,6 +284,7 @@ class LiveView:
             },
             oldest_copy=self._oldest_copy(ledger, now_ns),
             longest_wait=self._longest_wait(ledger, now_ns),
+            restart=self._last_restart(now_ns),
             ranks=tuple([ranks[worker] for worker in sorted(ranks)]),
             worst=max(ranks.values(), key=_badness).worker if ranks else None,
         )
@@ -282,6 +309,12 @@ class LiveView:
         since_ns = self._waits_since.get(longest.name, self._since_ns)
         age_ns = max(0, now_ns - since_ns)
         return LongestWait(longest.name, longest.awaits, age_ns, longest.name not in self._waits_since)
+
+    def _last_restart(self, now_ns: int) -> LastRestart | None:
+        if self._restart is None:
+            return None
+        event, kept = self._restart
+        return LastRestart(event.seq, event.life, event.ended, kept, max(0, now_ns - event.wall_ns))
 
 
 def _badness(rank: RankCounts) -> tuple[int, int]:
@@ -318,5 +351,6 @@ NOTES: dict[type[OffloadingEvent], Callable[[LiveView, Any], None]] = {
     ev.TransfersSubmitted: LiveView._left,
     ev.WorkerReported: LiveView._reported,
     ev.CacheReset: LiveView._reset,
+    ev.Restarted: LiveView._restarted,
 }
 """What is noted of each kind."""

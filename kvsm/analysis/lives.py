@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvsm.analysis.key_history import KeyHistory
 from kvsm.analysis.rows import BlockRunRow, Gone
 from kvsm.analysis.sqlite_tables import RUN_BLOCKS, TableWriter
-from kvsm.events import BlocksEvicted, HitMatched, StorePlanned, StoreSkipped
+from kvsm.events import BlocksEvicted, HitMatched, Restarted, StorePlanned, StoreSkipped
 from kvsm.ids import IdArray, Ids, unpack
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.ledger import Ledger
@@ -248,6 +248,14 @@ class BlockLives:
     def all_gone(self, ledger: Ledger, end: LifeEnd) -> int:
         """An event removed all keys. Returns how many there were."""
         return self._all_end(ledger, np.arange(len(self._life)), end)
+
+    def cut_off(self, ledger: Ledger, event: Restarted) -> None:
+        """Another process went on: the keys are gone whose stores had not ended."""
+        gone = np.flatnonzero((self._life > 0) & ~are_indexed(ledger.blocks.view))
+        stores = ledger.generation_view[gone]
+        for store in np.unique(stores).tolist():
+            end = LifeEnd(event.seq, event.wall_ns, Gone.RESTART, store, self._origins[store].requests)
+            self._all_end(ledger, gone[stores == store], end)
 
     def _all_end(self, ledger: Ledger, slots: _Ints, end: LifeEnd) -> int:
         living = slots[self._life[slots] > 0]

@@ -27,12 +27,14 @@ from kvsm.analysis.figures import (
     RejectedFigures,
     RequestFigures,
     ResetFigures,
+    RestartFigures,
     SkipFigures,
     Spread,
     StopFigures,
     WaitedFor,
     WaitFigures,
 )
+from kvsm.analysis.open_rows import CUT_OFF
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import Gone
 from kvsm.kv_events import GROUP_INDEX_BYTES
@@ -289,6 +291,12 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
             f"WHERE {within} AND reported IS NULL AND (outcome = 'lost' OR {late}) GROUP BY worker"
         )
     }
+    cut_off = dict(
+        tables.all(
+            "SELECT worker, count(*) FROM copies JOIN transfers USING (transfer) "
+            f"WHERE {within} AND reported IS NULL AND outcome = '{CUT_OFF}' GROUP BY worker"
+        )
+    )
     errors: dict[int, list[tuple[str, int]]] = {}
     for rank, error, times in tables.all(
         f"SELECT worker, error, count(*) AS times FROM copies WHERE {within} AND good = 0 "
@@ -300,7 +308,13 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
         f"WHERE outcome IS NOT NULL AND {within} GROUP BY 1 ORDER BY 1"
     )
     ranks = [
-        _rank_figures(rank, copies[copies[:, 0] == rank], missing.get(rank, (0, None)), errors.get(rank, []))
+        _rank_figures(
+            rank,
+            copies[copies[:, 0] == rank],
+            missing.get(rank, (0, None)),
+            cut_off.get(rank, 0),
+            errors.get(rank, []),
+        )
         for rank in np.unique(copies[:, 0]).tolist()
     ]
     return CopyFigures(late_ns=late_ns, ranks=tuple(ranks), transfers=dict(ended))
@@ -311,7 +325,11 @@ _NO_REPORT = 2
 
 
 def _rank_figures(
-    rank: int, copies: NDArray[np.int64], missing: tuple[int, int | None], errors: list[tuple[str, int]]
+    rank: int,
+    copies: NDArray[np.int64],
+    missing: tuple[int, int | None],
+    cut_off: int,
+    errors: list[tuple[str, int]],
 ) -> RankFigures:
     good, took, reported_ns = copies[:, 1], copies[:, 2], copies[:, 3]
     reported = int((good != _NO_REPORT).sum())
@@ -322,7 +340,8 @@ def _rank_figures(
         failed=int((good == 0).sum()),
         missing=missing[0],
         missing_since_ns=missing[1],
-        waiting=len(copies) - reported - missing[0],
+        cut_off=cut_off,
+        waiting=len(copies) - reported - missing[0] - cut_off,
         latency=spread_of(took[took != _NOT_TOLD]),
         errors=tuple(errors[:SHOWN]),
         last_ns=int(reported_ns.max()) if reported else None,
@@ -406,10 +425,10 @@ def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -
         times as long as the longest request that ended took.
     """
     within, open_too = tables.within("arrived"), "finished IS NULL"
-    total, finished, aborted, preemptions, preempted, failed, longest = tables.one(
-        "SELECT count(*), count(finished), coalesce(sum(aborted), 0), coalesce(sum(preemptions), 0),"
-        " coalesce(sum(preemptions > 0), 0), coalesce(sum(failed_loads), 0),"
-        f" coalesce(max(finished_ns - arrived_ns), 0) FROM requests WHERE {within}"
+    total, ended, aborted, cut_off, preemptions, preempted, failed, longest = tables.one(
+        "SELECT count(*), count(finished), coalesce(sum(aborted), 0), coalesce(sum(cut_off), 0),"
+        " coalesce(sum(preemptions), 0), coalesce(sum(preemptions > 0), 0), coalesce(sum(failed_loads), 0),"
+        f" coalesce(max((finished_ns - arrived_ns) * NOT cut_off), 0) FROM requests WHERE {within}"
     )
     overdue_ns = max(overdue_least_ns, overdue_times * longest)
     overdue = f"{open_too} AND {within} AND arrived_ns < {tables.ended_ns - overdue_ns}"
@@ -420,13 +439,14 @@ def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -
     )
     return RequestFigures(
         requests=total,
-        finished=finished,
+        finished=ended - cut_off,
         aborted=aborted,
+        cut_off=cut_off,
         preemptions=preemptions,
         preempted=preempted,
         failed_loads=failed,
         longest_ns=longest,
-        open=total - finished,
+        open=total - ended,
         overdue=number,
         overdue_ns=overdue_ns,
         oldest=tuple([name for [name] in names]),
@@ -451,6 +471,27 @@ def reset_figures(tables: Tables) -> ResetFigures:
     return ResetFigures(*found)
 
 
+def restart_figures(tables: Tables) -> RestartFigures:
+    """How often another process went on, and what it kept."""
+    restarts, kept, lost, transfers = tables.one(
+        "SELECT count(*), coalesce(sum(kept), 0), coalesce(sum(storing + planned), 0),"
+        f" coalesce(sum(transfers_cut_off), 0) FROM restarts WHERE {tables.within('event')}"
+    )
+    ended = tables.all(
+        "SELECT last_end, count(*) AS times FROM restarts"
+        f" WHERE last_end IS NOT NULL AND {tables.within('event')}"
+        " GROUP BY last_end ORDER BY times DESC, last_end"
+    )
+    return RestartFigures(
+        restarts=restarts,
+        killed=sum(times for _, times in ended),
+        ended=tuple([(how, times) for how, times in ended[:SHOWN]]),
+        kept=kept,
+        lost=lost,
+        transfers=transfers,
+    )
+
+
 def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
     """Reports that changed nothing, by rank and reason."""
     rows = tables.all(
@@ -464,7 +505,8 @@ def hand_over_figures(tables: Tables) -> HandOverFigures:
     """Blocks that went to other engines, and blocks that came from them."""
     holds = "SELECT request FROM lookups WHERE asked = 0 AND hit_slots > 0"
     taken, given_up, held = tables.one(
-        "SELECT coalesce(sum(finished IS NOT NULL AND NOT aborted), 0), coalesce(sum(aborted), 0),"
+        "SELECT coalesce(sum(finished IS NOT NULL AND NOT aborted AND NOT cut_off), 0), "
+        " coalesce(sum(aborted OR cut_off), 0),"
         f" coalesce(sum(finished IS NULL), 0) FROM requests WHERE asked = 0 AND request IN ({holds})"
         f" AND {tables.within('arrived')}"
     )

@@ -12,8 +12,10 @@ import msgspec
 from kvsm.analysis.rows import CopyRow, RequestRow, RequestStateRow, Row, TransferRow
 from kvsm.ledger import RequestRecord
 from kvsm.states.request import RequestState
-from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
+
+CUT_OFF = "cut off"
+"""The outcome of a transfer whose process ended before it did."""
 
 
 class Moved(NamedTuple):
@@ -43,6 +45,7 @@ class RequestInProgress(msgspec.Struct):
     awaits: int | None = None
     finished: Moved | None = None
     aborted: bool = False
+    cut_off: bool = False
     lookups: int = 0
     preemptions: int = 0
     asked: int | None = None
@@ -65,6 +68,7 @@ class RequestInProgress(msgspec.Struct):
             *self.arrived,
             *_columns(self.finished),
             self.aborted,
+            self.cut_off,
             RequestState(self.state).name,
             self.lookups,
             self.preemptions,
@@ -136,7 +140,7 @@ class Flight(msgspec.Struct):
         """`store` or `load`."""
         return "store" if self.store else "load"
 
-    def row(self, workers: int, outcome: TransferState | None, ended: Moved | None) -> TransferRow:
+    def row(self, workers: int, outcome: str | None, ended: Moved | None) -> TransferRow:
         """The row as it is now. outcome: None: it has not ended, or the log does not tell how."""
         return TransferRow(
             *self.planned,
@@ -147,7 +151,7 @@ class Flight(msgspec.Struct):
             workers - self.reported.bit_count(),
             *_columns(self.submitted),
             *_columns(ended),
-            None if outcome is None else outcome.name.lower(),
+            outcome,
             self.waited_for,
             self.source,
         )

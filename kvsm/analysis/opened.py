@@ -24,6 +24,7 @@ from kvsm.analysis.rows import (
     RequestRow,
     RequestStateRow,
     ResetRow,
+    RestartRow,
     SkipRow,
     TransferRow,
 )
@@ -117,6 +118,10 @@ class OpenedLog:
     def resets(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[ResetRow]:
         """The resets of the cache."""
         return read(self.connection, "resets", ResetRow, where, params)
+
+    def restarts(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RestartRow]:
+        """The processes that went on with the log of another one."""
+        return read(self.connection, "restarts", RestartRow, where, params)
 
     def rejections(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RejectionRow]:
         """The reports of workers that changed nothing."""

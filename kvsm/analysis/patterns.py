@@ -188,14 +188,15 @@ class FieldType(Enum):
 
 FIELD_TYPES: dict[str, FieldType] = {
     **dict.fromkeys(("event", "step", "transfer", "worker", "until", "tick", "epoch"), FieldType.NUMBER),
-    **dict.fromkeys(("asked", "on_device", "on_host", "schema"), FieldType.NUMBER),
+    **dict.fromkeys(("asked", "on_device", "on_host", "schema", "life"), FieldType.NUMBER),
     **dict.fromkeys(("aborted", "voided", "good"), FieldType.FLAG),
     **dict.fromkeys(("request", "reason", "error", "machines", "source"), FieldType.TEXT),
+    **dict.fromkeys(("ended", "weights"), FieldType.TEXT),
     "missed": FieldType.KEY,
     **dict.fromkeys(("slots", "moved", "device_blocks", "parts", "transfers"), FieldType.IDS),
     "keys": FieldType.KEYS,
     **dict.fromkeys(("owners", "offers"), FieldType.NAMES),
-    "config": FieldType.OPAQUE,
+    **dict.fromkeys(("config", "kept"), FieldType.OPAQUE),
 }
 """The type of each field, whatever the kind of event. `event` is its number."""
 

@@ -83,7 +83,7 @@ def make_report(
     return Report(**named, troubles=troubles(figures))
 
 
-_MEMO = "figures 3"
+_MEMO = "figures 4"
 """The figures of a whole log, in its index. Count up when a figure changes its meaning."""
 
 
@@ -114,6 +114,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         pool=measures.pool_figures(tables),
         skips=measures.skip_figures(tables),
         resets=measures.reset_figures(tables),
+        restarts=measures.restart_figures(tables),
         rejected=measures.rejected_figures(tables),
         hand_overs=measures.hand_over_figures(tables),
         end=end_figures(log, log.ended_ns, reached=False),
@@ -138,7 +139,10 @@ def left_open(log: OpenedLog) -> Unfinished:
     for transfer, worker in log.sql("SELECT transfer, worker FROM copies WHERE reported IS NULL"):
         ranks.setdefault(transfer, []).append(worker)
     reset = max((one.event for one in log.resets()), default=0)
-    [retired] = log.sql("SELECT coalesce(max(retired), 0) FROM occupancy").fetchone()
+    [retired] = log.sql(
+        "SELECT coalesce(max(retired), 0) FROM occupancy"
+        " WHERE event > (SELECT coalesce(max(event), 0) FROM restarts)"
+    ).fetchone()
     return Unfinished(
         event=log.last,
         tick=0,

@@ -28,6 +28,8 @@ class Gone(str, Enum):
     IN_FLIGHT = "store in flight"
     EVICTED = "evicted"
     RESET = "reset"
+    RESTART = "restart"
+    """Its store had not ended when another process went on."""
     STORE_FAILED = "store failed"
     LOAD_FAILED = "load failed"
     CANCELLED = "store cancelled"
@@ -49,7 +51,9 @@ class RequestRow(msgspec.Struct, frozen=True):
     """A request, from its arrival to its end. A name that is used again has a row for each life.
 
     arrived, arrived_step, arrived_ns: the event with which the core heard of it.
-    finished, finished_step, finished_ns: the event with which it finished or was aborted; None: it never did.
+    finished, finished_step, finished_ns: the event with which it finished, was aborted or cut off; None: none
+        did that.
+    cut_off: its process ended before it did, and `finished` is the restart that says so.
     state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
     asked: blocks of its prompt that were looked up, in device blocks, at its first lookup after its arrival
         or its last preemption; `on_device` of them the device had, `on_host` of them the host served.
@@ -66,6 +70,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     finished_step: int | None
     finished_ns: int | None
     aborted: bool
+    cut_off: bool
     state: str
     lookups: int
     preemptions: int
@@ -107,7 +112,7 @@ class LookupRow(msgspec.Struct, frozen=True):
     why: the `Gone` of that key.
     cause: the event because of which the key is not readable; None: there is none.
     cause_transfer: the transfer behind it: the store for which the key was evicted, the store in flight, or
-        the transfer that failed, was cancelled or lost.
+        the transfer that failed, was cancelled, lost or cut off.
     cause_requests: the requests of this transfer, as a JSON list.
     skipped: the last event since then that was an offer of the key and did not store it; None: there is none.
     """
@@ -134,8 +139,8 @@ class TransferRow(msgspec.Struct, frozen=True):
     direction: `store` or `load`. requests: a JSON list of the requests it is for.
     slots: host slots that it copies. workers: ranks that must report it; `pending` have not.
     submitted: the event with which it left for the workers. ended: the event that ended it.
-    outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; None: it has not ended, or the log lacks
-        its end.
+    outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; `cut off`: its process ended before it
+        did, planned or in flight; None: it has not ended, or the log lacks its end.
     waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
     source: where the bytes of a store come from, if not from the device: `engine p-1`; `elsewhere` if the log
         begins later. None: it is a load, or stores from the device.
@@ -188,7 +193,7 @@ class BlockRow(msgspec.Struct, frozen=True):
     gone, gone_ns: the event that ended its life; None: the slot holds it where the log ends.
     why: the `Gone` of its end.
     gone_for: the store for which it was evicted; `gone_for_requests`: a JSON list of the store's requests.
-    gone_by: the transfer that failed, was cancelled or was lost, and so ended it.
+    gone_by: the transfer that failed, was cancelled, lost or cut off, and so ended it.
     wanted, wanted_ns, wanted_by: the first lookup that stopped at its key after its end, and before the key
         was stored again; and the lookup's request.
     life: its number. The blocks of a store have numbers one after another, in the order of its keys.
@@ -271,6 +276,30 @@ class ResetRow(msgspec.Struct, frozen=True):
     abandoned: int
 
 
+class RestartRow(msgspec.Struct, frozen=True):
+    """Another process went on with the log and the pool (`Restarted`).
+
+    life: how many processes have written the log, this one included.
+    last_end: how the last one ended; None: it closed the log.
+    kept: blocks that could be read, and still can.
+    storing, planned: blocks that were being stored, or were planned to be. They are gone.
+    freed: slots that were quarantined or retired, and can be used again.
+    transfers_cut_off, requests_cut_off: how many ended with the last process.
+    """
+
+    event: int
+    step: int
+    wall_ns: int
+    life: int
+    last_end: str | None
+    kept: int
+    storing: int
+    planned: int
+    freed: int
+    transfers_cut_off: int
+    requests_cut_off: int
+
+
 class RejectionRow(msgspec.Struct, frozen=True):
     """A worker's report that changed nothing (`ReportRejected`), and why."""
 
@@ -316,6 +345,7 @@ Row = (
     | BlockRunRow
     | SkipRow
     | ResetRow
+    | RestartRow
     | RejectionRow
     | OccupancyRow
 )
@@ -334,6 +364,7 @@ TABLES: dict[str, type[Row]] = {
     "block_runs": BlockRunRow,
     "skips": SkipRow,
     "resets": ResetRow,
+    "restarts": RestartRow,
     "rejections": RejectionRow,
     "occupancy": OccupancyRow,
 }
@@ -349,6 +380,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "block_runs": ("life",),
     "skips": ("event",),
     "resets": ("event",),
+    "restarts": ("event",),
     "rejections": ("event",),
     "occupancy": ("event",),
 }

@@ -143,6 +143,14 @@ DETECTORS = (
         detectors.requests_unfinished,
     ),
     Detector(
+        "processes killed",
+        Urgency.FAULTY,
+        "restarts after a process that did not close the log",
+        Limit(),
+        "Clients lost their requests. A restart after a clean close is healthy.",
+        detectors.processes_killed,
+    ),
+    Detector(
         "rank fails",
         Urgency.FAULTY,
         "failed copies of a rank, as a part of its reports",

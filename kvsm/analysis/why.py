@@ -213,16 +213,25 @@ def _request_end(inquiry: Inquiry, life: RequestRow, stays: Sequence[RequestStat
     also = _also(life, lookups)
     if life.finished is not None:
         how = "was aborted" if life.aborted else "finished"
+        if life.cut_off:
+            how = "was cut off, because another process went on"
         took = inquiry.passed(life.arrived, life.finished)
         inquiry.note(life.finished, f"request {name} {how}", "--request", name)
         after = f", {took} after it came" if took else ""
         late = ", and its load has not ended" if life.state == "FINISHED" else ""
-        return f"It {how} at event {life.finished:,}{after}{late}{also}."
+        ended = _process_end(inquiry, life.finished) if life.cut_off else ""
+        return f"It {how} at event {life.finished:,}{after}{ended}{late}{also}."
     if life.state in _WAITS:
         return f"It never ended: it still waits for {inquiry.chain(name)}{also}."
     engine = ENGINE_ENDS[inquiry.log.condition.end]
     idle = f"it is {life.state} where the log ends, and waits for no copy"
     return f"It never ended: {idle}{also}. As for the engine, {engine}."
+
+
+def _process_end(inquiry: Inquiry, event: int) -> str:
+    """How the process ended before this restart: `; before it, the process was killed`."""
+    row = next(inquiry.log.restarts("event = ?", (event,)))
+    return f"; before it, {row.last_end or 'the log was closed'}"
 
 
 def _also(life: RequestRow, lookups: int) -> str:
@@ -399,6 +408,7 @@ _ENDS = {
     "cancelled": "was cancelled",
     "drained": "was void, because a reset came while it was in flight, and drained",
     "lost": "was given up as lost",
+    "cut off": "was cut off, because another process went on",
 }
 """How a transfer ends, by its outcome."""
 

@@ -79,6 +79,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         ("copies", _copies(found)),
         ("waits", _waits(found)),
         ("pool", _pool(found)),
+        ("lives", _lives(found)),
         ("besides", _others(found)),
         ("properties", _properties(found)),
     ):
@@ -111,6 +112,7 @@ def _requests(found: LogFigures) -> Iterator[str]:
     requests = found.requests
     told = [f"{requests.finished:,} ended"]
     told += [f"{requests.aborted:,} of them aborted"] if requests.aborted else []
+    told += [f"{requests.cut_off:,} ended with their process"] if requests.cut_off else []
     told += [f"{requests.open:,} open"] if requests.open else []
     told += [f"{requests.preempted:,} preempted"] if requests.preempted else []
     told += [f"{requests.failed_loads:,} failed loads"] if requests.failed_loads else []
@@ -248,6 +250,21 @@ def _pool(found: LogFigures) -> Iterator[str]:
     ]
     if rest:
         yield f"at most {', '.join(rest)}"
+
+
+def _lives(found: LogFigures) -> Iterator[str]:
+    """The processes that wrote the log one after another. Nothing if one wrote all of it."""
+    restarts = found.restarts
+    if not restarts.restarts:
+        return
+    closed = restarts.restarts - restarts.killed
+    before = [f"{times:,} before: {how}" for how, times in restarts.ended]
+    before += [f"{closed:,} before: the log was closed"] if closed else []
+    yield f"{number(restarts.restarts, 'restart')} ({'; '.join(before)})"
+    yield (
+        f"{number(restarts.kept, 'block')} kept, {restarts.lost:,} lost while they were being stored; "
+        f"{number(restarts.transfers, 'transfer')} and {number(found.requests.cut_off, 'request')} cut off"
+    )
 
 
 def _others(found: LogFigures) -> Iterator[str]:

@@ -18,6 +18,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, LogError
 from kvsm.log import LogEnd, LogFollower
 from kvsm.log.frames import first_event, segment_paths
 from kvsm.replay.fold import condition_of
+from kvsm.replay.restarts import told_process
 from kvsm.replay.times import duration, utc
 from kvsm.replay.trust import Trust
 
@@ -92,6 +93,10 @@ def screen_lines(log: Path, state: LiveState) -> Iterator[str]:
     slots, span = state.slots, duration(state.window_ns)
     yield f"{log}: {_end(state)}"
     yield f"{utc(slots.wall_ns)} event {slots.event:,} step {slots.step:,}"
+    if state.restart is not None:
+        restart = state.restart
+        process = told_process(restart.life, restart.ended)
+        yield f"{process} since {duration(restart.age_ns)}; it found {restart.kept:,} blocks"
     yield ""
     yield f"in the last {span}, since event {state.since_event:,} at the earliest"
     yield _row("speed", f"{_rate(state.events, state)} events/s, {_rate(state.steps, state)} steps/s")

@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from kvsm.events import KINDS, REACHES, OffloadingEvent, Owners, Reach
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger, indexed_slots
+from kvsm.states.block import BLOCK_WORDS, EVICTED_WORD, BlockState
 
 
 class Concern(NamedTuple):
@@ -122,11 +125,25 @@ def _cache(ledger: Ledger, _event: Any, _named: Concern) -> Concern:
     )
 
 
+def _process(ledger: Ledger, event: Any, _named: Concern) -> Concern:
+    words = ledger.blocks.view
+    blocks = max(ledger.config.device_blocks, event.config.device_blocks)
+    return Concern(
+        slots=np.flatnonzero((words != _FREE_WORD) & (words != EVICTED_WORD)).tolist(),
+        device_blocks=range(blocks),
+        transfers=tuple(ledger.transfers),
+        requests=tuple(ledger.requests),
+    )
+
+
+_FREE_WORD = BLOCK_WORDS.encode(BlockState.FREE)
+
 FINDERS: dict[Reach, Callable[[Ledger, Any, Concern], Concern]] = {
     Reach.PLAN: _plan,
     Reach.PINS: _pins,
     Reach.TRANSFERS: _transfers,
     Reach.WAITS: _waits,
     Reach.CACHE: _cache,
+    Reach.PROCESS: _process,
 }
 """How to find what an event reaches."""

@@ -43,9 +43,10 @@ FAILURES: dict[type[OffloadingEvent], Callable[[Any], bool]] = {
     ev.WorkerReported: lambda event: not event.good,
     ev.ReportRejected: lambda _: True,
     ev.TransferLost: lambda _: True,
+    ev.Restarted: lambda event: bool(event.ended),
 }
 """Whether an event tells a failure: a load given up, a bad copy, a report that changed nothing, a copy that
-nobody reports. A block that is skipped or evicted is none."""
+nobody reports, a process that ended without closing the log. A block that is skipped or evicted is none."""
 
 
 class EventFilter:

@@ -25,6 +25,8 @@ class Fates:
         self._gone: dict[bytes, str] = {}
         self._skipped: dict[bytes, str] = {}
         self._held: list[bytes] = []
+        self._makers: dict[bytes, str] = {}
+        """Held keys whose stores end with this event, though no event names them: the names of the stores."""
         self._begin = self._last = 0
         """Events `_begin` to `_last` were seen. Events before the log or in a gap were not."""
 
@@ -38,7 +40,11 @@ class Fates:
         self._last = event.seq
         named = [(slot, ledger.key_of[slot]) for slot in found.slots]
         self._held = [key for slot, key in named if self._wanted(key) and ledger.index.get(key) == slot]
-        if isinstance(event, ev.StoreSkipped):
+        self._makers = {}
+        if isinstance(event, ev.Restarted):
+            for key in self._held:
+                self._makers[key] = describe_transfer(ledger, ledger.generation[ledger.index[key]])
+        elif isinstance(event, ev.StoreSkipped):
             for key in filter(self._wanted, event.keys):
                 self._skipped[key] = f"offered at event {event.seq} and skipped ({event.reason})"
         elif isinstance(event, ev.StorePlanned):
@@ -50,7 +56,8 @@ class Fates:
         for key in self._held:
             if key not in moment.ledger.index:
                 cause = _CAUSES.get(type(moment.event), _other_cause)
-                self._gone[key] = cause(moment, moment.event, ended)
+                told = cause(moment, moment.event, ended)
+                self._gone[key] = f"{self._makers[key]} {told}" if key in self._makers else told
                 self._skipped.pop(key, None)
 
     def why(self, ledger: Ledger, key: bytes) -> str:
@@ -84,6 +91,10 @@ _CAUSES: dict[type[OffloadingEvent], Callable[[Moment, Any, TransferRecord | Non
         f"evicted at event {event.seq} to make room for {made_room_for(moment)}"
     ),
     ev.CacheReset: lambda _moment, event, _: f"reset at event {event.seq}",
+    ev.Restarted: lambda _moment, event, _: (
+        f"had not ended when another process went on at event {event.seq} "
+        f"(before it: {event.ended or 'the log was closed'})"
+    ),
     ev.TransferCancelled: _ended_transfer("was cancelled"),
     ev.TransferLost: _ended_transfer("was lost"),
     ev.WorkerReported: _ended_transfer("failed"),

@@ -139,6 +139,6 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "kept": lambda kept: f"{len(kept.ids)} pools that outlive this process",
     "weights": lambda version: f"weights {version}" if version else "",
     "life": lambda life: f"life {life}",
-    "ended": lambda how: f"(before it: {how})" if how else "",
+    "ended": lambda how: f"(before it: {how or 'the log was closed'})",
 }
 """The words for a field of an event, whatever the kind; empty if the value says nothing."""

@@ -30,6 +30,7 @@ from kvsm.replay.fates import Fates, describe_transfer, kind_of, made_room_for
 from kvsm.replay.fold import Moment, walk
 from kvsm.replay.lives import NOT_PLANNED, NOT_THERE, BlockLife, KeyLife, Life, RequestLife, TransferLife
 from kvsm.replay.render import dated, render, render_ids, render_key, render_keys, render_owners
+from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -181,8 +182,10 @@ def _state_after(life: Life, ledger: Ledger, ended: TransferRecord | None, befor
     if after == NOT_THERE != before:
         return RequestState.RELEASED.name
     if after == NOT_PLANNED != before:
-        # A reset cancels plans without naming one as ended.
-        return TransferState.CANCELLED.name if ended is None else ended.state.name
+        # A reset cancels plans, and a restart ends all transfers, without naming one as ended.
+        planned = before == TransferState.PLANNED.name
+        state = TransferState.CANCELLED if planned else TransferState.LOST
+        return state.name if ended is None else ended.state.name
     return after
 
 
@@ -292,6 +295,28 @@ def _skipped(telling: _Telling, event: ev.StoreSkipped) -> str:
 def _reset(telling: _Telling, event: ev.CacheReset) -> str:
     again = f"; the blocks of {telling.life} are offered again" if telling.offered_before else ""
     return f"reset: epoch {event.epoch} begins{again}"
+
+
+def _restarted(telling: _Telling, event: ev.Restarted) -> str:
+    """What became of the thing, and of the whole pool."""
+    life, ledger, news = telling.life, telling.ledger, told_process(event.life, event.ended)
+    if isinstance(life, RequestLife):
+        return f"{news}, which does not know {life}: its client gets no answer"
+    if isinstance(life, TransferLife):
+        return f"{news}, and nobody reports {describe_transfer(ledger, life.id)} any more"
+    kept = [slot for slot in telling.slots if ledger.readable(slot)]
+    gone = [slot for slot in telling.slots if not ledger.readable(slot)]
+    told = [f"{render_keys([ledger.key_of[slot] for slot in kept])} kept"] if kept else []
+    told += [_not_kept(ledger, slot) for slot in gone]
+    return f"{news}: {'; '.join(told)} (of the pool: {survivors(ledger).told()})"
+
+
+def _not_kept(ledger: Ledger, slot: int) -> str:
+    store = describe_transfer(ledger, ledger.generation[slot])
+    key = render_key(ledger.key_of[slot])
+    if ledger.index.get(ledger.key_of[slot]) != slot:
+        return f"what slot {slot} held was void already, and the slot can be used again"
+    return f"key {key} not kept, because {store} had not ended"
 
 
 def _deferred(telling: _Telling, event: ev.RequestDeferred) -> str:
@@ -410,6 +435,7 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.BlocksTouched: lambda *_: "used without a load: the device had it too",
     ev.FlushRequested: lambda _, event: f"the engine waits for {render_ids('transfer', event.transfers)}",
     ev.CacheReset: _reset,
+    ev.Restarted: _restarted,
     ev.Ticked: lambda _, event: f"tick {event.tick}: it has waited long enough",
     ev.BlocksOffered: _offered,
     ev.OffersCounted: lambda _, event: f"{render_keys(event.keys)}: offered once more",

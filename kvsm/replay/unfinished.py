@@ -255,6 +255,9 @@ class _Search:
     def finish(self, event: ev.RequestFinished) -> None:
         self._over.add(event.request)
 
+    def restart(self, _event: ev.Restarted) -> None:
+        self._over.update(self.found.requests)
+
     def plan(self, event: ev.StorePlanned | ev.LoadPlanned) -> None:
         if event.seq in self._transfers:
             self.found.planned[event.seq] = _begins(event)
@@ -281,6 +284,7 @@ _NOTES: dict[type[OffloadingEvent], Callable[[_Search, Any], None] | None] = dic
     ev.LoadPlanned: _Search.plan,
     ev.TransfersSubmitted: _Search.submitted,
     ev.FlushRequested: _Search.flush,
+    ev.Restarted: _Search.restart,
 }
 """What each kind tells of a beginning. None: nothing."""
 

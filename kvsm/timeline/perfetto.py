@@ -107,6 +107,7 @@ class _Tracer:
         yield field(_CLOCK_SNAPSHOT, b"".join(field(_CLOCKS, clock) for clock in clocks))
         yield from self._pool()
         yield from self._resets()
+        yield from self._restarts()
         yield from self._evictions_and_misses()
         yield from self._copies()
         yield from self._requests()
@@ -130,6 +131,16 @@ class _Tracer:
         for event, epoch, keys in zip(resets["event"], resets["epoch"], resets["keys"]):
             facts = annotation("event", event) + annotation("keys dropped", keys)
             yield self._event(uuid, _INSTANT, event, field(_EVENT_NAME, f"reset, epoch {epoch}") + facts)
+
+    def _restarts(self) -> Iterator[bytes]:
+        restarts = self._columns["restarts"]
+        uuid, described = self._track("restarts")
+        yield described
+        for place, event in enumerate(restarts["event"]):
+            facts = annotation("event", event) + annotation("blocks kept", restarts["kept"][place])
+            facts += annotation("before it", restarts["last_end"][place] or "the log was closed")
+            name = field(_EVENT_NAME, f"restart, life {restarts['life'][place]}")
+            yield self._event(uuid, _INSTANT, event, name + facts)
 
     def _evictions_and_misses(self) -> Iterator[bytes]:
         """An instant for each eviction and each miss, and a flow from one to the other."""
@@ -184,7 +195,7 @@ class _Tracer:
                 yield described
                 for row in sorted(rows, key=lambda row: copies["submitted"][row]):
                     yield from self._slice(
-                        uuid, copies["submitted"][row], copies["reported"][row], self._copy(copies, row)
+                        uuid, copies["submitted"][row], copies["until"][row], self._copy(copies, row)
                     )
 
     def _copy(self, copies: Columns, row: int) -> bytes:

@@ -63,6 +63,7 @@ ARROWS: dict[tuple[BlockState, BlockState], ArrowPath] = {
     (_S.LOADING, _S.QUARANTINED): ArrowPath("M328,396 L386,396", (357, 389)),
     (_S.LOADING, _S.RETIRED): ArrowPath("M328,364 C366,330 392,270 410,181", (356, 322)),
     (_S.QUARANTINED, _S.RETIRED): ArrowPath("M484,359 L484,181", (490, 284), "start"),
+    (_S.RETIRED, _S.EVICTED): ArrowPath("M388,152 C330,205 200,215 134,250", (344, 172), "end"),
     (_S.QUARANTINED, _S.EVICTED): ArrowPath("M454,434 C454,520 66,530 66,289", (236, 494)),
 }
 """The arrow between each two states that an edge joins."""

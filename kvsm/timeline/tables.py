@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvsm.analysis import rows
+from kvsm.analysis.open_rows import CUT_OFF
 from kvsm.printable import printable
 from kvsm.replay.render import render_key
 from kvsm.states import RequestState
@@ -39,6 +40,7 @@ class WindowRows(Protocol):
     def blocks(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.BlockRow]: ...
     def skips(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.SkipRow]: ...
     def resets(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.ResetRow]: ...
+    def restarts(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.RestartRow]: ...
     def rejections(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.RejectionRow]: ...
 
 
@@ -46,8 +48,8 @@ Columns = dict[str, list[Any]]
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "requests": (
-        "request", "arrived", "finished", "aborted", "state", "lookups", "preemptions", "asked", "on_device",
-        "on_host", "loads", "failed_loads", "loaded", "stored", "deferred_ns", "loading_ns",
+        "request", "arrived", "finished", "aborted", "cut_off", "state", "lookups", "preemptions", "asked",
+        "on_device", "on_host", "loads", "failed_loads", "loaded", "stored", "deferred_ns", "loading_ns",
     ),
     "request_states": ("request", "began", "ended", "state", "transfer"),
     "lookups": (
@@ -65,6 +67,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "skips": ("event", "requests", "blocks", "reason"),
     "resets": ("event", "epoch", "keys", "cancelled", "abandoned"),
+    "restarts": (
+        "event", "life", "last_end", "kept", "storing", "planned", "freed", "transfers_cut_off",
+        "requests_cut_off",
+    ),
     "rejections": ("event", "transfer", "worker", "good", "reason"),
 }  # fmt: skip
 """The columns that the page shows of each table."""
@@ -82,6 +88,7 @@ CONDITIONS: dict[str, str] = {
     "blocks": _SPAN.format(began="transfer", ended="gone") + " OR wanted BETWEEN ?1 AND ?2",
     "skips": _POINT,
     "resets": _POINT,
+    "restarts": _POINT,
     "rejections": _POINT,
 }
 """Which rows of each table meet the window from event ?1 to event ?2."""
@@ -89,7 +96,6 @@ CONDITIONS: dict[str, str] = {
 _NAMES = {"request", "wanted_by"}
 _NAME_LISTS = {"requests", "cause_requests", "gone_for_requests"}
 _KEYS = {"key", "missed"}
-_TEXTS = {"error", "state", "why", "reason", "outcome", "direction"}
 
 
 class WindowTables(msgspec.Struct):
@@ -98,8 +104,9 @@ class WindowTables(msgspec.Struct):
     first, last: the window's events.
     names: the names of requests; a column of requests holds places in it.
     columns: table -> column -> values. The tables `requests` and `copies` have a column `lane` besides,
-        `request_states` a column `life`, the place of its row in `requests`, and `copies` a column
-        `submitted`, None if the copy was not submitted before the window ends.
+        `request_states` a column `life`, the place of its row in `requests`. The table `copies` has a column
+        `submitted`, None if the copy was not submitted before the window ends, and `until`: its report, or
+        the restart that cut it off.
     left_out: what was left out, a line each.
     """
 
@@ -153,7 +160,7 @@ class _Reader:
             return [self._name(name) for name in msgspec.json.decode(value, type=list[str])]
         if column in _KEYS:
             return render_key(bytes.fromhex(value))
-        return printable(value) if column in _TEXTS else value
+        return printable(value) if isinstance(value, str) else value
 
     def _name(self, name: str) -> int:
         return self.names.setdefault(name, len(self.names))
@@ -191,6 +198,12 @@ def _give_copy_lanes(found: WindowTables) -> None:
         if event is not None and event <= found.last
     }
     copies["submitted"] = [submitted.get(transfer) for transfer in copies["transfer"]]
+    ends = zip(transfers["transfer"], transfers["ended"], transfers["outcome"])
+    cut_off = {transfer: ended for transfer, ended, outcome in ends if outcome == CUT_OFF}
+    copies["until"] = [
+        cut_off.get(transfer) if reported is None else reported
+        for transfer, reported in zip(copies["transfer"], copies["reported"])
+    ]
     copies["lane"] = [0] * len(copies["transfer"])
     tracks: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, (worker, direction) in enumerate(zip(copies["worker"], copies["direction"])):
@@ -204,5 +217,5 @@ def _give_copy_lanes(found: WindowTables) -> None:
 
 def _span(copies: Columns, place: int, found: WindowTables) -> tuple[int, int]:
     """The events of the window that a copy lasts."""
-    reported, began = copies["reported"][place], max(copies["submitted"][place], found.first)
-    return began, found.last if reported is None else max(began, min(reported, found.last))
+    until, began = copies["until"][place], max(copies["submitted"][place], found.first)
+    return began, found.last if until is None else max(began, min(until, found.last))

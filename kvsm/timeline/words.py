@@ -11,6 +11,7 @@ WHY_GONE: dict[Gone, str] = {
     Gone.IN_FLIGHT: "{transfer} still copies it",
     Gone.EVICTED: "it was evicted at event {cause} to make room for {transfer}",
     Gone.RESET: "the cache was reset at event {cause}",
+    Gone.RESTART: "{transfer} had not ended when another process went on at event {cause}",
     Gone.STORE_FAILED: "{transfer} failed at event {cause}",
     Gone.LOAD_FAILED: "{transfer} failed at event {cause}, so what it read is not believed any more",
     Gone.CANCELLED: "{transfer} was cancelled at event {cause}, before it left for the workers",

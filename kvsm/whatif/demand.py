@@ -96,7 +96,14 @@ class Emptied(NamedTuple):
     step: int
 
 
-Operation = Lookup | Offers | Preempted | Finished | Emptied
+class CutOff(NamedTuple):
+    """Another process went on: requests and copies ended, and what was stored is left."""
+
+    seq: int
+    step: int
+
+
+Operation = Lookup | Offers | Preempted | Finished | Emptied | CutOff
 
 
 class Demand(msgspec.Struct, frozen=True):
@@ -473,6 +480,14 @@ def _reset(reader: _DemandReader, _ledger: Ledger, event: ev.CacheReset, _follow
     reader.operations.append(Emptied(event.seq, event.step))
 
 
+def _restarted(reader: _DemandReader, _ledger: Ledger, event: ev.Restarted, _following: Any) -> None:
+    """The demand goes on. A client that asks again begins another request."""
+    reader.batch = _Batch()
+    reader.lives.clear()
+    reader.planned_in.clear()
+    reader.operations.append(CutOff(event.seq, event.step))
+
+
 HANDLERS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any], None]] = {
     ev.LogOpened: _nothing,
     ev.RequestArrived: _arrived,
@@ -499,5 +514,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any]
     ev.BlocksOffered: _offered,
     ev.OffersCounted: _nothing,
     ev.BlocksRewritten: _nothing,
+    ev.Restarted: _restarted,
 }
 """What each kind of event says about what was wanted."""

@@ -21,7 +21,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.whatif.demand import Demand, Emptied, Finished, Lookup, Offers, Preempted
+from kvsm.whatif.demand import CutOff, Demand, Emptied, Finished, Lookup, Offers, Preempted
 
 Numbers = NDArray[np.int64]
 
@@ -97,6 +97,8 @@ class _Uses:
                 offered.pop(one.life, None)
             elif isinstance(one, Preempted):
                 offered.pop(one.life, None)
+            elif isinstance(one, CutOff):
+                offered.clear()
             elif isinstance(one, Emptied):
                 self._available[:] = False
                 self._epoch += 1

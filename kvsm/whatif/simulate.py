@@ -14,6 +14,9 @@ copy, and which follows the rules of `kvsm.offloader.storing` and `kvsm.schedule
 What is taken from the log, and would not be quite the same: when requests come and go, what the device has,
 and how many steps a copy takes. Copies do not fail. A lookup that meets a block in flight waits for it.
 
+At a restart everything under way ends: a store leaves nothing, and what was stored stays. The log's sizes and
+options are those with which it began. A restart with others is not validated.
+
 Left out: after a reset the core does not store again what a load had brought before it. Here it is stored, so
 a log with many resets is predicted up to 1.4 points too well.
 """
@@ -34,6 +37,7 @@ from kvsm.ledger import OfferHistory
 from kvsm.policies import make_policy
 from kvsm.replay.window import Window
 from kvsm.whatif.demand import (
+    CutOff,
     Demand,
     Emptied,
     Finished,
@@ -242,6 +246,21 @@ class _Pool:
         for cursor in self._cursors.values():
             cursor.settled = cursor.offered = 0
 
+    def restart(self, _one: CutOff) -> None:
+        """Everybody of the last process is gone: its copies leave nothing, and its holds end."""
+        for copy in self._copies:
+            if copy.epoch != self._epoch:
+                continue
+            if copy.is_store:
+                self._slot_of[self._key_in[copy.slots]] = -1
+                self._free.extend(copy.slots.tolist())
+            else:
+                self._let_go(copy.slots)
+        self._copies.clear()
+        self._cursors.clear()
+        self._waiting.clear()
+        self._changed = False
+
     def go_to(self, step: int) -> None:
         """Let the copies end that are over before this step, and offer again what found no room."""
         while self._copies and self._copies[0].ends <= step:
@@ -382,6 +401,7 @@ _STEPS: dict[type[Operation], Callable[[_Pool, Any], None]] = {
     Preempted: _Pool.preempt,
     Finished: _Pool.finish,
     Emptied: _Pool.reset,
+    CutOff: _Pool.restart,
 }
 
 

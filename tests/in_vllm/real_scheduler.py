@@ -53,9 +53,9 @@ from vllm.v1.request import Request, RequestStatus
 from kvsm.copy_engines import HostPool, SimulatedCopyEngine
 from kvsm.copy_engines.failing import FailingCopyEngine
 from kvsm.errors import PropertyBroken
+from kvsm.gauges import gauges
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
-from kvsm.metrics import gauges
 from kvsm.plan import TransferPlan, WorkerReport
 from kvsm.properties import Property
 from kvsm.replay import verify_log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvsm import events as ev
@@ -16,7 +17,7 @@ from kvsm.checker.conformance.offload_steps import (
 from kvsm.checker.conformance.shadow import CannotFollow, Conformance, Keeper, LedgerBooks, Shadow
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.scope import ProtocolScope
-from kvsm.checker.protocol.state import DIRECTION, REPORT
+from kvsm.checker.protocol.state import DIRECTION, READABLE, REPORT
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import listed, unpack
 from kvsm.ledger import Ledger
@@ -57,7 +58,7 @@ KEEPERS: dict[str, Keeper] = {
 _QUEUED = "the engine's: the log does not tell which kernels it queues"
 _COPIES = "a worker's: the log tells of a copy when it is reported"
 _STRAYS = "a lost worker's: nobody hears of it"
-_CRASHES = "the log's: it does not tell when it was written, and a crash ends it"
+_CRASHES = "a restart is both of them at once, on the whole state (`OffloadBooks.restart`)"
 
 UNSEEN: dict[str, str] = {
     "attend": _QUEUED,
@@ -86,7 +87,8 @@ def offload_conformance(config: OffloadConfig, machines: Mapping[str, Machine] =
         "slot": slot_members(tuple(range(config.host_blocks)), config.blocks_per_chunk),
         "device block": range(config.device_blocks),
     }
-    return Conformance(declared, KEEPERS, STEPS, UNSEEN, members, name_member, OffloadBooks)
+    anew = partial(offload_conformance, machines=machines)
+    return Conformance(declared, KEEPERS, STEPS, UNSEEN, members, name_member, OffloadBooks, anew)
 
 
 def name_member(kind: str, member: Any) -> str:
@@ -100,6 +102,21 @@ def name_member(kind: str, member: Any) -> str:
     key, *place = member if isinstance(member, tuple) else (member,)
     said = f"{kind} {render_key(key) if isinstance(key, bytes) else key}"
     return f"{said}, place {place[0]} in the chunk" if place else said
+
+
+def readable_slots(shadow: Shadow) -> list[CellKey]:
+    """The slots of a shadow that can be read."""
+    words = shadow.cells["block"].values
+    return [slot for slot, word in words.items() if BlockState(word.state) in READABLE]
+
+
+def only_stored(shadow: Shadow, slots: Sequence[CellKey]) -> None:
+    """Let these slots be STORED, and everything else as it is at first."""
+    words = shadow.cells["block"].words
+    assert words is not None
+    shadow.forget_all()
+    stored = words.word(BlockState.STORED, (0, 0))
+    shadow.put("block", [(slot, stored) for slot in slots])
 
 
 class WordReading(dict[int, MachineWord]):
@@ -137,6 +154,13 @@ class OffloadBooks(LedgerBooks):
         abandoned = (id for id, one in ledger.transfers.items() if one.state is ABANDONED)
         self._reset_at = max(abandoned, default=0)
         """No block from before the last reset has a larger generation; one from after it has."""
+
+    def restart(self, shadow: Shadow) -> None:
+        """Take `write_log` and then `crash`: a slot that can be read stays, with its key."""
+        key = shadow.cells["slot_key"].get
+        keys = [(slot, key(slot)) for slot in readable_slots(shadow)]
+        only_stored(shadow, [slot for slot, _ in keys])
+        shadow.put("slot_key", keys)
 
     def noted(self) -> tuple[dict[int, Sequence[int]], int]:
         return dict(self._parts), self._reset_at

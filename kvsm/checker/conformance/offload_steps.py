@@ -228,5 +228,6 @@ STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ev.BlocksOffered: _NOTHING,
     ev.OffersCounted: _NOTHING,
     ev.BlocksRewritten: _NOTHING,
+    ev.Restarted: EventSteps("The whole state, by the books' `restart`."),
 }
 """Every kind of event."""

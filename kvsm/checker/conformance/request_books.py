@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from kvsm import events as ev
 from kvsm.checker.conformance.cells import CellKey, Member
-from kvsm.checker.conformance.offload_books import WordReading, name_member
+from kvsm.checker.conformance.offload_books import (
+    WordReading,
+    name_member,
+    only_stored,
+    readable_slots,
+)
 from kvsm.checker.conformance.request_steps import REQUEST_STEPS, pieces_of
 from kvsm.checker.conformance.shadow import Conformance, Keeper, LedgerBooks, Shadow
 from kvsm.checker.protocol.request_scope import RequestScope
@@ -61,7 +67,14 @@ def request_conformance(config: OffloadConfig, machines: Mapping[str, Machine] =
         "slot": range(config.host_blocks),
     }
     return Conformance(
-        declared, REQUEST_KEEPERS, REQUEST_STEPS, REQUEST_UNSEEN, members, _name_member, RequestBooks
+        declared,
+        REQUEST_KEEPERS,
+        REQUEST_STEPS,
+        REQUEST_UNSEEN,
+        members,
+        _name_member,
+        RequestBooks,
+        partial(request_conformance, machines=machines),
     )
 
 
@@ -91,6 +104,10 @@ class RequestBooks(LedgerBooks):
             )
             if (words := shadow.cells[name].words) is not None
         }
+
+    def restart(self, shadow: Shadow) -> None:
+        """Everything has ended. What can be read is left."""
+        only_stored(shadow, readable_slots(shadow))
 
     def values(self, variable: str, cells: Sequence[CellKey]) -> list[Any]:
         if variable == "block":

@@ -20,7 +20,7 @@ from kvsm.checker.conformance.cells import CellKey, MachineWords, Member, Protoc
 from kvsm.checker.conformance.compiled import CompiledAction, Row, compile_action, index_cells
 from kvsm.checker.protocol.terms import Declaration, Term, Words
 from kvsm.errors import KvsmError
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
 
 
@@ -99,6 +99,11 @@ class LedgerBooks:
         """Take over what other books noted of events."""
         raise NotImplementedError
 
+    def restart(self, shadow: Shadow) -> None:
+        """Make of the shadow what a restart makes of the declaration's state. Called before the ledger
+        applies the event."""
+        raise NotImplementedError
+
     def begin(self, shadow: Shadow) -> None:
         """Give the shadow the ledger's state, on trust.
 
@@ -117,6 +122,7 @@ class Conformance:
     members: the members of the index sets that have a bound, by name.
     named: a member of an index set for people.
     books: reads a ledger.
+    anew: the same for another configuration, with which another process goes on.
     """
 
     declared: Declaration
@@ -126,6 +132,7 @@ class Conformance:
     members: Mapping[str, Sequence[Member]]
     named: Callable[[str, Member], str]
     books: Callable[[Ledger, Shadow], LedgerBooks]
+    anew: Callable[[OffloadConfig], Conformance]
 
 
 @dataclass(frozen=True)
@@ -180,6 +187,11 @@ class Shadow:
         put = self.cells[variable].put
         for cell, value in values:
             put(cell, value)
+
+    def forget_all(self) -> None:
+        """Give every cell its initial value."""
+        for cells in self.cells.values():
+            cells.clear()
 
     def saved(self) -> dict[str, dict[CellKey, Any]]:
         """The state, as `load` takes it."""

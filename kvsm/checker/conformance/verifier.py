@@ -24,7 +24,7 @@ from kvsm.checker.conformance.shadow import CannotFollow, Conformance, Keeper, R
 from kvsm.checker.conformance.verdict import ProtocolMismatch, ProtocolVerdict, ProtocolVerification
 from kvsm.checker.conformance.wording import cell_name, demand_text, value_name
 from kvsm.errors import InvalidEvent, KvsmError, LogDamaged, LogError
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent, Restarted
 from kvsm.ids import MalformedIds
 from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
@@ -58,9 +58,16 @@ class ProtocolFollower:
     """
 
     def __init__(self, ledger: Ledger, conformance: Conformance) -> None:
-        self.ledger, self.conformance = ledger, conformance
+        self.ledger = ledger
+        self._take(conformance)
+        if ledger.seq:
+            self.books.begin(self.shadow)
+
+    def _take(self, conformance: Conformance) -> None:
+        """Follow by this one from now on, from its initial state."""
+        self.conformance, self._config = conformance, self.ledger.config
         self.shadow = Shadow(conformance)
-        self.books = conformance.books(ledger, self.shadow)
+        self.books = conformance.books(self.ledger, self.shadow)
         actions = self.shadow.actions
         self._written = {
             kind: sorted({name for action in one.actions for name in actions[action].writes})
@@ -68,14 +75,14 @@ class ProtocolFollower:
         }
         """The variables that the actions of each kind of event may write."""
         self._compared = [name for name, who in conformance.keepers.items() if who is Keeper.LEDGER]
-        if ledger.seq:
-            self.books.begin(self.shadow)
 
     def follow(self, event: OffloadingEvent) -> ProtocolMismatch | None:
         """Take the event's actions, apply it to the ledger, and compare what changed.
 
         Raises `InvalidEvent` or `IllegalTransition` if the ledger refuses the event.
         """
+        if type(event) is Restarted:
+            return self._restart(event)
         steps = self.conformance.steps[type(event)]
         mismatch, taken = None, list[Step]()
         try:
@@ -102,6 +109,24 @@ class ProtocolFollower:
                 mismatch = mismatch or self._compare(event, name, list(named), ())
         return mismatch
 
+    def _restart(self, event: Restarted) -> ProtocolMismatch | None:
+        """Take a restart, and compare the whole state before it and after it: it ends nearly all. Another
+        process may have other device blocks."""
+        mismatch = self.check(event)
+        if mismatch is not None:
+            self.ledger.apply(event)
+            return mismatch
+        self.books.restart(self.shadow)
+        self.books.heard(event)
+        self.ledger.apply(event)
+        mismatch = self.check(event)
+        if mismatch is None and self.ledger.config != self._config:
+            taken = self.shadow.taken
+            self._take(self.conformance.anew(self.ledger.config))
+            self.shadow.taken = taken
+            self.books.begin(self.shadow)
+        return mismatch
+
     def check(self, event: OffloadingEvent) -> ProtocolMismatch | None:
         """Compare the whole state after this event."""
         books = self.books
@@ -126,6 +151,8 @@ class ProtocolFollower:
     def load(self, saved: SavedState) -> None:
         """Go back to a state."""
         self.ledger = restore(saved.ledger)
+        if self.ledger.config != self._config:
+            self._take(self.conformance.anew(self.ledger.config))
         self.shadow.load(saved.shadow)
         self.books = self.conformance.books(self.ledger, self.shadow)
         self.books.resume(saved.noted)

@@ -85,7 +85,7 @@ function copyTracks(model) {
     const bar = {
       lane: copies.lane[row],
       first: model.place(copies.submitted[row]),
-      last: unreported ? model.count - 1 : model.place(copies.reported[row]),
+      last: copies.until[row] === null ? model.count - 1 : model.place(copies.until[row]),
       look: COPY_LOOKS.findIndex(([name]) => name === look),
       thing: { type: 'copy', row },
     };
@@ -109,7 +109,7 @@ function marksTrack(id, title, shape, marks) {
 }
 
 function markTracks(model) {
-  const { lookups, resets, rejections, transfers, blocks } = model.tables;
+  const { lookups, resets, restarts, rejections, transfers, blocks } = model.tables;
   const within = (event, thing) => (model.has(event) ? [{ place: model.place(event), thing }] : []);
   const evicted = model.data.kinds.indexOf('BlocksEvicted');
   const evictions = [];
@@ -134,7 +134,10 @@ function markTracks(model) {
     }
   });
   return {
-    resets: marksTrack('resets', 'resets', 'triangle', resets.event.flatMap((event, row) => within(event, { type: 'reset', row }))),
+    resets: marksTrack('resets', 'resets, restarts', 'triangle', [
+      ...resets.event.flatMap((event, row) => within(event, { type: 'reset', row })),
+      ...restarts.event.flatMap((event, row) => within(event, { type: 'restart', row })),
+    ]),
     trouble: marksTrack('trouble', 'lost, rejected reports', 'cross', trouble),
     evictions: marksTrack('evictions', 'evictions', 'diamond', evictions),
     flights: { id: 'flights', title: 'evicted, then missed', kind: 'flights', flights: [...flights.values()].sort((a, b) => a.to - b.to) },

@@ -44,6 +44,7 @@ class Model {
     this.note('transfer', this.tables.transfers.transfer);
     this.note('copy', this.tables.copies.reported);
     this.note('reset', this.tables.resets.event);
+    this.note('restart', this.tables.restarts.event);
     this.note('rejection', this.tables.rejections.event);
     this.note('skip', this.tables.skips.event);
     this.note('stay', this.tables.request_states.began);

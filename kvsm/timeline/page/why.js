@@ -31,6 +31,7 @@ class Why {
       case 'block': return tables.blocks.wanted[row] ?? tables.blocks.gone[row] ?? tables.blocks.transfer[row];
       case 'gone': return tables.blocks.gone[row];
       case 'reset': return tables.resets.event[row];
+      case 'restart': return tables.restarts.event[row];
       case 'rejection': return tables.rejections.event[row];
       case 'skip': return tables.skips.event[row];
       default: throw new Error(`no thing of type ${type}`);
@@ -50,6 +51,7 @@ class Why {
       case 'copy': return `Rank ${tables.copies.worker[row]}, ${tables.copies.direction[row]} ${tables.copies.transfer[row]}`;
       case 'transfer': return capital(model.transferWords(tables.transfers.transfer[row]));
       case 'block': case 'gone': return `Key ${tables.blocks.key[row]} in slot ${tables.blocks.slot[row]}`;
+      case 'restart': return `Restart: life ${tables.restarts.life[row]} begins`;
       case 'reset': return `Reset: epoch ${tables.resets.epoch[row]} begins`;
       case 'rejection': return `Rejected report of rank ${tables.rejections.worker[row]}`;
       case 'skip': return `Blocks not stored at event ${grouped(tables.skips.event[row])}`;
@@ -114,9 +116,10 @@ class Why {
     const requests = model.tables.requests;
     const lookups = this.rowsOf('lookups', 'request', requests.request[row]);
     const first = lookups[0];
+    const ended = requests.cut_off[row] ? 'was cut off by a restart' : requests.aborted[row] ? 'was aborted' : 'finished';
     const end = requests.finished[row] === null
       ? `It never finished: its state is ${requests.state[row]} where the page ends.`
-      : `It ${requests.aborted[row] ? 'was aborted' : 'finished'} at ${model.when(requests.finished[row])}.`;
+      : `It ${ended} at ${model.when(requests.finished[row])}.`;
     return {
       answer: first === undefined ? 'No lookup of it is on this page.' : this.lookupAnswer(first),
       rest: [
@@ -259,6 +262,19 @@ class Why {
     return {
       answer: `The cache was reset: ${plural(resets.keys[row], 'key')} dropped.`,
       rest: [`${plural(resets.cancelled[row], 'transfer')} cancelled, ${grouped(resets.abandoned[row])} abandoned in flight.`],
+      command: null,
+    };
+  }
+
+  tell_restart(row) {
+    const restarts = this.model.tables.restarts;
+    const lost = restarts.storing[row] + restarts.planned[row];
+    return {
+      answer: `Another process goes on. Before it: ${restarts.last_end[row] ?? 'the log was closed'}.`,
+      rest: [
+        `${plural(restarts.kept[row], 'block')} kept; ${grouped(lost)} not, because their stores had not ended.`,
+        `${plural(restarts.requests_cut_off[row], 'request')} and ${plural(restarts.transfers_cut_off[row], 'transfer')} cut off.`,
+      ],
       command: null,
     };
   }

@@ -1,0 +1,45 @@
+"""What is there now, read from a ledger, under the names of `kvsm.metrics.METRICS`.
+
+A process that goes on after a restart reads what the last one left: no gauge begins at 0 there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kvsm.events import Direction
+from kvsm.ledger import Ledger
+from kvsm.states.block import BLOCK_WORDS, BlockState
+from kvsm.states.lease import LeaseState
+from kvsm.states.transfer import ABANDONED
+from kvsm.states.words import STATE_MASK
+
+_COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
+
+
+def gauges(ledger: Ledger) -> dict[str, Any]:
+    """Name -> what is there now, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` has the log's too."""
+    words = ledger.blocks.view
+    states = np.bincount(words & STATE_MASK, minlength=len(BlockState)).tolist()
+    # Copied at once, so that no other thread changes it meanwhile.
+    transfers = list(ledger.transfers.values())
+    loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
+    copies = words >> _COPIES_SHIFT & BLOCK_WORDS.limits[0]
+    return {
+        "capacity_blocks": ledger.config.host_blocks,
+        "blocks": {state.name: states[state] for state in BlockState},
+        "resident_blocks": states[BlockState.STORED] + states[BlockState.LOADING],
+        "pinned_blocks": int(np.count_nonzero(words >> _PINS_SHIFT)),
+        "in_flight_blocks": int(np.count_nonzero(copies)),
+        "quarantined_blocks": states[BlockState.QUARANTINED],
+        "retired_blocks": states[BlockState.RETIRED],
+        "free_blocks": states[BlockState.FREE] + states[BlockState.EVICTED],
+        "retired_device_blocks": int(np.count_nonzero(ledger.leases.view & STATE_MASK == LeaseState.RETIRED)),
+        "live_transfers": {"store": len(transfers) - loads, "load": loads},
+        "draining_transfers": sum([one.state is ABANDONED for one in transfers]),
+        "known_requests": len(ledger.requests),
+        "deferred_requests": len(ledger.deferred),
+        "life": ledger.life,
+    }
