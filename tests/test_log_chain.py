@@ -255,6 +255,24 @@ def test_a_log_goes_on_behind_a_gap(tmp_path: Path) -> None:
     assert [one.end for one in reader.lives][:1] == [LogEnd.BROKEN]
 
 
+def test_a_life_that_fails_to_begin_takes_no_state_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its segment has replaced the one with the state behind a gap. Then the directory cannot be synced."""
+    broken_log(tmp_path / "log", follows=True)
+    claimed = LogDirectory(tmp_path / "log")
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(LogWriteFailed, match="no log can be started"):
+            Life(find_end(claimed), durability="every")
+    claimed.close()
+    assert go_on(tmp_path / "log") == 2
+
+
 def test_a_log_is_not_continued_behind_a_gap_without_a_state(tmp_path: Path) -> None:
     broken_log(tmp_path / "log", follows=True)
     os.truncate(segment_path(tmp_path / "log", 3), 50)
@@ -276,11 +294,9 @@ def test_a_segment_of_an_earlier_life_does_not_follow(tmp_path: Path) -> None:
     """Segments of two chains that were mixed up are refused, although their events would fit."""
     write_open(tmp_path / "log", [2])
     go_on(tmp_path / "log")
-    write_open(tmp_path / "other", [2])
-    for _ in range(2):
-        go_on(tmp_path / "other", 1)
-    segment_path(tmp_path / "other", 3).rename(segment_path(tmp_path / "log", 5))
-    with pytest.raises(LogDamaged):
+    write(tmp_path / "other", [4, 1], segment_bytes=1)
+    segment_path(tmp_path / "other", 5).rename(segment_path(tmp_path / "log", 5))
+    with pytest.raises(LogDamaged, match="this is life 2 of the log, and life 1 follows"):
         list(LogReader(tmp_path / "log").events())
 
 
