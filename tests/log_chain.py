@@ -171,7 +171,7 @@ class Chain:
         if "max_bytes" not in self.options:
             assert first == 1
         self._check_lives(reader, first, last)
-        self._check_follower(last)
+        self._check_follower(last, reader)
         return reader
 
     def _check_lives(self, reader: LogReader, first: int, last: int) -> None:
@@ -187,12 +187,14 @@ class Chain:
             told_end = one.error or ("closed" if one.end is LogEnd.CLOSED else "killed")
             assert told_end in ends
 
-    def _check_follower(self, last: int) -> None:
+    def _check_follower(self, last: int, reader: LogReader) -> None:
         """A follower that was there all the time has seen the same."""
         if self.follower is None:
             self.follower = LogFollower(self.path)
         for news in self.follower.poll():
             self.followed += news.events
+        if "max_bytes" not in self.options:
+            assert self.follower.lives == reader.lives
         missed = {seq for first, end in self.follower.overtaken for seq in range(first, end + 1)}
         assert self.followed == [self.events[one.seq] for one in self.followed]
         numbers = [one.seq for one in self.followed]

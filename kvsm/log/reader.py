@@ -76,8 +76,8 @@ class LogLife(NamedTuple):
 
     life: its number, from 1 on. A life that wrote no event leaves a gap in the numbers.
     first, last: its events, as far as they are kept and were read.
-    end: as for a log. `OPEN` or `CUT` before the last life: the process was killed. `NOT_REACHED` if the end
-        of this life was not read.
+    end: as for a log. `OPEN` before the last life: the process was killed. `NOT_REACHED` if the end of this
+        life was not read.
     error: the error with which it was closed, or None.
     """
 
@@ -331,6 +331,8 @@ class LogReader:
             if self.lives and head.ended is not None:
                 end, error = _end_in(head.ended)
                 self.lives[-1] = self.lives[-1]._replace(end=end, error=error)
+            elif self.lives and self.lives[-1].end is LogEnd.CUT:
+                self.lives[-1] = self.lives[-1]._replace(end=LogEnd.OPEN)
             self.lives.append(LogLife(head.life, head.seq + 1, head.seq))
         end, error = segment.told_end()
         self.lives[-1] = self.lives[-1]._replace(last=last, end=end, error=error)
