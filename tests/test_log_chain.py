@@ -101,7 +101,7 @@ def check_two_kills(first: int, second: int, how: tuple[int, int]) -> int:
 
 def two_kills() -> list[tuple[int, int, tuple[int, int]]]:
     """Each system call of a life, and each one of the continuation behind it."""
-    places = []
+    places: list[tuple[int, int, tuple[int, int]]] = []
     for first in range(1, NEVER):
         with directory() as path:
             path.mkdir()
