@@ -398,7 +398,7 @@ def test_a_fault_while_a_life_begins_is_told_and_leaves_a_log_to_continue(tmp_pa
             try:
                 life = Life(find_end(claimed), durability="every")
             except LogWriteFailed:
-                life = None  # type: ignore[assignment]
+                life = None
         if life is None:
             life = Life(find_end(claimed), durability="every")
         life.append(2)
