@@ -25,10 +25,12 @@ from planted_bugs import plant
 
 from kvsm.errors import KvsmError, LogWriteFailed
 from kvsm.events import Direction
+from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import count
 from kvsm.ledger import cache
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.restart import start
 from kvsm.scheduler import OffloadScheduler
 from kvsm.serving import RunOptions, ServingEngine, ServingRequest, ServingScheduler, VirtualClock
 from kvsm.serving.disturbances import Disturbances
@@ -38,22 +40,23 @@ from kvsm.traces import TraceRequest, multi_turn, started_blocks
 STARTED_NS = 1_763_802_000_000_000_000
 """2025-11-22T09:00:00Z."""
 
+KEPT = KeptPools(PoolIdentity.of({"model": "m"}), (b"pool of rank 0..", b"pool of rank 1.."))
 BLOCK_TOKENS = 512
 SILENT = None
 """The time of a copy that never ends."""
 
 
 class DatedClock(VirtualClock):
-    """The time of the workload as Unix time. Each look takes two microseconds."""
+    """The time of the workload as Unix time. Each look takes two microseconds. began_ns: when it begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, began_ns: int = STARTED_NS) -> None:
         super().__init__()
-        self._looks = 0
+        self._began_ns, self._looks = began_ns, 0
 
     def now_ns(self) -> int:
         """Unix time (ns)."""
         self._looks += 1
-        return STARTED_NS + int(self.now_ms * 1e6) + 2_000 * self._looks
+        return self._began_ns + int(self.now_ms * 1e6) + 2_000 * self._looks
 
 
 class Outcome(NamedTuple):
@@ -132,6 +135,8 @@ class Rig:
     """An engine with its core, scheduler and log, ready to serve a trace.
 
     core, scheduler: other values for fields of `OffloadConfig` and `SchedulerConfig`.
+    after_s: its process goes on with the log of the last one, if there is one, this long after the first one
+        began (s). None: nothing outlives it.
     """
 
     def __init__(
@@ -144,14 +149,19 @@ class Rig:
         core: dict[str, Any] | None = None,
         scheduler: dict[str, Any] | None = None,
         writer: dict[str, Any] | None = None,
+        after_s: int | None = None,
         **options: Any,
     ) -> None:
         chosen = RunOptions(**{"workers": 2, "last_step": "keep-stepping", "seed": seed, **options})
         config = msgspec.structs.replace(chosen.offload_config(), **(core or {}))
-        self.directory, self.clock = directory, DatedClock()
-        self.offloader = Offloader.open(
-            config, directory, clock_ns=self.clock.now_ns, durability="none", **(writer or {})
-        )
+        self.directory, self.clock = directory, DatedClock(STARTED_NS + (after_s or 0) * 10**9)
+        writer = {"durability": "none", **(writer or {})}
+        if after_s is None:
+            self.offloader = Offloader.open(config, directory, clock_ns=self.clock.now_ns, **writer)
+        else:
+            started = start(directory, config, KEPT, clock_ns=self.clock.now_ns, log=writer)
+            assert bool(started.kept) == bool(after_s), started.why_cold
+            self.offloader = started.offloader
         assert self.offloader.writer is not None
         self.offloader.log = notes = SkipNotes(self.offloader.writer)
         self.connector = OffloadScheduler(
@@ -347,6 +357,15 @@ def engine_killed(directory: Path, seed: int = 1) -> Path:
     return Rig(directory, seed, chats(500, seed), device_blocks=800).serve(seconds=60).kill()
 
 
+def processes_killed(directory: Path, seed: int = 1) -> Path:
+    """Twice the process is killed in the middle of its work, and another one goes on with its pool."""
+    for life in range(3):
+        trace = chats(150, seed)
+        rig = Rig(directory, seed + life, trace, device_blocks=800, after_s=200 * life)
+        rig.serve().close() if life == 2 else rig.serve(seconds=40).kill()
+    return directory
+
+
 def rank_slow(directory: Path, seed: int = 1) -> Path:
     """Rank 3 of 4 takes twenty times as long as the others."""
 
@@ -445,6 +464,13 @@ def healthy_restart(directory: Path, seed: int = 1) -> Path:
     return rig.serve().close()
 
 
+def healthy_next_process(directory: Path, seed: int = 1) -> Path:
+    """The engine is stopped and started again for another version of its software."""
+    for life in range(2):
+        Rig(directory, seed + life, chats(150, seed), device_blocks=800, after_s=400 * life).serve().close()
+    return directory
+
+
 def healthy_full(directory: Path, seed: int = 1) -> Path:
     """The host pool is full for most of the time, and evicts what nobody comes back for."""
     return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1700).serve().close()
@@ -469,6 +495,7 @@ INCIDENTS: dict[str, Seeding] = {
         preemption_storm,
         property_broken,
         engine_killed,
+        processes_killed,
         rank_slow,
         reports_rejected,
         too_few_transfers,
@@ -486,6 +513,7 @@ HEALTHY: dict[str, Seeding] = {
         healthy_reuse,
         healthy_small,
         healthy_restart,
+        healthy_next_process,
         healthy_full,
     )
 }

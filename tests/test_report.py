@@ -21,7 +21,16 @@ from changed_logs import PlainLog, changed, write_plain
 from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
-from incidents import HEALTHY, INCIDENTS, Rig, chats, engine_killed, engine_stopped, property_broken
+from incidents import (
+    HEALTHY,
+    INCIDENTS,
+    Rig,
+    chats,
+    engine_killed,
+    engine_stopped,
+    processes_killed,
+    property_broken,
+)
 from log_life import names
 from replay_life import Life, full_life, key, random_life, story_life
 from test_changed_logs import bounded, ended_well, lives
@@ -84,6 +93,7 @@ CAUSES = {
     "preemption_storm": "preemptions",
     "property_broken": "property broken",
     "engine_killed": "engine killed",
+    "processes_killed": "processes killed",
     "rank_slow": "rank slow",
     "reports_rejected": "reports rejected",
     "too_few_transfers": "blocks skipped",
@@ -99,7 +109,7 @@ def test_every_seeded_incident_has_a_cause() -> None:
     assert set(CAUSES.values()) <= {one.name for one in DETECTORS}
 
 
-@pytest.mark.parametrize("seeded", [engine_killed, engine_stopped, property_broken])
+@pytest.mark.parametrize("seeded", [processes_killed, engine_stopped, property_broken])
 def test_report_names_the_cause_of_a_small_incident(seeded: Callable[[Path], Path], tmp_path: Path) -> None:
     found = reported(seeded(tmp_path / "log"))
     assert CAUSES[seeded.__name__] in [one.name for one in found.troubles[:2]]
@@ -112,6 +122,15 @@ def test_report_names_the_cause_among_its_first_two(name: str, seed: int, tmp_pa
     """For every seeded incident: the promise to the engineer on call."""
     found = reported(INCIDENTS[name](tmp_path / "log", seed=seed))
     assert CAUSES[name] in [one.name for one in found.troubles[:2]]
+
+
+def test_a_stop_and_a_start_are_no_alarm(tmp_path: Path) -> None:
+    """Another process goes on after a clean close. Nobody lost a request, and all blocks are kept."""
+    found = reported(HEALTHY["healthy_next_process"](tmp_path / "log"))
+    assert found.troubles == ()
+    assert (found.restarts.restarts, found.restarts.killed, found.restarts.lost) == (1, 0, 0)
+    assert found.restarts.kept > 0
+    assert found.requests.cut_off == 0
 
 
 def test_a_small_healthy_run_is_no_alarm(tmp_path: Path) -> None:

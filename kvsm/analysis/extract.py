@@ -413,7 +413,7 @@ class Extractor:
 
     def _restarted(self, event: ev.Restarted, _ended: TransferRecord | None) -> None:
         """Everybody of the last process is gone: what was open is cut off."""
-        at, left = _at(event), self._survivors
+        at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
         assert left is not None
         row = RestartRow(
             event.seq,

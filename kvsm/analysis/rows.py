@@ -53,7 +53,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     arrived, arrived_step, arrived_ns: the event with which the core heard of it.
     finished, finished_step, finished_ns: the event with which it finished, was aborted or cut off; None: none
         did that.
-    cut_off: its process ended before it did, and `finished` is the restart that says so.
+    cut_off: its process ended before it did, and `finished` is the restart that says so. What a restart ends
+        has the time of the last event before it, here and in the other tables: nobody worked between.
     state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
     asked: blocks of its prompt that were looked up, in device blocks, at its first lookup after its arrival
         or its last preemption; `on_device` of them the device had, `on_host` of them the host served.

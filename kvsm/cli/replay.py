@@ -27,6 +27,7 @@ from kvsm.states.words import STATE_MASK
 class LedgerSummary(msgspec.Struct, frozen=True):
     """A ledger in numbers.
 
+    life: how many processes have written the log until here.
     held: slots that are neither free nor idle.
     transfers: live transfers by direction and state.
     """
@@ -35,6 +36,7 @@ class LedgerSummary(msgspec.Struct, frozen=True):
     step: int
     tick: int
     epoch: int
+    life: int
     blocks: dict[str, int]
     free: int
     idle: int
@@ -71,6 +73,7 @@ def state_of(ledger: Ledger) -> LedgerSummary:
         ledger.step,
         ledger.tick,
         ledger.epoch,
+        ledger.life,
         {state.name: states[state] for state in BlockState},
         free,
         idle,
@@ -130,7 +133,8 @@ def _print_state(log: Path, rebuilt: Rebuilt, state: LedgerSummary) -> None:
         ("log", str(log)),
         (
             "state",
-            f"after event {state.seq:,}, step {state.step:,}, tick {state.tick:,}, epoch {state.epoch:,}",
+            f"after event {state.seq:,}, step {state.step:,}, tick {state.tick:,}, epoch {state.epoch:,}"
+            + (f", life {state.life:,}" if state.life > 1 else ""),
         ),
         ("folded", f"{rebuilt.events:,} events, {rebuilt.entries:,} entries{origin}"),
         ("time", f"{rebuilt.seconds:.3f} s, {rate:,.0f} entries/s"),

@@ -30,6 +30,7 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     breakage: that event in detail.
     damage: where and why the log cannot be read further.
     condition: what else is wrong with the log.
+    restarts: what each restart kept of the process before it, a line each.
     unfinished: what is open at the end; null if the log could not be folded to its end.
     finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
@@ -98,6 +99,7 @@ def _print_verification(found: Verification, protocols: tuple[ProtocolVerificati
     print_rows(
         ("log", found.log),
         ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
+        *(("restart", line) for line in found.restarts),
         ("time", f"{found.seconds:.3f} s, {rate:,.0f} events/s"),
         ("properties", ", ".join(map(str, PROPERTIES))),
         ("digest", found.digest),

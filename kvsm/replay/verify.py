@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from kvsm.errors import InvalidEvent, LogDamaged, LogError
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadingEvent, Restarted
 from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
@@ -33,6 +33,7 @@ from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
 from kvsm.replay.render import dated, render
+from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
 from kvsm.replay.unfinished import Unfinished, unfinished_at_end
 from kvsm.replay.witness import Witness
@@ -83,6 +84,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     breakage: that event in detail.
     damage: where and why the log cannot be read further, or None.
     condition: its torn tail, gaps and broken mark.
+    restarts: what each restart kept of the process before it, a line each.
     unfinished: what is open at the end; None if the log could not be folded to its end.
     """
 
@@ -96,6 +98,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     breakage: Breakage | None
     damage: str | None
     condition: LogCondition
+    restarts: tuple[str, ...]
     unfinished: Unfinished | None
     seconds: float
 
@@ -222,6 +225,7 @@ def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, 
         breakage=breakage,
         damage=damage,
         condition=condition,
+        restarts=tuple(run.restarts),
         unfinished=unfinished_at_end(reader, last, condition) if last is not None and whole else None,
         seconds=time.perf_counter() - began,
     )
@@ -236,6 +240,7 @@ class _Pass:
         self.first = self.events = self.entries = 0
         self._directory, self._every, self._progress = reader.directory, every, progress
         self._trust = trust
+        self.restarts: list[str] = []
         self._saved, self._good_until = b"", 0
         self._weight = 0
 
@@ -264,6 +269,8 @@ class _Pass:
         apply = self.auditor.apply
         for batch in segment.batches():
             for event in batch:
+                if type(event) is Restarted:
+                    self._note(event)
                 broken = apply(event)
                 if broken:
                     self._count(batch[: event.seq - batch[0].seq + 1])
@@ -274,6 +281,11 @@ class _Pass:
             if self._progress is not None:
                 self._progress(self.events)
         return False
+
+    def _note(self, event: Restarted) -> None:
+        assert self.auditor is not None
+        kept = survivors(self.auditor.ledger).told()
+        self.restarts.append(f"event {event.seq:,}: {told_process(event.life, event.ended)}: {kept}")
 
     def close(self) -> None:
         """The log has ended, or cannot be read further."""
