@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import xxhash
 from cuda_rig import cuda_rig, has_gpu
 from hypothesis import strategies as st
 
@@ -51,6 +52,18 @@ def _verifying(device: list[Bytes], host: Bytes) -> CopyEngine:
     return VerifyingCopyEngine(HostCopyEngine(device, host), host, device)
 
 
+def checksums_of(host: Bytes) -> Bytes:
+    """The table of checksums that an earlier life has left, if it has stored all that is in this pool."""
+    checksums = np.array([xxhash.xxh3_64_intdigest(row.tobytes()) for row in host], np.uint64)
+    return np.stack([checksums, ~checksums], axis=1).view(np.uint8)
+
+
+def _kept(device: list[Bytes], host: Bytes, threads: int = 1) -> CopyEngine:
+    engine = HostCopyEngine(device, host, threads=1)
+    table = checksums_of(host)
+    return VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
+
+
 def file_rig(device: list[Bytes], host: Bytes) -> Rig:
     """A rig whose host pool is a temporary file."""
     file = NamedTemporaryFile(prefix="kvsm-test-")  # noqa: SIM115 (open while the rig is)
@@ -71,6 +84,8 @@ _FOR_THREADS = [
     ),
     pytest.param(file_rig, id="file"),
     pytest.param(rig_of(_verifying), id="verifying"),
+    pytest.param(rig_of(_kept), id="verifying-kept"),
+    pytest.param(rig_of(lambda device, host: _kept(device, host, 0)), id="verifying-kept-0-threads"),
     # On a fake driver; where a GPU is, on that, with `-m gpu`.
     pytest.param(cuda_rig, id="cuda", marks=[pytest.mark.gpu] if has_gpu() else []),
 ]

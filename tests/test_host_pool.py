@@ -20,7 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.copy_engines import host_pool, pool_locks, pool_sizes
+from kvsm import file_locks
+from kvsm.copy_engines import host_pool, pool_sizes
 from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.copy_engines.borrowed_pool import BorrowedPool
 from kvsm.copy_engines.host_pool import HostPool, PageLocking
@@ -28,6 +29,7 @@ from kvsm.copy_engines.layout import rows_of
 from kvsm.copy_engines.pool_file import remove_dead_pools
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES
 from kvsm.errors import ConfigError
+from kvsm.file_locks import lock_holder
 
 
 class Locked:
@@ -553,17 +555,17 @@ def test_the_holder_of_a_lock_is_found_where_the_system_tells(
 ) -> None:
     """With a made-up table, because not every system has one."""
     table, file = tmp_path / "locks", tmp_path / "file"
-    monkeypatch.setattr(pool_locks, "_LOCKS", table)
+    monkeypatch.setattr(file_locks, "_LOCKS", table)
     with file.open("wb") as opened:
         found = os.fstat(opened.fileno())
         place = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
         lines = f"1: POSIX  ADVISORY  WRITE 7 {place}:{found.st_ino} 0 EOF\n"
         lines += f"2: FLOCK  ADVISORY  WRITE 8 {place}:{found.st_ino}1 0 EOF\n"
-        assert pool_locks._holder(opened.fileno()) == "another process"
+        assert lock_holder(opened.fileno()) == "another process"
         table.write_text(lines)
-        assert pool_locks._holder(opened.fileno()) == "another process"
+        assert lock_holder(opened.fileno()) == "another process"
         table.write_text(lines + f"3: FLOCK  ADVISORY  WRITE {1 << 30} {place}:{found.st_ino} 0 EOF\n")
-        assert pool_locks._holder(opened.fileno()) == f"process {1 << 30}"
+        assert lock_holder(opened.fileno()) == f"process {1 << 30}"
 
 
 def test_a_file_that_is_replaced_while_a_rank_waits_is_not_entered(path: Path) -> None:

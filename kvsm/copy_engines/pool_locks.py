@@ -10,9 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kvsm.errors import ConfigError
-
-_LOCKS = Path("/proc/locks")
-"""Where the system tells who holds a lock."""
+from kvsm.file_locks import lock_holder
 
 
 def lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
@@ -39,24 +37,11 @@ def wait_for_lock(descriptor: int, path: Path, deadline: float) -> None:
         now = time.monotonic()
         if now >= deadline:
             raise ConfigError(
-                f"{path}: {_holder(descriptor)} holds the lock of this host pool, and does not give it back "
-                f"in {now - begun:.0f} s; end that process, give another path, or a larger lock_timeout_s"
+                f"{path}: {lock_holder(descriptor)} holds the lock of this host pool, and does not give it "
+                f"back in {now - begun:.0f} s; end that process, give another path, or a larger "
+                "lock_timeout_s"
             )
         time.sleep(0.01)
-
-
-def _holder(descriptor: int) -> str:
-    """Which process holds the `flock` of an open file, as far as the system tells."""
-    found = os.fstat(descriptor)
-    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    with suppress(OSError):
-        for line in _LOCKS.read_text().splitlines():
-            _, kind, _, _, process, locked, *_ = line.replace("-> ", "").split()
-            if (kind, locked) == ("FLOCK", file) and "->" not in line:
-                with suppress(OSError):
-                    return f"process {process} ({Path('/proc', process, 'comm').read_text().strip()})"
-                return f"process {process}"
-    return "another process"
 
 
 def is_free(descriptor: int, start: int = 0, length: int = 1) -> bool:
