@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from copy_rigs import checksums_of, finish, load, random_bytes, store
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 from plain_engine import PlainCopyEngine
 
 from kvsm.copy_engines import (
-    CopyEngine,
     CopyResult,
     HostCopyEngine,
     HostPool,
@@ -26,7 +23,6 @@ from kvsm.copy_engines import (
 from kvsm.copy_engines.verifying import CHECKSUM_BYTES
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.identity import PoolIdentity
-from kvsm.testing.copy_engine import CopyEngineMachine
 
 BLOCKS, BLOCK_BYTES = 24, 5
 
@@ -264,16 +260,3 @@ def test_what_a_process_stored_is_loaded_by_the_next_one(tmp_path: Path) -> None
                 assert [one.good for one in finish(engine, [1])] == [life == 1]
                 assert np.array_equal(device[:4], stored if life == 1 else np.zeros_like(stored))
                 pool.blocks[8, 2] ^= 4
-
-
-@pytest.mark.parametrize("threads", [0, 1])
-def test_every_order_of_calls_keeps_the_promises(threads: int) -> None:
-    """All promises of an engine, on pools that an earlier life has left."""
-
-    class Machine(CopyEngineMachine):
-        def make_engine(self, device: Any, host: Any) -> CopyEngine:
-            below, table = HostCopyEngine(device, host, threads=1), checksums_of(host)
-            return VerifyingCopyEngine(below, host, threads=threads, table=table, kept=True, every_load=False)
-
-    chosen = settings(max_examples=25, stateful_step_count=20, deadline=None, database=None)
-    run_state_machine_as_test(Machine, settings=chosen)

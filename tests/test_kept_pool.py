@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import os
 import signal
@@ -401,6 +402,19 @@ def test_a_process_without_a_lock_that_has_not_ended_is_waited_for(path: Path, c
         kept(path)
     child.end()
     assert kept(path).is_warm
+
+
+def test_the_end_of_a_process_does_not_say_that_its_copies_are_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reuse in flight (S3): a daemon thread may copy at the end, so only `close` leaves."""
+    registered: list[Any] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    with kept(path):
+        assert registered == []
+        [user] = read_kept_pool(path).users
+        assert user.is_locked
+    assert read_kept_pool(path).users == []
 
 
 @pytest.mark.slow

@@ -67,8 +67,9 @@ class HostPool:
     lock_timeout_s: how long to wait for another rank that makes the file, and for the processes of an
         earlier run of a kept pool to end (s).
 
-    The pool gives back what it holds of the system when it is closed, or at the end of the process. Memory
-    goes when the last view of it is gone. Raises `ConfigError`.
+    The pool gives back what it holds of the system when it is closed, or at the end of the process; a kept
+    pool that was not closed is in use until the process has ended. Memory goes when the last view of it is
+    gone. Raises `ConfigError`.
     """
 
     def __init__(
@@ -117,7 +118,9 @@ class HostPool:
         self.page_locked = page_locking is not None and _page_lock(
             page_locking, self._address, self._mapped_bytes
         )
-        if self.page_locked or self._file is not None:
+        # At the end of the process a thread may still copy into a kept pool. So that pool is not closed: the
+        # next run waits until the process is gone.
+        if keep is None and (self.page_locked or self._file is not None):
             atexit.register(self.close)
 
     @property

@@ -14,6 +14,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
+from copy_rigs import checksums_of
 from cuda_rig import has_gpu, usable_fake
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -82,6 +83,25 @@ class VerifiedSimulated(Simulated):
         return VerifyingCopyEngine(super().make_engine(device, host), host, device, threads=0)
 
 
+class KeptThreads(Threads):
+    """Every block comes from an earlier life, and is proved before its first load."""
+
+    def make_engine(self, device: Any, host: Any) -> CopyEngine:
+        return _kept(super().make_engine(device, host), host, threads=1)
+
+
+class KeptSimulated(Simulated):
+    """The engine below gets the mark of a submission late, and holds compute itself (S12)."""
+
+    def make_engine(self, device: Any, host: Any) -> CopyEngine:
+        return _kept(super().make_engine(device, host), host, threads=0)
+
+
+def _kept(engine: CopyEngine, host: Any, threads: int) -> CopyEngine:
+    table = checksums_of(host)
+    return VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
+
+
 class FailingThreads(Threads):
     may_fail = True
 
@@ -141,6 +161,8 @@ ENGINES = (
     File,
     VerifiedSimulated,
     VerifiedThreads,
+    KeptSimulated,
+    KeptThreads,
     FailingSimulated,
     FailingThreads,
     FakeDevice,
