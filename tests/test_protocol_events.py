@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_conformance import first_mismatch
 
+from kvsm.checker.conformance.offload_books import KEEPERS
 from kvsm.checker.conformance.offload_events import TOLD, events_of_path
+from kvsm.checker.conformance.shadow import TRACKED
 from kvsm.checker.counterexample import save_log
 from kvsm.checker.protocol.offload import Variant, offload_protocol
 from kvsm.checker.protocol.plain import Move, ProtocolModel
@@ -60,6 +62,33 @@ def random_path(seed: int, length: int = 120) -> list[Move]:
 def test_each_action_is_told_or_known_to_be_unheard() -> None:
     names = {action.name for action in protocol().declared.acting}
     assert set(TOLD) == names - {"crash"}
+
+
+@pytest.mark.parametrize("seed", (4, 5))
+def test_a_crash_of_a_whole_log_leaves_what_can_be_read_and_nothing_else(seed: int) -> None:
+    """`OffloadBooks.restart` is `write_log` and then `crash`, for all that a ledger knows."""
+    model, met = protocol(), set()
+    (state,) = model.initial()
+    for move in random_path(seed):
+        after = model.next(state, move)
+        assert after is not None
+        state = after
+        before, expected = model.describe(state), {}
+        for cell, word in before.items():
+            if cell.startswith("block of ") and word.startswith(("STORED", "LOADING")):
+                key = cell.replace("block", "slot key", 1)
+                expected |= {cell: "STORED(copies=0, pins=0)", key: before[key]}
+            met.add((cell.split(" of ")[0], word.split("(")[0]))
+        written = model.next(state, ("write_log",)) or state
+        left = model.next(written, ("crash",))
+        assert left is not None
+        known = {
+            cell: value
+            for cell, value in model.describe(left).items()
+            if KEEPERS[cell.split(" of ")[0].replace(" ", "_")] in TRACKED
+        }
+        assert known == expected
+    assert {("block", "STORED"), ("block", "LOADING"), ("block", "STORING")} <= met
 
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.slow)])

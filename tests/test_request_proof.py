@@ -24,7 +24,7 @@ from kvsm.states.machine import UndefinedStep
 pytestmark = pytest.mark.slow
 z3 = pytest.importorskip("z3")
 
-TWO = request_protocol(RequestScope(workers=2))
+TWO = request_protocol(RequestScope(workers=2, restarts=True))
 """Two of everything but the slot: enough for an example of each open condition."""
 
 

@@ -33,6 +33,7 @@ WORKERS = REQUEST_SCOPES["workers"]
         (NARROW, True, (1113, 10341, 14)),
         (NARROW, False, (2095, 19450, 14)),
         (SMALL, True, (13742, 144845, 23)),
+        (REQUEST_SCOPES["restarts"], True, (13742, 158587, 23)),
         pytest.param(SMALL, False, (86320, 919512, 23), marks=pytest.mark.slow),
     ],
 )
@@ -91,7 +92,7 @@ def test_two_workers_and_two_slots_are_proved() -> None:
 
 def test_rows_that_the_protocol_never_takes_are_named() -> None:
     """Each with its reason. Nothing checks a row that is neither taken nor named here."""
-    found = explore(request_protocol(WORKERS))
+    found = explore(request_protocol(structs.replace(WORKERS, restarts=True)))
     assert (found.verdict, found.unreached) == (Verdict.PROVED, ())
     unseen = never_taken(found.edges, ("request", "block", "transfer"))
     rows = {str(edge).partition(" (")[0] for edge in unseen}
@@ -101,6 +102,7 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
         "request LOADING --FINISH--> RELEASED",
         # The protocol forgets whether a free slot was ever used.
         "block EVICTED --ALLOCATE--> ALLOCATED",
+        "block EVICTED --RESTART--> EVICTED",
         # A reset comes after plans were cancelled.
         "block ALLOCATED --INVALIDATE--> EVICTED",
         # Two loads read a slot, and a third one of it has failed before: there are two transfers.

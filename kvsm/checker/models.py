@@ -19,7 +19,12 @@ from kvsm.checker.model import Exploration, Refutation
 from kvsm.checker.protocol.explore import explore as explore_declaration
 from kvsm.checker.protocol.offload import offload_protocol
 from kvsm.checker.protocol.plain import Move, ProtocolModel
-from kvsm.checker.protocol.request_scope import REQUEST_EXAMPLE_SCOPES, REQUEST_SCOPES, RequestScope
+from kvsm.checker.protocol.request_scope import (
+    REQUEST_EXAMPLE_SCOPES,
+    REQUEST_SCOPES,
+    REQUEST_VERSIONS,
+    RequestScope,
+)
 from kvsm.checker.protocol.requests import request_protocol
 from kvsm.checker.protocol.scope import EXAMPLE_SCOPES, VERSIONS, ProtocolScope
 from kvsm.checker.protocol.scope import SCOPES as PROTOCOL_SCOPES
@@ -156,7 +161,12 @@ class _RequestChecks(_DeclaredChecks):
         return request_protocol(scope)
 
     def versions(self) -> dict[str, tuple[Declaration, ...]]:
-        return {"requests, their matches and loads": tuple(map(request_protocol, REQUEST_EXAMPLE_SCOPES))}
+        return {
+            name: tuple(
+                request_protocol(replace(scope, restarts=restarts)) for scope in REQUEST_EXAMPLE_SCOPES
+            )
+            for name, restarts in REQUEST_VERSIONS.items()
+        }
 
 
 class _CopyChecks(CheckedModel):

@@ -52,10 +52,10 @@ def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: Bl
 
 def a_copy_ends_only_by_its_end(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
     """No reuse in flight (S3): a slot is without copies again only by the end of the last copy. A slot
-    that a lost copy may still touch is retired and never reused.
+    that a lost copy may still touch is retired and never reused. A restart ends all copies.
 
     pre: sound(state, copies, pins)
-    pre: copies > 0
+    pre: copies > 0 and trigger != _T.RESTART
     post: _ is None or _[1] >= copies or ends_one(trigger, copies, _) or _[0] == _S.RETIRED
     """
     return step(state, copies, pins, trigger)
@@ -142,9 +142,22 @@ def invalidate_is_total(state: BlockState, copies: int, pins: int) -> Step:
 
 
 def retired_is_for_ever(copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """No reuse in flight (S3): a slot that a lost copy may still write is never used again.
+    """No reuse in flight (S3): a slot that a lost copy may still write is never used again, as long as its
+    process lives.
 
     pre: sound(_S.RETIRED, copies, pins)
+    pre: trigger != _T.RESTART
     post: _ is None or _ == (_S.RETIRED, 0, 0)
     """
     return step(_S.RETIRED, copies, pins, trigger)
+
+
+def a_restart_leaves_what_can_be_read(state: BlockState, copies: int, pins: int) -> Step:
+    """No stale data (S14), one release per hold (S4): after a restart nothing is held, and a block can be
+    read that could be read before. What a copy may have written in part cannot.
+
+    pre: sound(state, copies, pins)
+    post: _ == (_S.STORED, 0, 0) if state in (_S.STORED, _S.LOADING) else _[0] in (_S.FREE, _S.EVICTED)
+    post: _ is not None and _[1] == 0 and _[2] == 0
+    """
+    return step(state, copies, pins, _T.RESTART)

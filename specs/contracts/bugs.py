@@ -146,6 +146,12 @@ _BLOCK_BUGS = (
         _BLOCK,
         changed(BLOCK, "a store is planned", sources=(Block.FREE, Block.EVICTED, Block.RETIRED)),
     ),
+    Bug(
+        "block.a_restart_leaves_what_can_be_read",
+        "a restart publishes what was being stored",
+        _BLOCK,
+        changed(BLOCK, "its store may have written a part", target=Block.STORED),
+    ),
 )
 
 _TRANSFER = "contracts.transfer.TRANSFER"

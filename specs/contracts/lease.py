@@ -47,10 +47,11 @@ def may_read(state: int, readers: int) -> bool:
 
 def a_hold_ends_once(state: LeaseState, readers: int, trigger: LeaseTrigger) -> Step:
     """No reuse in flight (S3), one release per hold (S4): a held block is free again only when its last
-    reader, or its writer, has ended.
+    reader, or its writer, has ended. A restart has another device pool.
 
     pre: sound(state, readers)
     pre: state == _S.READING or state == _S.WRITING
+    pre: trigger != _T.RESTART
     post: _ is None or _[0] != _S.NONE or ended(state, readers, trigger)
     """
     return step(state, readers, trigger)
@@ -75,8 +76,10 @@ def every_hold_can_end(state: LeaseState, readers: int) -> tuple[Step, Step]:
 
 
 def retired_is_for_ever(trigger: LeaseTrigger) -> Step:
-    """No reuse in flight (S3): a device block that a lost load may still write is never handed out again.
+    """No reuse in flight (S3): a device block that a lost load may still write is never handed out again, as
+    long as its process lives.
 
+    pre: trigger != _T.RESTART
     post: _ is None
     """
     return step(_S.RETIRED, 0, trigger)

@@ -57,9 +57,11 @@ def a_load_finds_its_request(state: RequestState, loads: int) -> Step:
 
 
 def it_is_forgotten_only_without_a_load(state: RequestState, loads: int, trigger: RequestTrigger) -> Step:
-    """One release per hold (S4): a request is RELEASED only when it has finished and its load has ended.
+    """One release per hold (S4): a request is RELEASED only when it has finished and its load has ended, or
+    with its process.
 
     pre: sound(state, loads)
+    pre: trigger != _T.RESTART
     post: _ is None or _[0] != _S.RELEASED or left_nothing(state, loads, trigger)
     """
     return step(state, loads, trigger)

@@ -67,6 +67,9 @@ LeaseStep(trigger, word) ==
       [] \* a worker will never report: it may still write
          trigger = "LOSE" /\ word.state = "WRITING"
              -> [word EXCEPT !.state = "RETIRED"]
+      [] \* another device pool
+         trigger = "RESTART" /\ word.state \in {"NONE", "READING", "WRITING", "RETIRED"}
+             -> [word EXCEPT !.state = "NONE", !.readers = 0]
       [] OTHER -> LeaseIllegal
 
 -----------------------------------------------------------------------------
@@ -174,6 +177,24 @@ BlockStep(trigger, word) ==
       [] \* already given up
          trigger = "LOSE" /\ word.state = "RETIRED"
              -> word
+      [] \* it holds nothing
+         trigger = "RESTART" /\ word.state \in {"FREE", "EVICTED"}
+             -> word
+      [] \* its store was only planned
+         trigger = "RESTART" /\ word.state = "ALLOCATED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* its store may have written a part
+         trigger = "RESTART" /\ word.state = "STORING"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* a reader changes no byte
+         trigger = "RESTART" /\ word.state \in {"STORED", "LOADING"}
+             -> [word EXCEPT !.state = "STORED", !.copies = 0, !.pins = 0]
+      [] \* it was void, and its copies are over
+         trigger = "RESTART" /\ word.state = "QUARANTINED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* nobody lives that could still write it
+         trigger = "RESTART" /\ word.state = "RETIRED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
       [] \* other loads still read it
          trigger = "END_COPY_GOOD" /\ word.state = "LOADING" /\ word.copies = 2
              -> [word EXCEPT !.state = "LOADING", !.copies = @ - 1]

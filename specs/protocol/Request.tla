@@ -1,6 +1,6 @@
 ------------------------------- MODULE Request ------------------------------
 \* The request protocol. Within these bounds: 2 requests, 1 slots, 1 workers; at most 2 holds, 2
-\* transfers that are live or not told yet; failures, resets, losses.
+\* transfers that are live or not told yet; failures, resets, losses, no restarts.
 \*
 \* A request asks what of its prompt is in slots of the host pool. A match pins these slots. A load
 \* makes the pins readers of their slots, and the engine is told once how it ended. The request may be
@@ -85,6 +85,9 @@ RequestStep(trigger, word) ==
       [] \* its load ended
          trigger = "END_LOAD" /\ word.state = "FINISHED" /\ word.loads = 1
              -> [word EXCEPT !.state = "RELEASED", !.loads = @ - 1]
+      [] \* its engine is gone
+         trigger = "RESTART" /\ word.state \in {"NEW", "RUNNING", "MATCHED", "DEFERRED", "LOADING", "PREEMPTED", "FINISHED"}
+             -> [word EXCEPT !.state = "RELEASED", !.loads = 0]
       [] OTHER -> RequestIllegal
 
 -----------------------------------------------------------------------------
@@ -180,6 +183,24 @@ BlockStep(trigger, word) ==
       [] \* already given up
          trigger = "LOSE" /\ word.state = "RETIRED"
              -> word
+      [] \* it holds nothing
+         trigger = "RESTART" /\ word.state \in {"FREE", "EVICTED"}
+             -> word
+      [] \* its store was only planned
+         trigger = "RESTART" /\ word.state = "ALLOCATED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* its store may have written a part
+         trigger = "RESTART" /\ word.state = "STORING"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* a reader changes no byte
+         trigger = "RESTART" /\ word.state \in {"STORED", "LOADING"}
+             -> [word EXCEPT !.state = "STORED", !.copies = 0, !.pins = 0]
+      [] \* it was void, and its copies are over
+         trigger = "RESTART" /\ word.state = "QUARANTINED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
+      [] \* nobody lives that could still write it
+         trigger = "RESTART" /\ word.state = "RETIRED"
+             -> [word EXCEPT !.state = "EVICTED", !.copies = 0, !.pins = 0]
       [] \* other loads still read it
          trigger = "END_COPY_GOOD" /\ word.state = "LOADING" /\ word.copies = 2
              -> [word EXCEPT !.state = "LOADING", !.copies = @ - 1]
@@ -913,9 +934,11 @@ S9_NearerToRest == [][Drain => Rank' < Rank]_now
 -----------------------------------------------------------------------------
 \* What else holds in every state. With it the properties above can be proved by induction.
 
-\* A request that the ledger has a record of is not released.
+\* A request that the ledger has a record of is not released. Another one is released or new.
 AReleasedRequestHasNoRecord ==
-    \A r \in Requests : now.known[r] => now.request[r].state # "RELEASED"
+    \A r \in Requests :
+      /\ now.known[r] => now.request[r].state # "RELEASED"
+      /\ now.known[r] \/ now.request[r].state \in {"NEW", "RELEASED"}
 
 \* A request that loads, or is over and not released, has a load. A matched one has none.
 ALoadingRequestHasALoad ==

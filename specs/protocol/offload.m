@@ -28,7 +28,8 @@ type
     LEASE_NONE, LEASE_READING, LEASE_WRITING, LEASE_RETIRED, LEASE_ILLEGAL
   };
   LeaseTrigger: enum {
-    LEASE_ON_BEGIN_READ, LEASE_ON_END_READ, LEASE_ON_BEGIN_WRITE, LEASE_ON_END_WRITE, LEASE_ON_LOSE
+    LEASE_ON_BEGIN_READ, LEASE_ON_END_READ, LEASE_ON_BEGIN_WRITE, LEASE_ON_END_WRITE, LEASE_ON_LOSE,
+    LEASE_ON_RESTART
   };
   LeaseWord: record state: LeaseState; readers: 0..2; end;
   Direction: enum {
@@ -56,7 +57,7 @@ type
   BlockTrigger: enum {
     BLOCK_ON_ALLOCATE, BLOCK_ON_SUBMIT_STORE, BLOCK_ON_CANCEL, BLOCK_ON_PIN, BLOCK_ON_UNPIN,
     BLOCK_ON_BEGIN_LOAD, BLOCK_ON_END_COPY_GOOD, BLOCK_ON_END_COPY_BAD, BLOCK_ON_EVICT,
-    BLOCK_ON_INVALIDATE, BLOCK_ON_LOSE, BLOCK_ON_TOUCH
+    BLOCK_ON_INVALIDATE, BLOCK_ON_LOSE, BLOCK_ON_TOUCH, BLOCK_ON_RESTART
   };
   BlockWord: record state: BlockState; copies: 0..2; pins: 0..1; end;
 
@@ -139,6 +140,11 @@ begin
      & (word.state = LEASE_WRITING) then
     return 6;
   end;
+  -- another device pool
+  if trigger = LEASE_ON_RESTART
+     & (word.state = LEASE_NONE | word.state = LEASE_READING | word.state = LEASE_WRITING | word.state = LEASE_RETIRED) then
+    return 7;
+  end;
   return 0;
 end;
 
@@ -151,6 +157,7 @@ begin
     case 4: word.state := LEASE_WRITING;
     case 5: word.state := LEASE_NONE;
     case 6: word.state := LEASE_RETIRED;
+    case 7: word.state := LEASE_NONE; word.readers := 0;
     else word.state := LEASE_ILLEGAL; word.readers := 0;
   end;
 end;
@@ -367,63 +374,93 @@ begin
      & (word.state = BLOCK_RETIRED) then
     return 15;
   end;
-  -- other loads still read it
-  if trigger = BLOCK_ON_END_COPY_GOOD
-     & (word.state = BLOCK_LOADING)
-     & word.copies = 2 then
+  -- it holds nothing
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_FREE | word.state = BLOCK_EVICTED) then
     return 16;
   end;
+  -- its store was only planned
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_ALLOCATED) then
+    return 17;
+  end;
+  -- its store may have written a part
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_STORING) then
+    return 18;
+  end;
+  -- a reader changes no byte
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_STORED | word.state = BLOCK_LOADING) then
+    return 19;
+  end;
+  -- it was void, and its copies are over
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_QUARANTINED) then
+    return 20;
+  end;
+  -- nobody lives that could still write it
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_RETIRED) then
+    return 21;
+  end;
+  -- other loads still read it
+  if trigger = BLOCK_ON_END_COPY_GOOD
+     & (word.state = BLOCK_LOADING)
+     & word.copies = 2 then
+    return 22;
+  end;
   -- the last reader left
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_LOADING)
      & word.copies = 1 then
-    return 17;
+    return 23;
   end;
   -- other copies go on
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 2 then
-    return 18;
+    return 24;
   end;
   -- the last copy ended
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 1 then
-    return 19;
+    return 25;
   end;
   -- another copy of a lost slot ended
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_RETIRED) then
-    return 20;
+    return 26;
   end;
   -- other loads still read it
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_LOADING)
      & word.copies = 2 then
-    return 21;
+    return 27;
   end;
   -- the last reader left
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_LOADING)
      & word.copies = 1 then
-    return 22;
+    return 28;
   end;
   -- other copies go on
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 2 then
-    return 23;
+    return 29;
   end;
   -- the last copy ended
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 1 then
-    return 24;
+    return 30;
   end;
   -- another copy of a lost slot ended
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_RETIRED) then
-    return 25;
+    return 31;
   end;
   return 0;
 end;
@@ -446,16 +483,22 @@ begin
     case 13: word.state := BLOCK_QUARANTINED; word.pins := 0;
     case 14: word.state := BLOCK_RETIRED; word.copies := 0; word.pins := 0;
     case 15:
-    case 16: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
-    case 17: word.state := BLOCK_STORED; word.copies := word.copies - 1;
-    case 18: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
-    case 19: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
-    case 20:
-    case 21: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
-    case 22: word.state := BLOCK_STORED; word.copies := word.copies - 1;
-    case 23: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
-    case 24: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
-    case 25:
+    case 16:
+    case 17: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 18: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 19: word.state := BLOCK_STORED; word.copies := 0; word.pins := 0;
+    case 20: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 21: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 22: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
+    case 23: word.state := BLOCK_STORED; word.copies := word.copies - 1;
+    case 24: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
+    case 25: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
+    case 26:
+    case 27: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
+    case 28: word.state := BLOCK_STORED; word.copies := word.copies - 1;
+    case 29: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
+    case 30: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
+    case 31:
     else word.state := BLOCK_ILLEGAL; word.copies := 0; word.pins := 0;
   end;
 end;

@@ -1,5 +1,5 @@
 -- The request protocol. Within these bounds: 2 requests, 1 slots, 1 workers; at most 2 holds, 2
--- transfers that are live or not told yet; failures, resets, losses.
+-- transfers that are live or not told yet; failures, resets, losses, no restarts.
 --
 -- The same protocol as in Request.tla beside it, which is easier to read. Murphi's undefined value
 -- stands for None. Not modelled:
@@ -26,7 +26,8 @@ type
   };
   RequestTrigger: enum {
     REQUEST_ON_MISS, REQUEST_ON_HIT, REQUEST_ON_UNMATCH, REQUEST_ON_DEFER, REQUEST_ON_WAKE,
-    REQUEST_ON_BEGIN_LOAD, REQUEST_ON_END_LOAD, REQUEST_ON_PREEMPT, REQUEST_ON_FINISH
+    REQUEST_ON_BEGIN_LOAD, REQUEST_ON_END_LOAD, REQUEST_ON_PREEMPT, REQUEST_ON_FINISH,
+    REQUEST_ON_RESTART
   };
   RequestWord: record state: RequestState; loads: 0..1; end;
   Patience: enum {
@@ -57,7 +58,7 @@ type
   BlockTrigger: enum {
     BLOCK_ON_ALLOCATE, BLOCK_ON_SUBMIT_STORE, BLOCK_ON_CANCEL, BLOCK_ON_PIN, BLOCK_ON_UNPIN,
     BLOCK_ON_BEGIN_LOAD, BLOCK_ON_END_COPY_GOOD, BLOCK_ON_END_COPY_BAD, BLOCK_ON_EVICT,
-    BLOCK_ON_INVALIDATE, BLOCK_ON_LOSE, BLOCK_ON_TOUCH
+    BLOCK_ON_INVALIDATE, BLOCK_ON_LOSE, BLOCK_ON_TOUCH, BLOCK_ON_RESTART
   };
   BlockWord: record state: BlockState; copies: 0..2; pins: 0..2; end;
 
@@ -172,6 +173,11 @@ begin
      & word.loads = 1 then
     return 13;
   end;
+  -- its engine is gone
+  if trigger = REQUEST_ON_RESTART
+     & (word.state = REQUEST_NEW | word.state = REQUEST_RUNNING | word.state = REQUEST_MATCHED | word.state = REQUEST_DEFERRED | word.state = REQUEST_LOADING | word.state = REQUEST_PREEMPTED | word.state = REQUEST_FINISHED) then
+    return 14;
+  end;
   return 0;
 end;
 
@@ -191,6 +197,7 @@ begin
     case 11: word.state := REQUEST_FINISHED;
     case 12: word.state := REQUEST_RELEASED;
     case 13: word.state := REQUEST_RELEASED; word.loads := word.loads - 1;
+    case 14: word.state := REQUEST_RELEASED; word.loads := 0;
     else word.state := REQUEST_ILLEGAL; word.loads := 0;
   end;
 end;
@@ -378,63 +385,93 @@ begin
      & (word.state = BLOCK_RETIRED) then
     return 15;
   end;
-  -- other loads still read it
-  if trigger = BLOCK_ON_END_COPY_GOOD
-     & (word.state = BLOCK_LOADING)
-     & word.copies = 2 then
+  -- it holds nothing
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_FREE | word.state = BLOCK_EVICTED) then
     return 16;
   end;
+  -- its store was only planned
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_ALLOCATED) then
+    return 17;
+  end;
+  -- its store may have written a part
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_STORING) then
+    return 18;
+  end;
+  -- a reader changes no byte
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_STORED | word.state = BLOCK_LOADING) then
+    return 19;
+  end;
+  -- it was void, and its copies are over
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_QUARANTINED) then
+    return 20;
+  end;
+  -- nobody lives that could still write it
+  if trigger = BLOCK_ON_RESTART
+     & (word.state = BLOCK_RETIRED) then
+    return 21;
+  end;
+  -- other loads still read it
+  if trigger = BLOCK_ON_END_COPY_GOOD
+     & (word.state = BLOCK_LOADING)
+     & word.copies = 2 then
+    return 22;
+  end;
   -- the last reader left
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_LOADING)
      & word.copies = 1 then
-    return 17;
+    return 23;
   end;
   -- other copies go on
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 2 then
-    return 18;
+    return 24;
   end;
   -- the last copy ended
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 1 then
-    return 19;
+    return 25;
   end;
   -- another copy of a lost slot ended
   if trigger = BLOCK_ON_END_COPY_GOOD
      & (word.state = BLOCK_RETIRED) then
-    return 20;
+    return 26;
   end;
   -- other loads still read it
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_LOADING)
      & word.copies = 2 then
-    return 21;
+    return 27;
   end;
   -- the last reader left
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_LOADING)
      & word.copies = 1 then
-    return 22;
+    return 28;
   end;
   -- other copies go on
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 2 then
-    return 23;
+    return 29;
   end;
   -- the last copy ended
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_QUARANTINED)
      & word.copies = 1 then
-    return 24;
+    return 30;
   end;
   -- another copy of a lost slot ended
   if trigger = BLOCK_ON_END_COPY_BAD
      & (word.state = BLOCK_RETIRED) then
-    return 25;
+    return 31;
   end;
   return 0;
 end;
@@ -457,16 +494,22 @@ begin
     case 13: word.state := BLOCK_QUARANTINED; word.pins := 0;
     case 14: word.state := BLOCK_RETIRED; word.copies := 0; word.pins := 0;
     case 15:
-    case 16: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
-    case 17: word.state := BLOCK_STORED; word.copies := word.copies - 1;
-    case 18: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
-    case 19: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
-    case 20:
-    case 21: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
-    case 22: word.state := BLOCK_STORED; word.copies := word.copies - 1;
-    case 23: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
-    case 24: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
-    case 25:
+    case 16:
+    case 17: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 18: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 19: word.state := BLOCK_STORED; word.copies := 0; word.pins := 0;
+    case 20: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 21: word.state := BLOCK_EVICTED; word.copies := 0; word.pins := 0;
+    case 22: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
+    case 23: word.state := BLOCK_STORED; word.copies := word.copies - 1;
+    case 24: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
+    case 25: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
+    case 26:
+    case 27: word.state := BLOCK_LOADING; word.copies := word.copies - 1;
+    case 28: word.state := BLOCK_STORED; word.copies := word.copies - 1;
+    case 29: word.state := BLOCK_QUARANTINED; word.copies := word.copies - 1;
+    case 30: word.state := BLOCK_EVICTED; word.copies := word.copies - 1;
+    case 31:
     else word.state := BLOCK_ILLEGAL; word.copies := 0; word.pins := 0;
   end;
 end;
@@ -1722,9 +1765,12 @@ invariant "S9"
     end
 ;
 
--- A request that the ledger has a record of is not released.
+-- A request that the ledger has a record of is not released. Another one is released or new.
 invariant "AReleasedRequestHasNoRecord"
-  forall r: Request do known[r] -> (!(request[r].state = REQUEST_RELEASED)) end
+  forall r: Request do
+    (known[r] -> (!(request[r].state = REQUEST_RELEASED)))
+    & (known[r] | (request[r].state = REQUEST_NEW | request[r].state = REQUEST_RELEASED))
+  end
 ;
 
 -- A request that loads, or is over and not released, has a load. A matched one has none.

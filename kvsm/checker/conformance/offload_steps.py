@@ -228,6 +228,6 @@ STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ev.BlocksOffered: _NOTHING,
     ev.OffersCounted: _NOTHING,
     ev.BlocksRewritten: _NOTHING,
-    ev.Restarted: EventSteps("The whole state, by the books' `restart`."),
+    ev.Restarted: EventSteps("`write_log` and `crash` at once, on the whole state (`OffloadBooks.restart`)."),
 }
 """Every kind of event."""

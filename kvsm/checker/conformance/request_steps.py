@@ -187,6 +187,6 @@ REQUEST_STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ev.BlocksOffered: _NOTHING,
     ev.OffersCounted: _NOTHING,
     ev.BlocksRewritten: _NOTHING,
-    ev.Restarted: EventSteps("The whole state, by the books' `restart`."),
+    ev.Restarted: EventSteps("Everything ends, and what can be read is left.", ("restart",)),
 }
 """Every kind of event."""

@@ -31,8 +31,13 @@ def _of_requests(state: RequestProtocolState) -> tuple[Claim, ...]:
     return (
         Claim(
             "a released request has no record",
-            "A request that the ledger has a record of is not released.",
-            for_all(implies(state.is_known(r), ~InState(word, (RequestState.RELEASED,)))),
+            "A request that the ledger has a record of is not released. Another one is released or new.",
+            for_all(
+                all_of(
+                    implies(state.is_known(r), ~InState(word, (RequestState.RELEASED,))),
+                    implies(~state.is_known(r), InState(word, (RequestState.NEW, RequestState.RELEASED))),
+                )
+            ),
         ),
         Claim(
             "a loading request has a load",

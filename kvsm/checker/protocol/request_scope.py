@@ -13,7 +13,7 @@ class RequestScope(msgspec.Struct, frozen=True):
 
     holds: pins of all matches, and slots under all transfers, at one time.
     transfers: transfers that are live, or whose end the engine has not been told, at one time.
-    failures, resets, losses: whether they happen; if so, any number of times.
+    failures, resets, losses, restarts: whether they happen; if so, any number of times.
     """
 
     requests: int = 2
@@ -24,6 +24,7 @@ class RequestScope(msgspec.Struct, frozen=True):
     failures: bool = True
     resets: bool = True
     losses: bool = True
+    restarts: bool = False
 
     def __post_init__(self) -> None:
         for name, bound in asdict(self).items():
@@ -31,7 +32,7 @@ class RequestScope(msgspec.Struct, frozen=True):
                 raise ConfigError(f"{name} is {bound}; it must be at least 1")
 
     def __str__(self) -> str:
-        happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses"))
+        happens = ((name, getattr(self, name)) for name in ("failures", "resets", "losses", "restarts"))
         return (
             f"{self.requests} requests, {self.slots} slots, {self.workers} workers; "
             f"at most {self.holds} holds, {self.transfers} transfers that are live or not told yet; "
@@ -41,10 +42,14 @@ class RequestScope(msgspec.Struct, frozen=True):
 
 REQUEST_SCOPES = {
     "small": RequestScope(),
+    "restarts": RequestScope(restarts=True),
     "workers": RequestScope(workers=2),
     "full": RequestScope(requests=3, slots=2, holds=3, transfers=3),
 }
-"""`small` takes less than a second, `full` a minute."""
+"""`small` and `restarts` take less than a second, `full` a minute."""
+
+REQUEST_VERSIONS = {"requests, their matches and loads": False, "requests, and restarts": True}
+"""What is proved for any size, and whether restarts happen."""
 
 REQUEST_EXAMPLE_SCOPES = (
     RequestScope(requests=1, holds=1, transfers=1),

@@ -13,6 +13,7 @@ The life of a request, from top to bottom:
 5. `end_good`, `end_bad`, `cancel`, `lose`   the load ends, in whatever state the request is by then
 6. `tell`                   the engine hears once how the load ended
 7. `preempt`, `finish`      at any time; a request whose load is in flight is released when the load ends
+8. `restart`                another process goes on: all of this ends, and what can be read is left
 
 The tables in `kvsm.states` say what a request, a slot's block and a transfer do on a trigger.
 """
@@ -70,6 +71,8 @@ def request_protocol(scope: RequestScope, machines: Mapping[str, Machine] = MACH
     if scope.losses:
         actions.append(_lose(state))
     actions.append(_tell(state))
+    if scope.restarts:
+        actions.append(_restart(state))
     return Declaration(
         name="request protocol",
         bounds=str(scope),
@@ -503,6 +506,55 @@ def _tell(state: RequestProtocolState) -> Action:
         state.is_noted(t),
         (Assign(state.note[t], NOTE["NONE"]), Assign(state.expects[t], FALSE)),
         drains=True,
+    )
+
+
+def _restart(state: RequestProtocolState) -> Action:
+    r, s, m, t = state.r, state.s, state.m, state.t
+    word, transfer = state.request[r], state.transfer[t]
+    ended = If(
+        state.is_planned(t),
+        After(_T.CANCEL, transfer),
+        If(state.is_under_way(t), After(_T.LOSE, transfer), transfer),
+    )
+    return Action(
+        "restart",
+        "Another process goes on. Requests, matches and transfers end with the last one, and its engine hears"
+        " of nothing. What can be read is left.",
+        (),
+        TRUE,
+        (
+            Each(s, (_takes(state.block[s], _B.RESTART),)),
+            Each(
+                r,
+                (
+                    _where(state.is_known(r), word, After(_R.RESTART, word)),
+                    Assign(state.known[r], FALSE),
+                    Assign(state.patience[r], PATIENCE["NONE"]),
+                    Assign(state.load[r], state.a_transfer.none),
+                ),
+            ),
+            Each(
+                m,
+                (
+                    Assign(state.hold_slot[m], state.a_slot.none),
+                    Assign(state.hold_request[m], state.a_request.none),
+                    Assign(state.hold_transfer[m], state.a_transfer.none),
+                    Assign(state.void[m], FALSE),
+                ),
+            ),
+            Each(
+                t,
+                (
+                    Assign(transfer, ended),
+                    Assign(state.direction[t], DIRECTION["NONE"]),
+                    Assign(state.load_request[t], state.a_request.none),
+                    Assign(state.refused[t], FALSE),
+                    Assign(state.note[t], NOTE["NONE"]),
+                    Assign(state.expects[t], FALSE),
+                ),
+            ),
+        ),
     )
 
 
