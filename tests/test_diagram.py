@@ -139,9 +139,9 @@ class TestMermaid:
     @pytest.mark.parametrize(
         ("name", "first", "last"),
         [
-            ("block", "FREE", {"RETIRED"}),
+            ("block", "FREE", set()),
             ("transfer", "PLANNED", {"COMPLETED", "FAILED", "CANCELLED", "DRAINED", "LOST"}),
-            ("lease", "NONE", {"RETIRED"}),
+            ("lease", "NONE", set()),
             ("request", "alive_NEW", {"RELEASED"}),
         ],
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvsm.analysis.open_rows import CUT_OFF
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import BlockRow, CopyRow, Gone, LookupRow, RequestStateRow, TransferRow
 from kvsm.replay.render import render_key, render_requests
@@ -156,7 +157,7 @@ class Inquiry:
             if one.good is False
         ]
         silent = [one.worker for one in copies if one.reported is None]
-        if silent:
+        if silent and not (row is not None and row.outcome == CUT_OFF):
             over = row is not None and row.ended is not None
             told.append(f"{ranks(silent)} {'never' if over else f'{have(silent)} not'} reported")
         if len(told) > MOST_RANKS:

@@ -82,7 +82,11 @@ def _kinds(
 @click.option("--request", metavar="ID", help="About this request, as in LOG or as vLLM's client knows it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="About this store or load.")
 @click.option("--worker", type=click.IntRange(min=0), metavar="RANK", help="About this rank.")
-@click.option("--failed", is_flag=True, help="Bad copies, rejected reports, lost copies, voided loads.")
+@click.option(
+    "--failed",
+    is_flag=True,
+    help="Bad copies, rejected reports, lost copies, voided loads, killed processes.",
+)
 @click.option(
     "-n",
     "--lines",

@@ -40,8 +40,8 @@ class Survivors(NamedTuple):
     def told(self) -> str:
         """`12,345 blocks kept, 17 not: 12 were being stored, 5 were planned`."""
         why = [
-            f"{count:,} {words}"
-            for count, words in ((self.storing, "were being stored"), (self.planned, "were planned"))
+            f"{count:,} {'was' if count == 1 else 'were'} {words}"
+            for count, words in ((self.storing, "being stored"), (self.planned, "planned"))
             if count
         ]
         kept = f"{self.kept:,} block{'' if self.kept == 1 else 's'} kept, {self.lost:,} not"
