@@ -404,7 +404,7 @@ class Extractor:
         cancelled = [transfer for transfer in self._flights if transfer not in ledger.transfers]
         abandoned = [one for one in ledger.transfers.values() if one.epoch == event.epoch - 1]
         ended = len(cancelled), len(abandoned)
-        row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended)
+        row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended, event.weights)
         self._tables.add("resets", row)
         for transfer in cancelled:
             self._land(self._flights.pop(transfer), "cancelled", at)

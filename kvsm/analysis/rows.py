@@ -266,7 +266,10 @@ class SkipRow(msgspec.Struct, frozen=True):
 
 
 class ResetRow(msgspec.Struct, frozen=True):
-    """A reset of the cache: how many keys it dropped, and how many transfers it cancelled and abandoned."""
+    """A reset of the cache: how many keys it dropped, and how many transfers it cancelled and abandoned.
+
+    weights: version of the weights that compute from here on; None: the same as before.
+    """
 
     event: int
     step: int
@@ -275,6 +278,7 @@ class ResetRow(msgspec.Struct, frozen=True):
     keys: int
     cancelled: int
     abandoned: int
+    weights: str | None
 
 
 class RestartRow(msgspec.Struct, frozen=True):

@@ -294,7 +294,8 @@ def _skipped(telling: _Telling, event: ev.StoreSkipped) -> str:
 
 def _reset(telling: _Telling, event: ev.CacheReset) -> str:
     again = f"; the blocks of {telling.life} are offered again" if telling.offered_before else ""
-    return f"reset: epoch {event.epoch} begins{again}"
+    weights = "" if event.weights is None else f" with weights {event.weights or 'of no named version'}"
+    return f"reset: epoch {event.epoch} begins{weights}{again}"
 
 
 def _restarted(telling: _Telling, event: ev.Restarted) -> str:
