@@ -137,7 +137,8 @@ def test_another_device_pool_and_policy_keep_the_start_warm(left: Path) -> None:
 
 
 def test_weights_that_changed_in_place_are_another_version(tmp_path: Path) -> None:
-    """No stale data (S14): the next process starts with the weights of the first, and finds blocks of others."""
+    """No stale data (S14): the next process starts with the weights of the first, and finds blocks of
+    others."""
 
     def change(core: Offloader) -> None:
         live(core)

@@ -37,7 +37,8 @@ written before its copy starts."""
 
 
 POOL_LOG_BYTES = 1 << 30
-"""The most bytes of the log of an engine that restarts warm, if the user names no limit: it may be in memory."""
+"""The most bytes of the log of an engine that restarts warm, if the user names no limit: it may be in
+memory."""
 
 
 class WarmPools(NamedTuple):

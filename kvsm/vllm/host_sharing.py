@@ -51,11 +51,17 @@ def sharing_of(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
     """How this rank shares its host pool; None: it does not. Raises `ConfigError`."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     replicas = kv_replicas(options, vllm_config, kv_cache_config)
-    if not _is_shared(replicas, options.canonical_layout, parallel.world_size):
+    if not shares_pool(options, vllm_config, kv_cache_config):
         return None
     check_canonical(options.canonical_layout, why_not_shared(options, parallel))
     path = pool_path(options, transfer.engine_id, transfer.kv_connector_extra_config)
     return HostSharing(path, parallel.world_size, parallel.rank, replicas)
+
+
+def shares_pool(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> bool:
+    """Whether the ranks of this engine have one host pool together."""
+    replicas = kv_replicas(options, vllm_config, kv_cache_config)
+    return _is_shared(replicas, options.canonical_layout, vllm_config.parallel_config.world_size)
 
 
 def _is_shared(replicas: int, is_canonical: bool, ranks: int) -> bool:

@@ -12,7 +12,7 @@ changes with `weights_version`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -59,20 +59,24 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, options: Any) -> dict[s
     if algorithm not in _SAME_EVERYWHERE:
         facts["Python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
-        facts[f"KV cache group {number}"] = f"{group.kv_cache_spec} in {', '.join(group.layer_names)}"
+        facts[f"KV cache group {number}"] = f"{group.kv_cache_spec} in {_layers(group.layer_names)}"
     return facts
 
 
-def rank_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, object]:
-    """What a worker adds: its rank, and how the tensors of its layers lie in memory."""
+def layout_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, object]:
+    """What a worker adds: how the tensors of its layers lie in memory, and which backend reads them."""
     layers = vllm_config.compilation_config.static_forward_context
-    return {
-        "rank": vllm_config.parallel_config.rank,
-        **{
-            f"layer {name}": f"{_backend_of(layers.get(name))}, {_shape_of(cache, kv_cache_config.num_blocks)}"
-            for name, cache in sorted(kv_caches.items())
-        },
-    }
+    alike: dict[str, list[str]] = {}
+    for name, cache in kv_caches.items():
+        layout = f"{_backend_of(layers.get(name))}, {_shape_of(cache, kv_cache_config.num_blocks)}"
+        alike.setdefault(layout, []).append(name)
+    return {f"layout of {_layers(names)}": layout for layout, names in alike.items()}
+
+
+def _layers(names: Sequence[str]) -> str:
+    """Layers in few words, and yet each other set of them in other words."""
+    digest = blake2b("\n".join(sorted(names)).encode(), digest_size=4).hexdigest()
+    return f"{len(names)} layers ({digest})"
 
 
 def weights_version(vllm_config: Any, named: str | None) -> str:

@@ -1,7 +1,8 @@
 """Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
 
-Without `hand_over_directory` the host memory has no file: other processes cannot read it, and a crash leaves
-nothing behind. Only ranks that share a pool have a file, and it loses its name when all of them have it.
+Host memory has no file unless other engines read it (`hand_over_directory`), ranks share it, or the next run
+finds it again (`restart`). The file of ranks that share it loses its name when all of them have it, so a
+crash leaves nothing behind. A pool that is kept stays under its name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from kvsm.copy_engines import (
     CopyEngine,
     HostCopyEngine,
     HostPool,
+    KeptPool,
     ReplicaCopyEngine,
     VerifyingCopyEngine,
 )
@@ -30,6 +32,21 @@ SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
 
 A_MOMENT_S = (50e-6, 100e-6, 200e-6, 400e-6, 800e-6)
 """The pauses of a step that computes nothing, as long as copies are in flight."""
+
+
+KEPT_WAIT_S = 60.0
+"""How long a rank waits until the last run of a kept pool has ended (s)."""
+
+CHECKSUMS = "-checksums"
+"""What the name of a file of checksums has more than its pool's."""
+
+
+class KeptPlace(NamedTuple):
+    """Where a rank keeps its pool, and what its bytes mean. checksums: whether it keeps them too."""
+
+    path: Path
+    keep: KeptPool
+    checksums: bool
 
 
 def pauses() -> Iterator[float]:
@@ -54,13 +71,23 @@ class HostSharing(NamedTuple):
     rank: int
     replicas: int
 
+    def kept_at(self, place: KeptPlace | None) -> HostSharing:
+        """The same, in the file of a pool that is kept."""
+        return self if place is None else self._replace(path=place.path)
+
     @property
     def number(self) -> int:
         """Of this rank among its replicas."""
         return self.rank % self.replicas
 
     def pool(
-        self, num_blocks: int, block_bytes: int, replicas: int, suffix: str = "", **more: Any
+        self,
+        num_blocks: int,
+        block_bytes: int,
+        replicas: int,
+        suffix: str = "",
+        keep: KeptPool | None = None,
+        **more: Any,
     ) -> HostPool:
         """A pool that these ranks share.
 
@@ -74,7 +101,8 @@ class HostSharing(NamedTuple):
             ranks=self.ranks,
             rank=self.rank,
             replicas=replicas,
-            nameless=True,
+            nameless=keep is None,
+            keep=keep,
             **more,
         )
 
@@ -101,14 +129,16 @@ def make_copies(
     path: Path | None = None,
     sharing: HostSharing | None = None,
     canonical: CanonicalRows | None = None,
+    kept: KeptPlace | None = None,
 ) -> RankCopies:
-    """An engine that copies between the rows of these tensors and a new host pool.
+    """An engine that copies between the rows of these tensors and a new host pool, or a kept one.
 
     host_blocks: rows of the host pool.
     verify: whether loads compare checksums.
     path: a file for the host pool, from which engines of this user may copy. None: no other process reads it.
     sharing: with which ranks the host pool is shared; None: with none.
     canonical: the tensors in parts, and where each part belongs on the host; None: one after another.
+    kept: where the host pool outlives this process; None: it does not.
     Raises `ConfigError`.
     """
     kind = tensors[0].device.type
@@ -116,15 +146,19 @@ def make_copies(
         raise ConfigError(f"the KV cache is on {kind}; kvsm copies from NVIDIA GPUs and from host memory")
     row_bytes = block_bytes_of(tensors) if canonical is None else canonical.row_bytes
     locking = None if kind == "cpu" else CUDA_PAGE_LOCKING
-    if sharing is None:
-        pool = HostPool(host_blocks, row_bytes, path=path, page_locking=locking)
-    else:
+    keep = None if kept is None else kept.keep
+    waits = {} if kept is None else {"lock_timeout_s": KEPT_WAIT_S}
+    if sharing is not None:
+        sharing = sharing.kept_at(kept)
         together = sharing.replicas if canonical is None else sharing.ranks
-        pool = sharing.pool(host_blocks, row_bytes, together, page_locking=locking)
+        pool = sharing.pool(host_blocks, row_bytes, together, keep=keep, page_locking=locking, **waits)
+    else:
+        path = path if kept is None else kept.path
+        pool = HostPool(host_blocks, row_bytes, path=path, keep=keep, page_locking=locking, **waits)
     checksums = None
     try:
-        if verify and sharing is not None:
-            checksums = sharing.pool(host_blocks, CHECKSUM_BYTES, sharing.replicas, "-checksums")
+        if (verify and sharing is not None) or (kept is not None and kept.checksums):
+            checksums = _checksum_pool(host_blocks, sharing, kept)
         engine = _make_engine(tensors, pool, checksums, verify, sharing, canonical)
     except BaseException:
         pool.close()
@@ -132,6 +166,16 @@ def make_copies(
             checksums.close()
         raise
     return RankCopies(engine, pool, checksums)
+
+
+def _checksum_pool(host_blocks: int, sharing: HostSharing | None, kept: KeptPlace | None) -> HostPool:
+    keep = None if kept is None else kept.keep
+    if sharing is not None:
+        return sharing.pool(host_blocks, CHECKSUM_BYTES, sharing.replicas, CHECKSUMS, keep=keep)
+    assert kept is not None
+    return HostPool(
+        host_blocks, CHECKSUM_BYTES, path=kept.path.with_name(kept.path.name + CHECKSUMS), keep=keep
+    )
 
 
 def moved_copies(

@@ -38,6 +38,7 @@ from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.hand_overs import hand_overs
 from kvsm.vllm.host_sharing import kv_replicas
+from kvsm.vllm.kept_pools import warm_pools
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.new_weights import hear_of_new_weights

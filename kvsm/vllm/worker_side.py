@@ -22,10 +22,19 @@ from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import sharing_of
+from kvsm.vllm.kept_pools import kept_place
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
-from kvsm.vllm.rank_copies import A_MOMENT_S, RankCopies, make_copies, moved_copies, pauses
+from kvsm.vllm.pool_identity import layout_facts
+from kvsm.vllm.rank_copies import (
+    A_MOMENT_S,
+    KeptPlace,
+    RankCopies,
+    make_copies,
+    moved_copies,
+    pauses,
+)
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")
@@ -221,9 +230,18 @@ class WorkerSide:
             # What a killed engine has left there takes the memory that this one needs.
             remove_dead_pools(directory)
             path = pool_path(directory, self.engine_id, self._rank)
+        kept = self._kept_place()
         self._copies = make_copies(
-            self._tensors, host_blocks, self._options.verify_copies, path, self._sharing, self._canonical
+            self._tensors,
+            host_blocks,
+            self._options.verify_copies,
+            path,
+            self._sharing,
+            self._canonical,
+            kept,
         )
+        if kept is not None:
+            self._tell_of(kept, self._copies)
         if directory is not None:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
@@ -231,6 +249,21 @@ class WorkerSide:
         shared = "" if self._sharing is None else f", in a pool that {self._ranks} ranks share"
         log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)
         return self._worker
+
+    def _kept_place(self) -> KeptPlace | None:
+        layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)
+        return kept_place(self._options, self._vllm_config, self._kv_cache_config, layout)
+
+    def _tell_of(self, kept: KeptPlace, copies: RankCopies) -> None:
+        """Say which pool this rank keeps, and why it is cold."""
+        state = "warm" if copies.pool.is_warm else "cold"
+        log.info("kvsm: rank %d keeps its host pool in %s; it is %s", self._rank, kept.path, state)
+        for reason in [] if copies.pool.is_warm else copies.pool.cold_reason:
+            log.info("kvsm: the pool of rank %d is cold: %s", self._rank, reason)
+        if not kept.checksums:
+            log.warning(
+                "kvsm: pool_checksums is false: after a restart nobody sees whether memory has changed bytes"
+            )
 
     def _canonical_rows(self) -> CanonicalRows | None:
         if not self._options.canonical_layout:

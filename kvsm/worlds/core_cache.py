@@ -135,8 +135,8 @@ class CacheActions(CoreActions):
         return True
 
     def restart(self) -> bool:
-        """The process is killed, and all that it decided was written. Another one goes on. What a router knew of
-        the last one is forgotten; the next one tells all that it has."""
+        """The process is killed, and all that it decided was written. Another one goes on. What a router knew
+        of the last one is forgotten; the next one tells all that it has."""
         bench, books = self.bench, self.books
         bench.keep_ended(list(books.copies.values()))
         books.restart()

@@ -1,0 +1,74 @@
+"""The host pools of an engine that restarts warm: where they are, and what its scheduler finds in them.
+
+Each rank keeps its pool in a file of `pool_dir`, and the checksums of its blocks in another one beside it.
+Ranks that share a pool share both files. vLLM makes the workers before the scheduler. So the pools are open
+when the scheduler's side starts, and it reads which ones they are from their files.
+
+    pool_dir/engine0-rank0            blocks of rank 0
+    pool_dir/engine0-rank0-checksums  their checksums
+    pool_dir/engine0/                 the event log of all lives, if `event_log` names no other directory
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kvsm.copy_engines import KeptPool, read_kept_pool
+from kvsm.errors import ConfigError
+from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.private_files import private_directory
+from kvsm.vllm.engine_offloader import WarmPools
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.host_sharing import shares_pool
+from kvsm.vllm.pool_identity import engine_facts, engine_identity, weights_version
+from kvsm.vllm.rank_copies import CHECKSUMS, KeptPlace
+
+
+def kept_place(
+    options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, layout: dict[str, object]
+) -> KeptPlace | None:
+    """Where this rank keeps its pool; None if it does not. Makes the directory.
+
+    layout: how this rank's tensors lie in memory. Ranks that share a pool have the same.
+    Raises `ConfigError`.
+    """
+    if options.pool_dir is None:
+        return None
+    private_directory(Path(options.pool_dir))
+    parallel = vllm_config.parallel_config
+    path = _path(options, vllm_config, kv_cache_config, parallel.rank)
+    facts = engine_facts(vllm_config, kv_cache_config, options)
+    if not shares_pool(options, vllm_config, kv_cache_config):
+        facts["rank"] = parallel.rank
+    return KeptPlace(path, KeptPool(PoolIdentity.of({**facts, **layout})), options.pool_checksums)
+
+
+def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> WarmPools | None:
+    """The pools that the workers have opened; None if this engine does not restart warm."""
+    if options.pool_dir is None:
+        return None
+    paths = {
+        _path(options, vllm_config, kv_cache_config, rank): rank
+        for rank in range(vllm_config.parallel_config.world_size)
+    }
+    if options.pool_checksums:
+        paths |= {path.with_name(path.name + CHECKSUMS): rank for path, rank in paths.items()}
+    ids, why_cold = [], []
+    for path, rank in paths.items():
+        try:
+            facts = read_kept_pool(path)
+        except ConfigError as error:
+            why_cold.append(f"rank {rank}: {error}")
+            continue
+        ids.append(facts.pool_id or b"")
+        why_cold += [f"rank {rank}: {reason}" for reason in facts.cold_reason]
+    pools = KeptPools(engine_identity(vllm_config, kv_cache_config, options), tuple(ids))
+    weights = weights_version(vllm_config, options.weights_version)
+    return WarmPools(options.pool_dir, pools, weights, tuple(why_cold))
+
+
+def _path(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, rank: int) -> Path:
+    whose = "shared" if shares_pool(options, vllm_config, kv_cache_config) else f"rank{rank}"
+    assert options.pool_dir is not None
+    return Path(options.pool_dir) / f"engine{vllm_config.parallel_config.data_parallel_index}-{whose}"
