@@ -122,8 +122,9 @@ def start(
 def _what_is_left(
     claimed: LogDirectory, config: OffloadConfig, pools: KeptPools, weights: str
 ) -> tuple[EndedLog | None, Rebuilt | None, list[str]]:
-    """(the end of the log, None if it cannot be continued; its state, None without events; why it is
-    cold).""" end = None try:
+    """(the end of the log, None if it cannot be continued; its state, None without events; why it is cold)"""
+    end = None
+    try:
         end = find_end(claimed)
         if not end.seq:
             return end, None, [FIRST]
