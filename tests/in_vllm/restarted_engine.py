@@ -1,0 +1,202 @@
+"""Lives of one vLLM engine, each killed with -9 but the last, on one host pool and one log.
+
+    python tests/in_vllm/restarted_engine.py --directory /dev/shm/kvsm-lives --lives 12 --seed 1 --blocks 400
+
+Half of the lives end in the middle of a copy: the thread that copies kills its process when half of the
+blocks are there. The others are killed from outside at a random moment, perhaps while they start. Each life
+first asks the prompts of `KNOWN`, then others. A line of JSON tells each answer.
+
+vLLM is imported once, in this process, which runs no engine. Each life is a fork of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, NoReturn
+
+import click
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1])]
+
+from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model  # noqa: E402 (the path comes first)
+from kvsm.vllm.trial import connector_config  # noqa: E402
+
+QUIET = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+BLOCK_BYTES = 32 << 10
+"""Of this model, in both layers, keys and values."""
+
+DEVICE_BLOCKS = 24
+"""So few that most hits are loaded from the host."""
+
+PROMPTS = 40
+KNOWN = (0, 1, 2)
+TOKENS = 8
+MOST_WAIT_S = 1.5
+"""The latest moment of a kill after a life has begun to answer (s)."""
+
+
+def prompt(number: int) -> list[int]:
+    """Up to nine blocks. Each prompt shares its first two blocks with one in four."""
+    random = Random(number)
+    shared = [(number % 4 * 61 + place) % 900 + 50 for place in range(64)]
+    return shared + [random.randrange(50, 950) for _ in range(random.randrange(40, 230))]
+
+
+def engine(model: str, **more: Any) -> Any:
+    """An engine in this process."""
+    from vllm import LLM
+
+    return LLM(
+        model, **{**SETTINGS, "num_gpu_blocks_override": DEVICE_BLOCKS}, disable_log_stats=True, **more
+    )
+
+
+def answer(llm: Any, number: int) -> dict[str, Any]:
+    """What the engine makes of a prompt, and how much of it was cached."""
+    from vllm import SamplingParams
+
+    asked = {"prompt_token_ids": prompt(number)}
+    (output,) = llm.generate([asked], SamplingParams(max_tokens=TOKENS, temperature=0), use_tqdm=False)
+    return {
+        "prompt": number,
+        "tokens": list(output.outputs[0].token_ids),
+        "cached": output.num_cached_tokens or 0,
+    }
+
+
+def die_in_copy(which: int) -> None:
+    """Let the thread that makes this copy, counted from 1, kill the process when half of it is done."""
+    from kvsm.copy_engines.pools import NumpyPools
+
+    real, copies = NumpyPools.copy, iter(range(1, which + 1))
+
+    def copy(self: Any, direction: Any, device_blocks: Any, host_blocks: Any) -> None:
+        if next(copies, None) == which:
+            half = len(host_blocks) // 2
+            real(self, direction, device_blocks[:half], host_blocks[:half])
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(self, direction, device_blocks, host_blocks)
+
+    NumpyPools.copy = copy  # type: ignore[method-assign]
+
+
+Say = Callable[[dict[str, Any]], None]
+
+
+def fork(act: Callable[[Say], None]) -> tuple[int, int]:
+    """Run this in a child. Returns its process id, and where its lines can be read."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(reads)
+        _live(act, writes)
+    os.close(writes)
+    return child, reads
+
+
+def _live(act: Callable[[Say], None], writes: int) -> NoReturn:
+    def say(line: dict[str, Any]) -> None:
+        os.write(writes, (json.dumps(line) + "\n").encode())
+
+    try:
+        act(say)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def read_lines(child: int, reads: int, kill_after_s: float | None, said: Callable[[str], None]) -> int:
+    """Pass on what a child writes until it ends. kill_after_s: after its first line. Returns its status."""
+    kill_at, buffer = None, b""
+    while True:
+        ready, _, _ = select.select([reads], [], [], 0.01 if kill_at is not None else None)
+        if kill_at is not None and time.monotonic() >= kill_at:
+            os.kill(child, signal.SIGKILL)
+            kill_at = kill_after_s = None
+        data = os.read(reads, 1 << 16) if ready else None
+        if data == b"":
+            break
+        if data and kill_after_s is not None and kill_at is None:
+            kill_at = time.monotonic() + kill_after_s
+        *lines, buffer = (buffer + (data or b"")).split(b"\n")
+        for line in lines:
+            said(line.decode())
+    os.close(reads)
+    return os.waitpid(child, 0)[1]
+
+
+class Life(NamedTuple):
+    """One life of the engine. which: the copy in which it dies; None: it is killed from outside, or ends."""
+
+    number: int
+    is_last: bool
+    which: int | None
+    seed: int
+
+    def live(self, model: str, transfer: dict[str, Any], say: Say) -> None:
+        """Answer the known prompts, then others; the last life ends after some."""
+        if self.which is not None:
+            die_in_copy(self.which)
+        llm = engine(model, kv_transfer_config=transfer)
+        core = llm.llm_engine.engine_core.engine_core.scheduler.connector._side._core
+        say({"life": self.number, "kept": len(core.offloader.ledger.index)})
+        others = Random(self.seed)
+        for number in KNOWN:
+            say({"life": self.number, **answer(llm, number)})
+        for _ in range(PROMPTS) if self.is_last else count():
+            say({"life": self.number, **answer(llm, others.randrange(PROMPTS))})
+        core.close()
+
+
+@click.command()
+@click.option("--directory", required=True, help="Of the pool; it is made.")
+@click.option("--lives", default=6, show_default=True, help="How many lives; the last one ends well.")
+@click.option("--blocks", default=400, show_default=True, help="Blocks of the host pool.")
+@click.option("--seed", default=0, show_default=True)
+def main(directory: str, lives: int, blocks: int, seed: int) -> None:
+    """Run an engine without kvsm, then the lives."""
+    os.environ.update({**ENVIRONMENT, **QUIET})
+
+    import kvsm.vllm  # noqa: F401
+
+    random = Random(seed)
+    transfer = connector_config(
+        cpu_bytes_to_use=blocks * BLOCK_BYTES, restart="warm", pool_dir=directory, transfer_timeout_s=0
+    )
+    with tiny_model(LLAMA) as model:
+        read_lines(*fork(partial(_reference, model)), None, click.echo)
+        for number in range(1, lives + 1):
+            is_last, dies_in_copy = number == lives, random.random() < 0.5
+            which = random.randrange(1, 40) if dies_in_copy and not is_last else None
+            life = Life(number, is_last, which, random.randrange(1 << 30))
+            kill_after_s = None if is_last or dies_in_copy else random.random() * MOST_WAIT_S
+            status = read_lines(*fork(partial(life.live, model, transfer)), kill_after_s, click.echo)
+            click.echo(json.dumps({"life": number, "status": status, "in_copy": which is not None}))
+
+
+def _reference(model: str, say: Say) -> None:
+    llm = engine(model)
+    for number in range(PROMPTS):
+        say({"life": 0, **answer(llm, number)})
+
+
+if __name__ == "__main__":
+    main()

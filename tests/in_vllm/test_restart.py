@@ -1,0 +1,88 @@
+"""Real vLLM, killed with -9 again and again: it goes on with what it has stored, and its tokens stay right."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from restarted_engine import KNOWN
+
+from kvsm.events import Restarted
+from kvsm.log import LogReader
+from kvsm.replay import verify_log
+from kvsm.restart import KILLED
+
+LIVES = 12
+HERE = Path(__file__).parent
+
+
+class Lives(NamedTuple):
+    """What the lives of an engine have said. life 0 is an engine without kvsm."""
+
+    log: Path
+    answers: dict[int, list[dict[str, Any]]]
+    kept: dict[int, int]
+    statuses: list[dict[str, Any]]
+
+
+def run_lives(directory: Path, blocks: int, seed: int) -> Lives:
+    """Let an engine live `LIVES` times on one pool of this number of blocks."""
+    command = [sys.executable, str(HERE / "restarted_engine.py"), "--directory", str(directory)]
+    command += ["--lives", str(LIVES), "--blocks", str(blocks), "--seed", str(seed)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answers, kept, statuses = defaultdict(list), {}, []
+    for line in map(json.loads, ended.stdout.splitlines()):
+        if "tokens" in line:
+            answers[line["life"]].append(line)
+        elif "kept" in line:
+            kept[line["life"]] = line["kept"]
+        else:
+            statuses.append(line)
+    assert [one["status"] for one in statuses] == [9] * (LIVES - 1) + [0], ended.stderr[-3000:]
+    return Lives(directory / "engine0", answers, kept, statuses)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A directory on tmpfs, which is removed."""
+    directory = Path("/dev/shm") / f"kvsm-{tmp_path.parent.name}-{tmp_path.name}"
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.mark.parametrize(("blocks", "seed"), [(400, 1), (60, 2)], ids=["all fits", "evictions"])
+def test_an_engine_that_is_killed_goes_on_with_what_it_stored(memory: Path, blocks: int, seed: int) -> None:
+    """Correct bytes (S15) and no stale data (S14) over eleven kills, half of them in the middle of a copy.
+
+    All tokens are those of an engine without kvsm. The log is one chain that verifies. If all fits, each life
+    finds the prompts that an earlier one has answered, from its first request on.
+    """
+    lives = run_lives(memory, blocks, seed)
+    right = {one["prompt"]: one["tokens"] for one in lives.answers.pop(0)}
+    wrong = [one for life in lives.answers.values() for one in life if one["tokens"] != right[one["prompt"]]]
+    assert wrong == []
+    assert {one["in_copy"] for one in lives.statuses[:-1]} == {True, False}
+    assert max(lives.kept.values()) > 20
+    if blocks == 400:
+        answered: set[int] = set()
+        for life, answers in sorted(lives.answers.items()):
+            first = [one for one in answers[: len(KNOWN)] if one["prompt"] in answered]
+            assert all(one["cached"] for one in first), (life, first)
+            # The last answer's store may not have ended.
+            answered |= {one["prompt"] for one in answers[:-1]}
+    verified = verify_log(lives.log)
+    assert verified.good, verified
+    ends = [event.ended for event in LogReader(lives.log).events() if isinstance(event, Restarted)]
+    assert set(ends) == {KILLED}
+    assert len(ends) <= LIVES - 1, "a life that was killed before its first flush leaves no event"
