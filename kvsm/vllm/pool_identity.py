@@ -112,7 +112,7 @@ def _hash_seed(algorithm: str) -> str:
     seeds = {kv_cache_utils.resolve_none_hash_seed(function) for _ in range(2)}
     if len(seeds) > 1:
         return f"random ({min(seeds)[:8]}); set PYTHONHASHSEED to any number to keep it"
-    return seeds.pop()
+    return str(seeds.pop())
 
 
 def _draft_of(speculative: Any) -> object:

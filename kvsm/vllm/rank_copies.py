@@ -34,8 +34,9 @@ A_MOMENT_S = (50e-6, 100e-6, 200e-6, 400e-6, 800e-6)
 """The pauses of a step that computes nothing, as long as copies are in flight."""
 
 
-KEPT_WAIT_S = 60.0
-"""How long a rank waits until the last run of a kept pool has ended (s)."""
+OTHERS_WAIT_S, KEPT_WAIT_S = 300.0, 60.0
+"""How long a rank waits for another one that makes a shared pool, and until the last run of a kept pool has
+ended (s)."""
 
 CHECKSUMS = "-checksums"
 """What the name of a file of checksums has more than its pool's."""
@@ -108,11 +109,16 @@ class HostSharing(NamedTuple):
 
 
 class RankCopies(NamedTuple):
-    """A copy engine and the host memory that it uses. checksums: the pool of shared checksums, if any."""
+    """A copy engine and the host memory that it uses.
+
+    checksums: the pool of shared or kept checksums, if any.
+    kept: whether both pools outlive this process.
+    """
 
     engine: CopyEngine
     pool: HostPool
     checksums: HostPool | None = None
+    kept: bool = False
 
     def close(self) -> None:
         """Wait for every copy, and free the memory."""
@@ -147,25 +153,29 @@ def make_copies(
     row_bytes = block_bytes_of(tensors) if canonical is None else canonical.row_bytes
     locking = None if kind == "cpu" else CUDA_PAGE_LOCKING
     keep = None if kept is None else kept.keep
-    waits = {} if kept is None else {"lock_timeout_s": KEPT_WAIT_S}
+    wait_s = OTHERS_WAIT_S if kept is None else KEPT_WAIT_S
     if sharing is not None:
         sharing = sharing.kept_at(kept)
         together = sharing.replicas if canonical is None else sharing.ranks
-        pool = sharing.pool(host_blocks, row_bytes, together, keep=keep, page_locking=locking, **waits)
+        pool = sharing.pool(
+            host_blocks, row_bytes, together, keep=keep, page_locking=locking, lock_timeout_s=wait_s
+        )
     else:
         path = path if kept is None else kept.path
-        pool = HostPool(host_blocks, row_bytes, path=path, keep=keep, page_locking=locking, **waits)
+        pool = HostPool(
+            host_blocks, row_bytes, path=path, keep=keep, page_locking=locking, lock_timeout_s=wait_s
+        )
     checksums = None
     try:
         if (verify and sharing is not None) or (kept is not None and kept.checksums):
             checksums = _checksum_pool(host_blocks, sharing, kept)
-        engine = _make_engine(tensors, pool, checksums, verify, sharing, canonical)
+        engine = _make_engine(tensors, pool, checksums, verify, kept is not None, sharing, canonical)
     except BaseException:
         pool.close()
         if checksums is not None:
             checksums.close()
         raise
-    return RankCopies(engine, pool, checksums)
+    return RankCopies(engine, pool, checksums, kept is not None)
 
 
 def _checksum_pool(host_blocks: int, sharing: HostSharing | None, kept: KeptPlace | None) -> HostPool:
@@ -190,7 +200,7 @@ def moved_copies(
     Checksums that are not shared are lost, so loads of blocks stored before are not checked.
     """
     copies.engine.close()
-    engine = _make_engine(tensors, copies.pool, copies.checksums, verify, sharing, canonical)
+    engine = _make_engine(tensors, copies.pool, copies.checksums, verify, copies.kept, sharing, canonical)
     return copies._replace(engine=engine)
 
 
@@ -199,6 +209,7 @@ def _make_engine(
     pool: HostPool,
     checksums: HostPool | None,
     verify: bool,
+    kept: bool,
     sharing: HostSharing | None,
     canonical: CanonicalRows | None,
 ) -> CopyEngine:
@@ -213,10 +224,18 @@ def _make_engine(
         engine = _beside_the_model(HostCopyEngine(device, pool.blocks, offsets=offsets))
     else:
         engine = CudaCopyEngine(device, pool.blocks, offsets=offsets)
-    if verify:
-        readable = device if is_host else None
+    if verify or checksums is not None:
+        readable = device if is_host and verify else None
         table = None if checksums is None else checksums.blocks
-        engine = VerifyingCopyEngine(engine, pool.blocks, readable, table=table, parts=parts)
+        engine = VerifyingCopyEngine(
+            engine,
+            pool.blocks,
+            readable,
+            table=table,
+            parts=parts,
+            kept=kept and checksums is not None,
+            every_load=verify,
+        )
     if sharing is not None and sharing.replicas > 1:
         engine = ReplicaCopyEngine(engine, sharing.replicas, sharing.number)
     return engine

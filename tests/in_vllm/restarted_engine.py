@@ -171,7 +171,8 @@ class Life(NamedTuple):
 @click.option("--lives", default=6, show_default=True, help="How many lives; the last one ends well.")
 @click.option("--blocks", default=400, show_default=True, help="Blocks of the host pool.")
 @click.option("--seed", default=0, show_default=True)
-def main(directory: str, lives: int, blocks: int, seed: int) -> None:
+@click.option("--flip", is_flag=True, help="Flip a bit of each block of the pool after the first life.")
+def main(directory: str, lives: int, blocks: int, seed: int, flip: bool) -> None:
     """Run an engine without kvsm, then the lives."""
     os.environ.update({**ENVIRONMENT, **QUIET})
 
@@ -190,6 +191,19 @@ def main(directory: str, lives: int, blocks: int, seed: int) -> None:
             kill_after_s = None if is_last or dies_in_copy else random.random() * MOST_WAIT_S
             status = read_lines(*fork(partial(life.live, model, transfer)), kill_after_s, click.echo)
             click.echo(json.dumps({"life": number, "status": status, "in_copy": which is not None}))
+            if flip and number == 1:
+                flip_bits(Path(directory) / "engine0-rank0", blocks)
+
+
+def flip_bits(pool: Path, blocks: int) -> None:
+    """Flip one bit of each block, at another place in each."""
+    with open(pool, "r+b") as file:
+        for block in range(blocks):
+            place = block * BLOCK_BYTES + block * 7919 % BLOCK_BYTES
+            file.seek(place)
+            (byte,) = file.read(1)
+            file.seek(place)
+            file.write(bytes([byte ^ 1 << block % 8]))
 
 
 def _reference(model: str, say: Say) -> None:

@@ -1,4 +1,4 @@
-"""Real vLLM, killed with -9 again and again: it goes on with what it has stored, and its tokens stay right."""
+"""Real vLLM, killed with -9 again and again: it goes on with what it has stored, and its tokens are right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from restarted_engine import KNOWN
 
-from kvsm.events import Restarted
+from kvsm.events import Restarted, WorkerReported
 from kvsm.log import LogReader
 from kvsm.replay import verify_log
 from kvsm.restart import KILLED
@@ -35,10 +35,10 @@ class Lives(NamedTuple):
     statuses: list[dict[str, Any]]
 
 
-def run_lives(directory: Path, blocks: int, seed: int) -> Lives:
-    """Let an engine live `LIVES` times on one pool of this number of blocks."""
+def run_lives(directory: Path, blocks: int, seed: int, lives: int = LIVES, *more: str) -> Lives:
+    """Let an engine live on one pool of this number of blocks; all lives but the last are killed."""
     command = [sys.executable, str(HERE / "restarted_engine.py"), "--directory", str(directory)]
-    command += ["--lives", str(LIVES), "--blocks", str(blocks), "--seed", str(seed)]
+    command += ["--lives", str(lives), "--blocks", str(blocks), "--seed", str(seed), *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     answers, kept, statuses = defaultdict(list), {}, []
@@ -49,8 +49,14 @@ def run_lives(directory: Path, blocks: int, seed: int) -> Lives:
             kept[line["life"]] = line["kept"]
         else:
             statuses.append(line)
-    assert [one["status"] for one in statuses] == [9] * (LIVES - 1) + [0], ended.stderr[-3000:]
+    assert [one["status"] for one in statuses] == [9] * (lives - 1) + [0], ended.stderr[-3000:]
     return Lives(directory / "engine0", answers, kept, statuses)
+
+
+def wrong_answers(lives: Lives) -> list[dict[str, Any]]:
+    """The answers that differ from those of the engine without kvsm."""
+    right = {one["prompt"]: one["tokens"] for one in lives.answers.pop(0)}
+    return [one for life in lives.answers.values() for one in life if one["tokens"] != right[one["prompt"]]]
 
 
 @pytest.fixture
@@ -69,9 +75,7 @@ def test_an_engine_that_is_killed_goes_on_with_what_it_stored(memory: Path, bloc
     finds the prompts that an earlier one has answered, from its first request on.
     """
     lives = run_lives(memory, blocks, seed)
-    right = {one["prompt"]: one["tokens"] for one in lives.answers.pop(0)}
-    wrong = [one for life in lives.answers.values() for one in life if one["tokens"] != right[one["prompt"]]]
-    assert wrong == []
+    assert wrong_answers(lives) == []
     assert {one["in_copy"] for one in lives.statuses[:-1]} == {True, False}
     assert max(lives.kept.values()) > 20
     if blocks == 400:
@@ -86,3 +90,19 @@ def test_an_engine_that_is_killed_goes_on_with_what_it_stored(memory: Path, bloc
     ends = [event.ended for event in LogReader(lives.log).events() if isinstance(event, Restarted)]
     assert set(ends) == {KILLED}
     assert len(ends) <= LIVES - 1, "a life that was killed before its first flush leaves no event"
+
+
+def test_bytes_that_changed_between_two_lives_are_not_used(memory: Path) -> None:
+    """Correct bytes (S15): one bit of each block is flipped after a kill. Each block's first load fails, its
+    key is lost, and the request computes it."""
+    lives = run_lives(memory, 400, 3, 2, "--flip")
+    assert wrong_answers(lives) == []
+    assert lives.kept[2] > 20
+    failed = [
+        event
+        for event in LogReader(lives.log).events()
+        if isinstance(event, WorkerReported) and not event.good
+    ]
+    assert failed
+    assert all("does not hold what" in event.error for event in failed), failed[0]
+    assert verify_log(lives.log).good
