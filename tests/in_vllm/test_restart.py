@@ -42,7 +42,8 @@ def run_lives(directory: Path, blocks: int, seed: int, lives: int = LIVES, *more
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
     answers, kept, statuses = defaultdict(list), {}, []
-    for line in map(json.loads, ended.stdout.splitlines()):
+    # vLLM's own lines are among them.
+    for line in (json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")):
         if "tokens" in line:
             answers[line["life"]].append(line)
         elif "kept" in line:
