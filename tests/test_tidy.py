@@ -39,7 +39,7 @@ FLOORS = (
         "log",
         "invariants",
     ),
-    ("offloader", "gauges", "metrics", "prometheus", "cuda_io", "worker", "replay", "hand_over"),
+    ("offloader", "gauges", "metrics", "prometheus", "cuda_io", "worker", "replay", "restart", "hand_over"),
     ("scheduler",),
     ("traces", "serving", "worlds", "vllm"),
     ("analysis", "checker", "timeline", "whatif"),

@@ -276,20 +276,28 @@ def _small_scopes() -> Iterator[ServingScope]:
             ("a load fails", "a reset under a store", "a reset under a load", "a transfer is lost"),
         ),
         ("router", _with(_ROUTED), ("an eviction",)),
+    ):
+        yield ServingScope(name, options, ("a hit is loaded", *sometimes))
+
+
+def _restart_scopes() -> Iterator[ServingScope]:
+    """The process is killed, and another one goes on. Each takes a second or three."""
+    whole = structs.replace(_CROWDED, chunk_tokens=64)
+    for name, options, sometimes in (
         (
             "restarts",
             _with(_EAGER, resets=1, crashes=1),
-            ("a restart", "deferred", "a reset under a store", "a reset under a load"),
+            ("deferred", "a reset under a store", "a reset under a load"),
         ),
-        ("restarts-evictions", _with(whole, failures=1, crashes=2, most=2), ("a restart", "an eviction")),
-        ("restarts-router", _with(_ROUTED, crashes=1), ("a restart", "an eviction")),
+        ("restarts-evictions", _with(whole, failures=1, crashes=2, most=2), ("an eviction",)),
+        ("restarts-router", _with(_ROUTED, crashes=1), ("an eviction",)),
         (
             "restarts-losing",
             _with(structs.replace(_SHARED, requests=_SHARED.requests[:2]), crashes=1),
-            ("a restart", "a transfer is lost"),
+            ("a transfer is lost",),
         ),
     ):
-        yield ServingScope(name, options, ("a hit is loaded", *sometimes))
+        yield ServingScope(name, options, ("a hit is loaded", "a restart", *sometimes))
 
 
 def _full_scopes() -> Iterator[ServingScope]:
@@ -312,4 +320,6 @@ def _full_scopes() -> Iterator[ServingScope]:
         )
 
 
-SCOPES: Mapping[str, ServingScope] = {scope.name: scope for scope in (*_small_scopes(), *_full_scopes())}
+SCOPES: Mapping[str, ServingScope] = {
+    scope.name: scope for scope in (*_small_scopes(), *_restart_scopes(), *_full_scopes())
+}
