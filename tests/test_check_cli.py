@@ -124,7 +124,7 @@ def test_what_cannot_be_reached_is_named_and_has_no_steps(tmp_path: Path) -> Non
 
 def test_edges_that_were_never_taken_are_named() -> None:
     lines = run("core").stdout.splitlines()
-    assert "  edges      7 of 59 in the tables of block, transfer, lease" in lines
+    assert "  edges      7 of 71 in the tables of block, transfer, lease" in lines
     assert "    never taken: lease BEGIN_WRITE: NONE -> WRITING" in lines
     (never,) = [line for line in lines if line.startswith("    never taken: block END_COPY_GOOD: ")]
     assert "LOADING -> STORED" in never
@@ -141,7 +141,7 @@ def test_json_has_one_line_per_model() -> None:
     )
     assert core["model"] == "core"
     assert len(core["edges"]) == 7
-    assert len(core["never_taken"]) == 52
+    assert len(core["never_taken"]) == 64
     refuted = json.loads(run("commit", "-b", "hasty=1", "--json").stdout)
     assert refuted["verdict"] == "REFUTED"
     assert refuted["finding"]["property_id"] == "consistent"

@@ -224,7 +224,10 @@ def test_rows_that_the_protocol_never_takes_are_named() -> None:
     """Each with its reason. Nothing checks a row that is neither taken nor named here."""
     scopes = (TWO_WORKERS, TWO_STORES, TWO_LOADS)
     taken = {edge for scope in scopes for edge in explored(scope, True).edges}
-    assert rows(never_taken(taken, ("block", "transfer", "lease"))) == {
+    unseen = rows(never_taken(taken, ("block", "transfer", "lease")))
+    # A crash may leave an older log, so it is told by the log. The requests take these rows at a restart, and
+    # `test_a_crash_of_a_whole_log_leaves_what_can_be_read_and_nothing_else` compares the two.
+    assert unseen - {row for row in unseen if "--RESTART-->" in row} == {
         # The protocol forgets whether a free slot was ever used.
         "block EVICTED --ALLOCATE--> ALLOCATED",
         # A reset comes after plans were cancelled.

@@ -22,7 +22,7 @@ from kvsm.checker.protocol.scope import ProtocolScope
 from kvsm.cli import main
 from kvsm.events import LogOpened
 from kvsm.ledger import Ledger
-from kvsm.states import BlockState
+from kvsm.states import BLOCK, BlockState, BlockTrigger
 
 SCOPE = ProtocolScope(matches=2, crashes=True)
 
@@ -64,7 +64,13 @@ def test_each_action_is_told_or_known_to_be_unheard() -> None:
     assert set(TOLD) == names - {"crash"}
 
 
-@pytest.mark.parametrize("seed", (4, 5))
+def parsed(word: str) -> tuple[int, tuple[int, ...]]:
+    """`LOADING(copies=1, pins=0)`: the state and its counters."""
+    name, counts = word.rstrip(")").split("(")
+    return int(BlockState[name]), tuple([int(one.split("=")[1]) for one in counts.split(", ")])
+
+
+@pytest.mark.parametrize("seed", [4, 5])
 def test_a_crash_of_a_whole_log_leaves_what_can_be_read_and_nothing_else(seed: int) -> None:
     """`OffloadBooks.restart` is `write_log` and then `crash`, for all that a ledger knows."""
     model, met = protocol(), set()
@@ -78,6 +84,9 @@ def test_a_crash_of_a_whole_log_leaves_what_can_be_read_and_nothing_else(seed: i
             if cell.startswith("block of ") and word.startswith(("STORED", "LOADING")):
                 key = cell.replace("block", "slot key", 1)
                 expected |= {cell: "STORED(copies=0, pins=0)", key: before[key]}
+            if cell.startswith("block of "):
+                state_then, counts = BLOCK.step(*parsed(word), BlockTrigger.RESTART)
+                assert (state_then == BlockState.STORED, counts) == (cell in expected, (0, 0))
             met.add((cell.split(" of ")[0], word.split("(")[0]))
         written = model.next(state, ("write_log",)) or state
         left = model.next(written, ("crash",))

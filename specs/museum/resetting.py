@@ -59,9 +59,9 @@ RESETTING = (
         edits=(
             Edit(
                 _RESET,
-                "done = self.offloader.reset()",
+                "done = self.offloader.reset(weights)",
                 """
-                done = self.offloader.reset()
+                done = self.offloader.reset(weights)
                 pool, live = self.device_blocks.pool, self.offloader.ledger.transfers
                 for transfer in live.values() if pool is not None else ():
                     pool.free_blocks(listed(transfer.device_blocks))
