@@ -89,6 +89,8 @@ _RARE = {
     "block QUARANTINED --END_COPY_GOOD--> QUARANTINED",
     "block QUARANTINED --INVALIDATE--> QUARANTINED",
     "block RETIRED --LOSE--> RETIRED",
+    # The same with a load that failed, before a restart brings the slot back.
+    "block RETIRED --INVALIDATE--> RETIRED",
     # A request that waits for its own load waits no longer, and ends.
     "request NEW --FINISH--> FINISHED",
 }
