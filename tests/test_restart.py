@@ -167,3 +167,14 @@ def test_a_second_process_is_refused_by_the_name_of_the_first(tmp_path: Path) ->
         start(tmp_path / "log", CONFIG, POOLS)
     first.offloader.close()
     again(tmp_path / "log", weights="")
+
+
+def test_a_log_of_which_only_the_last_snapshot_is_kept_is_enough(tmp_path: Path) -> None:
+    """Retention may leave one segment, which no event has followed yet."""
+    options = {"segment_bytes": 1}
+    ended(lambda: live(start(tmp_path / "log", CONFIG, POOLS, weights="v1", log=options).offloader))
+    *older, last = sorted((tmp_path / "log").iterdir())
+    for path in older:
+        path.unlink()
+    assert LogReader(tmp_path / "log").head.seq == int(last.stem) - 1
+    assert again(tmp_path / "log").kept == 3

@@ -181,7 +181,8 @@ def rebuild(
 ) -> Rebuilt:
     """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
 
-    since: fold only from the segment on that has this event, to the last event.
+    since: fold only from the segment on that has this event, to the last event. If it is not kept, from the
+        oldest segment on.
     allow_policies, max_slots: as in `Trust`.
 
     Raises `LogError` if there is no such point in the log, or if the log claims more than is allowed;
@@ -202,7 +203,9 @@ def _rebuild(
 ) -> Rebuilt:
     began = time.perf_counter()
     reader = LogReader(log)
-    holding = (seq or since) if step is None else _segment_of_step(reader, step)
+    holding = seq if step is None else _segment_of_step(reader, step)
+    if since is not None:
+        holding = max(since, reader.head.seq + 1)
     ledger: Ledger | None = None
     first = folded = named = 0
     stopped = False
