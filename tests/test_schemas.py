@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
 
 ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.run/1": ("run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",),
+    "kvsm.pools/1": ("pools POOLS --json", "pools POOLS --json --remove"),
     "kvsm.report/1": ("report LOG --json", "report BROKEN --json", "report BROKEN --no-verify --json"),
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
     "kvsm.verify/1": ("verify LOG --json", "verify BROKEN --json"),
@@ -61,7 +62,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
-serving engine; NEW, FORKED and FAILURE are directories to make, and PAGE a file."""
+serving engine; NEW, FORKED and FAILURE are directories to make, POOLS one with a host pool, and PAGE a file."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",

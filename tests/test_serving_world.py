@@ -212,6 +212,16 @@ def fails_again(scope: ServingScope, path: tuple[Action, ...]) -> bool:
         return True
 
 
+def test_a_second_crash_goes_on_with_what_the_first_one_left() -> None:
+    """What is written is the log of the present process, also if the last one had decided as many events."""
+    world = ServingWorld(SCOPES["restarts-evictions"].options)
+    for action in (("arrive",), ("step",), ("crash",), ("crash",)):
+        assert world.do(action)
+        world.check()
+    assert world.engine.core.ledger.life == 3
+    assert [event.kind for event in world.events].count("Restarted") == 2
+
+
 # Worlds on which everything may happen.
 
 

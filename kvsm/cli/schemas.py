@@ -18,6 +18,7 @@ from kvsm.cli.find import FindAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
+from kvsm.cli.pools import PoolsAnswer
 from kvsm.cli.query import QueryAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.repro import ReproAnswer
@@ -33,6 +34,7 @@ from kvsm.vllm.bench import Comparison
 
 SCHEMAS: dict[str, type] = {
     "kvsm.run/1": RunResult,
+    "kvsm.pools/1": PoolsAnswer,
     "kvsm.report/1": Report,
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,

@@ -77,7 +77,7 @@ from kvsm.copy_engines.pool_sizes import PoolSizes
 from kvsm.copy_engines.processes import ProcessName, boot_id, wait_for_end
 from kvsm.errors import ConfigError
 from kvsm.identity import PoolIdentity
-from kvsm.private_files import open_private_to_read, remove_own
+from kvsm.private_files import open_private, open_private_to_read, remove_own
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 
@@ -135,6 +135,27 @@ def read_kept_pool(path: Path) -> KeptPoolFacts:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     finally:
         os.close(descriptor)
+
+
+def remove_kept_pool(path: Path) -> bool:
+    """Remove a kept pool. Returns whether nobody was in it, and it is gone. Raises `ConfigError` unless the
+    file is private."""
+    descriptor, is_new = open_private(path, "a host pool")
+    try:
+        # Locked as by a rank that enters it: no rank comes in between the look and the end.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        head = read_head(descriptor)
+        record = None if head is None else read_record(descriptor, head.sizes)
+        if head is not None and _users(descriptor, head.sizes, record):
+            return False
+        if is_new or lock(descriptor, fcntl.F_WRLCK):
+            remove_own(path, descriptor)
+            return not is_new
+    except BlockingIOError:  # Somebody is about to enter it.
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class KeptPoolFile(SharedPoolFile):

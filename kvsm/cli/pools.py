@@ -1,0 +1,108 @@
+"""`kvsm pools`: the host pools that outlive their processes. It needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.table import Table
+
+from kvsm.cli.log_options import json_option
+from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.copy_engines.kept_file import KeptPoolFacts, read_kept_pool, remove_kept_pool
+from kvsm.errors import ConfigError
+
+_GIB = 1 << 30
+
+
+class ListedPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A host pool that is kept.
+
+    path: its file.
+    blocks, block_bytes, ranks: its sizes. bytes: of all its blocks.
+    means: what its bytes mean, by name; empty if the pool is not whole.
+    users: who is in it, or has not ended yet.
+    cold_reason: why nobody can take it warm, a line for each reason.
+    removed: whether it was removed now.
+    """
+
+    path: str
+    blocks: int
+    block_bytes: int
+    ranks: int
+    bytes: int
+    means: dict[str, str]
+    users: list[str]
+    cold_reason: list[str]
+    removed: bool
+
+
+class PoolsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.pools/1"):
+    """What `kvsm pools --json` prints: the host pools of a directory. pools: in the order of their names."""
+
+    directory: str
+    pools: list[ListedPool]
+
+
+@click.command(cls=Command)
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--remove", is_flag=True, help="Remove the pools that nobody uses, and give their memory back.")
+@json_option
+def pools(directory: Path, remove: bool, as_json: bool) -> None:
+    """List the host pools that DIR keeps, and who uses them.
+
+    DIR is the `pool_dir` of an engine that restarts warm. A pool stays there when its engine ends, so that the
+    next one finds what was stored. Files that are no pools of this user are passed over.
+
+    \b
+    Examples:
+      kvsm pools /dev/shm/kvsm-a
+      kvsm pools /dev/shm/kvsm-a --remove
+      kvsm pools /dev/shm/kvsm-a --json | jq '.pools[].users'
+    """
+    found = [_listed(path, facts, remove) for path, facts in _kept_in(directory)]
+    if as_json:
+        say_json(PoolsAnswer(directory=str(directory), pools=found))
+        return
+    if not found:
+        say(f"{directory}: no host pool of this user is kept here")
+        return
+    table = Table("pool", "GiB", "blocks", "ranks", "used by", "a warm start", box=None, pad_edge=False)
+    for one in found:
+        users = "; ".join(one.users) or ("nobody: removed" if one.removed else "nobody")
+        warm = "; ".join(one.cold_reason) or "is possible"
+        sizes = f"{one.bytes / _GIB:.3f}", f"{one.blocks:,}", str(one.ranks)
+        table.add_row(Path(one.path).name, *sizes, users, warm)
+    say_table(table)
+    for name, value in found[0].means.items():
+        say(f"  {name}: {value}")
+
+
+def _kept_in(directory: Path) -> list[tuple[Path, KeptPoolFacts]]:
+    """The kept pools of a directory. Raises `ConfigError` if it cannot be listed."""
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{directory}: cannot be listed: {error.strerror}") from error
+    found = []
+    for path in paths:
+        try:
+            found.append((path, read_kept_pool(path)))
+        except ConfigError:
+            continue
+    return found
+
+
+def _listed(path: Path, facts: KeptPoolFacts, remove: bool) -> ListedPool:
+    return ListedPool(
+        path=str(path),
+        blocks=facts.sizes.num_blocks,
+        block_bytes=facts.sizes.block_bytes,
+        ranks=facts.sizes.ranks,
+        bytes=facts.sizes.total_bytes,
+        means=dict(facts.identity.facts) if facts.identity is not None else {},
+        users=[str(one) for one in facts.users],
+        cold_reason=facts.cold_reason,
+        removed=remove and not facts.users and remove_kept_pool(path),
+    )
