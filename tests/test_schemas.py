@@ -26,6 +26,8 @@ from test_whatif import served
 from kvsm.checker.models import MODELS
 from kvsm.cli import COMMANDS, main
 from kvsm.cli.schemas import SCHEMAS
+from kvsm.copy_engines import HostPool, KeptPool
+from kvsm.identity import PoolIdentity
 from kvsm.properties import Property
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck
 from kvsm.worlds.world import Finding
@@ -62,7 +64,8 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
-serving engine; NEW, FORKED and FAILURE are directories to make, POOLS one with a host pool, and PAGE a file."""
+serving engine; NEW, FORKED and FAILURE are directories to make, POOLS one with a host pool, and PAGE a
+file."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",
@@ -123,8 +126,12 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     story_life(place / "log")
     life = scene()
     broken = written(place / "broken", life, [*life.events, *after_reset(life)])
+    kept = KeptPool(PoolIdentity.of({"model": "m"}))
+    (place / "pools").mkdir()
+    HostPool(4, 64, path=place / "pools" / "engine0-rank0", keep=kept).close()
     return {
         "LOG": str(place / "log"),
+        "POOLS": str(place / "pools"),
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),
         **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "PAGE")},

@@ -52,8 +52,8 @@ class PoolsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 def pools(directory: Path, remove: bool, as_json: bool) -> None:
     """List the host pools that DIR keeps, and who uses them.
 
-    DIR is the `pool_dir` of an engine that restarts warm. A pool stays there when its engine ends, so that the
-    next one finds what was stored. Files that are no pools of this user are passed over.
+    DIR is the `pool_dir` of an engine that restarts warm. A pool stays there when its engine ends, so that
+    the next one finds what was stored. Files that are no pools of this user are passed over.
 
     \b
     Examples:
@@ -85,13 +85,15 @@ def _kept_in(directory: Path) -> list[tuple[Path, KeptPoolFacts]]:
         paths = sorted(directory.iterdir())
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be listed: {error.strerror}") from error
-    found = []
-    for path in paths:
-        try:
-            found.append((path, read_kept_pool(path)))
-        except ConfigError:
-            continue
-    return found
+    found = [(path, _facts_of(path)) for path in paths]
+    return [(path, facts) for path, facts in found if facts is not None]
+
+
+def _facts_of(path: Path) -> KeptPoolFacts | None:
+    try:
+        return read_kept_pool(path)
+    except ConfigError:
+        return None
 
 
 def _listed(path: Path, facts: KeptPoolFacts, remove: bool) -> ListedPool:
