@@ -13,12 +13,16 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     A host block is the place of one device block in the host pool: place p of slot s is host block
     s * blocks_per_chunk + p. If a slot has one device block, host blocks are slots.
+
+    keys: what the host blocks hold or will hold, keys[i] for host_blocks[i]. Empty unless the copy engine
+        asks for keys: a host pool in memory needs none, and a disk writes them beside the bytes.
     """
 
     transfer: Id
     direction: Direction
     device_blocks: Ids
     host_blocks: Ids
+    keys: tuple[bytes, ...] = ()
 
     def pairs(self) -> tuple[IdArray, IdArray]:
         """(device blocks, host blocks), unpacked."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import accumulate, pairwise
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -24,11 +26,19 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     threaded,
 )
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
+from kvsm.disk.formats import FIRST_SLOT, HEADER_BYTES
 from kvsm.events import Direction
-from kvsm.ids import pack
+from kvsm.identity import PoolIdentity
+from kvsm.ids import pack, to_list
 from kvsm.plan import TransferJob
 
 Bytes = np.ndarray[Any, Any]
+
+DISK_IDENTITY = PoolIdentity.of({"model": "a test"})
+
+IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
+"""Where the files of many short tests lie: a flush of a real disk takes milliseconds."""
 
 
 class Rig(NamedTuple):
@@ -74,6 +84,55 @@ def file_rig(device: list[Bytes], host: Bytes) -> Rig:
     return Rig(engine, lambda: device, lambda: np.fromfile(file.name, np.uint8).reshape(host.shape))
 
 
+class KeyedEngine:
+    """Gives each store the keys that its job lacks, as a disk engine wants them. A key names its slot."""
+
+    directory: Any = None
+
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        """As the engine's own."""
+        if job.direction is Direction.STORE:
+            keys = tuple(f"slot {slot}".encode() for slot in to_list(job.host_blocks))
+            job = msgspec.structs.replace(job, keys=keys)
+        self._engine.submit(job, after)
+
+
+def disk_engine(
+    device: list[Bytes], host: Bytes, path: Path, threads: int, flush: FlushPolicy
+) -> tuple[KeyedEngine, Bytes]:
+    """A disk engine whose slots hold these rows, and a view of the payloads."""
+    geometry = DiskGeometry(host.shape[1], len(host))
+    with closing(DiskCopyEngine(host, SlotFile(path, geometry, DISK_IDENTITY), threads=1)) as before:
+        every = list(range(len(host)))
+        KeyedEngine(before).submit(store(1, every, every))
+        assert finish(before, [1])[0].good
+    file = SlotFile(path, geometry, DISK_IDENTITY)
+    assert len(recover([file]).slots) == len(host)
+    mapped = np.memmap(path, np.uint8, "r")
+    slots = mapped[FIRST_SLOT:].reshape(len(host), geometry.slot_bytes)
+    payloads = slots[:, HEADER_BYTES : HEADER_BYTES + geometry.payload_bytes]
+    return KeyedEngine(DiskCopyEngine(device, file, flush, threads=threads)), payloads
+
+
+def disk_rig(threads: int, flush: FlushPolicy) -> MakeRig:
+    """Rigs whose host pool is the file of a disk tier, in memory where there is such a directory."""
+
+    def make(device: list[Bytes], host: Bytes) -> Rig:
+        directory = TemporaryDirectory(prefix="kvsm-test-", dir=IN_MEMORY)
+        engine, payloads = disk_engine(device, host, Path(directory.name, "tier"), threads, flush)
+        engine.directory = directory  # It lives as long as the engine: a removed file takes no stores.
+        keyed: Any = engine
+        return Rig(keyed, lambda: device, lambda: payloads)
+
+    return make
+
+
 # Engines whose methods may be called from any thread.
 _FOR_THREADS = [
     pytest.param(rig_of(HostCopyEngine), id="host"),
@@ -83,6 +142,8 @@ _FOR_THREADS = [
         id="failing-never",
     ),
     pytest.param(file_rig, id="file"),
+    pytest.param(disk_rig(1, FlushPolicy.EVERY), id="disk-1-thread"),
+    pytest.param(disk_rig(2, FlushPolicy.INTERVAL), id="disk"),
     pytest.param(rig_of(_verifying), id="verifying"),
     pytest.param(rig_of(_kept), id="verifying-kept"),
     pytest.param(rig_of(lambda device, host: _kept(device, host, 0)), id="verifying-kept-0-threads"),

@@ -30,6 +30,7 @@ FLOORS = (
     ),
     (
         "copy_engines",
+        "disk",
         "diagrams",
         "policies",
         "ledger",

@@ -74,7 +74,10 @@ class FailingCopyEngine:
             return job
         copied = random.randint(0, len(hosts))
         return msgspec.structs.replace(
-            job, device_blocks=pack(devices[:copied]), host_blocks=pack(hosts[:copied])
+            job,
+            device_blocks=pack(devices[:copied]),
+            host_blocks=pack(hosts[:copied]),
+            keys=job.keys[:copied],
         )
 
     def _outcome(self, result: CopyResult) -> CopyResult:

@@ -1,6 +1,6 @@
 """The engine of everything that copies in a call that blocks: threads run the call, and this is the rest.
 
-A subclass gives `copy_blocks`. Compute on a host is over when its call returns, so there is nothing to mark:
+A subclass gives `copy_blocks`, or `copy_part` if it wants more than the pairs. Compute on a host is over when its call returns, so there is nothing to mark:
 a transfer may start at once, and `hold_compute` waits for it.
 
 A transfer is cut into pieces. The first thread that takes it checks its pairs. Each thread that takes it
@@ -17,7 +17,7 @@ every live transfer as bad. It must not happen earlier: nothing may touch a tran
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Condition, Thread
@@ -41,7 +41,7 @@ SHARED_BYTES = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
-class _ThreadedTransfer:
+class ThreadedTransfer:
     """A live transfer. The thread that took it from the queue owns the pairs and `claimed`; the engine's
     condition guards the rest."""
 
@@ -56,6 +56,7 @@ class _ThreadedTransfer:
     error: str = ""
 
     def result(self, block_bytes: int) -> CopyResult:
+        """How it has ended."""
         good = not self.error
         copied = len(self.host_blocks) * block_bytes if good else 0
         return CopyResult(self.job.transfer, self.job.direction, good, self.error, copied, self.seconds)
@@ -75,9 +76,9 @@ class ThreadedCopyEngine:
         if threads < 1:
             raise ConfigError(f"threads is {threads}; a copy engine needs at least 1")
         self.layout = layout
-        self._queue: SimpleQueue[_ThreadedTransfer | None] = SimpleQueue()
+        self._queue: SimpleQueue[ThreadedTransfer | None] = SimpleQueue()
         self._changed = Condition()
-        self._live: dict[int, _ThreadedTransfer] = {}
+        self._live: dict[int, ThreadedTransfer] = {}
         self._finished: list[CopyResult] = []
         self._closed = False
         self._broken = ""
@@ -85,7 +86,10 @@ class ThreadedCopyEngine:
         self._serving = threads
         """Threads that may still touch memory."""
         # Daemons: a process that ends without closing the engine must not hang behind an idle thread.
-        self._threads = [Thread(target=self._run, name="kvsm-copy", daemon=True) for _ in range(threads)]
+        self._threads = [
+            Thread(target=self._run, args=(self._serve,), name="kvsm-copy", daemon=True)
+            for _ in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -96,6 +100,21 @@ class ThreadedCopyEngine:
         bad; its text becomes the error of the result.
         """
         raise NotImplementedError
+
+    def copy_part(
+        self,
+        job: TransferJob,
+        first: int,  # noqa: ARG002 (for engines that want more of the job)
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> None:
+        """Copy the pairs of a job from number `first` on, as `copy_blocks` does."""
+        self.copy_blocks(job.direction, device_blocks, host_blocks)
+
+    def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
+        """The pairs of a job. Raises `TransferFailed` if it cannot be carried out; then nothing of it
+        runs."""
+        return checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
 
     def run_on(self, cores: Collection[int]) -> None:
         """Let the copying threads run on these cores only. Raises `OSError` if none of them may be used."""
@@ -116,7 +135,7 @@ class ThreadedCopyEngine:
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (compute is over already)
         with self._changed:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
-            self._live[job.transfer] = transfer = _ThreadedTransfer(job)
+            self._live[job.transfer] = transfer = ThreadedTransfer(job)
             self._queue.put(transfer)
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
@@ -149,18 +168,18 @@ class ThreadedCopyEngine:
         for thread in self._threads:
             thread.join()
 
-    def _await(self, transfers: Sequence[_ThreadedTransfer]) -> None:
+    def _await(self, transfers: Sequence[ThreadedTransfer]) -> None:
         self._changed.wait_for(lambda: not any(transfer.pieces_left for transfer in transfers))
 
     def _stop_threads(self) -> None:
         for _ in self._threads:
             self._queue.put(None)
 
-    def _run(self) -> None:
-        """A copying thread, and what is left to do when it ends."""
+    def _run(self, serve: Callable[[], None]) -> None:
+        """A thread of this engine, and what is left to do when it ends."""
         died_of = ""
         try:
-            self._serve()
+            serve()
         except BaseException as error:  # nobody else would hear of it
             died_of = described(error)
         with self._changed:
@@ -183,11 +202,11 @@ class ThreadedCopyEngine:
             error = self._copy_piece(transfer, first, last)
             self._end_piece(transfer, perf_counter() - started, error)
 
-    def _check(self, transfer: _ThreadedTransfer) -> None:
+    def _check(self, transfer: ThreadedTransfer) -> None:
         """Cut the transfer into pieces. A job that cannot be carried out stays one piece without pairs."""
         transfer.piece_blocks = 1
         try:
-            pairs = checked_pairs(transfer.job, self.num_device_blocks, self.num_host_blocks)
+            pairs = self.checked(transfer.job)
         except BaseException as error:  # the caller's mistake; the thread must live
             transfer.error = described(error)
             return
@@ -197,19 +216,19 @@ class ThreadedCopyEngine:
         transfer.piece_blocks = max(1, min(PIECE_BYTES, shared_bytes) // block_bytes)
         transfer.pieces_left = max(1, -(-blocks // transfer.piece_blocks))
 
-    def _copy_piece(self, transfer: _ThreadedTransfer, first: int, last: int) -> str:
+    def _copy_piece(self, transfer: ThreadedTransfer, first: int, last: int) -> str:
         """Copy the pairs from `first` up to `last`. Returns the error, empty if there is none. A piece of a
         transfer that has failed already is not copied."""
         if transfer.error:
             return transfer.error
         pairs = transfer.device_blocks[first:last], transfer.host_blocks[first:last]
         try:
-            self.copy_blocks(transfer.job.direction, *pairs)
+            self.copy_part(transfer.job, first, *pairs)
         except BaseException as error:  # whatever it is, the transfer must end and the thread must live
             return described(error)
         return ""
 
-    def _end_piece(self, transfer: _ThreadedTransfer, seconds: float, error: str) -> None:
+    def _end_piece(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
         with self._changed:
             transfer.seconds += seconds
             transfer.error = transfer.error or error

@@ -10,11 +10,12 @@ engine which does not wait for it is seen.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from tempfile import NamedTemporaryFile
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import pytest
-from copy_rigs import checksums_of
+from copy_rigs import IN_MEMORY, checksums_of, disk_engine
 from cuda_rig import has_gpu, usable_fake
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -30,6 +31,7 @@ from kvsm.copy_engines import (
 )
 from kvsm.copy_engines.simulated import SimulatedDevice
 from kvsm.cuda_io import CudaCopyEngine
+from kvsm.disk import FlushPolicy
 from kvsm.events import Direction
 from kvsm.testing import CopyEngineMachine
 
@@ -55,6 +57,21 @@ class File(CopyEngineMachine):
     def close(self) -> None:
         super().close()
         self.file.close()
+
+
+class Disk(CopyEngineMachine):
+    """The host pool is slots of a file, each with its header."""
+
+    def make_engine(self, device: Any, host: Any) -> CopyEngine:
+        self.directory = TemporaryDirectory(prefix="kvsm-test-", dir=IN_MEMORY)
+        path = Path(self.directory.name, "tier")
+        engine: Any
+        engine, self.host = disk_engine([device], host, path, 2, FlushPolicy.EVERY)
+        return engine  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        super().close()
+        self.directory.cleanup()
 
 
 class Simulated(CopyEngineMachine):
@@ -159,6 +176,7 @@ ENGINES = (
     Simulated,
     Threads,
     File,
+    Disk,
     VerifiedSimulated,
     VerifiedThreads,
     KeptSimulated,

@@ -1,0 +1,30 @@
+"""The disk tier of one rank: slots in a file that describe themselves, below the host pool.
+
+`SlotFile` opens the file. `recover` reads what the files of all ranks hold. `DiskCopyEngine` stores blocks of
+a host pool into slots and loads them, each proved before a byte of it is used. docs/disk.md says what is
+promised.
+"""
+
+from __future__ import annotations
+
+from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
+from kvsm.disk.formats import DiskGeometry, SlotGeneration
+from kvsm.disk.health import TierHealth
+from kvsm.disk.recovery import RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
+from kvsm.disk.slot_file import SlotFile
+
+__all__ = [
+    "DiskCopyEngine",
+    "DiskGeometry",
+    "FlushPolicy",
+    "RankScan",
+    "Recovered",
+    "RecoveredSlot",
+    "SlotFile",
+    "SlotGeneration",
+    "TierHealth",
+    "decide",
+    "recover",
+    "scan",
+    "take",
+]

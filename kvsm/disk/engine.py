@@ -1,0 +1,253 @@
+"""The copy engine of one rank between a host pool and a file: stores that describe themselves, and loads that
+are proved.
+
+A store goes through a buffer: the rows are copied there, hashed there, and written from there. So what is
+hashed is what is written, and the rows need no alignment. For each slot it writes
+
+1. a header that says DROPPED, and the payload behind it, in one call for neighbouring slots. The system
+   writes a call from its beginning on. Whatever comes between, the checksum of the payload decides;
+2. the header that says SEALED, with key, generation and checksum.
+
+A load reads header and payload into a buffer, in one call for neighbouring slots. It checks the header: file,
+place, identity, generation, and the key if the job has it. It checks the payload's checksum. Only then are
+bytes copied. So a failed load has changed nothing of the blocks whose proof failed, although the engine's
+promises would allow it. The copy costs a tenth of what the disk takes.
+
+============  =============================================  ================================================
+flush policy  `fdatasync` is called                          a good store survives
+============  =============================================  ================================================
+`NONE`        when the file is opened                        a killed process
+`INTERVAL`    after each `interval_s` in which a store       a killed process; a power loss, once the next
+              ended, and when the engine is closed           flush has ended
+`EVERY`       once for all stores that wait for it           a power loss
+============  =============================================  ================================================
+
+Linux reports a failed write to one flush only. So a flush that fails makes every store bad that had begun
+before the flush returned and was not covered by an earlier one.
+
+Not bounded: a disk that never answers. Then `wait` waits, as for every engine, and the process cannot be
+killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
+read, so loads go on.
+
+Threads are used and not io_uring: with them the engine reaches the speed of the disk from 1 MiB on
+(`benchmarks/results/disk.md`), and Python's packages for io_uring would be one more dependency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from queue import Empty, Queue, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from kvsm.copy_engines.layout import MemoryLayout, MemoryRows, block_bytes_of, tensors_of
+from kvsm.copy_engines.threaded import ThreadedCopyEngine, ThreadedTransfer
+from kvsm.disk.bounce import BOUNCE_BYTES, BounceBuffer
+from kvsm.disk.formats import MOST_KEY_BYTES, SlotGeneration
+from kvsm.disk.health import HealthWatch, TierHealth
+from kvsm.disk.slot_file import SlotFile
+from kvsm.errors import ConfigError, TransferFailed
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+from kvsm.plan import TransferJob
+from kvsm.states.disk_slot import DiskSlotTrigger
+
+
+class FlushPolicy(Enum):
+    """When stores are flushed to the disk. The head of this module says what each promises."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    EVERY = "every"
+
+
+class DiskCopyEngine(ThreadedCopyEngine):
+    """A `CopyEngine` whose device pool is in host memory, and whose host pool is the slots of a file.
+
+    host: the tensors that are stored and loaded, or the only one; see `NumpyPools`.
+    file: the slots; `recover` says before what they hold. The engine closes it.
+    flush: when stores are flushed.
+    interval_s: for `INTERVAL` (s).
+    threads: how many threads copy. Each has a buffer of 4 MiB, or of one slot if that is larger.
+
+    A store needs `keys`; a load that has them is checked against them. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        host: Any | Sequence[Any],
+        file: SlotFile,
+        flush: FlushPolicy = FlushPolicy.INTERVAL,
+        interval_s: float = 1.0,
+        threads: int = 4,
+    ) -> None:
+        geometry, block_bytes = file.geometry, block_bytes_of(tensors_of(host))
+        if block_bytes != geometry.payload_bytes:
+            raise ConfigError(
+                f"a block has {block_bytes} bytes in memory and {geometry.payload_bytes} in {file.path}; "
+                "they must be equal"
+            )
+        if interval_s <= 0:
+            raise ConfigError(f"interval_s is {interval_s}; it must be more than 0")
+        self.file = file
+        self._policy, self._interval_s = flush, interval_s
+        self._health = HealthWatch(str(file.path))
+        self._begun: dict[int, int] = {}
+        """How many flushes had failed when a store began; of live stores."""
+        self._failed_flushes = 0
+        self._written = 0
+        """Stores that have ended since the last flush."""
+        self._to_flush: Queue[ThreadedTransfer | None] = Queue()
+        slots = max(1, BOUNCE_BYTES // geometry.slot_bytes)
+        self._buffers: SimpleQueue[BounceBuffer] = SimpleQueue()
+        for _ in range(max(1, threads)):
+            buffer = BounceBuffer(file, host, slots)
+            self._buffers.put(buffer)
+        device = buffer.pools.layout
+        rows = MemoryRows(0, geometry.slot_bytes, geometry.num_slots, geometry.payload_bytes)
+        super().__init__(MemoryLayout(device.tensors, rows, device.offsets), threads)
+        self._flusher: Thread | None = None
+        if flush is not FlushPolicy.NONE:
+            serve = self._serve_flushes if flush is FlushPolicy.EVERY else self._flush_now_and_then
+            self._serving += 1
+            self._flusher = Thread(target=self._run, args=(serve,), name="kvsm-flush", daemon=True)
+            self._flusher.start()
+
+    @property
+    def health(self) -> TierHealth:
+        """Whether stores are tried, and why not."""
+        return self._health.read()
+
+    def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
+        """The pairs of a job. Raises `TransferFailed` also for a store that is refused."""
+        pairs = super().checked(job)
+        what, count = f"{job.direction.name.lower()} {job.transfer}", len(pairs[0])
+        is_store = job.direction is Direction.STORE
+        if len(job.keys) != count and (is_store or job.keys):
+            raise TransferFailed(
+                f"{what}: {len(job.keys)} keys for {count} disk slots; a disk slot needs the key of its block"
+            )
+        if is_store:
+            longest = max(map(len, job.keys), default=0)
+            if longest > MOST_KEY_BYTES:
+                raise TransferFailed(
+                    f"{what}: a key has {longest} bytes; a disk slot has room for {MOST_KEY_BYTES}"
+                )
+            refusal = self._health.refusal() if count else ""
+            if refusal:
+                raise TransferFailed(f"{what}: {refusal}")
+            self._begun[job.transfer] = self._failed_flushes
+        return pairs
+
+    def copy_part(self, job: TransferJob, first: int, device_blocks: IdArray, host_blocks: IdArray) -> None:
+        devices = np.asarray(device_blocks, np.int64)
+        slots = np.asarray(host_blocks, np.int64)
+        order = np.argsort(slots, kind="stable")
+        keys = job.keys[first : first + len(slots)]
+        buffer = self._buffers.get()
+        try:
+            for start in range(0, len(order), buffer.num_slots):
+                some = order[start : start + buffer.num_slots]
+                of_them = [keys[one] for one in some.tolist()] if keys else []
+                if job.direction is Direction.STORE:
+                    generation = SlotGeneration(self.file.life, job.transfer)
+                    buffer.store(devices[some], slots[some].tolist(), of_them, generation)
+                else:
+                    buffer.load(devices[some], slots[some].tolist(), of_them)
+        except OSError as error:
+            text = f"{self.file.path}: {error.strerror or error}"
+            if job.direction is Direction.STORE:
+                self._health.failed(text)
+            raise TransferFailed(text) from error
+        finally:
+            self._buffers.put(buffer)
+
+    def close(self) -> None:
+        super().close()
+        if self._flusher is not None:
+            self._flusher.join()
+        self.file.close()
+
+    def _end_piece(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
+        is_store = transfer.job.direction is Direction.STORE
+        with self._changed:
+            is_last = transfer.pieces_left == 1
+            if not (is_store and is_last):
+                super()._end_piece(transfer, seconds, error)
+            elif (
+                self._policy is FlushPolicy.EVERY
+                and not (error or transfer.error)
+                and len(transfer.host_blocks)
+            ):
+                transfer.seconds += seconds
+                self._to_flush.put(transfer)
+            else:
+                self._end_store(transfer, seconds, error or self._lost(transfer))
+
+    def _end_store(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
+        """A store ends, with its flush if it waits for one."""
+        with self._changed:
+            self._begun.pop(transfer.job.transfer, None)
+            if len(transfer.host_blocks) and not (error or transfer.error):
+                self._written += 1
+                if self._policy is FlushPolicy.NONE:
+                    self._health.succeeded()
+            super()._end_piece(transfer, seconds, error)
+
+    def _lost(self, transfer: ThreadedTransfer) -> str:
+        """The error of a store whose writes a failed flush may have lost; empty if there was none."""
+        if self._begun.get(transfer.job.transfer, self._failed_flushes) == self._failed_flushes:
+            return ""
+        return f"{self.file.path}: a flush failed while it was written"
+
+    def _serve_flushes(self) -> None:
+        """The thread of `EVERY`: one flush for all stores that wait now."""
+        ends = False
+        while not (ends or self._broken):
+            waiting = [self._to_flush.get()]
+            while not self._to_flush.empty():
+                waiting.append(self._to_flush.get())
+            ends = None in waiting
+            stores = [one for one in waiting if one is not None]
+            error = self._flush() if stores else ""
+            for one in stores:
+                lost = error or self._lost(one)
+                if lost:
+                    self._forget(one)
+                self._end_store(one, 0.0, lost)
+
+    def _flush_now_and_then(self) -> None:
+        """The thread of `INTERVAL`."""
+        ends = False
+        while not (ends or self._broken):
+            with suppress(Empty):
+                ends = self._to_flush.get(timeout=self._interval_s) is None
+            if self._written:
+                self._written = 0
+                self._flush()
+
+    def _flush(self) -> str:
+        """Flush the file. Returns the error, empty if there is none."""
+        try:
+            self.file.check_there()
+            self.file.flush()
+        except OSError as error:
+            text = f"{self.file.path}: it could not be flushed: {error.strerror or error}"
+            with self._changed:
+                self._failed_flushes += 1
+            self._health.failed(text)
+            return text
+        self._health.succeeded()
+        return ""
+
+    def _forget(self, transfer: ThreadedTransfer) -> None:
+        """No flush covers what this store has written."""
+        self.file.table.step(map(int, transfer.host_blocks), DiskSlotTrigger.FAIL)
+
+    def _stop_threads(self) -> None:
+        super()._stop_threads()
+        self._to_flush.put(None)
