@@ -1,0 +1,200 @@
+"""How much of a disk's own speed the disk tier reaches, and how long a recovery takes.
+
+The disk's own speed is a plain loop over neighbouring places of a file: direct I/O, as many threads, calls of
+the same size (a block and its header). Loop and engine take turns in one run, on files of one size.
+
+    python benchmarks/disk.py --directory /var/tmp --output benchmarks/results/disk.md
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import click
+import numpy as np
+from page import markdown_table, publish
+
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover, scan
+from kvsm.disk import recovery as recovery_module
+from kvsm.disk.aligned import aligned_memory, use_direct
+from kvsm.events import Direction
+from kvsm.identity import PoolIdentity
+from kvsm.ids import pack
+from kvsm.plan import TransferJob
+
+BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
+IDENTITY = PoolIdentity.of({"benchmark": "disk"})
+JOB_BYTES = 64 << 20
+
+Seconds = tuple[float, float]
+"""Of the clock, and of the processor."""
+
+
+@contextmanager
+def timed(into: list[Seconds]) -> Iterator[None]:
+    clock, processor = time.perf_counter(), time.process_time()
+    yield
+    into.append((time.perf_counter() - clock, time.process_time() - processor))
+
+
+def plain_loop(path: Path, geometry: DiskGeometry, threads: int, call: Callable[..., int]) -> None:
+    """Write or read the slots in their order, each in one call."""
+    descriptor = os.open(path, os.O_RDWR)
+    if not use_direct(descriptor, True):
+        raise click.ClickException(f"{path}: no direct I/O here")
+    memories = [aligned_memory(geometry.slot_bytes) for _ in range(threads)]
+
+    def some(number: int) -> None:
+        for slot in range(number, geometry.num_slots, threads):
+            call(descriptor, [memories[number]], geometry.offset(slot))
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(some, range(threads)))
+    os.close(descriptor)
+
+
+def jobs(direction: Direction, geometry: DiskGeometry, slots: Sequence[int], first: int) -> list[TransferJob]:
+    """Transfers of about `JOB_BYTES`, with random blocks of the host pool."""
+    step = max(1, JOB_BYTES // geometry.payload_bytes)
+    blocks = random.Random(7).sample(range(geometry.num_slots), geometry.num_slots)
+    made = []
+    for start in range(0, len(slots), step):
+        some = slots[start : start + step]
+        keys = tuple(slot.to_bytes(32, "little") for slot in some)
+        device = pack(blocks[start : start + step])
+        made.append(TransferJob(first + len(made), direction, device, pack(some), keys))
+    return made
+
+
+def run(engine: DiskCopyEngine, made: Sequence[TransferJob]) -> None:
+    for job in made:
+        engine.submit(job)
+    engine.drain()
+    bad = [result.error for result in engine.poll() if not result.good]
+    if bad:
+        raise click.ClickException(f"a copy failed: {bad[0]}")
+
+
+def rows_of(directory: Path, block_bytes: int, total: int, threads: int, rounds: int) -> list[list[str]]:
+    """Measure blocks of one size."""
+    geometry = DiskGeometry(block_bytes, total // block_bytes)
+    host = np.random.default_rng(1).integers(0, 256, (geometry.num_slots, block_bytes), dtype=np.uint8)
+    plain, path = directory / "plain", directory / "tier"
+    SlotFile(plain, geometry, IDENTITY).close()
+    orders = {
+        "neighbours": list(range(geometry.num_slots)),
+        "random": random.Random(3).sample(range(geometry.num_slots), geometry.num_slots),
+    }
+    taken: dict[tuple[Direction, str], list[Seconds]] = {}
+    number = 0
+    with closing(
+        DiskCopyEngine(host, SlotFile(path, geometry, IDENTITY), FlushPolicy.NONE, threads=threads)
+    ) as engine:
+        run(engine, jobs(Direction.STORE, geometry, orders["neighbours"], 1))
+        plain_loop(plain, geometry, threads, os.pwritev)
+        for _ in range(rounds):
+            for direction, call in ((Direction.STORE, os.pwritev), (Direction.LOAD, os.preadv)):
+                with timed(taken.setdefault((direction, ""), [])):
+                    plain_loop(plain, geometry, threads, call)
+                for name, slots in orders.items():
+                    number += 100_000
+                    made = jobs(direction, geometry, slots, number)
+                    with timed(taken.setdefault((direction, name), [])):
+                        run(engine, made)
+    plain.unlink()
+    path.unlink()
+    return list(_table(block_bytes, geometry, taken))
+
+
+def _table(
+    block_bytes: int, geometry: DiskGeometry, taken: dict[tuple[Direction, str], list[Seconds]]
+) -> Iterator[list[str]]:
+    gigabytes = geometry.num_slots * block_bytes / 1e9
+    for direction in Direction:
+        own = gigabytes / median(clock for clock, _ in taken[direction, ""])
+        for name in ("neighbours", "random"):
+            of_it = taken[direction, name]
+            speed = gigabytes / median(clock for clock, _ in of_it)
+            yield [
+                f"{block_bytes >> 10} KiB",
+                direction.name.lower(),
+                name,
+                f"{own:.2f}",
+                f"{speed:.2f}",
+                f"{speed / own:.2f}",
+                f"{median(processor for _, processor in of_it) / gigabytes:.2f}",
+                f"{median(processor for _, processor in taken[direction, '']) / gigabytes:.2f}",
+            ]
+
+
+def recovery_rows(directory: Path, num_slots: int) -> list[list[str]]:
+    """Scan a file of small slots, sealed by hand, in both ways."""
+    geometry, path = DiskGeometry(512, num_slots), directory / "tier"
+    host = np.zeros((4096, 512), np.uint8)
+    with closing(DiskCopyEngine(host, SlotFile(path, geometry, IDENTITY), FlushPolicy.NONE)) as engine:
+        made = []
+        for number, first in enumerate(range(0, num_slots, 4096), 1):
+            slots = range(first, min(first + 4096, num_slots))
+            keys = tuple(slot.to_bytes(32, "little") for slot in slots)
+            made.append(
+                TransferJob(number, Direction.STORE, pack(range(len(slots))), pack(list(slots)), keys)
+            )
+        run(engine, made)
+    file, rows = SlotFile(path, geometry, IDENTITY), []
+    for name, limit in (("long calls", 1 << 20), ("a call for each header", 0)):
+        recovery_module.SEQUENTIAL_BYTES = limit
+        taken: list[Seconds] = []
+        with timed(taken):
+            scan(file)
+        rows.append([f"{num_slots:,}", name, *(f"{one:.1f}" for one in taken[0])])
+    recovery_module.SEQUENTIAL_BYTES = 16 << 10
+    with timed(taken):
+        found = recover([file])
+    if len(found.slots) != num_slots:
+        raise click.ClickException(f"{len(found.slots)} of {num_slots} slots were found")
+    rows.append([f"{num_slots:,}", "all of a recovery", *(f"{one:.1f}" for one in taken[-1])])
+    file.close()
+    path.unlink()
+    return rows
+
+
+@click.command(help=__doc__)
+@click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
+@click.option("--total-mib", default=1024, help="Payload of a file.")
+@click.option("--threads", default=4)
+@click.option("--rounds", default=3)
+@click.option("--slots", default=1_000_000, help="Of the recovery; a slot takes 8 KiB.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
+def main(directory: str, total_mib: int, threads: int, rounds: int, slots: int, output: Path | None) -> None:
+    total = total_mib << 20
+    with TemporaryDirectory(prefix="kvsm-disk-", dir=directory) as made:
+        rows = [row for size in BLOCK_BYTES for row in rows_of(Path(made), size, total, threads, rounds)]
+        scans = recovery_rows(Path(made), slots)
+    columns = ["block", "", "slots", "disk GB/s", "kvsm GB/s", "share", "CPU s/GB", "CPU s/GB, loop"]
+    note = (
+        f"direct I/O, {threads} threads, {total >> 20} MiB a file, no flushes; medians of {rounds} rounds in "
+        "turns. The disk's own speed is a plain loop of calls of the same size over neighbouring places. "
+        "Every store is hashed and every load is proved; the loop does neither"
+    )
+    lines = [
+        *markdown_table(columns, rows),
+        "",
+        "## Recovery",
+        "",
+        "Headers of slots of 8 KiB, the smallest there are.",
+        "",
+        *markdown_table(["slots", "", "s", "CPU s"], scans),
+    ]
+    publish("The disk tier beside its disk", note, lines, output)
+
+
+if __name__ == "__main__":
+    main()
