@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import xxhash
 from cuda_rig import cuda_rig, has_gpu
+from disk_rig import DISK_IDENTITY, IN_MEMORY
 from hypothesis import strategies as st
 
 from kvsm.copy_engines import (
@@ -29,16 +30,10 @@ from kvsm.copy_engines import (
 from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
 from kvsm.disk.formats import FIRST_SLOT, HEADER_BYTES
 from kvsm.events import Direction
-from kvsm.identity import PoolIdentity
 from kvsm.ids import pack, to_list
 from kvsm.plan import TransferJob
 
 Bytes = np.ndarray[Any, Any]
-
-DISK_IDENTITY = PoolIdentity.of({"model": "a test"})
-
-IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where the files of many short tests lie: a flush of a real disk takes milliseconds."""
 
 
 class Rig(NamedTuple):

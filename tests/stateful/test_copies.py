@@ -15,8 +15,9 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import pytest
-from copy_rigs import IN_MEMORY, checksums_of, disk_engine
+from copy_rigs import checksums_of, disk_engine
 from cuda_rig import has_gpu, usable_fake
+from disk_rig import IN_MEMORY
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
