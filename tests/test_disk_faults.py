@@ -184,6 +184,7 @@ def test_the_pause_doubles_and_only_one_store_probes() -> None:
         assert watch.refusal() == ""
         assert watch.refusal(), "the others wait for the probe"
         watch.failed("still broken")
+        watch.failed("broken too, and no probe")
     assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
     assert pauses[-1] == LONGEST_PAUSE_S
     watch.succeeded()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 
-import pytest
-
 from kvsm.states import MACHINES
 from kvsm.states.disk_slot import DISK_SLOT, DiskSlotState, DiskSlotTrigger
 from kvsm.states.machine import UndefinedStep
@@ -30,18 +28,16 @@ def test_a_payload_is_written_only_where_no_header_names_it() -> None:
     assert {trigger for _, trigger in entered} == {DiskSlotTrigger.WRITE}
 
 
-def test_a_slot_is_sealed_by_a_whole_store_alone() -> None:
+def test_a_slot_is_sealed_by_a_whole_store_or_by_recovery() -> None:
     sealing = [
         (state, trigger)
         for state, trigger in product(DiskSlotState, DiskSlotTrigger)
         if after(state, trigger) is DiskSlotState.SEALED and state is not DiskSlotState.SEALED
     ]
-    assert sealing == [(DiskSlotState.WRITING, DiskSlotTrigger.SEAL)]
-
-
-@pytest.mark.parametrize("state", DiskSlotState)
-def test_a_restart_is_legal_in_every_state_and_leaves_nothing_half_written(state: DiskSlotState) -> None:
-    assert after(state, DiskSlotTrigger.RESTART) in {state, DiskSlotState.DROPPED} - {DiskSlotState.WRITING}
+    assert sealing == [
+        (DiskSlotState.EMPTY, DiskSlotTrigger.RECOVER),
+        (DiskSlotState.WRITING, DiskSlotTrigger.SEAL),
+    ]
 
 
 def test_every_row_has_a_reason() -> None:

@@ -238,6 +238,17 @@ def test_a_store_needs_keys_and_a_load_is_checked_against_them() -> None:
         assert "disk slot 4 holds nothing that can be loaded: it is EMPTY" in tier.load([4], [5]).error
 
 
+def test_a_tier_is_recovered_once_and_before_its_first_store() -> None:
+    """Otherwise what recovery has found would hide what was stored since."""
+    with directory() as made:
+        with closing(Tier(made / "tier")) as tier:
+            tier.store([3], [5])
+        with closing(Tier(made / "tier")) as tier:
+            tier.store([3], [6])
+            with pytest.raises(ConfigError, match="recovered once, and before its first store"):
+                tier.recover()
+
+
 def test_exactly_one_row_of_the_recovery_holds_in_each_case() -> None:
     """The table is total, and no two rows overlap: all 512 combinations of its conditions."""
     asked = (*CONDITIONS, *ACROSS)

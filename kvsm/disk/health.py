@@ -50,7 +50,7 @@ class HealthWatch:
         self._name, self._clock = name, clock
         self._lock = Lock()
         self._failures, self._error = 0, ""
-        self._pause_s, self._probe_at = FIRST_PAUSE_S, 0.0
+        self._pause_s, self._probe_at, self._probes = FIRST_PAUSE_S, 0.0, False
 
     def read(self) -> TierHealth:
         """How it is now."""
@@ -70,16 +70,18 @@ class HealthWatch:
                     f"{self._name}: takes no stores for {self._probe_at - now:.0f} s more, after "
                     f"{self._failures} failures in a row; the last was: {self._error}"
                 )
-            self._probe_at = now + self._pause_s
+            self._probe_at, self._probes = now + self._pause_s, True
             return ""
 
     def failed(self, error: str) -> None:
         """A store has failed by a fault of the disk."""
         with self._lock:
             self._failures, self._error = self._failures + 1, error
-            if self._failures > FAILURES:
+            if self._probes:
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-            self._probe_at = self._clock() + self._pause_s
+            if self._probes or self._failures == FAILURES:
+                self._probe_at = self._clock() + self._pause_s
+            self._probes = False  # Stores that were under way before are no probes.
             steps_back = self._failures == FAILURES
         if steps_back:
             _LOGGER.warning(
@@ -92,6 +94,7 @@ class HealthWatch:
             return  # In every store, and almost always.
         with self._lock:
             was_back = self._failures >= FAILURES
-            self._failures, self._error, self._pause_s = 0, "", FIRST_PAUSE_S
+            self._failures, self._error = 0, ""
+            self._pause_s, self._probes = FIRST_PAUSE_S, False
         if was_back:
             _LOGGER.warning("%s: takes stores again", self._name)

@@ -20,6 +20,9 @@ older          sealed everywhere, and the same key is too, with a newer generati
 kept           sealed everywhere, and the newest of its key                                yes
 =============  ==========================================================================  ======
 
+A key is served by its newest slot alone. If that slot's payload then proves wrong, the key is lost, even if
+an older slot holds it: a core stores a key again only after it has dropped the first slot.
+
 What is not kept is written nowhere: its header is overwritten when the slot is used again. The next recovery
 then decides the same, unless another rank's file has changed meanwhile. Then it may keep less; a slot that
 this life has stored has a newer generation than all that were left.
@@ -134,7 +137,8 @@ class Recovered(msgspec.Struct, frozen=True):
 def recover(files: Sequence[SlotFile]) -> Recovered:
     """Find what these files hold, one of each rank in their order, and let the files know it.
 
-    Raises `ConfigError` if they do not belong together, and `OSError` if a life cannot be written.
+    Raises `ConfigError` if they do not belong together or were used already, and `OSError` if a life cannot
+    be written.
     """
     shapes = [(one.geometry.num_slots, one.geometry.rank, one.geometry.ranks, one.digest) for one in files]
     wanted = [(shapes[0][0], rank, len(files), shapes[0][3]) for rank in range(len(files))]
@@ -147,7 +151,8 @@ def recover(files: Sequence[SlotFile]) -> Recovered:
 
 
 def take(file: SlotFile, recovered: Recovered) -> None:
-    """Let a rank's file go on with what was found on all ranks. Raises `OSError`."""
+    """Let a rank's file go on with what was found on all ranks, before its first store. Raises
+    `ConfigError` if it is not, and `OSError`."""
     file.raise_life(recovered.life)
     found = list(recovered.slots.values())
     file.table.found([one.slot for one in found], [one.generation for one in found])

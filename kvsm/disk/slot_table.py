@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from kvsm.disk.formats import SlotGeneration
-from kvsm.errors import TransferFailed
+from kvsm.errors import ConfigError, TransferFailed
 from kvsm.states.disk_slot import DISK_SLOT, DiskSlotState, DiskSlotTrigger
 
 _NEXT = {
@@ -45,10 +45,13 @@ class SlotTable:
         self._lives[list(slots)], self._numbers[list(slots)] = generation
 
     def found(self, slots: Sequence[int], generations: Sequence[SlotGeneration]) -> None:
-        """Recovery has found these slots sealed; their payloads are not read yet."""
+        """Recovery has found these slots sealed; their payloads are not read yet. Raises `ConfigError` if
+        something was found or stored before."""
+        if self.states.any():
+            raise ConfigError("a disk tier is recovered once, and before its first store")
         places = np.asarray(slots, np.int64)
         if len(places):
-            self.states[places] = DiskSlotState.SEALED
+            self.states[places] = _NEXT[int(DiskSlotState.EMPTY), DiskSlotTrigger.RECOVER]
             self._lives[places], self._numbers[places] = np.asarray(generations, np.int64).T
 
     def generation(self, slot: int) -> SlotGeneration:

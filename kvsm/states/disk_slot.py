@@ -1,7 +1,7 @@
-"""The disk slot: what a slot of one rank's file holds, from its first use on.
+"""The disk slot: what a slot of one rank's file holds, for the process that has the file open.
 
 A slot is a header and a payload. The header says which key the payload belongs to, so the bytes on disk can
-be judged without any book. This machine is the rank's own view while it lives.
+be judged without any book. This machine is what one process knows of a slot while it lives.
 
 Why these rows and no others:
 
@@ -12,10 +12,9 @@ Why these rows and no others:
 - FAIL is legal in SEALED too: a flush that covered the slot has failed after its header was written.
 - DISPROVE is a load that found other bytes than the header promises. A second load may be under way and find
   it too, so it is legal in DROPPED. In WRITING it is not: nobody reads a slot that is written.
-- DROP means that nobody wants the payload any more. The header on disk stays as it is until the slot is used
-  again; recovery then finds it sealed, and its bytes are still those of its key.
-- RESTART is the next process. What was sealed still is, if recovery finds it so in the files of all ranks;
-  otherwise recovery drops it. A slot that was written may hold a part of a payload.
+- DROP means that nobody wants the payload any more: the slot is used again. A store drops it first.
+- RECOVER exists only in EMPTY, where each process begins. Recovery has found the slot sealed in the files of
+  all ranks, and it comes before the first store. What else it finds stays EMPTY: nobody reads it.
 
 It is not one of `MACHINES`: those fold a log, and a log's head names their tables. No event of a log moves
 this machine, so a change here must not make a log's snapshots useless.
@@ -45,11 +44,11 @@ class DiskSlotTrigger(IntEnum):
     FAIL = 2
     DISPROVE = 3
     DROP = 4
-    RESTART = 5
+    RECOVER = 5
 
 
 EMPTY, WRITING, SEALED, DROPPED = DiskSlotState
-WRITE, SEAL, FAIL, DISPROVE, DROP, RESTART = DiskSlotTrigger
+WRITE, SEAL, FAIL, DISPROVE, DROP, RECOVER = DiskSlotTrigger
 
 DISK_SLOT = Machine(
     "disk slot",
@@ -63,8 +62,6 @@ DISK_SLOT = Machine(
         Row((SEALED,), DISPROVE, DROPPED, "a load found other bytes than were stored"),
         Row((DROPPED,), DISPROVE, None, "a load that ran beside another one finds it too"),
         Row((SEALED,), DROP, DROPPED, "the payload is not wanted any more"),
-        Row((EMPTY, DROPPED), DROP, None, "it holds nothing"),
-        Row((EMPTY, SEALED, DROPPED), RESTART, None, "what is on disk stays"),
-        Row((WRITING,), RESTART, DROPPED, "a part of the payload may be written"),
+        Row((EMPTY,), RECOVER, SEALED, "an earlier process has sealed it, on all ranks"),
     ),
 )
