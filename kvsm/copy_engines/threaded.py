@@ -1,7 +1,7 @@
 """The engine of everything that copies in a call that blocks: threads run the call, and this is the rest.
 
-A subclass gives `copy_blocks`, or `copy_part` if it wants more than the pairs. Compute on a host is over when its call returns, so there is nothing to mark:
-a transfer may start at once, and `hold_compute` waits for it.
+A subclass gives `copy_blocks`, or `copy_part` if it wants more than the pairs. Compute on a host is over when
+its call returns, so there is nothing to mark: a transfer may start at once, and `hold_compute` waits for it.
 
 A transfer is cut into pieces. The first thread that takes it checks its pairs. Each thread that takes it
 claims the next piece and puts the transfer back at the end of the queue before it copies. So the threads
