@@ -149,7 +149,7 @@ def test_stores_that_wait_share_a_flush(monkeypatch: pytest.MonkeyPatch) -> None
         goes_on.set()
         tier.engine.wait(stores)
         assert len(tier.engine.poll()) == 6
-    assert len(calls) == 2
+    assert len(calls) <= 2
 
 
 def test_a_tier_whose_disk_fails_steps_back_and_probes(

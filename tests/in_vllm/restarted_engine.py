@@ -20,9 +20,11 @@ import time
 import traceback
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from random import Random
+from threading import Timer
 from typing import Any, NamedTuple, NoReturn
 
 import click
@@ -45,8 +47,14 @@ BLOCK_BYTES = 32 << 10
 DEVICE_BLOCKS = 24
 """So few that most hits are loaded from the host."""
 
+IMPORTED = ("vllm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "kvsm.vllm")
+"""So that no life has to."""
+
 PROMPTS = 40
 KNOWN = (0, 1, 2)
+FEW = 6
+"""Further prompts in a life of two ranks, which answer slowly where two cores are busy."""
+
 TOKENS = 8
 MOST_WAIT_S = 1.5
 """The latest moment of a kill after a life has begun to answer (s)."""
@@ -59,13 +67,15 @@ def prompt(number: int) -> list[int]:
     return shared + [random.randrange(50, 950) for _ in range(random.randrange(40, 230))]
 
 
-def engine(model: str, **more: Any) -> Any:
-    """An engine in this process."""
+def engine(model: str, ranks: int = 1, **more: Any) -> Any:
+    """An engine in this process; two ranks have processes of their own."""
     from vllm import LLM
 
-    return LLM(
-        model, **{**SETTINGS, "num_gpu_blocks_override": DEVICE_BLOCKS}, disable_log_stats=True, **more
-    )
+    if ranks > 1:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+        more |= {"tensor_parallel_size": ranks, "distributed_executor_backend": "mp"}
+    settings = {**SETTINGS, "num_gpu_blocks_override": DEVICE_BLOCKS, "disable_log_stats": True}
+    return LLM(model, **settings, **more)
 
 
 def answer(llm: Any, number: int) -> dict[str, Any]:
@@ -144,26 +154,46 @@ def read_lines(child: int, reads: int, kill_after_s: float | None, said: Callabl
 
 
 class Life(NamedTuple):
-    """One life of the engine. which: the copy in which it dies; None: it is killed from outside, or ends."""
+    """One life of the engine.
+
+    which: the copy in which it dies; None: it is killed from outside, or ends.
+    ranks: how many workers it has. With two, one of them is killed alone, and the engine ends by that.
+    """
 
     number: int
     is_last: bool
     which: int | None
     seed: int
+    ranks: int
 
     def live(self, model: str, transfer: dict[str, Any], say: Say) -> None:
         """Answer the known prompts, then others; the last life ends after some."""
         if self.which is not None:
             die_in_copy(self.which)
-        llm = engine(model, kv_transfer_config=transfer)
+        llm = engine(model, self.ranks, kv_transfer_config=transfer)
         core = llm.llm_engine.engine_core.engine_core.scheduler.connector._side._core
         say({"life": self.number, "kept": len(core.offloader.ledger.index)})
         others = Random(self.seed)
         for number in KNOWN:
             say({"life": self.number, **answer(llm, number)})
-        for _ in range(PROMPTS) if self.is_last else count():
+        ends_itself = self.is_last or self.ranks > 1
+        for _ in range(FEW if self.ranks > 1 else PROMPTS) if ends_itself else count():
             say({"life": self.number, **answer(llm, others.randrange(PROMPTS))})
+        if not self.is_last:
+            self._lose_worker(llm)
         core.close()
+
+    def _lose_worker(self, llm: Any) -> NoReturn:
+        """Kill one worker in the middle of its work, and end by its loss."""
+        workers = llm.llm_engine.engine_core.engine_core.model_executor.workers
+        victim = workers[self.seed % len(workers)].proc.pid
+        Timer(self.seed % 100 / 1000, os.kill, (victim, signal.SIGKILL)).start()
+        try:
+            for number in count():
+                answer(llm, number % PROMPTS)
+        except Exception:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("an engine goes on without one of its workers")
 
 
 @click.command()
@@ -172,12 +202,12 @@ class Life(NamedTuple):
 @click.option("--blocks", default=400, show_default=True, help="Blocks of the host pool.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--flip", is_flag=True, help="Flip a bit of each block of the pool after the first life.")
-def main(directory: str, lives: int, blocks: int, seed: int, flip: bool) -> None:
+@click.option("--ranks", default=1, show_default=True, help="Workers; of two, one is killed alone.")
+def main(directory: str, lives: int, blocks: int, seed: int, flip: bool, ranks: int) -> None:
     """Run an engine without kvsm, then the lives."""
     os.environ.update({**ENVIRONMENT, **QUIET})
-
-    import kvsm.vllm  # noqa: F401
-
+    for module in IMPORTED:
+        import_module(module)
     random = Random(seed)
     transfer = connector_config(
         cpu_bytes_to_use=blocks * BLOCK_BYTES, restart="warm", pool_dir=directory, transfer_timeout_s=0
@@ -185,10 +215,11 @@ def main(directory: str, lives: int, blocks: int, seed: int, flip: bool) -> None
     with tiny_model(LLAMA) as model:
         read_lines(*fork(partial(_reference, model)), None, click.echo)
         for number in range(1, lives + 1):
-            is_last, dies_in_copy = number == lives, random.random() < 0.5
+            is_last, dies_in_copy = number == lives, random.random() < 0.5 and ranks == 1
             which = random.randrange(1, 40) if dies_in_copy and not is_last else None
-            life = Life(number, is_last, which, random.randrange(1 << 30))
-            kill_after_s = None if is_last or dies_in_copy else random.random() * MOST_WAIT_S
+            life = Life(number, is_last, which, random.randrange(1 << 30), ranks)
+            is_killed = not (is_last or dies_in_copy or ranks > 1)
+            kill_after_s = random.random() * MOST_WAIT_S if is_killed else None
             status = read_lines(*fork(partial(life.live, model, transfer)), kill_after_s, click.echo)
             click.echo(json.dumps({"life": number, "status": status, "in_copy": which is not None}))
             if flip and number == 1:

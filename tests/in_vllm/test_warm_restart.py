@@ -126,3 +126,12 @@ def test_weights_that_change_in_place_are_a_new_version(memory: Path, versioned:
         "new weights": (False, "v2"),
         "new weights, again": (True, "v2"),
     }
+
+
+def test_an_engine_whose_worker_is_killed_alone_comes_back_warm(memory: Path) -> None:
+    """Two ranks, of which one is killed: vLLM ends by that. The next engine waits for the end of the other
+    one, and both pools are warm."""
+    lives = run_lives(memory, 400, 5, 2, "--ranks", "2")
+    assert wrong_answers(lives) == []
+    assert all(one["cached"] for one in lives.answers[2][: len(KNOWN)])
+    assert verify_log(lives.log).good
