@@ -132,6 +132,19 @@ def test_a_failed_flush_makes_every_store_bad_that_had_begun() -> None:
         assert tier.store([1], [1]).good
 
 
+def test_a_flush_that_fails_after_the_results_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `INTERVAL` the store was good before; its bytes are still proved at each load."""
+    caplog.set_level(logging.WARNING, "kvsm.disk")
+    with directory() as made:
+        tier = Tier(made / "tier", FlushPolicy.INTERVAL)
+        assert tier.store([0], [0]).good
+        monkeypatch.setattr(os, "fdatasync", failing(errno.EIO))
+        tier.close()
+    assert "may not survive a power loss" in caplog.text
+
+
 def test_stores_that_wait_share_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """Group commit: while one flush runs, all that ends waits for the next one."""
     calls, goes_on = [], threading.Event()
