@@ -108,7 +108,7 @@ def record(
             recover([tier.file for tier in tiers])
             for _ in range(stores):
                 slots = chance.sample(range(SLOTS), chance.choice([1, 2]))
-                keys = [chance.randrange(6) for _ in slots]
+                keys = chance.sample(range(6), len(slots))  # A core stores a key once.
                 for one in recorders:
                     # A store of a key elsewhere drops it where it was, as in a core.
                     one.promised = {

@@ -29,8 +29,9 @@ Not bounded: a disk that never answers. Then `wait` waits, as for every engine, 
 killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
 read, so loads go on.
 
-Threads are used and not io_uring. Loads of 1 MiB reach 0.8 and more of the disk's speed with them. What stores
-lack goes into copying, hashing and sealing (`benchmarks/results/disk.md`), which io_uring would not save.
+Threads are used and not io_uring. Loads of 1 MiB reach 0.8 and more of the disk's speed with them. What
+stores lack goes into copying, hashing and sealing, which io_uring would not save
+(`benchmarks/results/disk.md`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,6 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 from kvsm.plan import TransferJob
 from kvsm.states.disk_slot import DiskSlotTrigger
-
 
 _LOGGER = logging.getLogger("kvsm.disk")
 
