@@ -214,7 +214,7 @@ def test_ctrl_c_ends_all_processes_in_silence() -> None:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        time.sleep(6)
+        time.sleep(10)
         os.killpg(running.pid, signal.SIGINT)
         told, complaint = running.communicate(timeout=60)
     assert running.returncode == 130, complaint

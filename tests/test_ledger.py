@@ -297,6 +297,7 @@ def test_illegal_transition_names_block_state_trigger_and_event() -> None:
     assert str(refusal.value) == "event 6: block 0: EVICT is illegal in STORED(copies=0, pins=1)"
 
 
+SMALLER = OffloadConfig(host_blocks=1, device_blocks=1)
 REFUSED: list[tuple[type[OffloadingEvent], tuple[object, ...], str]] = [
     (ev.LogOpened, (lived_in(1)[0].config, ""), "the log opens once"),
     (ev.RequestArrived, ("a",), "request a has arrived before"),
@@ -341,6 +342,8 @@ REFUSED: list[tuple[type[OffloadingEvent], tuple[object, ...], str]] = [
     (ev.FlushRequested, ((10, 10),), "a transfer is named twice"),
     (ev.CacheReset, (2,), "epoch 2 cannot follow epoch 0"),
     (ev.Ticked, (2,), "tick 2 cannot follow tick 0"),
+    (ev.Restarted, (1, SMALLER, ""), "life 1 cannot follow life 1"),
+    (ev.Restarted, (2, SMALLER, ""), "the next process has another pool"),
     (ev.BlocksOffered, ((("never", (), ()),),), "request never has not arrived"),
     (ev.BlocksOffered, ((("b", (2,), (1,)),),), "request b has settled more than it offered"),
     (ev.BlocksOffered, ((("b", (0,), (1, 2)),),), "request b has settled more than it offered"),

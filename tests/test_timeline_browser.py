@@ -301,7 +301,7 @@ def test_every_lookup_has_the_answer_of_the_tables(browser: Browser, tmp_path: P
 def test_the_command_that_the_page_shows_can_be_pasted_and_agrees(browser: Browser, tmp_path: Path) -> None:
     """Of an evicted key, a copy and a request with a strange name: `kvsm why` names the same cause."""
     log, out = tmp_path / "a log", tmp_path / "t.html"
-    random_life(1, 500, log).close()
+    random_life(6, 500, log).close()
     assert CliRunner().invoke(main, ["timeline", str(log), "-o", str(out)]).exit_code == 0
     browser.open(out)
     with kvsm.open(log) as opened:
@@ -327,7 +327,7 @@ def name_of(transfers: dict[int, Any], id: int) -> str:
 def test_every_thing_of_a_window_can_be_selected(browser: Browser, tmp_path: Path) -> None:
     """Things that began before the window, or end after it, are told without what the page does not have."""
     log, out = tmp_path / "log", tmp_path / "t.html"
-    random_life(2, 500, log).close()
+    random_life(6, 500, log).close()
     command = ["timeline", str(log), "-o", str(out), "--since", "150", "--until", "300"]
     assert CliRunner().invoke(main, command).exit_code == 0
     browser.open(out)

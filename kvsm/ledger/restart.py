@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm import events as ev
-from kvsm.errors import InvalidEvent
+from kvsm.errors import ConfigError, InvalidEvent
 from kvsm.events import OffloadConfig
 from kvsm.ledger import index
 from kvsm.ledger.records import OfferHistory, Provenance
 from kvsm.ledger.state import LedgerState
-from kvsm.policies import make_policy
+from kvsm.policies import EvictionPolicy, make_policy
 from kvsm.states import block as block_machine
 from kvsm.states import lease as lease_machine
 from kvsm.states import request as request_machine
@@ -42,6 +42,7 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
         raise InvalidEvent(seq, f"life {event.life} cannot follow life {ledger.life}")
     for difference in why_not_alike(ledger.config, config):
         raise InvalidEvent(seq, f"the next process has another pool: {difference}")
+    another = _other_policy(ledger, config, seq)
     _end_all(ledger, seq)
     before, every_slot = ledger.blocks.view.copy(), np.arange(config.host_blocks)
     ledger.blocks.advance(every_slot, block_machine.RESTART, seq)
@@ -50,7 +51,12 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
     given_back = np.flatnonzero((ledger.blocks.view == EVICTED_WORD) & (before != EVICTED_WORD))
     if len(given_back):
         ledger.free.append(given_back)
-    _order_again(ledger, config, np.flatnonzero(readable), np.flatnonzero(readable & (before != IDLE)))
+    if another is None:
+        used = np.flatnonzero(readable & (before != IDLE))
+        if len(used):
+            ledger.policy.idle(used)
+    else:
+        _give_over(ledger, another, np.flatnonzero(readable))
     ledger.leases.advance(np.arange(ledger.config.device_blocks), lease_machine.RESTART, seq)
     if config.device_blocks != ledger.config.device_blocks:
         ledger.leases = StateWords(LEASE_WORDS, config.device_blocks)
@@ -73,17 +79,20 @@ def _end_all(ledger: LedgerState, seq: int) -> None:
     ledger.deferred.clear()
 
 
-def _order_again(
-    ledger: LedgerState, config: OffloadConfig, kept: NDArray[np.int64], used: NDArray[np.int64]
-) -> None:
-    """Put the blocks that were pinned or loaded back into the eviction order. Another policy begins with the
-    order in which all of them were stored."""
+def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> EvictionPolicy | None:
+    """The policy of the next process, if it is another one. Raises `InvalidEvent` if it does not exist."""
     if config.policy == ledger.config.policy:
-        if len(used):
-            ledger.policy.idle(used)
-        return
-    ledger.policy = make_policy(config.policy, config.host_blocks)
+        return None
+    try:
+        return make_policy(config.policy, config.host_blocks)
+    except ConfigError as error:
+        raise InvalidEvent(seq, str(error)) from error
+
+
+def _give_over(ledger: LedgerState, policy: EvictionPolicy, kept: NDArray[np.int64]) -> None:
+    """Another policy begins with the order in which the blocks were stored."""
+    ledger.policy = policy
     if len(kept):
         # Of one call, a policy evicts the last slot first.
         youngest_first = kept[np.argsort(-ledger.generation_view[kept], kind="stable")]
-        ledger.policy.admitted(youngest_first, ledger.keys_of(youngest_first))
+        policy.admitted(youngest_first, ledger.keys_of(youngest_first))
