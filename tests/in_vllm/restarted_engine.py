@@ -40,6 +40,8 @@ QUIET = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
+    # An engine in its own process hears of a dead worker by this alone (s).
+    "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "20",
 }
 BLOCK_BYTES = 32 << 10
 """Of this model, in both layers, keys and values."""

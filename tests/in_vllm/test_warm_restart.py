@@ -128,6 +128,7 @@ def test_weights_that_change_in_place_are_a_new_version(memory: Path, versioned:
     }
 
 
+@pytest.mark.slow
 def test_an_engine_whose_worker_is_killed_alone_comes_back_warm(memory: Path) -> None:
     """Two ranks, of which one is killed: vLLM ends by that. The next engine waits for the end of the other
     one, and both pools are warm."""
