@@ -1,7 +1,7 @@
 """What checksums cost the host engine: none, once in each life of a kept pool, and at every load.
 
 Each row is measured in one run, in turns. Wall-clock times go from the call of `submit` to the result, and
-CPU times are those of all threads of the process in between. The first load of a kept pool is proved before
+CPU time counts all threads of the process. The first load of a kept pool is proved before
 its copy begins; the later loads are not checked any more.
 
     python benchmarks/checksums.py --output benchmarks/results/checksums.md
@@ -110,7 +110,7 @@ def main(rounds: int, output: Path | None) -> None:
     header = ["block", "checksums: transfer", "wall, ms", "of none", "CPU, ms"]
     note = (
         f"random pairs of blocks, {TRANSFER_BYTES >> 20} MiB a transfer, 2 copying threads and 1 that "
-        f"checks; medians of {rounds} rounds; CPU is that of all threads"
+        f"checks; medians of {rounds} rounds; CPU time counts all threads"
     )
     publish("What checksums cost", note, markdown_table(header, rows), output)
 

@@ -36,8 +36,8 @@ from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, readable_keys, why_not_alike
-from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, MemoryLog, find_end
-from kvsm.offloader import LogFlush, Offloader
+from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, find_end
+from kvsm.offloader import Offloader
 from kvsm.replay.fold import Rebuilt, rebuild
 from kvsm.snapshot import snapshot
 
@@ -84,12 +84,12 @@ def start(
     weights: version of the model's weights.
     why_cold: what the caller knows against a warm start, a line each.
     publisher, clock_ns, flush_within_ms: as `Offloader` takes them.
-    log: options of the `LogWriter`.
+    log: options of the `LogWriter`, but its clock.
 
     Raises `LogError` if another process has the log, or if no log can be written.
     """
-    path, options = Path(directory), {"clock": clock_ns, **(log or {})}
-    claimed = LogDirectory(path)
+    options = log or {}
+    claimed = LogDirectory(directory)
     try:
         end, left, reasons = _what_is_left(claimed, config, pools, weights)
         if left is not None and not (why_cold or reasons):
@@ -99,20 +99,16 @@ def start(
         if end is None or end.seq:
             claimed, moved = _move_aside(claimed)
             end = find_end(claimed)
-        opened = MemoryLog()
-        core = Offloader(
+        core = Offloader.open(
             config,
-            opened,
+            end,
             publisher=publisher,
             clock_ns=clock_ns,
             flush_within_ms=flush_within_ms,
             kept=pools,
             weights=weights,
+            **options,
         )
-        core.log = core.writer = LogWriter(end, config=config, snapshot=core.state_for_log, **options)
-        for event in opened:
-            core.log.append(event)
-        core.flush_log(LogFlush.RESTARTED)
         return Start(core, 0, (*why_cold, *reasons), moved)
     except BaseException:
         claimed.close()
@@ -167,6 +163,7 @@ def _go_on(
         end,
         config=ledger.config,
         snapshot=lambda: cores[0].state_for_log() if cores else snapshot(ledger),
+        clock=clock_ns,
         **options,
     )
     writer.use_config(config)

@@ -7,6 +7,7 @@ import random
 import shutil
 import sqlite3
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from test_tables import rows_of
 
 import kvsm
 from kvsm.analysis import index, key_history
-from kvsm.analysis.index import INDEX_NAME
+from kvsm.analysis.index import INDEX_NAME, LOCK_NAME
 from kvsm.analysis.opened import OpenedLog
+from kvsm.log import LogDirectory
 from kvsm.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, segment_paths
 
 
@@ -60,6 +62,12 @@ def made(log: Path, seed: int = 3) -> Path:
 
 def index_of(log: Path) -> Path:
     return log / INDEX_NAME
+
+
+def files_of(log: Path) -> list[tuple[str, int, int]]:
+    """All files beside a log, but for the lock of the index."""
+    found = [(path.name, path.lstat().st_size, path.lstat().st_ino) for path in log.iterdir()]
+    return sorted(one for one in found if one[0] != LOCK_NAME)
 
 
 def was_read_on(log: Path, work: Callable[[], OpenedLog]) -> bool:
@@ -244,12 +252,12 @@ def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, plant: Callable[[
     log = made(tmp_path / "log")
     right = tables_from_nothing(log, tmp_path / "scratch")
     plant(log)
-    before = sorted((path.name, path.lstat().st_size, path.lstat().st_ino) for path in log.iterdir())
+    before = files_of(log)
     with kvsm.open(log) as opened:
         assert opened.note is not None
         assert "the index is not kept" in opened.note
         assert rows_of(opened.connection) == right
-    assert sorted((path.name, path.lstat().st_size, path.lstat().st_ino) for path in log.iterdir()) == before
+    assert files_of(log) == before
     if (tmp_path / "precious").exists():
         assert (tmp_path / "precious").read_text() == "precious"
 
@@ -282,6 +290,25 @@ def test_an_index_is_private(tmp_path: Path) -> None:
 
 
 # Several at once, and interrupts.
+
+
+def test_the_index_of_a_log_that_is_being_written_is_kept_at_once(tmp_path: Path) -> None:
+    """The writer holds the directory as long as it lives. Nobody waits for that."""
+    life = random_life(3, 250, tmp_path / "log", writer={"segment_bytes": 3000})
+    life.flush()
+    began = time.monotonic()
+    with kvsm.open(tmp_path / "log") as opened:
+        assert opened.note is None
+    assert time.monotonic() - began < index.WAIT_SECONDS / 2
+    assert index_of(tmp_path / "log").exists()
+    life.close()
+
+
+def test_an_engine_starts_while_somebody_works_on_the_index(tmp_path: Path) -> None:
+    """A report that reads the log of the last process does not keep the next one out."""
+    log = made(tmp_path / "log")
+    with index._only_one(log):
+        LogDirectory(log).close()
 
 
 def test_a_reader_sees_one_moment_while_another_reads_on(tmp_path: Path) -> None:

@@ -702,6 +702,16 @@ class TestRequests:
         assert core.ledger.blocks.state(0) is BlockState.RETIRED
         assert core.prepare_store("r", keys(1), [4]).deferred == (0,)
 
+    def test_a_failed_load_of_a_lost_slot_leaves_it_retired(self) -> None:
+        """No reuse in flight (S3): of two loads of one block one is lost, and the other one fails."""
+        core, _ = new_core(host_blocks=1)
+        store(core, "r", keys(1))
+        lost, failed = load(core, "q", keys(1), 4), load(core, "s", keys(1), 5)
+        core.lose(lost)
+        core.fail_load(failed)
+        assert core.ledger.blocks.state(0) is BlockState.RETIRED
+        assert core.prepare_store("r", keys(1), [6]).deferred == (0,)
+
     def test_loss_voids_the_pins_of_others(self) -> None:
         core, _ = new_core()
         store(core, "r", keys(1))

@@ -47,7 +47,7 @@ from kvsm.replay import LogCondition, Trust
 from kvsm.replay.fold import condition_of, go_on, refuse_malformed
 from kvsm.snapshot import restore_foreign, snapshot
 
-INDEX_NAME = "index.sqlite"
+INDEX_NAME, LOCK_NAME = "index.sqlite", "index.lock"
 SMALL_LOG = 1 << 20
 """Bytes of a log that is read in about half a second."""
 
@@ -169,8 +169,11 @@ def _refuse_shared(directory: Path) -> None:
 
 @contextmanager
 def _only_one(directory: Path) -> Iterator[None]:
-    """One process at a time works on an index. Raises `ConfigError` if another one does not end."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """One process at a time works on an index. Raises `ConfigError` if another one does not end.
+
+    The lock has a file of its own: the directory's lock belongs to the process that writes the log.
+    """
+    descriptor, _ = open_private(directory / LOCK_NAME, "the lock of an index")
     try:
         until = time.monotonic() + WAIT_SECONDS
         while True:

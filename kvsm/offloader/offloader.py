@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvsm import events as ev
 from kvsm.errors import Poisoned
@@ -16,7 +16,7 @@ from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, readable_keys
-from kvsm.log import Durability, LogWriter, MemoryLog, OnFailure
+from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
@@ -43,7 +43,7 @@ class Offloader(EventEmitter):
     def open(
         cls: type[_Core],
         config: OffloadConfig,
-        directory: str | os.PathLike[str] | None = None,
+        directory: str | os.PathLike[str] | EndedLog | None = None,
         *,
         publisher: Publisher | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
@@ -55,17 +55,20 @@ class Offloader(EventEmitter):
         compress: bool = False,
         on_failure: OnFailure = "stop",
         run: bytes | None = None,
+        **more: Any,
     ) -> _Core:
         """An offload core that writes a log of its own. `close` ends both.
 
-        directory: of the log; made if absent, and must be empty. None: no log.
+        directory: of the log; made if absent, and must be empty. Or a claimed directory without events, as
+            `kvsm.log.find_end` gives it. None: no log.
         publisher, clock_ns: as `Offloader` takes them.
+        more: what else `Offloader` takes.
 
         The other options are those of `LogWriter`. Raises what `LogWriter` raises.
         """
         opened = MemoryLog()
         # What a core refuses is refused before a directory is made.
-        core = cls(config, opened, publisher=publisher, clock_ns=clock_ns)
+        core = cls(config, opened, publisher=publisher, clock_ns=clock_ns, **more)
         core.log = None
         if directory is None:
             return core
@@ -94,9 +97,10 @@ class Offloader(EventEmitter):
         log: EventSink | None = None,
         *,
         clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
     ) -> _Core:
         """A core that goes on from this ledger, which it takes over. `log` gets the events that follow."""
-        core = cls(ledger.config, clock_ns=clock_ns)
+        core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
         core.ledger, core.log, core.step = ledger, log, ledger.step
         return core
 
@@ -125,8 +129,7 @@ class Offloader(EventEmitter):
 
         Raises `InvalidEvent` if `config` cannot follow.
         """
-        core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
-        core.ledger, core.log, core.step = ledger, log, ledger.step
+        core = cls.resumed(ledger, log, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
         core.emit(ev.Restarted, life or ledger.life + 1, config, machines_digest(), ended)
         core.config, core.publisher = config, publisher
         if publisher is not None:

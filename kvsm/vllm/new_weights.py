@@ -2,7 +2,7 @@
 
 An engine whose weights are updated in place calls it (`LLM.finish_weight_update`, `/set_weight_version`, or
 `EngineCore` itself). vLLM tells no connector, so its method is wrapped when a scheduler's side is made, in
-its process. A vLLM without this method has no versions to tell.
+its process.
 """
 
 from __future__ import annotations
@@ -10,13 +10,28 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
+from kvsm.errors import ConfigError
 
-def hear_of_new_weights() -> None:
-    """Let `EngineCore.set_weight_version` tell the engine's connector. Idempotent."""
+_TELLS = "_tells_kvsm"
+"""The mark of the method that is wrapped."""
+
+
+def hear_of_new_weights(must: bool) -> None:
+    """Let `EngineCore.set_weight_version` tell the engine's connector. Idempotent.
+
+    must: whether the engine relies on it. Then `ConfigError` is raised if this vLLM has no such method.
+    """
     from vllm.v1.engine.core import EngineCore
 
     told = getattr(EngineCore, "set_weight_version", None)
-    if told is None or hasattr(told, "__wrapped__"):
+    if told is None:
+        if must:
+            raise ConfigError(
+                "weights_are_versioned: this vLLM has no set_weight_version, so nobody tells of new weights; "
+                "omit the option"
+            )
+        return
+    if hasattr(told, _TELLS):
         return
 
     @wraps(told)
@@ -28,4 +43,5 @@ def hear_of_new_weights() -> None:
             if hasattr(one, "set_weights_version"):
                 one.set_weights_version(weight_version)
 
+    setattr(set_weight_version, _TELLS, True)
     EngineCore.set_weight_version = set_weight_version

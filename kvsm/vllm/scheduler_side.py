@@ -78,7 +78,7 @@ class SchedulerSide:
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher, warm)
         self._weights_are_versioned = options.weights_are_versioned
         self._weights_after_reset = None if warm is None else UNNAMED_WEIGHTS
-        hear_of_new_weights()
+        hear_of_new_weights(must=options.weights_are_versioned)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
         """Whether a step computes -> what workers do in most such steps."""

@@ -8,6 +8,7 @@ from kvsm.errors import KvsmError, PropertyBroken
 from kvsm.kv_events import Publisher
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.properties import Property
+from kvsm.restart import KILLED
 from kvsm.worlds.core_bench import CoreActions, CoreBench
 
 
@@ -144,7 +145,7 @@ class CacheActions(CoreActions):
             self.core.ledger,
             self.core.config,
             bench.log,
-            ended="the process was killed",
+            ended=KILLED,
             publisher=Publisher(),
             clock_ns=lambda: 0,
         )

@@ -24,10 +24,9 @@ from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.plan import TransferPlan
 from kvsm.properties import Property
+from kvsm.restart import KILLED
 from kvsm.snapshot import restore, snapshot
 from kvsm.worlds.parts import lru_order
-
-KILLED = "the process was killed"
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -32,10 +32,11 @@ from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
 from kvsm.properties import Property
+from kvsm.restart import KILLED
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
-from kvsm.worlds.crash import KILLED, FlushedLog
+from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallWorkers

@@ -87,8 +87,8 @@ def offload_conformance(config: OffloadConfig, machines: Mapping[str, Machine] =
         "slot": slot_members(tuple(range(config.host_blocks)), config.blocks_per_chunk),
         "device block": range(config.device_blocks),
     }
-    anew = partial(offload_conformance, machines=machines)
-    return Conformance(declared, KEEPERS, STEPS, UNSEEN, members, name_member, OffloadBooks, anew)
+    under = partial(offload_conformance, machines=machines)
+    return Conformance(declared, KEEPERS, STEPS, UNSEEN, members, name_member, OffloadBooks, under)
 
 
 def name_member(kind: str, member: Any) -> str:

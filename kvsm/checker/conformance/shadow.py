@@ -122,7 +122,7 @@ class Conformance:
     members: the members of the index sets that have a bound, by name.
     named: a member of an index set for people.
     books: reads a ledger.
-    anew: the same for another configuration, with which another process goes on.
+    under: the same for another configuration, with which another process goes on.
     """
 
     declared: Declaration
@@ -132,7 +132,7 @@ class Conformance:
     members: Mapping[str, Sequence[Member]]
     named: Callable[[str, Member], str]
     books: Callable[[Ledger, Shadow], LedgerBooks]
-    anew: Callable[[OffloadConfig], Conformance]
+    under: Callable[[OffloadConfig], Conformance]
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class ProtocolFollower:
         mismatch = self.check(event)
         if mismatch is None and self.ledger.config != self._config:
             taken = self.shadow.taken
-            self._take(self.conformance.anew(self.ledger.config))
+            self._take(self.conformance.under(self.ledger.config))
             self.shadow.taken = taken
             self.books.begin(self.shadow)
         return mismatch
@@ -152,7 +152,7 @@ class ProtocolFollower:
         """Go back to a state."""
         self.ledger = restore(saved.ledger)
         if self.ledger.config != self._config:
-            self._take(self.conformance.anew(self.ledger.config))
+            self._take(self.conformance.under(self.ledger.config))
         self.shadow.load(saved.shadow)
         self.books = self.conformance.books(self.ledger, self.shadow)
         self.books.resume(saved.noted)
