@@ -200,7 +200,8 @@ class Life:
         config = self.core.config
         more: dict[str, Any] = {}
         if self.writer is None:
-            more = {"device_blocks": config.device_blocks + one % 3}
+            if other % 4 == 1:
+                more = {"device_blocks": config.device_blocks + one % 3}
             if other % 4 == 0:
                 more["policy"] = sorted(POLICIES)[one % len(POLICIES)]
         self.core = Offloader.restarted(

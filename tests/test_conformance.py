@@ -407,7 +407,7 @@ PLANTED: list[tuple[type[OffloadingEvent], Spoiling, set[str], str]] = [
     (ev.StorePlanned, keep_leases, {"plan_store", "store_more"}, "lease"),
     (ev.StorePlanned, swap_copies, {"plan_store", "store_more"}, "copy_slot"),
     (ev.LoadPlanned, keep_blocks, {"plan_load", "load_more"}, "block"),
-    (ev.LoadPlanned, drop_a_copy, {"plan_load", "load_more"}, "copy_device"),
+    (ev.LoadPlanned, drop_a_copy, {"plan_load", "load_more"}, "copy_slot"),
     (ev.BlocksEvicted, keep_blocks, {"evict"}, "block"),
     (ev.BlocksEvicted, evict_another, {""}, "block"),
     (ev.TransferLost, free_lost_targets, {"lose"}, "lease"),
@@ -442,7 +442,7 @@ def lives() -> list[Life]:
         one.core.match(name, [key(0), key(1)])
     one.core.release("r2")
     one.lost(one.core.prepare_load("r1", [5, 6]))
-    return [*(random_life(seed, 900) for seed in (2, 4)), one]
+    return [*(random_life(seed, 900) for seed in (1, 4)), one]
 
 
 LIVES = lives()

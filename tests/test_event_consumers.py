@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_every_reason_is_given_by_some_code(reason: Enum) -> None:
     assert reason.name in used, f"no code gives the reason {reason!r}"
 
 
+@cache
 def names_used_in(*paths: Path) -> set[str]:
     """The names that follow a dot in the code of these files."""
     return {

@@ -120,12 +120,21 @@ class ProtocolFollower:
         self.books.heard(event)
         self.ledger.apply(event)
         mismatch = self.check(event)
-        if mismatch is None and self.ledger.config != self._config:
+        if mismatch is None and self._has_other_members():
             taken = self.shadow.taken
             self._take(self.conformance.under(self.ledger.config))
             self.shadow.taken = taken
             self.books.begin(self.shadow)
         return mismatch
+
+    def _has_other_members(self) -> bool:
+        """Whether the ledger has another configuration, and what is followed has other members by that. To
+        follow them, all actions are compiled again."""
+        config = self.ledger.config
+        if config == self._config:
+            return False
+        self._config = config
+        return self.conformance.under(config).members != self.conformance.members
 
     def check(self, event: OffloadingEvent) -> ProtocolMismatch | None:
         """Compare the whole state after this event."""
@@ -151,7 +160,7 @@ class ProtocolFollower:
     def load(self, saved: SavedState) -> None:
         """Go back to a state."""
         self.ledger = restore(saved.ledger)
-        if self.ledger.config != self._config:
+        if self._has_other_members():
             self._take(self.conformance.under(self.ledger.config))
         self.shadow.load(saved.shadow)
         self.books = self.conformance.books(self.ledger, self.shadow)
