@@ -30,6 +30,7 @@ from kvsm.metrics import Metrics
 from kvsm.replay import verify_log
 from kvsm.vllm.interface import changes
 from kvsm.vllm.interface_table import INTERFACES
+from kvsm.vllm.new_weights import TOLD
 from kvsm.vllm.plugin import SWITCH, why_not_loaded
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
@@ -40,7 +41,7 @@ LATER = frozenset(
 )
 """Methods that only versions newer than the oldest tested one call."""
 
-_CALLED = (
+CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
     ("kvsm.vllm.offloading_connector", "KvsmOffloadingConnector"),
     ("kvsm.vllm.spec", "KvsmSpec"),
@@ -150,7 +151,7 @@ def _look() -> tuple[list[str], list[str], str]:
         raise KvsmError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
     missing = missing_names(Path(__file__).parent)
     if not missing:
-        missing = [line for module, name in _CALLED for line in misfits(getattr(import_module(module), name))]
+        missing = [line for module, name in CALLED for line in misfits(getattr(import_module(module), name))]
     return missing, [] if missing else changes(), str(current_platform.device_type)
 
 
@@ -187,7 +188,7 @@ def misfits(ours: type) -> list[str]:
             continue
         base = next((base for base in theirs if name in vars(base)), None)
         if base is None:
-            if name not in LATER:
+            if name not in LATER and name != TOLD:
                 found.append(f"vLLM does not call {title}.{name}, which kvsm needs")
         elif not isinstance(method, property):
             found += _arguments(title, name, getattr(ours, name), getattr(base, name))

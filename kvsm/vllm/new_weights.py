@@ -12,6 +12,9 @@ from typing import Any
 
 from kvsm.errors import ConfigError
 
+TOLD = "set_weights_version"
+"""The method of a connector that is told of new weights. kvsm calls it; vLLM does not know it."""
+
 _TELLS = "_tells_kvsm"
 """The mark of the method that is wrapped."""
 
@@ -40,8 +43,8 @@ def hear_of_new_weights(must: bool) -> None:
         connector = self.scheduler.get_kv_connector()
         # A MultiConnector has several; each of them may be kvsm's.
         for one in getattr(connector, "_connectors", [connector]):
-            if hasattr(one, "set_weights_version"):
-                one.set_weights_version(weight_version)
+            if hasattr(one, TOLD):
+                getattr(one, TOLD)(weight_version)
 
     setattr(set_weight_version, _TELLS, True)
     EngineCore.set_weight_version = set_weight_version

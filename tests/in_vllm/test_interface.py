@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.base import OffloadingManager
 from kvsm.errors import ConfigError
 from kvsm.vllm import KvsmSpec
 from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions, parse
+from kvsm.vllm.installation_check import CALLED, misfits
 from kvsm.vllm.interface import changed_methods, changes, fields_of, has_since, methods_of, options_read
 from kvsm.vllm.interface_table import INTERFACES, Interface, Method
 from kvsm.vllm.spec import vllms_own
@@ -40,6 +41,12 @@ def test_vllm_has_nothing_that_kvsm_does_not_know() -> None:
     """After a new version of vLLM: decide what kvsm does with each line, and give it its row in
     kvsm/vllm/interface_table/."""
     assert changes() == []
+
+
+@pytest.mark.parametrize(("module", "title"), CALLED)
+def test_vllm_can_call_our_classes(module: str, title: str) -> None:
+    """`kvsm vllm-check` says so before it starts an engine. What only kvsm calls is no fault of vLLM's."""
+    assert misfits(getattr(importlib.import_module(module), title)) == []
 
 
 METHODS = [(name, one) for name, interface in INTERFACES.items() for one in interface.methods]
