@@ -147,14 +147,30 @@ def remove_own(path: Path, descriptor: int) -> None:
             path.unlink()
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put a private file with this content under the name, or leave what is there. Raises `OSError`."""
+def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Put a private file with this content under the name, or leave what is there. Raises `OSError`.
+
+    durable: whether it survives a power loss once this has returned.
+    """
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(descriptor)
         os.replace(beside, path)
+        if durable:
+            _sync_directory(path.parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(beside)
         raise
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

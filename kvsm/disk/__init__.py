@@ -8,13 +8,16 @@ promised.
 from __future__ import annotations
 
 from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
+from kvsm.disk.era import DiskEra, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
-from kvsm.disk.recovery import RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
+from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
 
 __all__ = [
+    "BEFORE_ALL",
     "DiskCopyEngine",
+    "DiskEra",
     "DiskGeometry",
     "FlushPolicy",
     "RankScan",
@@ -24,6 +27,7 @@ __all__ = [
     "SlotGeneration",
     "TierHealth",
     "decide",
+    "read_era",
     "recover",
     "scan",
     "take",

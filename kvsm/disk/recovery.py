@@ -16,6 +16,7 @@ misplaced      of another file or slot, or of another length                    
 too late       a generation of a life that this file has not had when it was opened        no
 dropped        it says so: a store had begun and was cut off                               no
 not on all     sealed here, and on another rank not, or with another key or generation     no
+older era      sealed everywhere, and a reset came after it (`era.py`)                     no
 older          sealed everywhere, and the same key is too, with a newer generation         no
 kept           sealed everywhere, and the newest of its key                                yes
 =============  ==========================================================================  ======
@@ -60,10 +61,13 @@ CALL_BYTES = 8 << 20
 SCAN_THREADS = 8
 BATCH_SLOTS = 512
 
+BEFORE_ALL = SlotGeneration(0, 0)
+"""Before each generation that a slot may have."""
+
 CONDITIONS = ("readable", "used", "whole", "same identity", "in place", "of its past", "sealed")
 """What is asked of a slot of one rank, in this order."""
 
-ACROSS = ("everywhere", "newest")
+ACROSS = ("everywhere", "of this era", "newest")
 """What is asked of a slot with the other ranks and the other slots in view."""
 
 
@@ -86,6 +90,7 @@ def _rows() -> tuple[RecoveryRow, ...]:
         "too late",
         "dropped",
         "not on all",
+        "older era",
         "older",
     )
     rows = [
@@ -134,8 +139,10 @@ class Recovered(msgspec.Struct, frozen=True):
     told: tuple[dict[str, int], ...]
 
 
-def recover(files: Sequence[SlotFile]) -> Recovered:
+def recover(files: Sequence[SlotFile], after: SlotGeneration = BEFORE_ALL) -> Recovered:
     """Find what these files hold, one of each rank in their order, and let the files know it.
+
+    after: slots of this generation and of older ones do not count (`DiskEra.after`).
 
     Raises `ConfigError` if they do not belong together or were used already, and `OSError` if a life cannot
     be written.
@@ -144,7 +151,7 @@ def recover(files: Sequence[SlotFile]) -> Recovered:
     wanted = [(shapes[0][0], rank, len(files), shapes[0][3]) for rank in range(len(files))]
     if shapes != wanted:
         raise ConfigError("the files of a disk tier must be of all ranks, in order, with equal slots")
-    recovered = decide([scan(one) for one in files])
+    recovered = decide([scan(one) for one in files], after)
     for file in files:
         take(file, recovered)
     return recovered
@@ -176,27 +183,28 @@ def scan(file: SlotFile) -> RankScan:
     return made
 
 
-def decide(scans: Sequence[RankScan]) -> Recovered:
-    """Which slots serve which keys, from the scans of all ranks."""
+def decide(scans: Sequence[RankScan], after: SlotGeneration = BEFORE_ALL) -> Recovered:
+    """Which slots serve which keys, from the scans of all ranks. after: as `recover` takes it."""
     first = scans[0]
     everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])
     for one in scans[1:]:
         everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)
         everywhere &= np.fromiter(map(bytes.__eq__, one.keys, first.keys), np.bool_, len(first.keys))
+    counts = (first.lives > after.life) | ((first.lives == after.life) & (first.numbers > after.number))
     newest: dict[bytes, RecoveredSlot] = {}
-    places = np.flatnonzero(everywhere)
+    places = np.flatnonzero(everywhere & counts)
     order = np.lexsort((places, first.numbers[places], first.lives[places]))
     for slot in places[order].tolist():
         generation = SlotGeneration(int(first.lives[slot]), int(first.numbers[slot]))
         newest[first.keys[slot]] = RecoveredSlot(slot, generation)
     is_newest = np.zeros(len(everywhere), np.bool_)
     is_newest[[one.slot for one in newest.values()]] = True
-    told = tuple(_told(one, everywhere, is_newest) for one in scans)
+    told = tuple(_told(one, (everywhere, counts, is_newest)) for one in scans)
     return Recovered(newest, max(one.life for one in scans), told)
 
 
-def _told(one: RankScan, everywhere: NDArray[np.bool_], newest: NDArray[np.bool_]) -> dict[str, int]:
-    columns = dict(zip((*CONDITIONS, *ACROSS), (*one.found.T, everywhere, newest)))
+def _told(one: RankScan, across: Sequence[NDArray[np.bool_]]) -> dict[str, int]:
+    columns = dict(zip((*CONDITIONS, *ACROSS), (*one.found.T, *across)))
     told: Counter[str] = Counter()
     for row in ROWS:
         holds = [columns[name] == wanted for name, wanted in row.when.items()]

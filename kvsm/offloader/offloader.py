@@ -192,6 +192,7 @@ class Offloader(EventEmitter):
     offered_enough = storing.offered_enough
     rewrite = storing.rewrite
     import_blocks = storing.import_blocks
+    adopt_blocks = storing.adopt_blocks
 
     # Loads, and the life of every transfer.
     prepare_load = transfers.prepare_load

@@ -24,7 +24,13 @@ from kvsm.offloader.arguments import (
     request_name,
     source_name,
 )
-from kvsm.offloader.emitter import EventEmitter, checked_device_blocks, has_room_for_transfer
+from kvsm.offloader.emitter import (
+    EventEmitter,
+    LogFlush,
+    checked_device_blocks,
+    checked_ids,
+    has_room_for_transfer,
+)
 from kvsm.offloader.transfers import host_blocks
 from kvsm.plan import TransferJob
 from kvsm.policies import Choice
@@ -168,6 +174,28 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     return PreparedStore(
         TransferJob(ledger.seq, STORE, NO_IDS, hosts), wanted, (), len(resident), evicted, new
     )
+
+
+def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int], source: str) -> None:
+    """Take over blocks that lie in the host pool already: slots[i] holds keys[i].
+
+    slots: free ones.
+    source: who has put them there, for people: "an earlier process".
+
+    To the log it is a store that all workers have reported, so all machines are as after any other. Flushes
+    the log. Raises `IllegalTransition` if a slot is not free, and `InvalidEvent` if a key is known already.
+    """
+    keys = keys_of("adopt_blocks", keys)
+    problem = "slot {} is not one of the {}"
+    found = checked_ids(core, "adopt_blocks", "slots", slots, core.config.host_blocks, problem)
+    if not keys:
+        return
+    core.emit(ev.StorePlanned, (), keys, pack(found), NO_IDS, source_name("adopt_blocks", source))
+    transfer = core.ledger.seq
+    core.emit(ev.TransfersSubmitted, (transfer,))
+    for worker in range(core.config.workers):
+        core.emit(ev.WorkerReported, transfer, worker, True)
+    core.flush_log(LogFlush.RESTARTED)
 
 
 def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:

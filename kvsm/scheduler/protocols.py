@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -176,3 +176,19 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     preempted: Collection[str] = ()
     boundary_states: Mapping[str, Sequence[tuple[int, int, int]]] = {}
     num_scheduled_tokens: Mapping[str, int] | None = None
+
+
+class TierBelow(Protocol):
+    """A tier below the host, which has what the host has lost: `kvsm.tiers.DiskTier`."""
+
+    def has(self, key: bytes) -> bool:
+        """Whether it serves this key."""
+        ...
+
+    def fetch(self, request: str, keys: Sequence[bytes]) -> int | None:
+        """Begin to bring what the host lacks of these keys. Returns the transfer of the host's ledger."""
+        ...
+
+    def stored(self, keys: Iterable[bytes]) -> None:
+        """The host has got these keys."""
+        ...

@@ -33,7 +33,7 @@ from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
 from kvsm.scheduler.hits import HitSearch, hit_limit
 from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.payloads import describe
-from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
+from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput, TierBelow
 from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.state import LoadEnded, SchedulerState
 from kvsm.scheduler.tracked import TrackedRequest
@@ -58,10 +58,13 @@ class OffloadScheduler:
     blocks of a finished request may go, and which copies to wait for before it gives blocks away.
     """
 
-    def __init__(self, offloader: Offloader, config: SchedulerConfig) -> None:
-        """Raises `ConfigError` if the two configurations cannot go together."""
+    def __init__(self, offloader: Offloader, config: SchedulerConfig, below: TierBelow | None = None) -> None:
+        """below: the tier below the host; None: there is none.
+
+        Raises `ConfigError` if the two configurations cannot go together.
+        """
         config.check(offloader.config)
-        self.offloader, self.config = offloader, config
+        self.offloader, self.config, self.below = offloader, config, below
         self.device_blocks = DeviceBlocks(offloader, config.null_block)
         self.walk: FreeQueueWalk | None = None
         self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), [], {}, [], set())
@@ -122,6 +125,8 @@ class OffloadScheduler:
         tracked.update_keys()
         lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.keys, num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
+        if self.below is not None:
+            self._fetch(self.below, tracked, lookup, limit)
         end = lookup.longest_hit(limit, index.__contains__)
         slots = self._slots(lookup, tracked, end)
         awaited = core.in_flight(slots)
@@ -135,6 +140,18 @@ class OffloadScheduler:
             end = lookup.longest_hit(limit, known)
             slots = self._slots(lookup, tracked, end)
         return self._pin(tracked, slots, end, lookup.lacking)
+
+    def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> None:
+        """Let the tier below bring what would make the hit longer. The request then waits for it as for any
+        block in flight."""
+        index = self.offloader.ledger.index
+        end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
+        if end <= tracked.local:
+            return
+        spans = zip(tracked.keys, lookup.needed(end))
+        needed = [key for keys, (first, last) in spans for key in keys[first:last]]
+        if any(key not in index for key in needed):
+            below.fetch(tracked.name, needed)
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader
@@ -502,6 +519,8 @@ class OffloadScheduler:
                 self._note_transfer_end(ended)
                 if not ended.good:
                     failed.update(ended.keys)
+                elif self.below is not None:
+                    self.below.stored(ended.keys)
         if failed:
             self._offer_again(failed)
         loads, self.state.ended_loads = tuple(self.state.ended_loads), []

@@ -70,11 +70,13 @@ class EngineOffloader(NamedTuple):
 def open_engine_offloader(
     config: OffloadConfig,
     options: CommonOptions,
-    engine: int,
+    engine: int | str,
     publisher: Publisher | None,
     warm: WarmPools | None = None,
 ) -> EngineOffloader:
-    """engine: the data-parallel index. warm: the pools of an engine that restarts warm; None: it does not.
+    """engine: the data-parallel index, and which tier if it is not the host's.
+
+    warm: the pools of an engine that restarts warm; None: it does not.
 
     Raises `LogError` if a log is wanted but cannot be created, or if another engine writes it.
     """
@@ -97,7 +99,7 @@ def open_engine_offloader(
 def _start_on_pools(
     config: OffloadConfig,
     options: CommonOptions,
-    engine: int,
+    engine: int | str,
     publisher: Publisher | None,
     warm: WarmPools,
 ) -> EngineOffloader:
@@ -114,7 +116,7 @@ def _start_on_pools(
     )
     writer = started.offloader.writer
     assert writer is not None
-    log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
+    log.info("kvsm: the event log of engine %s is %s", engine, writer.directory)
     for reason in started.why_cold:
         log.warning("kvsm: cold start: %s", reason)
     if started.moved is not None:
@@ -138,7 +140,7 @@ def _watched(offloader: Offloader, writer: LogWriter | None) -> EngineOffloader:
 
 def open_event_log(
     parent: str,
-    engine: int,
+    engine: int | str,
     options: LogOptions,
     config: OffloadConfig,
     snapshot: Callable[[], bytes],
@@ -147,7 +149,7 @@ def open_event_log(
     """A log in a new directory below `parent`. Raises `LogError`."""
     more = _writer_options(options, options.log_max_bytes, on_failure)
     writer = LogWriter(_new_directory(Path(parent), engine), config=config, snapshot=snapshot, **more)
-    log.info("kvsm: the event log of engine %d is %s", engine, writer.directory)
+    log.info("kvsm: the event log of engine %s is %s", engine, writer.directory)
     return writer
 
 
@@ -163,7 +165,7 @@ def _writer_options(options: LogOptions, most: int | None, on_failure: OnFailure
     }
 
 
-def _new_directory(parent: Path, engine: int) -> Path:
+def _new_directory(parent: Path, engine: int | str) -> Path:
     name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-engine{engine}-{os.getpid()}"
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -98,6 +98,13 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     pool_checksums: whether such a pool has a checksum of each block, which its first load after a restart
         compares.
     weights_version: the name of the model's weights. `null`: it follows from the files of the model.
+    disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
+        when host memory has lost it, also by a later process. Each engine needs one of its own.
+    disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
+    the
+        first start.
+    disk_flush: when stores to the disk are flushed: `none`, `interval` (each second), or `every` store before
+        it counts. What was flushed survives a power loss.
     weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is
         stored then outlives all resets by vLLM, as when the engine sleeps.
     """
@@ -115,6 +122,9 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     pool_checksums: bool = True
     weights_version: str | None = None
     weights_are_versioned: bool = False
+    disk_dir: str | None = None
+    disk_bytes: Bytes | None = None
+    disk_flush: Literal["none", "interval", "every"] = "interval"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -133,6 +143,12 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
             raise ConfigError(
                 'a warm restart needs a directory for its pool: give both "restart": "warm" and "pool_dir", '
                 "for example /dev/shm/kvsm-a, which no other engine names"
+            )
+        if (self.disk_dir is None) != (self.disk_bytes is None):
+            raise ConfigError("a disk tier needs a directory and a size: give both disk_dir and disk_bytes")
+        if self.disk_dir is not None and self.last_step == "flush":
+            raise ConfigError(
+                "disk_dir: copies to the disk end in steps after the last request; omit last_step or disk_dir"
             )
         if self.restart == "warm" and self.hand_over_directory is not None:
             raise ConfigError(

@@ -16,12 +16,12 @@ from typing import Any
 
 from kvsm.copy_engines import KeptPool, read_kept_pool
 from kvsm.errors import ConfigError
-from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.identity import KeptPools
 from kvsm.private_files import private_directory
 from kvsm.vllm.engine_offloader import WarmPools
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import shares_pool
-from kvsm.vllm.pool_identity import engine_facts, engine_identity, weights_version
+from kvsm.vllm.pool_identity import engine_identity, rank_identity, weights_version
 from kvsm.vllm.rank_copies import CHECKSUMS, KeptPlace
 
 
@@ -38,10 +38,8 @@ def kept_place(
     private_directory(Path(options.pool_dir))
     parallel = vllm_config.parallel_config
     path = _path(options, vllm_config, kv_cache_config, parallel.rank)
-    facts = engine_facts(vllm_config, kv_cache_config, options)
-    if not shares_pool(options, vllm_config, kv_cache_config):
-        facts["rank"] = parallel.rank
-    return KeptPlace(path, KeptPool(PoolIdentity.of({**facts, **layout})), options.pool_checksums)
+    identity = rank_identity(options, vllm_config, kv_cache_config, layout)
+    return KeptPlace(path, KeptPool(identity), options.pool_checksums)
 
 
 def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> WarmPools | None:

@@ -9,7 +9,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from kvsm.plan import ImportJob, TransferPlan, WorkerReport
+from kvsm.plan import ImportJob, TransferJob, TransferPlan, WorkerReport
 
 
 @dataclass
@@ -23,6 +23,7 @@ class StepPlan(KVConnectorMetadata):
     ended_loads: requests whose load has ended well outside a step, so that no worker's output could say it.
         The workers report them too.
     imports: blocks that are copied from another engine's host pool.
+    disk: copies between the host pool and the disk tier.
     computes: whether the step computes anything.
     """
 
@@ -31,16 +32,22 @@ class StepPlan(KVConnectorMetadata):
     failed_loads: frozenset[str] = frozenset()
     ended_loads: frozenset[str] = frozenset()
     imports: tuple[ImportJob, ...] = ()
+    disk: tuple[TransferJob, ...] = ()
     computes: bool = True
 
 
 @dataclass
 class StepReports(KVConnectorWorkerMetadata):
-    """From the workers. Each report names its rank, so the reports of all ranks form one list."""
+    """From the workers. Each report names its rank, so the reports of all ranks form one list.
+
+    reports: of copies to and from the device.
+    disk: of copies to and from the disk tier, which has transfers of its own.
+    """
 
     reports: tuple[WorkerReport, ...]
+    disk: tuple[WorkerReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReports:
         """The reports of two ranks together."""
         assert isinstance(other, StepReports)
-        return StepReports(self.reports + other.reports)
+        return StepReports(self.reports + other.reports, self.disk + other.disk)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsm.identity import PoolIdentity
+from kvsm.vllm.host_sharing import shares_pool
 
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 """Suffixes of the files whose names, sizes and times of change make the version of a model's weights."""
@@ -71,6 +72,16 @@ def layout_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str,
         layout = f"{_backend_of(layers.get(name))}, {_shape_of(cache, kv_cache_config.num_blocks)}"
         alike.setdefault(layout, []).append(name)
     return {f"layout of {_layers(names)}": layout for layout, names in alike.items()}
+
+
+def rank_identity(
+    options: Any, vllm_config: Any, kv_cache_config: Any, layout: Mapping[str, object]
+) -> PoolIdentity:
+    """What the bytes of a rank's blocks mean. layout: how its tensors lie in memory."""
+    facts = engine_facts(vllm_config, kv_cache_config, options)
+    if not shares_pool(options, vllm_config, kv_cache_config):
+        facts["rank"] = vllm_config.parallel_config.rank
+    return PoolIdentity.of({**facts, **layout})
 
 
 def _layers(names: Sequence[str]) -> str:

@@ -32,8 +32,11 @@ from kvsm.scheduler import (
     StepOutput,
     StoreMode,
 )
+from kvsm.tiers import host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
+from kvsm.vllm.disk_files import disk_place
+from kvsm.vllm.engine_disk import EngineDisk
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.hand_overs import hand_overs
@@ -70,6 +73,9 @@ class SchedulerSide:
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         scheduler_config = _scheduler_config(options, vllm_config, kv_cache_config)
         config = _core_config(options, vllm_config, kv_cache_config, scheduler_config.alignment)
+        place = disk_place(options, vllm_config, kv_cache_config)
+        if place is not None:
+            config = host_config(config)
         parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
         publisher = None
         if events is not None and events.enable_kv_cache_events:
@@ -77,12 +83,16 @@ class SchedulerSide:
         warm = warm_pools(options, vllm_config, kv_cache_config)
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher, warm)
         self._weights_are_versioned = options.weights_are_versioned
-        self._weights_after_reset = None if warm is None else UNNAMED_WEIGHTS
+        self._weights_after_reset = None if warm is None and place is None else UNNAMED_WEIGHTS
         hear_of_new_weights(must=options.weights_are_versioned)
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
         """Whether a step computes -> what workers do in most such steps."""
-        self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config)
+        self._disk: EngineDisk | None = None
+        if place is not None:
+            self._disk = EngineDisk(place, options, vllm_config, self._core.offloader)
+        below = None if self._disk is None else self._disk.tier
+        self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, below)
         self._outgoing, self._incoming, self._service = hand_overs(
             options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config
         )
@@ -160,6 +170,7 @@ class SchedulerSide:
             self._give_up_overdue()
         if self._incoming is not None:
             self._hear_of_hand_overs()
+        disk = () if self._disk is None else self._disk.plan()
         if self._waiting:
             self._waiting.difference_update(output.num_scheduled_tokens)
         if self._gives_back:
@@ -175,7 +186,7 @@ class SchedulerSide:
             # What this plan may write must not be promised to a reader any more.
             self._outgoing.look()
         computes = output.total_num_scheduled_tokens > 0
-        if not (plan or self._imports or self._failed_loads or self._ended_loads):
+        if not (plan or disk or self._imports or self._failed_loads or self._ended_loads):
             return self._nothing[computes]
         imports, self._imports = tuple(self._imports), []
         leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
@@ -184,7 +195,7 @@ class SchedulerSide:
             self.deadlines.began(transfer, leaving[transfer])
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         ended, self._ended_loads = frozenset(self._ended_loads), set()
-        return StepPlan(self._host_blocks, plan, failed, ended, imports, computes)
+        return StepPlan(self._host_blocks, plan, failed, ended, imports, disk, computes)
 
     def _plan_with_states(self, output: Any) -> TransferPlan:
         """The step's plan, if some layers give blocks back or have states."""
@@ -223,6 +234,8 @@ class SchedulerSide:
             self._core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
             return
         reports = meta.reports if isinstance(meta, StepReports) else ()
+        if self._disk is not None and isinstance(meta, StepReports):
+            self._disk.take(meta.disk)
         if self._told_early:
             early = self._told_early.intersection(report.transfer for report in reports)
             reports = tuple([report for report in reports if report.transfer not in early])
@@ -334,6 +347,8 @@ class SchedulerSide:
         told_later = self._failed_loads or self._ended_loads or self._states or self._imports
         if self._outgoing is not None and self._outgoing.has_ended():
             return True
+        if self._disk is not None and self._disk.tier.has_work():
+            return True
         return bool(told_later) or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
@@ -378,6 +393,8 @@ class SchedulerSide:
             self._outgoing.reset()
         if self._incoming is not None:
             self._incoming.reset()
+        if self._disk is not None:
+            self._disk.tier.reset(weights)
         return self._scheduler.reset_cache(weights)
 
     def shutdown(self) -> None:
@@ -385,6 +402,8 @@ class SchedulerSide:
         for part in (self._service, self._outgoing, self._incoming):
             if part is not None:
                 part.close()
+        if self._disk is not None:
+            self._disk.close()
         self._core.close()
 
 

@@ -15,18 +15,21 @@ from vllm.logger import init_logger
 
 from kvsm.copy_engines import VerifyingCopyEngine
 from kvsm.copy_engines.pool_file import remove_dead_pools
+from kvsm.disk import FlushPolicy
+from kvsm.errors import ConfigError
 from kvsm.hand_over.imports import PoolImports
 from kvsm.hand_over.messages import hand_over_directory, pool_path
 from kvsm.plan import WorkerReport
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_connector
 from kvsm.vllm.connector_stats import KvsmStats
+from kvsm.vllm.disk_files import disk_place
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import sharing_of
 from kvsm.vllm.kept_pools import kept_place
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
 from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
-from kvsm.vllm.pool_identity import layout_facts
+from kvsm.vllm.pool_identity import layout_facts, rank_identity
 from kvsm.vllm.rank_copies import (
     A_MOMENT_S,
     KeptPlace,
@@ -35,6 +38,7 @@ from kvsm.vllm.rank_copies import (
     moved_copies,
     pauses,
 )
+from kvsm.vllm.rank_disk import RankDisk
 from kvsm.worker import Worker, WorkerStatistics
 
 log = init_logger("vllm.kvsm")
@@ -68,6 +72,8 @@ class WorkerSide:
         self._canonical: CanonicalRows | None = None
         self._copies: RankCopies | None = None
         self._worker: Worker | None = None
+        self._disk_place = disk_place(options, vllm_config, kv_cache_config)
+        self._disk: RankDisk | None = None
         self._failed_loads: frozenset[str] = frozenset()
         self._ended_loads: frozenset[str] = frozenset()
         self._reports: list[WorkerReport] = []
@@ -128,15 +134,22 @@ class WorkerSide:
 
     def start(self, step: StepPlan) -> None:
         """Start the step's copies, and wait for those that it flushes."""
-        if not step.plan and not step.imports:
+        if not step.plan and not step.imports and not step.disk:
             return
         worker = self._worker
         if worker is None or worker.num_host_blocks < step.host_blocks:
+            if self._disk is not None:
+                raise ConfigError(
+                    "disk_dir: the pipeline stages of this engine have other numbers of layers, and such an "
+                    "engine has no disk tier yet; omit disk_dir"
+                )
             # Pipeline stages may have different numbers of layers, so the scheduler may count more blocks.
             worker = self._make(step.host_blocks)
         worker.submit((*step.plan.loads, *step.plan.stores))
         if self._imports is not None:
             self._imports.start(step.imports)
+        if self._disk is not None:
+            self._disk.start(step.disk)
         self._wait(worker, step.plan.flush)
 
     def _wait(self, worker: Worker, transfers: Iterable[int]) -> None:
@@ -182,7 +195,8 @@ class WorkerSide:
         """The copies that have ended. None if nothing ended: vLLM discards falsy metadata."""
         reports = self.take_reports()
         self._handed.append(reports)
-        return StepReports(tuple(reports)) if reports else None
+        disk = [] if self._disk is None else self._disk.poll()
+        return StepReports(tuple(reports), tuple(disk)) if reports or disk else None
 
     def handed_reports(self) -> list[WorkerReport]:
         """The reports in the last outputs. vLLM may still bring them to the scheduler's side."""
@@ -217,11 +231,13 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         """Wait for all copies, and free the host memory."""
+        if self._disk is not None:
+            self._disk.close()
         if self._imports is not None:
             self._imports.close()
         if self._copies is not None:
             self._copies.close()
-        self._imports = self._copies = self._worker = None
+        self._disk = self._imports = self._copies = self._worker = None
 
     def _make(self, host_blocks: int) -> Worker:
         self.shutdown()
@@ -246,9 +262,24 @@ class WorkerSide:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
         self._worker, self._sent, self._ended_when_sent = Worker(self._rank, self._copies.engine), None, 0
+        self._disk = self._make_disk(self._copies)
         shared = "" if self._sharing is None else f", in a pool that {self._ranks} ranks share"
         log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)
         return self._worker
+
+    def _make_disk(self, copies: RankCopies) -> RankDisk | None:
+        if self._disk_place is None:
+            return None
+        layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)
+        return RankDisk(
+            self._disk_place,
+            self._rank,
+            rank_identity(self._options, self._vllm_config, self._kv_cache_config, layout),
+            copies.pool.blocks,
+            self._options.blocks_per_chunk,
+            FlushPolicy(self._options.disk_flush),
+            self._took_over,
+        )
 
     def _kept_place(self) -> KeptPlace | None:
         layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)

@@ -32,6 +32,7 @@ import click
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1])]
 
+from kvsm.disk import DiskGeometry  # noqa: E402 (the path comes first)
 from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model  # noqa: E402 (the path comes first)
 from kvsm.vllm.trial import connector_config  # noqa: E402
 
@@ -173,8 +174,10 @@ class Life(NamedTuple):
         if self.which is not None:
             die_in_copy(self.which)
         llm = engine(model, self.ranks, kv_transfer_config=transfer)
-        core = llm.llm_engine.engine_core.engine_core.scheduler.connector._side._core
-        say({"life": self.number, "kept": len(core.offloader.ledger.index)})
+        side = llm.llm_engine.engine_core.engine_core.scheduler.connector._side
+        core, disk = side._core, side._disk
+        kept = core.offloader if disk is None else disk.tier.disk
+        say({"life": self.number, "kept": len(kept.ledger.index)})
         others = Random(self.seed)
         for number in KNOWN:
             say({"life": self.number, **answer(llm, number)})
@@ -183,7 +186,9 @@ class Life(NamedTuple):
             say({"life": self.number, **answer(llm, others.randrange(PROMPTS))})
         if not self.is_last:
             self._lose_worker(llm)
-        core.close()
+        if disk is not None:
+            say({"life": self.number, "disk": disk.counts()})
+        side.shutdown()
 
     def _lose_worker(self, llm: Any) -> NoReturn:
         """Kill one worker in the middle of its work, and end by its loss."""
@@ -204,16 +209,19 @@ class Life(NamedTuple):
 @click.option("--blocks", default=400, show_default=True, help="Blocks of the host pool.")
 @click.option("--seed", default=0, show_default=True)
 @click.option("--flip", is_flag=True, help="Flip a bit of each block of the pool after the first life.")
+@click.option("--disk", default=0, show_default=True, help="Blocks of a disk tier; the pool is cold then.")
 @click.option("--ranks", default=1, show_default=True, help="Workers; of two, one is killed alone.")
-def main(directory: str, lives: int, blocks: int, seed: int, flip: bool, ranks: int) -> None:
+def main(directory: str, lives: int, blocks: int, seed: int, flip: bool, disk: int, ranks: int) -> None:
     """Run an engine without kvsm, then the lives."""
     os.environ.update({**ENVIRONMENT, **QUIET})
     for module in IMPORTED:
         import_module(module)
     random = Random(seed)
-    transfer = connector_config(
-        cpu_bytes_to_use=blocks * BLOCK_BYTES, restart="warm", pool_dir=directory, transfer_timeout_s=0
-    )
+    tier: dict[str, Any] = {"restart": "warm", "pool_dir": directory}
+    if disk:
+        size = DiskGeometry(BLOCK_BYTES // ranks, disk).file_bytes * ranks
+        tier = {"disk_dir": directory, "disk_bytes": size, "event_log": f"{directory}/logs"}
+    transfer = connector_config(cpu_bytes_to_use=blocks * BLOCK_BYTES, transfer_timeout_s=0, **tier)
     with tiny_model(LLAMA) as model:
         read_lines(*fork(partial(_reference, model)), None, click.echo)
         for number in range(1, lives + 1):

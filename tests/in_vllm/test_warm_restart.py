@@ -49,7 +49,7 @@ def run_lives(directory: Path, blocks: int, seed: int, lives: int = LIVES, *more
             answers[line["life"]].append(line)
         elif "kept" in line:
             kept[line["life"]] = line["kept"]
-        else:
+        elif "status" in line:
             statuses.append(line)
     assert [one["status"] for one in statuses] == [9] * (lives - 1) + [0], ended.stderr[-3000:]
     return Lives(directory / "engine0", answers, kept, statuses)

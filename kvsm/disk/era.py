@@ -1,0 +1,59 @@
+"""The *era* of a disk tier: what counts of that which its slots hold. One small file beside the files of all
+ranks.
+
+A reset of the cache begins an era: nothing that was stored before may be served afterwards, by this process
+or by a later one. But the slots stay as they are on disk until they are used again. So the era says after
+which generation slots count, and which weights have computed them. It is written and flushed before the reset
+is answered. The scheduler writes it, because it alone knows of resets; the workers write the slots.
+
+A power loss leaves the old file or the new one. If there is none, or one that cannot be read, nothing counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from kvsm.disk.formats import SlotGeneration
+from kvsm.errors import ConfigError
+from kvsm.private_files import read_trusted, write_whole
+
+_MAGIC = b"kvsm-era"
+_CHECKSUM_BYTES = 8
+_MOST_BYTES = 1 << 20
+
+
+class DiskEra(msgspec.Struct, frozen=True):
+    """What counts.
+
+    weights: the version of the weights that have computed what counts.
+    after: slots of this generation and of older ones do not count.
+    """
+
+    weights: str
+    after: SlotGeneration = SlotGeneration(0, 0)
+
+    def write(self, path: Path) -> None:
+        """Put it under this name, durably: it holds when this returns. Raises `OSError`."""
+        body = msgspec.msgpack.encode(self)
+        checksum = xxhash.xxh3_64_digest(body)
+        write_whole(path, _MAGIC + checksum + body, durable=True)
+
+
+def read_era(path: Path) -> DiskEra | str:
+    """The era that this file tells, or why it tells none."""
+    try:
+        data = read_trusted(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return f"{path}: there is no such file"
+    except (OSError, ConfigError) as error:
+        return f"{path}: cannot be read: {error}"
+    begin = len(_MAGIC) + _CHECKSUM_BYTES
+    if not data.startswith(_MAGIC) or xxhash.xxh3_64_digest(data[begin:]) != data[len(_MAGIC) : begin]:
+        return f"{path}: is damaged"
+    try:
+        return msgspec.msgpack.decode(data[begin:], type=DiskEra)
+    except msgspec.DecodeError as error:
+        return f"{path}: cannot be understood: {error}"

@@ -1,0 +1,12 @@
+"""Tiers below the host pool: each has an offload core of its own, and `DiskTier` couples it with the core
+above.
+
+`kvsm.disk` has the slots, the copies and the recovery. docs/disk.md says why there is a ledger a tier.
+"""
+
+from __future__ import annotations
+
+from kvsm.tiers.agreement import disagreements
+from kvsm.tiers.disk_tier import DiskTier, TierCopy, disk_config, host_config
+
+__all__ = ["DiskTier", "TierCopy", "disagreements", "disk_config", "host_config"]

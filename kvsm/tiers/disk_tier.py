@@ -1,0 +1,337 @@
+"""`DiskTier`: what goes from the host pool to the disk, what comes back, and the two transfers of each copy.
+
+The disk has an offload core of its own, with the same machines. Its device blocks are the host's slots, and
+its host blocks are the slots of the disk. Each copy between the two is one transfer in each ledger. Both are
+planned before the copy leaves, and both end with the same reports. So each ledger protects its own end by its
+own tables:
+
+==============  ===========================================  ================================================
+copy            in the host's ledger                         in the disk's ledger
+==============  ===========================================  ================================================
+to the disk     a load into places that stand for the disk:  a store from the host's slots
+                nothing reuses the slots meanwhile
+from the disk   a store from another source: a request       a load into the host's slots
+                waits for its key as for any in flight
+==============  ===========================================  ================================================
+
+What a report says of each end:
+
+==============  =======  ===========================================  =======================================
+copy            report   for the host's ledger                        for the disk's ledger
+==============  =======  ===========================================  =======================================
+to the disk     good     good                                         good: the key is on the disk
+to the disk     bad      good: its slots were only read               bad: the key is not on the disk
+from the disk   good     good: the key is on the host                 good
+from the disk   bad      bad: the key is not on the host              bad: the disk's block is void
+==============  =======  ===========================================  =======================================
+
+Blocks are written through: what was stored on the host is stored on the disk as soon as there is room for the
+copy. What is evicted from the host later is on the disk then, or was never there.
+
+A block's way: `stored` queues it, `plan` begins its copy, `report` ends it. When a prompt comes again and the
+host has lost it, `fetch` begins the copy back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, islice
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.disk.health import HealthWatch
+from kvsm.errors import ConfigError, LimitReached
+from kvsm.events import Direction, OffloadConfig
+from kvsm.ids import listed
+from kvsm.offloader import Offloader
+from kvsm.plan import TransferJob, WorkerReport
+
+PLACES = 256
+"""How many blocks may be on their way to the disk at once."""
+
+BATCH = 64
+"""The most blocks of one copy. A copy ends as a whole, so a long one keeps its first block waiting."""
+
+
+class TierCopy(NamedTuple):
+    """A copy between host and disk in flight: its transfer in each ledger.
+
+    direction: as the disk's ledger has it: `STORE` is to the disk.
+    places: chunks of device blocks that stand for the disk in the host's ledger.
+    """
+
+    host: int
+    disk: int
+    direction: Direction
+    places: tuple[range, ...] = ()
+
+
+class TierCounts(msgspec.Struct):
+    """How many blocks went which way since the start.
+
+    not_stored: blocks whose copy to the disk failed, or was overtaken by a reset. It is not tried again.
+    """
+
+    to_disk: int = 0
+    from_disk: int = 0
+    not_stored: int = 0
+
+
+def host_config(config: OffloadConfig, places: int = PLACES) -> OffloadConfig:
+    """The same host core with a disk below it: it has `places` more device blocks, which stand for the
+    disk."""
+    more = places * config.blocks_per_chunk
+    return msgspec.structs.replace(config, device_blocks=config.device_blocks + more)
+
+
+def disk_config(host: OffloadConfig, num_slots: int, policy: str = "lru") -> OffloadConfig:
+    """The configuration of the disk's core below this host core.
+
+    num_slots: how many blocks the disk holds. Raises `ConfigError`.
+    """
+    return OffloadConfig(
+        host_blocks=num_slots,
+        device_blocks=host.host_blocks,
+        block_bytes=host.block_bytes * host.blocks_per_chunk,
+        workers=host.workers,
+        max_live_transfers=host.max_live_transfers,
+        policy=policy,
+        defer_ticks=0,
+        transfer_ticks=0,
+        block_tokens=host.block_tokens * host.blocks_per_chunk,
+    )
+
+
+class DiskTier:
+    """Couples the core of a host pool with the core of the disk below it. One scheduler drives all three.
+
+    host: made with `host_config`. Its last `places` chunks of device blocks stand for the disk.
+    disk: made with `disk_config`. What recovery found is adopted before (`Offloader.adopt_blocks`).
+    void: makes durable that nothing stored before counts any more, under these weights (None: the same).
+    Called
+        in a reset, before it is answered.
+    name: of the disk, for what is told.
+
+    Raises `ConfigError` if the two cores do not fit.
+    """
+
+    def __init__(
+        self,
+        host: Offloader,
+        disk: Offloader,
+        void: Callable[[str | None], None],
+        places: int = PLACES,
+        name: str = "the disk tier",
+    ) -> None:
+        above, below = host.config, disk.config
+        if below.device_blocks != above.host_blocks or below.workers != above.workers:
+            raise ConfigError(
+                f"the disk's core has {below.device_blocks} device blocks and {below.workers} workers; below "
+                f"{above.host_blocks} host slots of {above.workers} workers it needs as many (disk_config)"
+            )
+        chunk = above.blocks_per_chunk
+        self.host, self.disk = host, disk
+        self.copies: dict[int, TierCopy] = {}
+        """The copies in flight, by their transfer in the disk's ledger."""
+        self.counts = TierCounts()
+        self._by_host: dict[int, TierCopy] = {}
+        self._void = void
+        first = above.device_blocks - places * chunk
+        self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
+        self._health = HealthWatch(name)
+        self._waiting: dict[bytes, None] = {}
+        """Keys to store on the disk, the oldest first."""
+        self._planned: list[TransferJob] = []
+        self._names = count(1)
+
+    # What comes back.
+
+    def has(self, key: bytes) -> bool:
+        """Whether the disk serves this key."""
+        slot = self.disk.ledger.index.get(key)
+        return slot is not None and self.disk.ledger.readable(slot)
+
+    def fetch(self, request: str, keys: Sequence[bytes]) -> int | None:
+        """Begin to bring what the host lacks of these keys. Returns the transfer of the host's ledger; None
+        if nothing is brought now.
+
+        request: who asks, for people who read the logs.
+        keys: in prefix order; the host or the disk has each. What the host has is not evicted to make room.
+        """
+        host, disk = self.host, self.disk
+        if host.ledger.draining() or disk.ledger.draining() or not _has_room(disk):
+            return None
+        prepared = host.import_blocks(((request, len(keys)),), keys, "disk")
+        job = prepared.job
+        if job is None:
+            return None
+        record = host.ledger.transfers[job.transfer]
+        asker = f"fetch-{next(self._names)}-for-{request}"
+        found = [disk.ledger.index[key] for key in record.keys]
+        below = self._load(disk, asker, found, listed(record.slots), len(found))
+        if below is None:
+            host.cancel(job.transfer)
+            return None
+        self._begin(TierCopy(job.transfer, below.transfer, Direction.LOAD), below, record.keys)
+        return job.transfer
+
+    # What is stored below.
+
+    def stored(self, keys: Iterable[bytes]) -> None:
+        """These keys were stored on the host, from the device."""
+        waiting = self._waiting
+        waiting.update(dict.fromkeys(keys))
+        # As long as the disk takes no stores, more come than the host can hold.
+        for key in list(islice(waiting, max(0, len(waiting) - self.host.config.host_blocks))):
+            del waiting[key]
+
+    def plan(self) -> tuple[TransferJob, ...]:
+        """What leaves for the disk's workers now. All of it is submitted in both ledgers.
+
+        A job names host slots as device blocks, disk slots as host blocks, and the keys.
+        """
+        while self._waiting and self._store_some():
+            pass
+        planned, self._planned = tuple(self._planned), []
+        if planned:
+            self.host.submit([self.copies[job.transfer].host for job in planned])
+            self.disk.submit([job.transfer for job in planned])
+        return planned
+
+    def has_work(self) -> bool:
+        """Whether a copy is planned or in flight, or a block waits for its own."""
+        return bool(self.copies or (self._waiting and not self._health.read().probes_in_s))
+
+    def _store_some(self) -> bool:
+        """Plan one copy to the disk. Returns whether another one may follow at once."""
+        host, disk = self.host, self.disk
+        blocked = not self._places or not _has_room(host) or not _has_room(disk)
+        if blocked or host.ledger.draining() or self._health.refusal():
+            return False
+        keys = self._take_waiting(min(BATCH, len(self._places)))
+        if not keys:
+            return False
+        slots = [host.ledger.index[key] for key in keys]
+        # The disk's core has not seen that the host has stored other content into these slots.
+        disk.rewrite(slots)
+        prepared = disk.store((), keys, slots)
+        job = prepared.job
+        if job is None:
+            return False
+        record = disk.ledger.transfers[job.transfer]
+        slots = list(listed(record.device_blocks))
+        asker = f"disk-store-{next(self._names)}"
+        places = tuple(self._places[: len(slots)])
+        above = self._load(host, asker, slots, [block for place in places for block in place], 0)
+        if above is None:
+            disk.cancel(job.transfer)
+            return False
+        del self._places[: len(slots)]
+        self._begin(TierCopy(above.transfer, job.transfer, Direction.STORE, places), job, record.keys)
+        return True
+
+    def _take_waiting(self, most: int) -> list[bytes]:
+        """The oldest keys that wait, as far as the host can be read there and the disk lacks them. The others
+        wait no more."""
+        index, readable, below = self.host.ledger.index, self.host.ledger.readable, self.disk.ledger.index
+        keys: list[bytes] = []
+        while self._waiting and len(keys) < most:
+            key = next(iter(self._waiting))
+            del self._waiting[key]
+            if key in index and key not in below and readable(index[key]):
+                keys.append(key)
+        return keys
+
+    def _load(
+        self, core: Offloader, name: str, slots: Sequence[int], targets: Sequence[int], asked: int
+    ) -> TransferJob | None:
+        """Plan a load of these slots for a request of its own, which is over with it. None if it cannot be.
+
+        asked: how many blocks it asks for, for the log; 0 for copies that serve no request.
+        """
+        core.arrive(name)
+        try:
+            core.pin(name, slots, None, asked, 0, asked)
+            return core.prepare_load(name, targets)
+        except LimitReached:
+            return None
+        finally:
+            core.finish(name)
+
+    def _begin(self, copy: TierCopy, job: TransferJob, keys: Sequence[bytes]) -> None:
+        self.copies[copy.disk] = self._by_host[copy.host] = copy
+        self._planned.append(msgspec.structs.replace(job, keys=tuple(keys)))
+
+    # How copies end.
+
+    def owns(self, host_transfer: int) -> bool:
+        """Whether this transfer of the host's ledger is a copy to or from the disk."""
+        return host_transfer in self._by_host
+
+    def report(self, report: WorkerReport) -> bool:
+        """Take a report of the disk's workers. It names the transfer of the disk's ledger.
+
+        Returns whether a copy from the disk has ended well: its keys are on the host now.
+        """
+        copy = self.copies.get(report.transfer)
+        result = self.disk.report(report.transfer, report.worker, report.good, report.error)
+        if copy is None or result.rejected is not None:
+            return False
+        to_disk = copy.direction is Direction.STORE
+        self.host.report(copy.host, report.worker, report.good or to_disk, report.error)
+        if to_disk and not report.good:
+            self._health.failed(report.error)
+        ended = result.ended
+        if ended is None:
+            return False
+        self._end(copy)
+        if to_disk:
+            self._note_store(good=ended.good, blocks=len(ended.keys))
+            return False
+        self.counts.from_disk += len(ended.device_blocks) if ended.good else 0
+        return ended.good
+
+    def lose(self, host_transfer: int) -> None:
+        """Give up a copy that some worker will never report. Both ledgers retire what it may still touch."""
+        copy = self._by_host[host_transfer]
+        blocks = len(self.host.ledger.transfers[copy.host].slots)
+        self.host.lose(copy.host)
+        self.disk.lose(copy.disk)
+        # Its places are retired in the host's ledger, and are not used again.
+        self._end(copy._replace(places=()))
+        if copy.direction is Direction.STORE:
+            self._health.failed("a copy was not reported in time")
+            self._note_store(good=False, blocks=blocks)
+
+    def reset(self, weights: str | None = None) -> None:
+        """Make everything on the disk unmatchable, at once and for every later process. Legal at any time;
+        call it just before the host's own reset. Copies in flight go on, as in any reset.
+
+        weights: as `Offloader.reset` takes it. Raises what `void` raises: then the host must not be reset.
+        """
+        planned, self._planned = self._planned, []
+        for job in planned:
+            copy = self.copies[job.transfer]
+            self.host.cancel(copy.host)
+            self.disk.cancel(copy.disk)
+            self._end(copy)
+        self._waiting.clear()
+        self.disk.reset(weights)
+        self._void(weights)
+
+    def _end(self, copy: TierCopy) -> None:
+        del self.copies[copy.disk], self._by_host[copy.host]
+        self._places += copy.places
+
+    def _note_store(self, *, good: bool, blocks: int) -> None:
+        if good:
+            self.counts.to_disk += blocks
+            self._health.succeeded()
+        else:
+            self.counts.not_stored += blocks
+
+
+def _has_room(core: Offloader) -> bool:
+    """Whether one more transfer may live."""
+    return len(core.ledger.transfers) < core.config.max_live_transfers

@@ -1,0 +1,102 @@
+"""The disk tier of one engine, in the scheduler's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+
+from kvsm.disk import DiskEra, SlotGeneration
+from kvsm.events import Direction
+from kvsm.offloader import LogFlush, Offloader
+from kvsm.plan import TransferJob, WorkerReport
+from kvsm.tiers import DiskTier, disk_config
+from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
+from kvsm.vllm.disk_files import DiskPlace
+from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.pool_identity import weights_version
+
+log = init_logger("vllm.kvsm")
+
+
+class EngineDisk:
+    """Couples the host's core of an engine with the disk below it.
+
+    tier: what goes down and comes back.
+    """
+
+    def __init__(
+        self, place: DiskPlace, options: ConnectorOptions, vllm_config: Any, host: Offloader
+    ) -> None:
+        weights = weights_version(vllm_config, options.weights_version)
+        found = place.decide(weights)
+        self._place, self._life, self._weights = place, found.life, weights
+        index = vllm_config.parallel_config.data_parallel_index
+        config = disk_config(host.config, place.num_slots, options.policy)
+        self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", None)
+        disk = self._core.offloader
+        keys = list(found.slots)
+        disk.adopt_blocks(keys, [found.slots[key].slot for key in keys], "an earlier process")
+        self.tier = DiskTier(host, disk, self._begin_era, name=place.name)
+        self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
+        log.info("kvsm: %s holds %d blocks of earlier processes", place.name, len(keys))
+        for rank, told in enumerate(found.told):
+            rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
+            log.info("kvsm: disk slots of rank %d: %s", rank, rows)
+
+    def plan(self) -> tuple[TransferJob, ...]:
+        """The copies that leave with this step."""
+        if not self.tier.has_work():
+            return ()
+        self._give_up_overdue()
+        jobs = self.tier.plan()
+        self.deadlines.submitted(jobs)
+        self.tier.disk.end_step()
+        return jobs
+
+    def take(self, reports: Sequence[WorkerReport]) -> None:
+        """Take what the workers report of copies to and from the disk."""
+        disk = self.tier.disk
+        for report in reports:
+            self.tier.report(report)
+            if report.transfer not in disk.ledger.transfers:
+                self.deadlines.ended(report.transfer)
+        if reports:
+            disk.flush_log(LogFlush.REPORTS_TAKEN)
+
+    def counts(self) -> Mapping[str, int]:
+        """Blocks that the disk holds, and that went each way."""
+        counts = self.tier.counts
+        return {
+            "disk_blocks": len(self.tier.disk.ledger.index),
+            "disk_stored": counts.to_disk,
+            "disk_loaded": counts.from_disk,
+            "disk_not_stored": counts.not_stored,
+        }
+
+    def close(self) -> None:
+        """Close the event log of the disk."""
+        self._core.close()
+
+    def _give_up_overdue(self) -> None:
+        ledger = self.tier.disk.ledger
+        for transfer in self.deadlines.overdue():
+            lost = ledger.transfers[transfer]
+            way = "to" if lost.direction is Direction.STORE else "from"
+            log.warning(
+                "kvsm: copy %d %s the disk is given up: ranks %s have not reported it for %g s. %d host "
+                "slots are retired: they are not used again until the engine restarts",
+                transfer,
+                way,
+                silent_ranks(lost, self.tier.disk.config.workers),
+                self.deadlines.timeout_s,
+                len(lost.slots),
+            )
+            self.tier.lose(self.tier.copies[transfer].host)
+
+    def _begin_era(self, weights: str | None) -> None:
+        """Nothing that was stored before may come back, after a crash too."""
+        self._weights = self._weights if weights is None else weights
+        DiskEra(self._weights, SlotGeneration(self._life, self.tier.disk.ledger.seq)).write(self._place.era)

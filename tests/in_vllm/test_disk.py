@@ -1,0 +1,67 @@
+"""Real vLLM with a disk tier, killed with -9 again and again: the host pool is lost each time, and the disk
+brings the hits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+from restarted_engine import KNOWN
+from test_warm_restart import Lives, run_lives, wrong_answers
+
+from kvsm.replay import verify_log
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a disk, which is removed."""
+    made = tmp_path / "tier"
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def check_logs(directory: Path, lives: int) -> None:
+    """Each life has a log for each tier, and all of them verify."""
+    logs = sorted((directory / "logs").iterdir())
+    assert len([log for log in logs if "-disk-" in log.name]) == lives
+    assert len(logs) == 2 * lives
+    for log in logs:
+        verified = verify_log(log)
+        assert verified.good, (log, verified)
+
+
+def check_hits(lives: Lives) -> None:
+    """From its first request on, each life finds prompts of the lives before it."""
+    last = max(lives.answers)
+    assert lives.kept[last] > 20
+    first = lives.answers[last][: len(KNOWN)]
+    assert all(one["cached"] for one in first), first
+
+
+def test_an_engine_that_is_killed_finds_on_disk_what_it_stored(directory: Path) -> None:
+    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy."""
+    lives = run_lives(directory, 30, 4, 6, "--disk", "400")
+    assert wrong_answers(lives) == []
+    check_hits(lives)
+    check_logs(directory, 6)
+
+
+def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> None:
+    """The same with evictions on both tiers."""
+    lives = run_lives(directory, 20, 5, 3, "--disk", "60")
+    assert wrong_answers(lives) == []
+    assert 0 < lives.kept[max(lives.kept)] <= 60
+    check_logs(directory, 3)
+
+
+@pytest.mark.slow
+def test_two_ranks_find_on_disk_what_both_have_stored(directory: Path) -> None:
+    """One worker of two is killed alone in each life. A block counts only if it is on the disk of both."""
+    lives = run_lives(directory, 30, 6, 3, "--disk", "400", "--ranks", "2")
+    assert wrong_answers(lives) == []
+    check_hits(lives)

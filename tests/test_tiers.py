@@ -1,0 +1,299 @@
+"""`DiskTier`: what each report tells each ledger, what waits, and what a reset leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvsm.disk import DiskEra, SlotGeneration, read_era
+from kvsm.disk.health import FAILURES
+from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent
+from kvsm.events import Direction, OffloadConfig, StorePlanned
+from kvsm.invariants import check_ledger
+from kvsm.ledger import Ledger
+from kvsm.log import MemoryLog
+from kvsm.offloader import LookupResult, Offloader
+from kvsm.plan import TransferJob, WorkerReport
+from kvsm.states.block import STORED
+from kvsm.states.words import STATE_MASK
+from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
+
+HOST, DISK, DEVICE, PLACES = 4, 6, 8, 4
+KEYS = [f"key {n}".encode() for n in range(12)]
+
+
+class Tiers:
+    """Two cores and a tier between them, whose copies end as the test says."""
+
+    def __init__(self, host_blocks: int = HOST, chunk: int = 1, workers: int = 1) -> None:
+        config = OffloadConfig(
+            host_blocks=host_blocks,
+            device_blocks=DEVICE,
+            blocks_per_chunk=chunk,
+            workers=workers,
+            defer_ticks=8,
+        )
+        config = host_config(config, PLACES)
+        self.host = Offloader(config)
+        self.disk = Offloader(disk_config(config, DISK))
+        self.voids: list[str | None] = []
+        self.tier = DiskTier(self.host, self.disk, self.voids.append, PLACES)
+
+    def store(self, keys: Sequence[bytes]) -> None:
+        """The engine stores these on the host."""
+        blocks = list(range(len(keys) * self.host.config.blocks_per_chunk))
+        self.host.rewrite(blocks)
+        job = self.host.store((), keys, blocks).job
+        assert job is not None
+        self.host.submit([job.transfer])
+        for worker in range(self.host.config.workers):
+            ended = self.host.report(job.transfer, worker, True).ended
+        assert ended is not None
+        self.tier.stored(ended.keys)
+
+    def end(self, job: TransferJob, good: bool = True) -> bool:
+        ends = [
+            self.tier.report(WorkerReport(job.transfer, worker, good, "" if good else "no"))
+            for worker in range(self.host.config.workers)
+        ]
+        return ends[-1]
+
+    def write_through(self, keys: Sequence[bytes]) -> None:
+        self.store(keys)
+        for job in self.tier.plan():
+            self.end(job)
+
+    def check(self) -> None:
+        assert disagreements(self.tier) == []
+        assert check_ledger(self.host.ledger) == []
+        assert check_ledger(self.disk.ledger) == []
+
+
+def test_what_is_stored_on_the_host_is_stored_on_the_disk() -> None:
+    tiers = Tiers()
+    tiers.store(KEYS[:3])
+    (job,) = tiers.tier.plan()
+    assert (job.direction, job.keys) == (Direction.STORE, tuple(KEYS[:3]))
+    tiers.check()
+    assert not tiers.tier.has(KEYS[0])
+    tiers.end(job)
+    assert all(map(tiers.tier.has, KEYS[:3]))
+    assert tiers.tier.plan() == ()
+    assert not tiers.tier.has_work()
+    tiers.check()
+
+
+def test_a_host_slot_is_not_reused_while_it_is_copied_to_the_disk() -> None:
+    """No reuse in flight (S3): the host is full, and its blocks are all on their way down."""
+    tiers = Tiers()
+    tiers.store(KEYS[:HOST])
+    (job,) = tiers.tier.plan()
+    assert tiers.host.store((), KEYS[4:5], [0]).job is None
+    tiers.end(job)
+    assert tiers.host.store((), KEYS[4:5], [0]).job is not None
+
+
+def test_a_block_that_the_host_has_lost_comes_back_from_the_disk() -> None:
+    """A request waits for it as for any block in flight."""
+    tiers = Tiers()
+    tiers.write_through(KEYS[:2])
+    tiers.write_through(KEYS[2:6])
+    assert tiers.host.lookup(KEYS[0]) is LookupResult.MISS
+    transfer = tiers.tier.fetch("r", KEYS[:2])
+    assert tiers.host.match("r", KEYS[:2]).waits_for == transfer
+    (job,) = tiers.tier.plan()
+    assert (job.direction, job.keys) == (Direction.LOAD, tuple(KEYS[:2]))
+    tiers.check()
+    assert tiers.end(job)
+    assert tiers.host.match("r", KEYS[:2]).hits == 2
+    tiers.check()
+
+
+def test_what_a_prompt_has_on_the_host_is_not_evicted_for_its_rest() -> None:
+    tiers = Tiers()
+    tiers.write_through(KEYS[:3])
+    tiers.write_through(KEYS[3:6])
+    # The host has keys 0 and 3 to 5; key 0 would be evicted next.
+    assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
+    assert tiers.tier.fetch("r", KEYS[:3]) is not None
+    assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
+
+
+@pytest.mark.parametrize("good", [True, False])
+def test_a_copy_to_the_disk_only_reads_the_host(good: bool) -> None:
+    """Whether it fails or not: the host's blocks stay. If it fails, the key is not on the disk (S6)."""
+    tiers = Tiers(workers=2)
+    tiers.store(KEYS[:2])
+    (job,) = tiers.tier.plan()
+    tiers.end(job, good)
+    assert [tiers.tier.has(key) for key in KEYS[:2]] == [good] * 2
+    assert [tiers.host.lookup(key) for key in KEYS[:2]] == [LookupResult.HIT] * 2
+    tiers.check()
+
+
+def test_a_copy_from_the_disk_that_fails_leaves_the_key_on_no_tier() -> None:
+    """Failure is not success (S6): the disk gives the block up, and the request computes it."""
+    tiers = Tiers()
+    tiers.write_through(KEYS[:2])
+    tiers.write_through(KEYS[2:6])
+    tiers.tier.fetch("r", KEYS[:2])
+    (job,) = tiers.tier.plan()
+    assert not tiers.end(job, good=False)
+    assert [tiers.tier.has(key) for key in KEYS[:2]] == [False] * 2
+    assert tiers.host.match("r", KEYS[:2]).hits == 0
+    tiers.check()
+
+
+def test_after_a_reset_neither_tier_serves_anything_and_later_stores_reach_the_disk() -> None:
+    """No stale data (S14). The same content in the same slots is new content, and is stored again."""
+    tiers = Tiers()
+    tiers.write_through(KEYS[:2])
+    tiers.write_through(KEYS[2:6])
+    tiers.tier.fetch("r", KEYS[:2])
+    tiers.end(tiers.tier.plan()[0])
+    tiers.tier.reset("v2")
+    tiers.host.reset("v2")
+    assert tiers.voids == ["v2"]
+    assert not any(map(tiers.tier.has, KEYS))
+    assert tiers.disk.ledger.weights == "v2"
+    tiers.write_through(KEYS[:2])
+    assert all(map(tiers.tier.has, KEYS[:2]))
+    tiers.check()
+
+
+def test_a_reset_leaves_copies_in_flight_to_end_and_takes_back_planned_ones() -> None:
+    """What they touch stays quarantined until they are reported (S3)."""
+    tiers = Tiers()
+    tiers.store(KEYS[:2])
+    (flying,) = tiers.tier.plan()
+    tiers.write_through(KEYS[2:4])
+    tiers.tier.fetch("r", KEYS[2:4])
+    tiers.tier.reset()
+    assert not tiers.host.reset()
+    assert list(tiers.tier.copies) == [flying.transfer]
+    tiers.check()
+    tiers.end(flying)
+    assert not tiers.host.ledger.draining()
+    assert len(tiers.host.ledger.free) == HOST
+    assert not tiers.tier.has(KEYS[0])
+    tiers.check()
+
+
+def test_a_reset_whose_era_cannot_be_written_is_no_reset_of_the_host() -> None:
+    """Otherwise an answered reset would be undone by the next process."""
+    tiers = Tiers()
+    tiers.write_through(KEYS[:2])
+
+    def full(_: str | None) -> None:
+        raise OSError(28, "No space left on device")
+
+    tiers.tier = DiskTier(tiers.host, tiers.disk, full, PLACES)
+    with pytest.raises(OSError, match="No space"):
+        tiers.tier.reset()
+    assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
+
+
+def test_a_copy_that_is_never_reported_retires_what_it_may_touch_on_both_tiers() -> None:
+    """No reuse in flight (S3)."""
+    tiers = Tiers()
+    tiers.write_through(KEYS[:2])
+    tiers.write_through(KEYS[2:6])
+    transfer = tiers.tier.fetch("r", KEYS[:2])
+    assert transfer is not None
+    (job,) = tiers.tier.plan()
+    tiers.tier.lose(transfer)
+    assert not tiers.host.ledger.transfers
+    assert not tiers.disk.ledger.transfers
+    assert not tiers.tier.report(WorkerReport(job.transfer, 0, True)), "a late report changes nothing"
+    assert tiers.host.match("r", KEYS[:2]).hits == 0
+    tiers.check()
+
+
+def test_a_disk_that_fails_gets_no_more_stores_and_the_blocks_wait() -> None:
+    """It steps back, and the engine goes on. When it takes stores again, it gets what the host still has."""
+    tiers = Tiers(host_blocks=8)
+    for n in range(FAILURES):
+        tiers.store(KEYS[n : n + 1])
+        (job,) = tiers.tier.plan()
+        tiers.end(job, good=False)
+    tiers.store(KEYS[5:7])
+    assert tiers.tier.plan() == ()
+    assert not tiers.tier.has_work(), "an idle engine need not keep stepping"
+    tiers.tier._health.succeeded()
+    (job,) = tiers.tier.plan()
+    assert job.keys == tuple(KEYS[5:7])
+
+
+def test_a_slot_of_several_device_blocks_is_one_block_of_the_disk() -> None:
+    tiers = Tiers(chunk=2)
+    tiers.store(KEYS[:2])
+    (job,) = tiers.tier.plan()
+    blocks, slots = job.pairs()
+    assert len(blocks) == len(slots) == 2
+    tiers.check()
+    tiers.end(job)
+    assert all(map(tiers.tier.has, KEYS[:2]))
+
+
+def test_cores_that_do_not_fit_are_refused() -> None:
+    host = Offloader(OffloadConfig(host_blocks=4, device_blocks=8))
+    disk = Offloader(OffloadConfig(host_blocks=4, device_blocks=5))
+    with pytest.raises(ConfigError, match="disk_config"):
+        DiskTier(host, disk, [].append)
+
+
+# Adoption.
+
+
+def test_blocks_that_lie_in_the_pool_already_are_adopted_as_stored() -> None:
+    """To the log it is a store like any other: it replays to the same state."""
+    log = MemoryLog()
+    core = Offloader(OffloadConfig(host_blocks=DISK, device_blocks=HOST, workers=2), log)
+    core.adopt_blocks(KEYS[:2], [4, 1], "an earlier process")
+    assert core.ledger.index == {KEYS[0]: 4, KEYS[1]: 1}
+    assert all(core.ledger.blocks.words[slot] & STATE_MASK == STORED for slot in (4, 1))
+    assert check_ledger(core.ledger) == []
+    replayed = Ledger(core.config)
+    for event in log:
+        replayed.apply(event)
+    assert replayed.index == core.ledger.index
+    (planned,) = [event for event in log if isinstance(event, StorePlanned)]
+    assert planned.source == "an earlier process"
+
+
+def test_a_slot_or_a_key_that_is_taken_is_not_adopted() -> None:
+    core = Offloader(OffloadConfig(host_blocks=DISK, device_blocks=HOST))
+    core.adopt_blocks(KEYS[:2], [4, 1], "an earlier process")
+    with pytest.raises(IllegalTransition):
+        core.adopt_blocks(KEYS[2:3], [4], "an earlier process")
+    with pytest.raises(InvalidEvent):
+        core.adopt_blocks(KEYS[:1], [3], "an earlier process")
+
+
+# The era.
+
+
+def test_an_era_is_read_as_it_was_written(tmp_path: Path) -> None:
+    era = DiskEra("v2", SlotGeneration(3, 17))
+    era.write(tmp_path / "era")
+    assert read_era(tmp_path / "era") == era
+    assert (tmp_path / "era").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_bit_of_an_era_can_change_unseen(tmp_path: Path) -> None:
+    """A wrong era would bring back what a reset has given up (S14)."""
+    path = tmp_path / "era"
+    DiskEra("v2", SlotGeneration(3, 17)).write(path)
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(bytes(changed))
+        assert isinstance(read_era(path), str), bit
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert isinstance(read_era(path), str), length
+    path.unlink()
+    assert "no such file" in str(read_era(path))
