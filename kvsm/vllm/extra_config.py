@@ -101,8 +101,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
         when host memory has lost it, also by a later process. Each engine needs one of its own.
     disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
-    the
-        first start.
+        the first start.
     disk_flush: when stores to the disk are flushed: `none`, `interval` (each second), or `every` store before
         it counts. What was flushed survives a power loss.
     weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is
