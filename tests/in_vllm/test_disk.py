@@ -3,7 +3,10 @@ brings the hits."""
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,8 @@ from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
 
 from kvsm.replay import verify_log
+
+HERE = Path(__file__).parent
 
 
 @pytest.fixture
@@ -57,6 +62,19 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
     assert wrong_answers(lives) == []
     assert 0 < lives.kept[max(lives.kept)] <= 60
     check_logs(directory, 3)
+
+
+def test_nothing_of_other_weights_or_of_before_a_reset_comes_back(directory: Path) -> None:
+    """No stale data (S14), for processes that come later. What v1 has stored does not come back
+    when v1 does: v2 has begun an era."""
+    lives = ["v1", "v1", "v2", "v1", "v1+reset", "v1"]
+    command = [sys.executable, str(HERE / "disk_weights_engine.py"), str(directory), *lives]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    told = [json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")]
+    assert [one["life"] for one in told] == lives
+    assert [one["cached"] > 0 for one in told] == [False, True, False, False, True, False]
+    assert all(one["held"] for one in told)
 
 
 @pytest.mark.slow
