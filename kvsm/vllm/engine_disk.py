@@ -67,13 +67,13 @@ class EngineDisk:
             disk.flush_log(LogFlush.REPORTS_TAKEN)
 
     def counts(self) -> Mapping[str, int]:
-        """Blocks that the disk holds, and that went each way."""
+        """The values of `exported_metrics.DISK`."""
         counts = self.tier.counts
         return {
             "disk_blocks": len(self.tier.disk.ledger.index),
-            "disk_stored": counts.to_disk,
-            "disk_loaded": counts.from_disk,
-            "disk_not_stored": counts.not_stored,
+            "disk_blocks_stored": counts.to_disk,
+            "disk_blocks_loaded": counts.from_disk,
+            "disk_blocks_not_stored": counts.not_stored,
         }
 
     def close(self) -> None:

@@ -35,6 +35,18 @@ HAND_OVERS = (
 )
 """What the connector counts itself: the event log does not tell the reasons."""
 
+DISK = (
+    Metric("disk_blocks", "gauge", "Blocks that the disk tier holds, or is storing."),
+    Metric("disk_blocks_stored", "counter", "Blocks whose copy to the disk completed on every worker."),
+    Metric("disk_blocks_loaded", "counter", "Blocks whose copy from the disk completed on every worker."),
+    Metric(
+        "disk_blocks_not_stored",
+        "counter",
+        "Blocks whose copy to the disk failed, or was overtaken by a reset. They stay on the host.",
+    ),
+)
+"""What the connector counts of its disk tier, if it has one."""
+
 FACTS = ("cpu_num_chunks", "cpu_blocks_per_chunk", "cpu_kv_cache_size_bytes", "policy", "store", "last_step")
 """The labels of `config_info`. The first three have the names that vLLM's own offload uses."""
 
@@ -46,7 +58,7 @@ CONFIG_INFO = Metric(
     dict.fromkeys(FACTS, ()),
 )
 
-_OF_CONNECTOR = (*COPIES, *HAND_OVERS, CONFIG_INFO)
+_OF_CONNECTOR = (*COPIES, *HAND_OVERS, *DISK, CONFIG_INFO)
 
 EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *_OF_CONNECTOR)}
 """All metrics of the connector by name."""

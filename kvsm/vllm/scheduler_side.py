@@ -101,7 +101,7 @@ class SchedulerSide:
         self._stats = StatsSource(
             self._core.metrics,
             _facts(options, config),
-            beside=self._hand_over_counts,
+            beside=self._counts_beside_events,
             busy=lambda: bool(self._scheduler.state.tracked),
         )
         self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
@@ -209,9 +209,9 @@ class SchedulerSide:
             self._pool.computing = ()
         return plan
 
-    def _hand_over_counts(self) -> Mapping[str, Any]:
-        """The values of `exported_metrics.HAND_OVERS`, as far as this engine's role has them."""
-        counts: dict[str, Any] = {}
+    def _counts_beside_events(self) -> Mapping[str, Any]:
+        """The values of `exported_metrics.HAND_OVERS` and `DISK`, as far as this engine has them."""
+        counts: dict[str, Any] = {} if self._disk is None else dict(self._disk.counts())
         if self._outgoing is not None:
             counts["hand_overs_given_up"] = {end.value: n for end, n in self._outgoing.ended.items()}
         if self._incoming is not None:

@@ -1,9 +1,9 @@
-"""Lives of one vLLM engine on one disk tier, each with a version of its weights, some with a reset at the end.
+"""Lives of one vLLM engine on one disk tier, each with a version of its weights, some with a reset.
 
     python tests/in_vllm/disk_weights_engine.py DIRECTORY v1 v1+reset v2
 
-Each life asks one prompt and ends without a close. It prints a line of JSON: how much was cached, and how many
-blocks the disk held at the end.
+Each life asks one prompt and ends without a close. It prints a line of JSON: how much was cached, and
+how many blocks the disk held at the end.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Pair:
     def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """What the metrics say: (hand-overs by their end, those given up by the reason, prompts missed)."""
         gave, got = (engine.scheduler.connector._side for engine in self.engines)
-        why = gave._hand_over_counts()["hand_overs_given_up"]
-        missed = got._hand_over_counts()["hand_overs_missed"]
+        why = gave._counts_beside_events()["hand_overs_given_up"]
+        missed = got._counts_beside_events()["hand_overs_missed"]
         given_up = {reason: count for reason, count in why.items() if count and reason != "taken"}
         return gave._core.metrics.values()["hand_overs"], given_up, missed
 

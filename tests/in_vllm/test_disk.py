@@ -17,6 +17,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
 
+from kvsm.events import LoadPlanned
+from kvsm.log import LogReader
 from kvsm.replay import verify_log
 
 HERE = Path(__file__).parent
@@ -31,13 +33,15 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def check_logs(directory: Path, lives: int) -> None:
-    """Each life has a log for each tier, and all of them verify."""
+    """Each life has a log for each tier, and all of them verify. The disk has brought blocks back."""
     logs = sorted((directory / "logs").iterdir())
     assert len([log for log in logs if "-disk-" in log.name]) == lives
     assert len(logs) == 2 * lives
     for log in logs:
         verified = verify_log(log)
         assert verified.good, (log, verified)
+    of_disk = [event for log in logs if "-disk-" in log.name for event in LogReader(log).events()]
+    assert any(isinstance(event, LoadPlanned) for event in of_disk)
 
 
 def check_hits(lives: Lives) -> None:
