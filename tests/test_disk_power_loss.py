@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 from disk_rig import DISK_IDENTITY, PAYLOAD, SLOTS, Tier, directory, name
 
-from kvsm.disk import DiskGeometry, FlushPolicy, SlotFile, recover
+from kvsm.disk import BEFORE_ALL, DiskGeometry, FlushPolicy, SlotFile, SlotGeneration, recover
 
 SECTOR = 512
 
@@ -28,12 +28,14 @@ Versions = dict[int, list[bytes]]
 
 class Moment(NamedTuple):
     """A file behind a call. promised: slot -> key, of stores that were good before, and that no store has
-    begun to overwrite. begun: all stores that had begun, (slot, key)."""
+    begun to overwrite. begun: all stores that had begun since the last reset, (slot, key). after: the last
+    generation that this reset has given up."""
 
     durable: bytes
     versions: Versions
     promised: dict[int, int]
     begun: set[tuple[int, int]]
+    after: SlotGeneration
 
 
 class DiskRecorder:
@@ -44,6 +46,7 @@ class DiskRecorder:
         self.moments: list[Moment] = []
         self.promised: dict[int, int] = {}
         self.begun: set[tuple[int, int]] = set()
+        self.after = BEFORE_ALL
         self._durable, self._now = bytearray(size), bytearray(size)
         self._versions: Versions = {}
 
@@ -62,7 +65,14 @@ class DiskRecorder:
 
     def note(self) -> None:
         versions = {at: list(some) for at, some in self._versions.items()}
-        self.moments.append(Moment(bytes(self._durable), versions, dict(self.promised), set(self.begun)))
+        self.moments.append(
+            Moment(bytes(self._durable), versions, dict(self.promised), set(self.begun), self.after)
+        )
+
+    def reset(self, after: SlotGeneration) -> None:
+        """A reset is answered: the era says so, durably. Nothing is written to the slots."""
+        self.promised, self.begun, self.after = {}, set(), after
+        self.note()
 
 
 @contextmanager
@@ -94,7 +104,7 @@ def recording(recorders: dict[Path, DiskRecorder]) -> Iterator[None]:
 def record(
     made: Path, seed: int, flush: FlushPolicy, stores: int, ranks: int = 1, lives: int = 2
 ) -> list[DiskRecorder]:
-    """The recorders of the ranks' files after some lives of random stores, equal on all ranks.
+    """The recorders of the ranks' files after some lives of random stores and resets, equal on all ranks.
 
     A store counts as promised when it is good on all ranks, and as overwritten when the next one begins.
     """
@@ -105,8 +115,11 @@ def record(
     with recording(dict(zip(paths, recorders))):
         for _ in range(lives):
             tiers = [Tier(path, flush, shape) for path, shape in zip(paths, shapes)]
-            recover([tier.file for tier in tiers])
-            for _ in range(stores):
+            recover([tier.file for tier in tiers], recorders[0].after)
+            for number in range(stores):
+                if chance.random() < 0.1:
+                    for one in recorders:
+                        one.reset(SlotGeneration(tiers[0].file.life, number))
                 slots = chance.sample(range(SLOTS), chance.choice([1, 2]))
                 keys = chance.sample(range(6), len(slots))  # A core stores a key once.
                 for one in recorders:
@@ -156,14 +169,16 @@ def check(contents: list[bytes], moments: list[Moment]) -> int:
             path.write_bytes(data)
             path.chmod(0o600)
             tiers.append(Tier(path, geometry=DiskGeometry(PAYLOAD, SLOTS, rank, ranks)))
-        found = recover([tier.file for tier in tiers])
+        after = max(one.after for one in moments)
+        found = recover([tier.file for tier in tiers], after)
+        begun = set.union(*(one.begun for one in moments if one.after == after))
         for told in found.told:
             assert sum(told.values()) == SLOTS, "each slot is in one row"
             assert told["kept"] == len(found.slots)
         served = set()
         for key, one in found.slots.items():
             number = int(key.split()[1])
-            assert (one.slot, number) in moments[0].begun, "no key is found where none was stored"
+            assert (one.slot, number) in begun, "no key is found where none was stored since the reset"
             held = [tier.holds(one.slot, number) for tier in tiers]
             if all(held):
                 served.add(number)
@@ -183,7 +198,8 @@ def is_made(data: bytes) -> bool:
 
 @pytest.mark.parametrize("flush", [FlushPolicy.EVERY, FlushPolicy.NONE])
 def test_power_loss_serves_no_wrong_byte_and_loses_nothing_promised(flush: FlushPolicy) -> None:
-    """Correct bytes (S15), failure is not success (S6). With `NONE` nothing is promised."""
+    """Correct bytes (S15), failure is not success (S6), and no stale data (S14): what a reset has given up
+    stays lost. With `NONE` nothing is promised."""
     chance = random.Random(1)
     with directory() as made:
         (recorder,) = record(made, 1, flush, stores=8)
@@ -251,8 +267,7 @@ def moments_of(recorders: list[DiskRecorder], chance: random.Random) -> list[Mom
     for recorder in recorders:
         made = [one for one in recorder.moments if is_made(one.durable)]
         chosen.append(made[int(share * len(made))])
-    begun = {pair for one in chosen for pair in one.begun}
-    return [one._replace(begun=begun) for one in chosen]
+    return chosen
 
 
 @pytest.mark.parametrize("done", range(5))

@@ -8,7 +8,7 @@ promised.
 from __future__ import annotations
 
 from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
-from kvsm.disk.era import DiskEra, read_era
+from kvsm.disk.era import DiskEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
 from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
@@ -27,6 +27,7 @@ __all__ = [
     "SlotGeneration",
     "TierHealth",
     "decide",
+    "era_at_start",
     "read_era",
     "recover",
     "scan",

@@ -6,11 +6,24 @@ or by a later one. But the slots stay as they are on disk until they are used ag
 which generation slots count, and which weights have computed them. It is written and flushed before the reset
 is answered. The scheduler writes it, because it alone knows of resets; the workers write the slots.
 
-A power loss leaves the old file or the new one. If there is none, or one that cannot be read, nothing counts.
+A power loss leaves the old file or the new one. A process that starts goes on with the era that it finds, or
+begins one of its own, before which nothing counts:
+
+=======================================  =========  ==========================================================
+found                                    era        because
+=======================================  =========  ==========================================================
+no file                                  begins     nobody knows what the slots hold
+a file that cannot be read               begins     the same
+other weights                            begins     they have computed other bytes
+an era of this life or of a later one    begins     the files of slots are newer than it: each opening raises
+                                                    their life. Their generations would count as older
+anything else                            goes on
+=======================================  =========  ==========================================================
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -19,6 +32,8 @@ import xxhash
 from kvsm.disk.formats import SlotGeneration
 from kvsm.errors import ConfigError
 from kvsm.private_files import read_trusted, write_whole
+
+_LOGGER = logging.getLogger("kvsm.disk")
 
 _MAGIC = b"kvsm-era"
 _CHECKSUM_BYTES = 8
@@ -57,3 +72,31 @@ def read_era(path: Path) -> DiskEra | str:
         return msgspec.msgpack.decode(data[begin:], type=DiskEra)
     except msgspec.DecodeError as error:
         return f"{path}: cannot be understood: {error}"
+
+
+def era_at_start(path: Path, weights: str, life: int) -> DiskEra:
+    """The era with which a process starts that has just opened the files of slots. It is on disk when this
+    returns, and one warning tells why nothing of earlier processes counts.
+
+    weights: with which it computes.
+    life: the latest of the files' lives.
+    Raises `OSError` if an era cannot begin.
+    """
+    found = read_era(path)
+    why = found if isinstance(found, str) else _why_over(found, weights, life)
+    if isinstance(found, DiskEra) and not why:
+        return found
+    if life > 1:  # Otherwise there is nothing that could count.
+        _LOGGER.warning("nothing that earlier processes stored on disk counts: %s", why)
+    begun = DiskEra(weights, SlotGeneration(life, 0))
+    begun.write(path)
+    return begun
+
+
+def _why_over(era: DiskEra, weights: str, life: int) -> str:
+    """Why no process may go on with this era; empty if it may."""
+    if era.weights != weights:
+        return f"weights: {era.weights or 'not named'}, and now {weights or 'not named'}"
+    if era.after.life >= life:
+        return f"the files of slots are newer than their era, which begins with {era.after}"
+    return ""

@@ -2,8 +2,8 @@
 
     disk_dir/engine0-rank0           slots of rank 0, written by its worker
     disk_dir/engine0-rank0.found     what their headers say, by the worker at its start, for the scheduler
-    disk_dir/engine0.recovered       which slots serve which keys, by the scheduler at its start, for the
-    workers disk_dir/engine0.era             what counts of the slots, by the scheduler
+    disk_dir/engine0.recovered       which slots serve which keys, by the scheduler at its start, for workers
+    disk_dir/engine0.era             what counts of the slots, by the scheduler
 
 vLLM makes the workers before the scheduler. So all that workers have found is there when the scheduler
 decides. Before its first copy a worker reads what was decided.
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvsm.disk import BEFORE_ALL, DiskEra, DiskGeometry, RankScan, Recovered, decide, read_era
+from kvsm.disk import DiskGeometry, RankScan, Recovered, decide, era_at_start
 from kvsm.errors import ConfigError
 from kvsm.private_files import private_directory, read_trusted, write_whole
 from kvsm.vllm.extra_config import ConnectorOptions
@@ -88,17 +88,10 @@ class DiskPlace:
         """Which slots serve which keys on all ranks, if these weights have computed them; for the workers
         too.
 
-        Begins an era of these weights if the last one was of others. Raises `ConfigError` and `OSError`.
+        Begins an era if the last one cannot go on. Raises `ConfigError` and `OSError`.
         """
         scans = [self._read_found(rank) for rank in range(self.ranks)]
-        era = read_era(self.era)
-        why_cold = era if isinstance(era, str) else ""
-        if isinstance(era, DiskEra) and era.weights != weights:
-            why_cold = f"its weights were {era.weights!r}, and are now {weights!r}"
-        life = max(one.life for one in scans)
-        if isinstance(era, str) or why_cold:
-            era = DiskEra(weights, type(BEFORE_ALL)(life, 0))
-            era.write(self.era)
+        era = era_at_start(self.era, weights, max(one.life for one in scans))
         recovered = decide(scans, era.after)
         write_whole(self._recovered, msgspec.msgpack.encode(recovered))
         for rank in range(self.ranks):
