@@ -22,7 +22,7 @@ import numpy as np
 from page import markdown_table, publish
 
 from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
-from kvsm.copy_engines.verifying import CHECKSUM_BYTES
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob

@@ -20,9 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from kvsm.copy_engines import HostCopyEngine, HostPool, KeptPool, VerifyingCopyEngine
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES
 from kvsm.copy_engines.pools import NumpyPools
-from kvsm.copy_engines.verifying import CHECKSUM_BYTES
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ledger import readable_keys

@@ -20,7 +20,7 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     VerifyingStatistics,
 )
-from kvsm.copy_engines.verifying import CHECKSUM_BYTES
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.identity import PoolIdentity
 

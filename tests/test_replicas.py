@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from plain_engine import PlainCopyEngine
 
 from kvsm.copy_engines import CopyEngine, FailingCopyEngine, HostPool, ReplicaCopyEngine, VerifyingCopyEngine
-from kvsm.copy_engines.verifying import CHECKSUM_BYTES
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack

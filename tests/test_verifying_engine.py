@@ -24,7 +24,7 @@ from kvsm.copy_engines import (
     SimulatedCopyEngine,
     VerifyingCopyEngine,
     VerifyingStatistics,
-    verifying,
+    checksums,
 )
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
@@ -133,7 +133,7 @@ def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
         pytest.MonkeyPatch.context() as patch,
         closing(VerifyingCopyEngine(below, host, device, threads)) as engine,
     ):
-        patch.setattr(verifying, "PIECE_BYTES", data.draw(st.integers(1, 30 * block_bytes)))
+        patch.setattr(checksums, "PIECE_BYTES", data.draw(st.integers(1, 30 * block_bytes)))
         for round_number in range(data.draw(st.integers(1, 5))):
             for block, place, bits in data.draw(flips(block_bytes)):
                 host[block, place] ^= bits

@@ -10,6 +10,7 @@ for NVIDIA GPUs is in `kvsm.cuda_io`.
 from __future__ import annotations
 
 from kvsm.copy_engines.borrowed_pool import BorrowedPool
+from kvsm.copy_engines.checksums import VerifyingStatistics
 from kvsm.copy_engines.failing import FailingCopyEngine
 from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
@@ -19,7 +20,7 @@ from kvsm.copy_engines.kept_file import KeptPoolFacts, read_kept_pool
 from kvsm.copy_engines.kept_record import KeptPool
 from kvsm.copy_engines.replicas import ReplicaCopyEngine
 from kvsm.copy_engines.simulated import SimulatedCopyEngine
-from kvsm.copy_engines.verifying import VerifyingCopyEngine, VerifyingStatistics
+from kvsm.copy_engines.verifying import VerifyingCopyEngine
 
 __all__ = [
     "CopyEngine",

@@ -5,6 +5,7 @@ Slots that are neighbours in the file are neighbours here. So a run of them is o
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,10 +16,13 @@ from numpy.typing import NDArray
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.disk.aligned import aligned_memory
 from kvsm.disk.formats import HEADER_BYTES, HeaderState, SlotGeneration, SlotHeader, read_header
+from kvsm.disk.host_proof import HostProof
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.states.disk_slot import DiskSlotTrigger
+
+_LOGGER = logging.getLogger("kvsm.disk")
 
 BOUNCE_BYTES = 4 << 20
 """Of a buffer, unless one slot is larger. Longer calls are not faster."""
@@ -46,17 +50,25 @@ class BounceBuffer:
         slots: Sequence[int],
         keys: Sequence[bytes],
         generation: SlotGeneration,
+        proof: HostProof | None,
     ) -> None:
-        """Write these blocks to these slots, which are sorted. Raises `OSError` and `TransferFailed`; no slot
-        is sealed then."""
+        """Write these blocks to these slots, which are sorted, if they hold what they must. Raises `OSError`
+        and `TransferFailed`; no slot is sealed then."""
         self.pools.copy(Direction.STORE, blocks, np.arange(len(slots)))
+        checksums = [xxhash.xxh3_64_intdigest(self._payloads[place]) for place in range(len(slots))]
+        if proof is not None:
+            for place, block in enumerate(blocks.tolist()):
+                wrong = proof.wrong(block, proof.of_blocks(self._payloads[place], checksums[place]))
+                if wrong:
+                    _LOGGER.warning("%s: a block is not stored: %s", self._file.path, wrong)
+                    raise TransferFailed(f"not stored on disk: {wrong}")
         self._file.check_there()
         self._table.begin(slots, generation)
         try:
-            self._put_headers(HeaderState.DROPPED, slots, keys, generation)
+            self._put_headers(HeaderState.DROPPED, slots, keys, generation, checksums)
             for first, last in _runs(slots):
                 self._file.write(self._part(first, last), self._file.geometry.offset(slots[first]))
-            self._put_headers(HeaderState.SEALED, slots, keys, generation)
+            self._put_headers(HeaderState.SEALED, slots, keys, generation, checksums)
             for place, slot in enumerate(slots):
                 self._file.write(self._slots[place, :HEADER_BYTES], self._file.geometry.offset(slot))
         except BaseException:
@@ -64,17 +76,26 @@ class BounceBuffer:
             raise
         self._table.step(slots, DiskSlotTrigger.SEAL)
 
-    def load(self, blocks: NDArray[np.int64], slots: Sequence[int], keys: Sequence[bytes]) -> None:
+    def load(
+        self,
+        blocks: NDArray[np.int64],
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        proof: HostProof | None,
+    ) -> None:
         """Read these slots, which are sorted, prove all of them, and then copy them to these blocks. Raises
         `OSError` and `TransferFailed`; no block was changed then.
 
         keys: what they must hold; empty: whatever was stored there last.
         """
+        found: list[NDArray[np.uint64]] = []
         generations = [self._table.generation(slot) for slot in slots]
         for first, last in _runs(slots):
             self._file.read(self._part(first, last), self._file.geometry.offset(slots[first]))
         for place, (slot, generation) in enumerate(zip(slots, generations)):
             header = read_header(self._slots[place, :HEADER_BYTES].tobytes())
+            if proof is not None and header is not None:
+                found.append(proof.of_blocks(self._payloads[place], header.checksum))
             wrong = self._wrong(place, slot, generation, header)
             if header is None or wrong:
                 self._table.step([slot], DiskSlotTrigger.DISPROVE)
@@ -84,13 +105,22 @@ class BounceBuffer:
                     f"{self._file.path}: disk slot {slot} holds key {header.key.hex()}, and "
                     f"{keys[place].hex()} is asked for"
                 )
+        if proof is not None:
+            proof.begin(blocks)
         self.pools.copy(Direction.LOAD, blocks, np.arange(len(slots)))
+        if proof is not None:
+            for block, of_blocks in zip(blocks.tolist(), found):
+                proof.end(block, of_blocks)
 
     def _put_headers(
-        self, state: HeaderState, slots: Sequence[int], keys: Sequence[bytes], generation: SlotGeneration
+        self,
+        state: HeaderState,
+        slots: Sequence[int],
+        keys: Sequence[bytes],
+        generation: SlotGeneration,
+        checksums: Sequence[int],
     ) -> None:
-        for place, (slot, key) in enumerate(zip(slots, keys)):
-            checksum = xxhash.xxh3_64_intdigest(self._payloads[place]) if state is HeaderState.SEALED else 0
+        for place, (slot, key, checksum) in enumerate(zip(slots, keys, checksums)):
             header = SlotHeader(
                 state,
                 self._file.file_id,

@@ -46,11 +46,13 @@ from typing import Any
 
 import numpy as np
 
+from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.layout import MemoryLayout, MemoryRows, block_bytes_of, tensors_of
 from kvsm.copy_engines.threaded import ThreadedCopyEngine, ThreadedTransfer
 from kvsm.disk.bounce import BOUNCE_BYTES, BounceBuffer
 from kvsm.disk.formats import MOST_KEY_BYTES, SlotGeneration
 from kvsm.disk.health import HealthWatch, TierHealth
+from kvsm.disk.host_proof import HostProof
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
@@ -77,6 +79,8 @@ class DiskCopyEngine(ThreadedCopyEngine):
     flush: when stores are flushed.
     interval_s: for `INTERVAL` (s).
     threads: how many threads copy. Each has a buffer of 4 MiB, or of one slot if that is larger.
+    checksums: of the blocks of `host`, of which a slot holds one or more. A store of a block that does not
+        hold what it must is then bad, and a load says what the blocks hold from there on.
 
     A store needs `keys`; a load that has them is checked against them. Raises `ConfigError`.
     """
@@ -88,6 +92,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
         flush: FlushPolicy = FlushPolicy.INTERVAL,
         interval_s: float = 1.0,
         threads: int = 4,
+        checksums: BlockChecksums | None = None,
     ) -> None:
         geometry, block_bytes = file.geometry, block_bytes_of(tensors_of(host))
         if block_bytes != geometry.payload_bytes:
@@ -113,7 +118,9 @@ class DiskCopyEngine(ThreadedCopyEngine):
             self._buffers.put(buffer)
         device = buffer.pools.layout
         rows = MemoryRows(0, geometry.slot_bytes, geometry.num_slots, geometry.payload_bytes)
-        super().__init__(MemoryLayout(device.tensors, rows, device.offsets), threads)
+        self.layout = MemoryLayout(device.tensors, rows, device.offsets)
+        self.prove_host(checksums)
+        super().__init__(self.layout, threads)
         self._flusher: Thread | None = None
         if flush is not FlushPolicy.NONE:
             serve = self._serve_flushes if flush is FlushPolicy.EVERY else self._flush_now_and_then
@@ -125,6 +132,12 @@ class DiskCopyEngine(ThreadedCopyEngine):
     def health(self) -> TierHealth:
         """Whether stores are tried, and why not."""
         return self._health.read()
+
+    def prove_host(self, checksums: BlockChecksums | None) -> None:
+        """From now on these are the checksums of the host pool. Raises `ConfigError` if they are of another
+        one."""
+        rows = self.layout.num_device_blocks, self.layout.block_bytes
+        self._proof = None if checksums is None else HostProof(checksums, *rows)
 
     def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
         """The pairs of a job. Raises `TransferFailed` also for a store that is refused."""
@@ -152,16 +165,16 @@ class DiskCopyEngine(ThreadedCopyEngine):
         slots = np.asarray(host_blocks, np.int64)
         order = np.argsort(slots, kind="stable")
         keys = job.keys[first : first + len(slots)]
-        buffer = self._buffers.get()
+        buffer, proof = self._buffers.get(), self._proof
         try:
             for start in range(0, len(order), buffer.num_slots):
                 some = order[start : start + buffer.num_slots]
                 of_them = [keys[one] for one in some.tolist()] if keys else []
                 if job.direction is Direction.STORE:
                     generation = SlotGeneration(self.file.life, job.transfer)
-                    buffer.store(devices[some], slots[some].tolist(), of_them, generation)
+                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, proof)
                 else:
-                    buffer.load(devices[some], slots[some].tolist(), of_them)
+                    buffer.load(devices[some], slots[some].tolist(), of_them, proof)
         except OSError as error:
             text = f"{self.file.path}: {error.strerror or error}"
             if job.direction is Direction.STORE:

@@ -20,8 +20,8 @@ from kvsm.copy_engines import (
     ReplicaCopyEngine,
     VerifyingCopyEngine,
 )
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.layout import block_bytes_of, make_layout
-from kvsm.copy_engines.verifying import CHECKSUM_BYTES
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.vllm.canonical_layout import CanonicalRows

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.logger import init_logger
 
+from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.disk import DiskCopyEngine, FlushPolicy, SlotFile, scan, take
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
-from kvsm.ids import listed
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.worker import Worker
@@ -27,7 +27,7 @@ class RankDisk:
     blocks: the host pool, uint8 `[host blocks, block bytes]`.
     chunk: host blocks per slot.
     flush: when stores are flushed.
-    brought: hears which host blocks have got bytes from the disk, before the copy is reported.
+    checksums: of the blocks of the host pool; None: there are none.
 
     Raises `ConfigError`.
     """
@@ -40,14 +40,15 @@ class RankDisk:
         blocks: Any,
         chunk: int,
         flush: FlushPolicy,
-        brought: Callable[[Sequence[int]], None],
+        checksums: BlockChecksums | None,
     ) -> None:
-        self._place, self._chunk, self._brought = place, chunk, brought
+        self._place = place
         self._file = SlotFile(place.slots(rank), place.geometry(rank), identity)
         try:
             place.tell_found(rank, scan(self._file))
             rows = blocks.reshape(len(blocks) // chunk, -1)
-            self._worker = Worker(rank, DiskCopyEngine(rows, self._file, flush))
+            self._engine = DiskCopyEngine(rows, self._file, flush, checksums=checksums)
+            self._worker = Worker(rank, self._engine)
         except OSError as error:
             self._file.close()
             raise ConfigError(f"{self._file.path}: {error.strerror or error}") from error
@@ -55,8 +56,8 @@ class RankDisk:
             self._file.close()
             raise
         self._has_begun = False
-        self._loads: dict[int, list[int]] = {}
-        """Copies from the disk in flight -> their host slots."""
+        self._loads: set[int] = set()
+        """Copies from the disk in flight."""
         log.info("kvsm: rank %d has %d disk slots in %s", rank, place.num_slots, self._file.path)
         for reason in self._file.cold_reason:
             log.info("kvsm: the disk tier of rank %d is cold: %s", rank, reason)
@@ -68,22 +69,21 @@ class RankDisk:
             self._has_begun = True
         for job in jobs:
             if job.direction is Direction.LOAD:
-                self._loads[job.transfer] = list(listed(job.pairs()[0]))
+                self._loads.add(job.transfer)
         self._worker.submit(jobs)
 
     def poll(self) -> list[WorkerReport]:
         """The copies that have ended since the last call."""
         reports = self._worker.poll()
         for report in reports:
-            slots = self._loads.pop(report.transfer, None)
-            if slots is None:
-                continue
-            if report.good:
-                chunk = self._chunk
-                self._brought([slot * chunk + part for slot in slots for part in range(chunk)])
-            else:
+            if report.transfer in self._loads and not report.good:
                 log.error("kvsm: copy %d from the disk failed: %s", report.transfer, report.error)
+            self._loads.discard(report.transfer)
         return reports
+
+    def prove_host(self, checksums: BlockChecksums | None) -> None:
+        """The checksums of the host pool are these from now on."""
+        self._engine.prove_host(checksums)
 
     def close(self) -> None:
         """Wait for all copies, and close the file."""

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from kvsm.copy_engines import VerifyingCopyEngine
+from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.pool_file import remove_dead_pools
 from kvsm.disk import FlushPolicy
 from kvsm.errors import ConfigError
@@ -118,6 +119,8 @@ class WorkerSide:
             verify = self._options.verify_copies
             self._copies = moved_copies(self._copies, tensors, verify, self._sharing, self._canonical)
             self._worker.use(self._copies.engine)
+            if self._disk is not None:
+                self._disk.prove_host(_checksums(self._copies))
             log.info("kvsm: the KV cache of rank %d has moved", self._rank)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
@@ -278,7 +281,7 @@ class WorkerSide:
             copies.pool.blocks,
             self._options.blocks_per_chunk,
             FlushPolicy(self._options.disk_flush),
-            self._took_over,
+            _checksums(copies),
         )
 
     def _kept_place(self) -> KeptPlace | None:
@@ -307,6 +310,12 @@ class WorkerSide:
         engine = self._copies.engine if self._copies is not None else None
         if isinstance(engine, VerifyingCopyEngine):
             engine.took_over(host_blocks)
+
+
+def _checksums(copies: RankCopies) -> BlockChecksums | None:
+    """What the host blocks must hold, if anybody checks it."""
+    engine = copies.engine
+    return engine.checksums if isinstance(engine, VerifyingCopyEngine) else None
 
 
 def _addresses(tensors: Sequence[Any]) -> list[int]:
