@@ -39,6 +39,8 @@ REPOSITORIES = {
     "FlexKV": "taco-project/FlexKV",
     "Mooncake": "kvcache-ai/Mooncake",
     "kvcached": "ovg-project/kvcached",
+    "DingoCache": "dingodb/DingoCache",
+    "Rapid-MLX": "raullenchai/Rapid-MLX",
 }
 """On GitHub, by the names that exhibits give them."""
 
@@ -55,7 +57,7 @@ says which checker looks at which property, and how far.
 """
 
 _BUGS = """\
-# Forty bugs of other systems
+# Forty-eight bugs of other systems
 
 <!-- Written by `PYTHONPATH=specs python -m write_docs` from specs/museum. Do not edit. -->
 

@@ -44,8 +44,8 @@ def museum(*arguments: str) -> Result:
 # The exhibits.
 
 
-def test_there_are_forty_exhibits_each_with_its_story() -> None:
-    assert [*EXHIBITS] == [f"B{number:02}" for number in range(1, 41)]
+def test_exhibits_are_numbered_each_with_its_story() -> None:
+    assert [*EXHIBITS] == [f"B{number:02}" for number in range(1, len(EXHIBITS) + 1)]
     for one in EXHIBITS.values():
         assert one.source, one.id
         assert 2 <= len(re.findall(r"\.(?: |$)", one.story)) <= 4, (
@@ -302,9 +302,9 @@ def test_the_list_names_every_exhibit() -> None:
 
 
 def test_an_unknown_exhibit_is_named() -> None:
-    result = museum("B41")
+    result = museum("B99")
     assert result.exit_code == 2
-    assert "there is no exhibit B41" in result.stderr
+    assert "there is no exhibit B99" in result.stderr
 
 
 def test_without_the_source_the_command_says_how_to_get_it(

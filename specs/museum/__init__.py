@@ -1,4 +1,4 @@
-"""A museum of real bugs: each of forty bugs of public KV offload systems, put back into kvsm."""
+"""A museum of real bugs: each of forty-eight bugs of public KV offload systems, put back into kvsm."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from museum.exhibit import Edit, Exhibit
 from museum.holding import HOLDING
 from museum.matching import MATCHING
 from museum.resetting import RESETTING
+from museum.restarting import RESTARTING
 from museum.storing import STORING
 
 EXHIBITS: dict[str, Exhibit] = {
     one.id: one
     for one in sorted(
-        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING), key=lambda exhibit: exhibit.id
+        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING),
+        key=lambda exhibit: exhibit.id,
     )
 }
 

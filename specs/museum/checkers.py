@@ -5,7 +5,8 @@ checker               what it is                                        what it 
 ====================  ================================================  =====================================
 exploration: serving  every interleaving of the scheduler and the core  anything that an engine, its clients
                       with a small engine, within a scope; in one       and its workers can cause; wrong KV
-                      scope a router consumes the KV events             events
+                      scope a router consumes the KV events, in one     events, what a restart leaves
+                      the process is killed
 exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
 walk: core            random calls on the core alone, reduced           any answer of the core that differs
                                                                         from plain books
@@ -207,6 +208,14 @@ CHECKERS = (
     ),
     copies(device_blocks=1, kernels=1, holds=1, copies=1, bad=1),
     seeded_walk("core", lambda random: CoreWorld(draw_options(random)), runs=48),
+    # The process is killed in any state, and another one goes on.
+    serving(
+        "killed",
+        requests=_prompts(5, 5),
+        device_blocks=3,
+        slots=2,
+        budgets=Budgets(resets=1, crashes=1),
+    ),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
     machine("scheduler", OffloadMachine, examples=300),
 )

@@ -108,7 +108,7 @@ class FunctionChange(msgspec.Struct, frozen=True):
         exec(compile(text, f"<{self.target}, edited>", "exec"), function.__globals__, made)
         if self.target == BLOCK_ROWS:
             return rows_replaced(block.BLOCK, made[name]())
-        return code_replaced(function, made[name])
+        return code_replaced(_plain(function), _plain(made[name]))
 
     def diff(self) -> str:
         owner, name = self._place()
@@ -142,6 +142,11 @@ def changes(edits: tuple[Edit, ...]) -> list[FunctionChange]:
     """The edits grouped by function, in the order in which functions first appear."""
     targets = dict.fromkeys(edit.target for edit in edits)
     return [FunctionChange(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
+
+
+def _plain(function: Any) -> Any:
+    """The function itself, if this is a class method."""
+    return getattr(function, "__func__", function)
 
 
 @contextmanager

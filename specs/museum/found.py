@@ -16,6 +16,7 @@ LAZY = "exploration: serving, lazy"
 EVENTS = "exploration: serving, with a router"
 COPIES = "exploration: copies"
 CORE = "walk: core"
+KILLED = "exploration: serving, killed"
 
 
 class FoundBy(NamedTuple):
@@ -70,4 +71,12 @@ FOUND = {
     "B38": FoundBy(DISTURBED, Property.PUBLISH_AFTER_COMMIT, 3),
     "B39": FoundBy(CORE, Property.STALE_REPORTS, 7),
     "B40": FoundBy(CORE, Property.LEGAL_CALLS, 7),
+    "B41": FoundBy(CORE, Property.STORED_ONCE, 5),
+    "B42": FoundBy(CORE, Property.CONSERVATION, 5),
+    "B43": FoundBy(CORE, Property.CONSERVATION, 5),
+    "B44": FoundBy(CORE, Property.CONSERVATION, 2),
+    "B45": FoundBy(KILLED, Property.NO_STALE_DATA, 7),
+    "B46": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
+    "B47": FoundBy(CORE, Property.MATCH_HOLDS, 6),
+    "B48": FoundBy(DISTURBED, Property.NO_STALE_DATA, 4),
 }

@@ -25,9 +25,11 @@ from kvsm.worlds.world import Action, Finding, finding_of
 from museum import EXHIBITS
 from museum.checkers import CHECKERS, Checker, Sighting
 from museum.copy_scenarios import COPY_SCENARIOS
+from museum.restart_scenarios import RESTART_SCENARIOS
 from museum.scenarios import SCENARIOS
 
 SCENARIO = "scenario"
+_ALL_SCENARIOS = {**SCENARIOS, **COPY_SCENARIOS, **RESTART_SCENARIOS}
 CLEAN = "none"
 """The unchanged code, in place of the id of an exhibit."""
 
@@ -96,7 +98,7 @@ def _with(result: SearchResult, name: str, sighting: Sighting) -> SearchResult:
 
 def scenario_of(id: str) -> Callable[[], None]:
     """The exhibit's own scenario."""
-    return SCENARIOS[id] if id in SCENARIOS else COPY_SCENARIOS[id]
+    return _ALL_SCENARIOS[id]
 
 
 def _seen_in(scenario: Callable[[], Any]) -> Sighting | None:

@@ -1,0 +1,91 @@
+"""Directed scenarios of restarts: a core that goes on from the ledger of another one, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from core_life import begin_store, keys, new_core, store
+from scheduler_traffic import finish_one
+
+from kvsm.events import OffloadConfig
+from kvsm.kv_events import Publisher
+from kvsm.log import MemoryLog
+from kvsm.offloader import LookupResult, Offloader
+from kvsm.properties import Property
+from kvsm.worlds.small_engine import SmallEngine
+from museum.scenarios import expect, sound
+
+
+class _FlushedLog(MemoryLog):
+    """Knows how many events were written."""
+
+    written = 0
+
+    def flush(self) -> None:
+        self.written = len(self)
+
+
+def _next(core: Offloader, publisher: Publisher | None = None) -> Offloader:
+    """The core of the process that goes on after this one."""
+    return Offloader.restarted(core.ledger, core.config, publisher=publisher, clock_ns=lambda: 0)
+
+
+def next_process_serves_what_was_stored() -> None:
+    core, _ = new_core()
+    store(core, "a", keys(1))
+    found = _next(core).lookup(keys(1)[0])
+    expect(found is LookupResult.HIT, Property.STORED_ONCE, "a stored block is unknown, and is stored again")
+
+
+def next_process_is_sound() -> None:
+    """After a store that has ended, and one that has not."""
+    core, _ = new_core()
+    store(core, "a", keys(1))
+    begin_store(core, "b", keys(1, "q"), 1)
+    sound(_next(core).ledger)
+
+
+def store_leaves_behind_its_plan() -> None:
+    log = _FlushedLog()
+    core = Offloader(OffloadConfig(host_blocks=4, device_blocks=8), log, clock_ns=lambda: 0)
+    transfer = begin_store(core, "a", keys(1))
+    expect(log.written >= transfer, Property.NO_STALE_DATA, "a store leaves, and its plan is not written")
+
+
+def router_hears_of_what_was_kept() -> None:
+    core, _ = new_core()
+    store(core, "a", keys(2))
+    told = [key for change in _next(core, Publisher()).take_events() for key in change.keys]
+    expect(told == keys(2), Property.EVENTS_ARE_STATE, f"of two blocks that can be read {len(told)} are told")
+
+
+def request_has_waited_long_enough() -> None:
+    core, _ = new_core(defer_ticks=2)
+    begin_store(core, "a", keys(1))
+    assert core.match("r", keys(1)).waits_for is not None
+    for _ in range(2):
+        core.tick()
+    expect(
+        core.match("r", keys(1)).waits_for is None,
+        Property.PROGRESS,
+        "a request waits longer than it may for a store in flight",
+    )
+
+
+def host_is_reset_too() -> None:
+    engine = SmallEngine()
+    finish_one(engine, "first", [*range(9)])
+    assert engine.reset()
+    expect(not engine.core.ledger.index, Property.NO_STALE_DATA, "a reset succeeds, and the host serves")
+
+
+RESTART_SCENARIOS: dict[str, Callable[[], None]] = {
+    "B41": next_process_serves_what_was_stored,
+    "B42": next_process_is_sound,
+    "B43": next_process_is_sound,
+    "B44": next_process_is_sound,
+    "B45": store_leaves_behind_its_plan,
+    "B46": router_hears_of_what_was_kept,
+    "B47": request_has_waited_long_enough,
+    "B48": host_is_reset_too,
+}
