@@ -86,7 +86,8 @@ def run(engine: DiskCopyEngine, made: Sequence[TransferJob]) -> None:
 def rows_of(directory: Path, block_bytes: int, total: int, threads: int, rounds: int) -> list[list[str]]:
     """Measure blocks of one size."""
     geometry = DiskGeometry(block_bytes, total // block_bytes)
-    host = np.random.default_rng(1).integers(0, 256, (geometry.num_slots, block_bytes), dtype=np.uint8)
+    host = aligned_memory(total).reshape(geometry.num_slots, block_bytes)  # as host pools are
+    host[:] = np.random.default_rng(1).integers(0, 256, host.shape, dtype=np.uint8)
     plain, path = directory / "plain", directory / "tier"
     SlotFile(plain, geometry, IDENTITY).close()
     orders = {
@@ -169,7 +170,7 @@ def recovery_rows(directory: Path, num_slots: int) -> list[list[str]]:
 @click.command(help=__doc__)
 @click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
 @click.option("--total-mib", default=1024, help="Payload of a file.")
-@click.option("--threads", default=4)
+@click.option("--threads", default=8)
 @click.option("--rounds", default=3)
 @click.option("--slots", default=1_000_000, help="Of the recovery; a slot takes 8 KiB.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")

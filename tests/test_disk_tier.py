@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from copy_rigs import finish
 from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, Tier, directory, job, name
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsm.disk import DiskGeometry, SlotFile, SlotGeneration, recover
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, SlotGeneration, recover
+from kvsm.disk.aligned import aligned_memory
 from kvsm.disk.formats import (
     FIRST_SLOT,
     HEADER_BYTES,
@@ -236,6 +238,41 @@ def test_a_store_needs_keys_and_a_load_is_checked_against_them() -> None:
         assert "holds key" in tier.load([3], [6]).error
         assert tier.holds(3, 5)
         assert "disk slot 4 holds nothing that can be loaded: it is EMPTY" in tier.load([4], [5]).error
+
+
+def test_aligned_rows_are_written_where_and_as_copies_of_them_would_be() -> None:
+    """So what the power losses show of the one way holds for the other one."""
+    geometry, chance, calls = DiskGeometry(8192, SLOTS), random.Random(2), list[list[tuple[int, bytes]]]()
+    memory = aligned_memory(SLOTS * 8192 + 4096)
+    memory[:] = np.frombuffer(chance.randbytes(len(memory)), np.uint8)
+    jobs = [
+        job(number, Direction.STORE, chance.sample(range(SLOTS), 5), chance.sample(range(SLOTS), 5), range(5))
+        for number in range(1, 5)
+    ]
+    pwritev = os.pwritev
+
+    def write(descriptor: int, parts: list[Any], offset: int) -> int:
+        calls[-1].append((offset, b"".join(map(bytes, parts))))
+        longest[-1] = max(longest[-1], len(parts))
+        return pwritev(descriptor, parts, offset)
+
+    longest = list[int]()
+    for shift in (0, 64):
+        host = memory[shift : shift + SLOTS * 8192].reshape(SLOTS, 8192)
+        host[:] = np.random.default_rng(1).integers(0, 256, host.shape, dtype=np.uint8)
+        with directory() as made, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "urandom", bytes)
+            file = SlotFile(made / "tier", geometry, DISK_IDENTITY)
+            with closing(DiskCopyEngine(host, file, FlushPolicy.NONE, threads=1)) as engine:
+                calls.append([])
+                longest.append(0)
+                patch.setattr(os, "pwritev", write)
+                for one in jobs:
+                    engine.submit(one)
+                engine.drain()
+                assert all(result.good for result in engine.poll())
+    assert calls[0] == calls[1]
+    assert (longest[0] >= 4, longest[1]) == (True, 1), "neighbours are one call in both"
 
 
 def test_a_tier_is_recovered_once_and_before_its_first_store() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,11 +31,17 @@ def read_at(descriptor: int, memory: Any, offset: int) -> None:
         raise OSError(f"only {moved:,} of {wanted:,} bytes were read at {offset:,}")
 
 
-def write_at(descriptor: int, memory: Any, offset: int) -> None:
-    """Write this memory to the file. Raises `OSError`."""
-    moved, wanted = os.pwritev(descriptor, [memory], offset), memory.nbytes
+def write_at(descriptor: int, parts: Sequence[Any], offset: int) -> None:
+    """Write these parts of memory to the file, one behind the other. Raises `OSError`."""
+    moved, wanted = os.pwritev(descriptor, parts, offset), sum(part.nbytes for part in parts)
     if moved != wanted:
         raise OSError(f"only {moved:,} of {wanted:,} bytes were written at {offset:,}")
+
+
+def are_aligned(rows: NDArray[np.uint8]) -> bool:
+    """Whether each of these rows can be given to direct I/O as it is."""
+    address, (count, row_bytes), strides = rows.ctypes.data, rows.shape, rows.strides
+    return not (address % ALIGNMENT or row_bytes % ALIGNMENT or (count > 1 and strides[0] % ALIGNMENT))
 
 
 def use_direct(descriptor: int, use: bool) -> bool:

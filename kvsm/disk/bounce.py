@@ -1,6 +1,7 @@
 """A buffer of some slots, as they lie in the file: what a thread stores from and loads into.
 
-Slots that are neighbours in the file are neighbours here. So a run of them is one call, headers and all.
+Slots that are neighbours in the file are neighbours here. So a run of them is one call, headers and all. Rows
+that direct I/O can take are not copied here before they are written: then only their headers lie here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from kvsm.copy_engines.pools import NumpyPools
-from kvsm.disk.aligned import aligned_memory
+from kvsm.disk.aligned import aligned_memory, are_aligned
 from kvsm.disk.formats import HEADER_BYTES, HeaderState, SlotGeneration, SlotHeader, read_header
 from kvsm.disk.host_proof import HostProof
 from kvsm.disk.slot_file import SlotFile
@@ -43,6 +44,9 @@ class BounceBuffer:
         self._slots = whole.reshape(num_slots, size)
         self._payloads = self._slots[:, HEADER_BYTES : HEADER_BYTES + payload_bytes]
         self.pools = NumpyPools(host, self._payloads)
+        rows = self.pools.device
+        self._rows = rows[0] if len(rows) == 1 and are_aligned(rows[0]) else None
+        """The blocks, if they can be written from where they are."""
 
     def store(
         self,
@@ -54,23 +58,19 @@ class BounceBuffer:
     ) -> None:
         """Write these blocks to these slots, which are sorted, if they hold what they must. Raises `OSError`
         and `TransferFailed`; no slot is sealed then."""
-        self.pools.copy(Direction.STORE, blocks, np.arange(len(slots)))
-        checksums = [xxhash.xxh3_64_intdigest(self._payloads[place]) for place in range(len(slots))]
+        payloads = self._to_write(blocks)
+        checksums = [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
         if proof is not None:
-            for place, block in enumerate(blocks.tolist()):
-                wrong = proof.wrong(block, proof.of_blocks(self._payloads[place], checksums[place]))
-                if wrong:
-                    _LOGGER.warning("%s: a block is not stored: %s", self._file.path, wrong)
-                    raise TransferFailed(f"not stored on disk: {wrong}")
+            self._prove_host(proof, blocks, payloads, checksums)
         self._file.check_there()
         self._table.begin(slots, generation)
         try:
             self._put_headers(HeaderState.DROPPED, slots, keys, generation, checksums)
             for first, last in _runs(slots):
-                self._file.write(self._part(first, last), self._file.geometry.offset(slots[first]))
+                self._file.write(self._parts(payloads, first, last), self._file.geometry.offset(slots[first]))
             self._put_headers(HeaderState.SEALED, slots, keys, generation, checksums)
             for place, slot in enumerate(slots):
-                self._file.write(self._slots[place, :HEADER_BYTES], self._file.geometry.offset(slot))
+                self._file.write([self._slots[place, :HEADER_BYTES]], self._file.geometry.offset(slot))
         except BaseException:
             self._table.step(slots, DiskSlotTrigger.FAIL)
             raise
@@ -111,6 +111,33 @@ class BounceBuffer:
         if proof is not None:
             for block, of_blocks in zip(blocks.tolist(), found):
                 proof.end(block, of_blocks)
+
+    def _to_write(self, blocks: NDArray[np.int64]) -> Sequence[Any]:
+        """The payloads of these blocks: the rows themselves if they are aligned, else copies."""
+        if self._rows is not None:
+            return [self._rows[block] for block in blocks.tolist()]
+        self.pools.copy(Direction.STORE, blocks, np.arange(len(blocks)))
+        return list(self._payloads[: len(blocks)])
+
+    def _prove_host(
+        self,
+        proof: HostProof,
+        blocks: NDArray[np.int64],
+        payloads: Sequence[Any],
+        checksums: Sequence[int],
+    ) -> None:
+        for block, payload, checksum in zip(blocks.tolist(), payloads, checksums):
+            wrong = proof.wrong(block, proof.of_blocks(payload, checksum))
+            if wrong:
+                _LOGGER.warning("%s: a block is not stored: %s", self._file.path, wrong)
+                raise TransferFailed(f"not stored on disk: {wrong}")
+
+    def _parts(self, payloads: Sequence[Any], first: int, last: int) -> list[NDArray[np.uint8]]:
+        """The parts of one call that writes these places, headers and all."""
+        if self._rows is None:
+            return [self._part(first, last)]
+        headers = self._slots[first:last, :HEADER_BYTES]
+        return [part for pair in zip(headers, payloads[first:last]) for part in pair]
 
     def _put_headers(
         self,

@@ -1,8 +1,9 @@
 """The copy engine of one rank between a host pool and a file: stores that describe themselves, and loads that
 are proved.
 
-A store goes through a buffer: the rows are copied there, hashed there, and written from there. So what is
-hashed is what is written, and the rows need no alignment. For each slot it writes
+A store writes rows from where they are, if the host pool is one tensor whose rows begin at pages and fill
+them. Otherwise it copies them to a buffer first. Each row is hashed before it is written. A bit that changes
+between the two makes the slot unreadable, and not wrong. For each slot a store writes
 
 1. a header that says DROPPED, and the payload behind it, in one call for neighbouring slots. The system
    writes a call from its beginning on. Whatever comes between, the checksum of the payload decides;
@@ -29,9 +30,9 @@ Not bounded: a disk that never answers. Then `wait` waits, as for every engine, 
 killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
 read, so loads go on.
 
-Threads are used and not io_uring. Loads of 1 MiB reach 0.8 and more of the disk's speed with them. What
-stores lack goes into copying, hashing and sealing, which io_uring would not save
-(`benchmarks/results/disk.md`).
+Threads are used and not io_uring. Loads and stores of 1 MiB reach 0.8 and more of the disk's speed with them.
+What short stores lack goes into the header that is written alone (`benchmarks/results/disk.md`). Eight
+threads hide that one behind the payloads of the others.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
         file: SlotFile,
         flush: FlushPolicy = FlushPolicy.INTERVAL,
         interval_s: float = 1.0,
-        threads: int = 4,
+        threads: int = 8,
         checksums: BlockChecksums | None = None,
     ) -> None:
         geometry, block_bytes = file.geometry, block_bytes_of(tensors_of(host))

@@ -30,6 +30,7 @@ import errno
 import fcntl
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -127,9 +128,9 @@ class SlotFile:
         """Fill this aligned memory. Raises `OSError`."""
         read_at(self._open(), memory, offset)
 
-    def write(self, memory: Any, offset: int) -> None:
-        """Write this aligned memory. Raises `OSError`."""
-        write_at(self._open(), memory, offset)
+    def write(self, parts: Sequence[Any], offset: int) -> None:
+        """Write these aligned parts of memory, one behind the other. Raises `OSError`."""
+        write_at(self._open(), parts, offset)
 
     def flush(self) -> None:
         """Return when all that was written before is on disk. Raises `OSError`, and once only."""
@@ -237,7 +238,7 @@ class SlotFile:
         lives = [one.life if isinstance(one, Superblock) else -1 for one in read]
         memory[:] = np.frombuffer(self._superblock.encode(), np.uint8)
         for number in np.argsort(lives, kind="stable").tolist():
-            write_at(self._descriptor, memory, number * SUPERBLOCK_BYTES)
+            write_at(self._descriptor, [memory], number * SUPERBLOCK_BYTES)
             os.fdatasync(self._descriptor)
 
 
