@@ -74,37 +74,6 @@ def test_a_superblock_is_read_as_it_was_written(life: int, file_id: bytes, facts
     assert read_superblock(made.encode()) == made
 
 
-def test_flipped_bits_are_found_before_a_byte_is_served() -> None:
-    """Correct bytes (S15): 1,000 random bits of superblocks, headers and payloads, a few in each life."""
-    chance = random.Random(5)
-    with directory() as made:
-        path = made / "tier"
-        with closing(Tier(path)) as tier:
-            tier.store(range(SLOTS), range(SLOTS))
-        whole = path.read_bytes()
-        places = [*range(2 * SUPERBLOCK_BYTES)]
-        for slot in range(SLOTS):
-            at = GEOMETRY.offset(slot)
-            places += [*range(at, at + 512), *range(at + HEADER_BYTES, at + HEADER_BYTES + PAYLOAD)] * 8
-        found, flipped = 0, 0
-        while flipped < 1000:
-            count = chance.choice([1, 2, 40])
-            changed = bytearray(whole)
-            for place in chance.choices(places, k=count):
-                changed[place] ^= 1 << chance.randrange(8)
-            flipped += count
-            path.write_bytes(changed)
-            with closing(Tier(path)) as tier:
-                slots = tier.recover().slots
-                for key in range(SLOTS):
-                    if name(key) in slots:
-                        assert slots[name(key)].slot == key
-                        found += tier.holds(key, key)
-            path.unlink(missing_ok=True)
-            path.touch(mode=0o600)
-        assert found, "otherwise this test could not fail"
-
-
 @pytest.mark.parametrize("broken", [0, 1])
 def test_one_damaged_superblock_loses_nothing(tmp_path: Path, broken: int) -> None:
     """A power loss while the life is raised leaves one of the two."""

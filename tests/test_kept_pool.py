@@ -173,27 +173,6 @@ def damage(path: Path, place: int, bit: int) -> None:
         file.write(content[place : place + 1])
 
 
-def test_each_changed_bit_of_the_last_pages_makes_a_pool_cold_or_refused(path: Path) -> None:
-    """Correct bytes (S15): 200 of them, most where the record is."""
-    kept(path).close()
-    size, random = path.stat().st_size, np.random.default_rng(7)
-    for number in range(200):
-        room = 300 if number % 2 else RECORD_BYTES + PAGE_BYTES
-        start = size - RECORD_BYTES - PAGE_BYTES if number % 4 < 2 else size - min(room, PAGE_BYTES)
-        place = start + int(random.integers(0, min(room, size - start)))
-        whole = path.read_bytes()
-        damage(path, place, int(random.integers(0, 8)))
-        try:
-            with kept(path) as pool:
-                assert not pool.is_warm, place
-        except ConfigError as error:
-            assert "is not a host pool" in str(error)  # noqa: PT017 (either is right)
-        path.unlink()
-        path.write_bytes(whole)
-        path.chmod(0o600)
-    assert kept(path).is_warm
-
-
 def test_a_pool_whose_making_was_cut_off_is_cold(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Correct bytes (S15): the process is killed before each system call that writes."""
 
