@@ -1,4 +1,4 @@
-"""A museum of real bugs: each of forty-eight bugs of public KV offload systems, put back into kvsm."""
+"""A museum of real bugs: each of fifty-five bugs of public KV offload systems, put back into kvsm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from museum.ending import ENDING
 from museum.exhibit import Edit, Exhibit
 from museum.holding import HOLDING
 from museum.matching import MATCHING
+from museum.persisting import PERSISTING
 from museum.resetting import RESETTING
 from museum.restarting import RESTARTING
 from museum.storing import STORING
@@ -14,7 +15,7 @@ from museum.storing import STORING
 EXHIBITS: dict[str, Exhibit] = {
     one.id: one
     for one in sorted(
-        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING),
+        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING, *PERSISTING),
         key=lambda exhibit: exhibit.id,
     )
 }

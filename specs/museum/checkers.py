@@ -10,6 +10,9 @@ exploration: serving  every interleaving of the scheduler and the core  anything
 exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
 walk: core            random calls on the core alone, reduced           any answer of the core that differs
                                                                         from plain books
+walk: disk            random actions on the files, copies and          stale, torn and lost blocks of
+                      recovery of a disk tier, with kills, power        earlier processes
+                      losses and starts of another meaning
 walk: serving         random actions on the scheduler and the core,     faults that take a long time to show
                       with dozens of requests
 machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
@@ -44,6 +47,7 @@ from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.world import Action, Finding, finding_of
+from museum.disk_world import drawn
 
 MOST_STATES = 20_000
 """Limit for one scope. A bug may make its scope larger."""
@@ -216,6 +220,7 @@ CHECKERS = (
         slots=2,
         budgets=Budgets(resets=1, crashes=1),
     ),
+    seeded_walk("disk", drawn, runs=3),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
     machine("scheduler", OffloadMachine, examples=300),
 )

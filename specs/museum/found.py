@@ -16,6 +16,7 @@ LAZY = "exploration: serving, lazy"
 EVENTS = "exploration: serving, with a router"
 COPIES = "exploration: copies"
 CORE = "walk: core"
+DISK = "walk: disk"
 KILLED = "exploration: serving, killed"
 
 
@@ -79,4 +80,11 @@ FOUND = {
     "B46": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
     "B47": FoundBy(CORE, Property.MATCH_HOLDS, 6),
     "B48": FoundBy(DISTURBED, Property.NO_STALE_DATA, 4),
+    "B49": FoundBy(DISK, Property.NO_STALE_DATA, 3),
+    "B50": FoundBy(DISK, Property.NO_STALE_DATA, 3),
+    "B51": FoundBy(DISK, Property.NO_STALE_DATA, 3),
+    "B52": FoundBy(DISK, Property.CORRECT_BYTES, 2),
+    "B53": FoundBy(DISK, Property.FAILURE_IS_NOT_SUCCESS, 1),
+    "B54": FoundBy(DISK, Property.PUBLISH_AFTER_COMMIT, 3),
+    "B55": FoundBy(DISK, Property.PROGRESS, 2),
 }

@@ -25,11 +25,12 @@ from kvsm.worlds.world import Action, Finding, finding_of
 from museum import EXHIBITS
 from museum.checkers import CHECKERS, Checker, Sighting
 from museum.copy_scenarios import COPY_SCENARIOS
+from museum.disk_scenarios import DISK_SCENARIOS
 from museum.restart_scenarios import RESTART_SCENARIOS
 from museum.scenarios import SCENARIOS
 
 SCENARIO = "scenario"
-_ALL_SCENARIOS = {**SCENARIOS, **COPY_SCENARIOS, **RESTART_SCENARIOS}
+_ALL_SCENARIOS = {**SCENARIOS, **COPY_SCENARIOS, **RESTART_SCENARIOS, **DISK_SCENARIOS}
 CLEAN = "none"
 """The unchanged code, in place of the id of an exhibit."""
 
