@@ -34,6 +34,7 @@ host has lost it, `fetch` begins the copy back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice
 from typing import NamedTuple
@@ -70,7 +71,8 @@ class TierCopy(NamedTuple):
 class TierCounts(msgspec.Struct):
     """How many blocks went which way since the start.
 
-    not_stored: blocks whose copy to the disk failed, or was overtaken by a reset. It is not tried again.
+    not_stored: blocks whose copy to the disk failed, found no room, or was overtaken by a reset. It is not
+        tried again.
     """
 
     to_disk: int = 0
@@ -112,6 +114,7 @@ class DiskTier:
     Called
         in a reset, before it is answered.
     name: of the disk, for what is told.
+    clock: monotonic time (s), by which a disk that fails is left alone for a while.
 
     Raises `ConfigError` if the two cores do not fit.
     """
@@ -123,6 +126,7 @@ class DiskTier:
         void: Callable[[str | None], None],
         places: int = PLACES,
         name: str = "the disk tier",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         above, below = host.config, disk.config
         if below.device_blocks != above.host_blocks or below.workers != above.workers:
@@ -139,7 +143,7 @@ class DiskTier:
         self._void = void
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
-        self._health = HealthWatch(name)
+        self._health = HealthWatch(name, clock)
         self._waiting: dict[bytes, None] = {}
         """Keys to store on the disk, the oldest first."""
         self._planned: list[TransferJob] = []
@@ -200,8 +204,9 @@ class DiskTier:
         return planned
 
     def has_work(self) -> bool:
-        """Whether a copy is planned or in flight, or a block waits for its own."""
-        return bool(self.copies or (self._waiting and not self._health.read().probes_in_s))
+        """Whether a copy is planned or in flight, or one may begin for a block that waits."""
+        may_begin = self._waiting and self._places and self._health.read().takes_stores
+        return bool(self.copies or may_begin)
 
     def _store_some(self) -> bool:
         """Plan one copy to the disk. Returns whether another one may follow at once."""
@@ -217,6 +222,7 @@ class DiskTier:
         disk.rewrite(slots)
         prepared = disk.store((), keys, slots)
         job = prepared.job
+        self.counts.not_stored += len(keys) - len(prepared.keys)  # no room, because all of it is in use
         if job is None:
             return False
         record = disk.ledger.transfers[job.transfer]

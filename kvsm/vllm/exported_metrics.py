@@ -42,7 +42,8 @@ DISK = (
     Metric(
         "disk_blocks_not_stored",
         "counter",
-        "Blocks whose copy to the disk failed, or was overtaken by a reset. They stay on the host.",
+        "Blocks whose copy to the disk failed, found no room, or was overtaken by a reset. They stay on the "
+        "host.",
     ),
 )
 """What the connector counts of its disk tier, if it has one."""

@@ -58,6 +58,8 @@ class RankDisk:
         self._has_begun = False
         self._loads: set[int] = set()
         """Copies from the disk in flight."""
+        self._reports: list[WorkerReport] = []
+        """Not handed out yet."""
         log.info("kvsm: rank %d has %d disk slots in %s", rank, place.num_slots, self._file.path)
         for reason in self._file.cold_reason:
             log.info("kvsm: the disk tier of rank %d is cold: %s", rank, reason)
@@ -72,14 +74,24 @@ class RankDisk:
                 self._loads.add(job.transfer)
         self._worker.submit(jobs)
 
+    def is_loading(self) -> bool:
+        """Whether a copy from the disk is in flight. A request may wait for it."""
+        self._look()
+        return bool(self._loads)
+
     def poll(self) -> list[WorkerReport]:
         """The copies that have ended since the last call."""
+        self._look()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _look(self) -> None:
         reports = self._worker.poll()
+        self._reports += reports
         for report in reports:
             if report.transfer in self._loads and not report.good:
                 log.error("kvsm: copy %d from the disk failed: %s", report.transfer, report.error)
             self._loads.discard(report.transfer)
-        return reports
 
     def prove_host(self, checksums: BlockChecksums | None) -> None:
         """The checksums of the host pool are these from now on."""

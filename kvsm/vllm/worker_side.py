@@ -177,11 +177,12 @@ class WorkerSide:
         Requests whose loads end in the same step begin to compute together. And without a pause vLLM would
         take empty steps one after the other, which keep copying threads of its process from running.
         """
-        worker = self._worker
+        worker, disk = self._worker, self._disk
         if worker is None:
             return
         for pause_s in A_MOMENT_S:
-            if not worker.unreported() - self._hanging:
+            is_loading = disk is not None and disk.is_loading()
+            if not is_loading and not worker.unreported() - self._hanging:
                 return
             self.pause(pause_s)
             self._reports += worker.poll()

@@ -1,0 +1,531 @@
+"""The world of two tiers: the cores of host and disk with the real `DiskTier` between them, and crashes.
+
+The world plays the engine, which stores and asks for prompts; the copies, which end in any order, well or
+badly; the disk, which loses what was not flushed; and the next process, which finds what is left. Recovery
+decides with the real `decide`, and the disk's core adopts what it finds.
+
+Watched, besides all that a ledger shows:
+
+- both ledgers agree about each copy between them, and no place that stands for the disk is lost: conservation
+  (S1);
+- what can be read on a tier holds the bytes of its key, on every rank: correct bytes (S15);
+- no slot that a copy touches is given to another block: no reuse in flight (S3);
+- what comes back after a crash was stored on every rank: publish after commit (S2);
+- a copy that failed leaves its key on no tier to which it went: failure is not success (S6);
+- after a reset, with other weights or another meaning of the bytes, nothing of before comes back, from disk
+  either: no stale data (S14);
+- what was sealed and flushed is there after a crash, and the ledger holds what the scan has found: full
+  offload (S16) and conservation (S1);
+- at rest nothing is in flight: progress (S9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from random import Random
+
+import msgspec
+
+from kvsm.disk.era import DiskEra
+from kvsm.disk.formats import SlotGeneration
+from kvsm.disk.recovery import decide
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.ids import listed
+from kvsm.invariants import check_ledger
+from kvsm.log import MemoryLog
+from kvsm.offloader import Offloader
+from kvsm.plan import TransferJob, WorkerReport
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
+from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
+from kvsm.worlds.world import Action
+
+PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
+"""What is asked for, as keys in prefix order."""
+
+_LIKELY: Sequence[str] = (
+    "store",
+    "store",
+    "ask",
+    "ask",
+    "plan",
+    "plan",
+    "host",
+    "host",
+    "disk",
+    "disk",
+    "disk",
+)
+
+
+class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How large a world of two tiers is, and how often something may go wrong in it. Raises `ConfigError`.
+
+    host_slots, disk_slots: sizes of the tiers.
+    device_blocks: of the engine.
+    places: how many blocks may be on their way to the disk.
+    ranks: 1 or 2.
+    failures: copies that fail.
+    losses: copies that are given up, and may be carried out later.
+    resets, crashes: how often.
+    damages: payloads that change on disk.
+    """
+
+    host_slots: int = 3
+    disk_slots: int = 5
+    device_blocks: int = 4
+    places: int = 2
+    ranks: int = 1
+    failures: int = 1
+    losses: int = 0
+    resets: int = 1
+    crashes: int = 1
+    damages: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = {"host_slots": 16, "disk_slots": 16, "device_blocks": 16, "places": 8, "ranks": 2}
+        for name, most in sizes.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
+
+
+class _Copy(msgspec.Struct):
+    """A copy that has left, and not ended. waits: ranks that have not ended it."""
+
+    job: TransferJob
+    waits: list[int]
+    failed: bool = False
+
+
+class TwoTierWorld:
+    """A `World`."""
+
+    def __init__(self, options: TwoTierOptions) -> None:
+        self.options = options
+        self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
+        self._epoch, self._meaning = 0, 0
+        self._requests = 0
+        self._ticks = 0
+        self.era = DiskEra("v1")
+        disk = [EMPTY] * options.disk_slots
+        self.ranks = [self._rank(disk) for _ in range(options.ranks)]
+        self.life = 1
+        self._start({})
+
+    def _rank(self, disk: Sequence[DiskSlot]) -> RankMemory:
+        return RankMemory(self.options.device_blocks, self.options.host_slots, disk, self._meaning)
+
+    def _start(self, kept: dict[bytes, int]) -> None:
+        """A process begins. kept: what recovery has found on disk."""
+        options = self.options
+        config = host_config(
+            OffloadConfig(
+                host_blocks=options.host_slots,
+                device_blocks=options.device_blocks,
+                workers=options.ranks,
+                defer_ticks=3,
+            ),
+            options.places,
+        )
+        self.log = MemoryLog()
+        self.host = Offloader(config, self.log, weights=self.era.weights)
+        self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.era.weights)
+        self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
+        self.tier = DiskTier(
+            self.host, self.disk, self._begin_era, options.places, clock=lambda: float(self._ticks)
+        )
+        self._host_copies: list[_Copy] = []
+        self._disk_copies: list[_Copy] = []
+        self._late: list[tuple[str, list[int]]] = []
+        """What lost copies may still write: a part of the memory, and places in it."""
+        self._retired_places = 0
+        self._loads: dict[int, list[bytes]] = {}
+
+    @property
+    def events(self) -> Sequence[OffloadingEvent]:
+        """The events of the host's core since the last crash."""
+        return self.log
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        return list(self._actions())
+
+    def _actions(self) -> Iterator[Action]:
+        for number in range(len(PROMPTS)):
+            yield "store", number
+            yield "ask", number
+        yield ("plan",)
+        yield ("tick",)
+        yield ("flush",)
+        for name, copies in (("host", self._host_copies), ("disk", self._disk_copies)):
+            for number, copy in enumerate(copies):
+                for rank in copy.waits:
+                    yield name, number, rank, 1
+                    if self._left["failures"]:
+                        yield name, number, rank, 0
+        if self._left["losses"]:
+            yield from (("lose", number) for number in range(len(self._disk_copies)))
+        if self._late:
+            yield ("late",)
+        if self._left["resets"]:
+            yield "reset", 0
+            yield "reset", 1
+        if self._left["crashes"]:
+            yield "crash", 0, 0
+            yield "crash", 1, 0
+            yield "crash", 2, 0
+        if self._left["damages"]:
+            yield from (("damage", slot) for slot in range(self.options.disk_slots))
+
+    def draw(self, random: Random) -> Action:
+        kind = random.choice(_LIKELY) if random.random() < 0.85 else random.choice(tuple(_DO))
+        if random.random() < 0.1 and any(len(one.waits) < self.options.ranks for one in self._disk_copies):
+            kind = "crash"  # when one rank has a block and another one has not
+        if kind in ("store", "ask"):
+            return kind, random.randrange(len(PROMPTS))
+        if kind in ("host", "disk"):
+            copies = self._host_copies if kind == "host" else self._disk_copies
+            if not copies:
+                return ("plan",)
+            number = random.randrange(len(copies))
+            return kind, number, random.choice(copies[number].waits), int(random.random() < 0.9)
+        if kind == "reset":
+            return kind, random.randrange(2)
+        if kind == "crash":
+            return kind, random.randrange(3), random.randrange(3**self.options.disk_slots)
+        if kind == "lose":
+            return kind, random.randrange(max(1, len(self._disk_copies)))
+        return (kind, random.randrange(self.options.disk_slots)) if kind == "damage" else (kind,)
+
+    def do(self, action: Action) -> bool:
+        name, *numbers = action
+        done = bool(_DO[str(name)](self, *map(int, numbers)))
+        if done:
+            self._watch()
+        return done
+
+    def _spend(self, name: str) -> bool:
+        if not self._left[name]:
+            return False
+        self._left[name] -= 1
+        return True
+
+    # The engine.
+
+    def _store(self, number: int) -> bool:
+        """The engine computes what the host lacks of a prompt, and the host stores it."""
+        keys = [key for key in PROMPTS[number] if key not in self.host.ledger.index]
+        blocks = self._free_blocks(len(keys))
+        if not keys or len(blocks) < len(keys) or self.host.ledger.draining():
+            return False
+        for rank in self.ranks:
+            for key, block in zip(keys, blocks):
+                rank.device[block] = self._epoch, key
+        self.host.rewrite(blocks)
+        job = self.host.store((), keys, blocks).job
+        if job is None:
+            return False
+        self._leave(job)
+        return True
+
+    def _ask(self, number: int) -> bool:
+        """A request for a prompt comes. What only the disk has is fetched; what the host serves is loaded."""
+        keys, index = list(PROMPTS[number]), self.host.ledger.index
+        name = f"r{self._requests}"
+        self._requests += 1
+        found = 0
+        while found < len(keys) and (keys[found] in index or self.tier.has(keys[found])):
+            found += 1
+        if any(key not in index for key in keys[:found]):
+            self.tier.fetch(name, keys[:found])
+        hits = self.host.match(name, keys).hits
+        blocks = self._free_blocks(hits)
+        if hits and len(blocks) == hits:
+            job = self.host.prepare_load(name, blocks)
+            if job is not None:
+                self._loads[job.transfer] = keys[:hits]
+                self._leave(job)
+        self.host.finish(name)
+        return True
+
+    def _free_blocks(self, wanted: int) -> list[int]:
+        leases = self.host.ledger.leases.words
+        return [block for block in range(self.options.device_blocks) if not leases[block]][:wanted]
+
+    def _leave(self, job: TransferJob) -> None:
+        if job.direction is Direction.STORE:
+            self._check_unused(set(listed(job.pairs()[1])), "a store from the device")
+        self.host.submit([job.transfer])
+        self._host_copies.append(_Copy(job, list(range(self.options.ranks))))
+
+    def _plan(self) -> bool:
+        before = self.tier.has_work(), self.tier.counts.not_stored
+        jobs = self.tier.plan()
+        for job in jobs:
+            for rank in self.ranks:
+                rank.begin(job)
+            self._disk_copies.append(_Copy(job, list(range(self.options.ranks))))
+        return bool(jobs) or before != (self.tier.has_work(), self.tier.counts.not_stored)
+
+    def _check_unused(self, slots: set[int], what: str) -> None:
+        used = {slot for one in self._disk_copies for slot in listed(one.job.pairs()[0])}
+        used |= {slot for one in self._host_copies for slot in listed(one.job.pairs()[1])}
+        if slots & used:
+            message = f"{what} writes host slots {sorted(slots & used)}, which a copy in flight touches"
+            raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+
+    def _tick(self) -> bool:
+        self._ticks += 1
+        self.host.tick()
+        return True
+
+    def _reset(self, new_weights: int) -> bool:
+        if not self._spend("resets"):
+            return False
+        weights = f"v{self._epoch + 2}" if new_weights else None
+        self.tier.reset(weights)
+        self.host.reset(weights)
+        self._epoch += 1
+        return True
+
+    def _begin_era(self, weights: str | None) -> None:
+        """What `DiskTier` calls: it is durable when this returns."""
+        after = SlotGeneration(self.life, self.disk.ledger.seq)
+        self.era = DiskEra(self.era.weights if weights is None else weights, after)
+
+    # Copies.
+
+    def _end_host_copy(self, number: int, rank: int, good: int) -> bool:
+        copy = self._ending(self._host_copies, number, rank, good)
+        if copy is None:
+            return False
+        job = copy.job
+        self.ranks[rank].copy(job, bool(good))
+        ended = self.host.report(job.transfer, rank, bool(good)).ended
+        if ended is None:
+            return True
+        keys = self._loads.pop(job.transfer, [])
+        if ended.good and job.direction is Direction.STORE:
+            self.tier.stored(ended.keys)
+        elif ended.good:
+            for block, key in zip(listed(ended.device_blocks), keys):
+                self._check_bytes("device", block, key)
+        return True
+
+    def _end_disk_copy(self, number: int, rank: int, good: int) -> bool:
+        copy = self._ending(self._disk_copies, number, rank, good)
+        if copy is None:
+            return False
+        job, was_stale = (
+            copy.job,
+            self.disk.ledger.transfers[copy.job.transfer].epoch != self.disk.ledger.epoch,
+        )
+        is_good = self.ranks[rank].end(job, self.life, bool(good))
+        self.tier.report(WorkerReport(job.transfer, rank, is_good, "" if is_good else "it broke"))
+        copy.failed = copy.failed or not is_good
+        if copy.waits or was_stale:
+            return True
+        if copy.failed:
+            self._check_failed(job)
+        return True
+
+    def _check_failed(self, job: TransferJob) -> None:
+        """A failed copy leaves its keys nowhere: the disk has not got them, or is not trusted any more."""
+        is_load = job.direction is Direction.LOAD
+        for key in job.keys:
+            if self.tier.has(key) or (is_load and key in self.host.ledger.index):
+                message = f"copy {job.transfer} of the disk has failed, and {key!r} can still be found"
+                raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
+
+    def _ending(self, copies: list[_Copy], number: int, rank: int, good: int) -> _Copy | None:
+        """The copy that ends now on this rank, with its failure counted; None if it cannot."""
+        if number >= len(copies) or rank not in copies[number].waits:
+            return None
+        copy = copies[number]
+        if not good:
+            if not self._spend("failures"):
+                return None
+            copy.failed = True
+        copy.waits.remove(rank)
+        if not copy.waits:
+            del copies[number]
+        return copy
+
+    def _lose(self, number: int) -> bool:
+        """The engine gives a copy up that may still be carried out."""
+        if number >= len(self._disk_copies) or not self._spend("losses"):
+            return False
+        job = self._disk_copies.pop(number).job
+        blocks, slots = map(listed, job.pairs())
+        to_disk = job.direction is Direction.STORE
+        self._retired_places += len(blocks) if to_disk else 0
+        self._late.append(("disk" if to_disk else "host", list(slots if to_disk else blocks)))
+        self.tier.lose(self.tier.copies[job.transfer].host)
+        return True
+
+    def _carry_out_late(self) -> bool:
+        """A lost copy writes now, bytes that mean nothing."""
+        if not self._late:
+            return False
+        where, places = self._late.pop(0)
+        for rank in self.ranks:
+            for place in places:
+                if where == "host":
+                    rank.host[place] = None
+                else:
+                    rank.disk[place] = rank.disk[place]._replace(value=None)
+        return True
+
+    # The disk.
+
+    def _flush(self) -> bool:
+        for rank in self.ranks:
+            rank.flush()
+        return True
+
+    def _damage(self, slot: int) -> bool:
+        """The payload of a slot changes on the disk of the first rank."""
+        disk = self.ranks[0].disk
+        if slot >= len(disk) or disk[slot].value is None or not self._spend("damages"):
+            return False
+        disk[slot] = disk[slot]._replace(value=None)
+        return True
+
+    def _crash(self, kind: int, chosen: int) -> bool:
+        """The process is killed (0), the power is lost (1), or the next process means something else (2)."""
+        if kind > 2 or not self._spend("crashes"):
+            return False
+        promised = self._promised(power_loss=kind == 1)
+        if kind == 2:
+            self._meaning, self._epoch, promised = self._meaning + 1, self._epoch + 1, set()
+        left = [rank.after_power_loss(chosen) if kind == 1 else rank.disk for rank in self.ranks]
+        self.ranks = [self._rank(disk) for disk in left]
+        self.life += 1
+        found = decide([rank.scan(self.life) for rank in self.ranks], self.era.after)
+        for rank in self.ranks:
+            rank.expected = {one.slot: one.generation for one in found.slots.values()}
+        for key, one in found.slots.items():
+            self._check_recovered(key, one.slot)
+        lost = sorted(promised - found.slots.keys())
+        if lost:
+            message = f"{lost[0]!r} was sealed and flushed on every rank, and recovery has not found it"
+            raise PropertyBroken(Property.FULL_OFFLOAD, message)
+        kept = {key: one.slot for key, one in found.slots.items()}
+        self._start(kept)
+        if self.disk.ledger.index != kept:
+            message = f"the scan finds {len(kept)} blocks, and the ledger has {len(self.disk.ledger.index)}"
+            raise PropertyBroken(Property.CONSERVATION, message)
+        return True
+
+    def _promised(self, *, power_loss: bool) -> set[bytes]:
+        """What the disk's core can read, as far as this crash must leave it."""
+        ledger = self.disk.ledger
+        return {
+            key
+            for key, slot in ledger.index.items()
+            if ledger.readable(slot)
+            and all(not power_loss or rank.flushed[slot] == rank.disk[slot] for rank in self.ranks)
+        }
+
+    def _check_recovered(self, key: bytes, slot: int) -> None:
+        """What recovery has found is sealed on every rank. It is of this epoch, or no load will take it, because
+        its bytes mean nothing."""
+        for number, rank in enumerate(self.ranks):
+            if not rank.disk[slot].is_sealed or rank.disk[slot].key != key:
+                message = f"{key!r} comes back, and disk slot {slot} of rank {number} was not sealed with it"
+                raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
+            value = rank.disk[slot].value
+            if value is not None and value != (self._epoch, key):
+                message = f"disk slot {slot} of rank {number} comes back as {key!r} and holds {value}"
+                raise PropertyBroken(Property.NO_STALE_DATA, message)
+
+    # What holds.
+
+    def _watch(self) -> None:
+        differing = disagreements(self.tier)
+        if differing:
+            raise PropertyBroken(Property.CONSERVATION, differing[0])
+        used = sum(len(copy.places) for copy in self.tier.copies.values())
+        places = len(self.tier._places) + used + self._retired_places
+        if places != self.options.places:
+            message = f"{places} places stand for the disk, of {self.options.places}"
+            raise PropertyBroken(Property.CONSERVATION, message)
+        for key, slot in self.host.ledger.index.items():
+            if self.host.ledger.readable(slot):
+                self._check_bytes("host", slot, key)
+
+    def _check_bytes(self, where: str, place: int, key: bytes) -> None:
+        for number, rank in enumerate(self.ranks):
+            held = (rank.host if where == "host" else rank.device)[place]
+            if held != (self._epoch, key):
+                message = f"{where} {place} of rank {number} holds {held}, and must hold {key!r}"
+                raise PropertyBroken(Property.CORRECT_BYTES, message)
+
+    def check(self) -> None:
+        """Check every property. Raises `PropertyBroken`."""
+        for core in (self.host, self.disk):
+            for violation in check_ledger(core.ledger):
+                raise PropertyBroken(violation.property, str(violation))
+        self._watch()
+
+    def wind_down(self) -> Action | None:
+        """The next action on the way to rest."""
+        for name, copies in (("host", self._host_copies), ("disk", self._disk_copies)):
+            if copies:
+                return name, 0, copies[0].waits[0], 1
+        if self.tier.has_work():
+            return ("plan",)
+        if self.host.ledger.transfers or self.disk.ledger.transfers:
+            raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
+        return None
+
+    def describe(self) -> dict[str, str]:
+        """Each tier's blocks, and the copies in flight."""
+        told = {f"rank {number} disk": str(rank.disk) for number, rank in enumerate(self.ranks)}
+        told["host"] = str(dict(self.host.ledger.index))
+        told["disk"] = str(dict(self.disk.ledger.index))
+        told["copies"] = str([*self._host_copies, *self._disk_copies])
+        return told
+
+    def fingerprint(self) -> bytes:
+        """16 bytes that differ for worlds with different futures, and for some with the same."""
+        seqs = self.host.ledger.seq, self.disk.ledger.seq
+        seen = (self.describe(), seqs, self.era, self._left, self._ticks)
+        return blake2b(repr(seen).encode(), digest_size=16).digest()
+
+
+_BUDGETS = ("failures", "losses", "resets", "crashes", "damages")
+
+_DO: dict[str, Callable[..., bool]] = {
+    "store": TwoTierWorld._store,
+    "ask": TwoTierWorld._ask,
+    "plan": TwoTierWorld._plan,
+    "tick": TwoTierWorld._tick,
+    "flush": TwoTierWorld._flush,
+    "host": TwoTierWorld._end_host_copy,
+    "disk": TwoTierWorld._end_disk_copy,
+    "lose": TwoTierWorld._lose,
+    "late": TwoTierWorld._carry_out_late,
+    "reset": TwoTierWorld._reset,
+    "crash": TwoTierWorld._crash,
+    "damage": TwoTierWorld._damage,
+}
+
+
+def draw_two_tier_options(random: Random) -> TwoTierOptions:
+    """A small world in which everything may go wrong a few times."""
+    return TwoTierOptions(
+        host_slots=random.randint(2, 4),
+        disk_slots=random.randint(2, 6),
+        device_blocks=random.randint(2, 4),
+        places=random.randint(1, 3),
+        ranks=random.choice((1, 2)),
+        failures=random.choice((0, 3)),
+        losses=random.choice((0, 0, 1)),
+        resets=random.choice((0, 3)),
+        crashes=random.choice((0, 3)),
+        damages=random.choice((0, 2)),
+    )

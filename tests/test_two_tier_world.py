@@ -1,0 +1,107 @@
+"""The world of two tiers: the real code keeps every promise in it, and what is planted there is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvsm.checker.walk import walk
+from kvsm.disk import recovery
+from kvsm.offloader import Offloader
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
+from kvsm.worlds.world import Action
+
+
+def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
+    """All properties that the head of the world names, with the real recovery."""
+    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=40).failure is None
+
+
+@pytest.mark.slow
+def test_two_tiers_keep_every_promise_at_length() -> None:
+    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 2, runs=1500).failure is None
+
+
+Planted = Callable[[pytest.MonkeyPatch], None]
+
+
+def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
+    """LMCache#4564: what lies on the disk counts as nothing after a restart."""
+    patch.setattr(Offloader, "adopt_blocks", lambda *_: None)
+
+
+def a_reset_begins_no_era(patch: pytest.MonkeyPatch) -> None:
+    reset = DiskTier.reset
+
+    def without_era(tier: DiskTier, weights: str | None = None) -> None:
+        tier._void = lambda _: None
+        reset(tier, weights)
+
+    patch.setattr(DiskTier, "reset", without_era)
+
+
+def other_meanings_are_believed(patch: pytest.MonkeyPatch) -> None:
+    decide = recovery.decide
+
+    def believing(scans: Any, after: Any) -> Any:
+        for one in scans:
+            one.found[:, recovery.CONDITIONS.index("same identity")] = True
+        return decide(scans, after)
+
+    patch.setattr("kvsm.worlds.two_tiers.decide", believing)
+
+
+def places_are_kept(patch: pytest.MonkeyPatch) -> None:
+    """LMCache#4546: what is over still counts as in use."""
+    end = DiskTier._end
+    patch.setattr(DiskTier, "_end", lambda tier, copy: end(tier, copy._replace(places=())))
+
+
+def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
+    """vllm#54363: bytes that nobody could prove are used."""
+    report = Offloader.report
+
+    def always_good(core: Offloader, transfer: int, worker: int, good: bool, error: str = "") -> Any:
+        imported = core.config.device_blocks != core.config.host_blocks and not good and error == "it broke"
+        return report(core, transfer, worker, good or imported, error)
+
+    patch.setattr(Offloader, "report", always_good)
+
+
+@pytest.mark.parametrize(
+    ("plant", "broken"),
+    [
+        (nothing_is_adopted, Property.CONSERVATION),
+        (a_reset_begins_no_era, Property.NO_STALE_DATA),
+        (other_meanings_are_believed, Property.NO_STALE_DATA),
+        (places_are_kept, Property.CONSERVATION),
+        (a_failed_load_is_good_for_the_host, Property.FAILURE_IS_NOT_SUCCESS),
+    ],
+    ids=lambda one: getattr(one, "__name__", ""),
+)
+def test_what_is_planted_is_found(plant: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch)
+    failure = walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=60).failure
+    assert failure is not None
+    assert failure.finding.property == broken, failure.finding
+
+
+def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publish after commit (S2): with a recovery that believes the first rank, it would."""
+    steps: list[Action] = [("store", 0), ("host", 0, 0, 1), ("host", 0, 1, 1), ("plan",), ("disk", 0, 0, 1)]
+
+    def crashed() -> TwoTierWorld:
+        world = TwoTierWorld(TwoTierOptions(ranks=2))
+        for step in [*steps, ("crash", 0, 0)]:
+            assert world.do(step), step
+        return world
+
+    assert not crashed().disk.ledger.index
+    decide = recovery.decide
+    monkeypatch.setattr("kvsm.worlds.two_tiers.decide", lambda scans, after: decide(scans[:1], after))
+    with pytest.raises(Exception, match="was not sealed with it"):
+        crashed()
