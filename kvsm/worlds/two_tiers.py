@@ -91,7 +91,7 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
 
 
-class _Copy(msgspec.Struct):
+class _CopyInFlight(msgspec.Struct):
     """A copy that has left, and not ended. waits: ranks that have not ended it."""
 
     job: TransferJob
@@ -136,8 +136,8 @@ class TwoTierWorld:
         self.tier = DiskTier(
             self.host, self.disk, self._begin_era, options.places, clock=lambda: float(self._ticks)
         )
-        self._host_copies: list[_Copy] = []
-        self._disk_copies: list[_Copy] = []
+        self._host_copies: list[_CopyInFlight] = []
+        self._disk_copies: list[_CopyInFlight] = []
         self._late: list[tuple[str, list[int]]] = []
         """What lost copies may still write: a part of the memory, and places in it."""
         self._retired_places = 0
@@ -259,7 +259,7 @@ class TwoTierWorld:
         if job.direction is Direction.STORE:
             self._check_unused(set(listed(job.pairs()[1])), "a store from the device")
         self.host.submit([job.transfer])
-        self._host_copies.append(_Copy(job, list(range(self.options.ranks))))
+        self._host_copies.append(_CopyInFlight(job, list(range(self.options.ranks))))
 
     def _plan(self) -> bool:
         before = self.tier.has_work(), self.tier.counts.not_stored
@@ -267,7 +267,7 @@ class TwoTierWorld:
         for job in jobs:
             for rank in self.ranks:
                 rank.begin(job)
-            self._disk_copies.append(_Copy(job, list(range(self.options.ranks))))
+            self._disk_copies.append(_CopyInFlight(job, list(range(self.options.ranks))))
         return bool(jobs) or before != (self.tier.has_work(), self.tier.counts.not_stored)
 
     def _check_unused(self, slots: set[int], what: str) -> None:
@@ -340,7 +340,7 @@ class TwoTierWorld:
                 message = f"copy {job.transfer} of the disk has failed, and {key!r} can still be found"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
-    def _ending(self, copies: list[_Copy], number: int, rank: int, good: int) -> _Copy | None:
+    def _ending(self, copies: list[_CopyInFlight], number: int, rank: int, good: int) -> _CopyInFlight | None:
         """The copy that ends now on this rank, with its failure counted; None if it cannot."""
         if number >= len(copies) or rank not in copies[number].waits:
             return None
@@ -431,8 +431,8 @@ class TwoTierWorld:
         }
 
     def _check_recovered(self, key: bytes, slot: int) -> None:
-        """What recovery has found is sealed on every rank. It is of this epoch, or no load will take it, because
-        its bytes mean nothing."""
+        """What recovery has found is sealed on every rank. It is of this epoch, or its bytes mean nothing and
+        no load will take them."""
         for number, rank in enumerate(self.ranks):
             if not rank.disk[slot].is_sealed or rank.disk[slot].key != key:
                 message = f"{key!r} comes back, and disk slot {slot} of rank {number} was not sealed with it"
