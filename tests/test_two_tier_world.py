@@ -23,7 +23,7 @@ def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
 
 @pytest.mark.slow
 def test_two_tiers_keep_every_promise_at_length() -> None:
-    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 2, runs=1500).failure is None
+    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 2, runs=600).failure is None
 
 
 Planted = Callable[[pytest.MonkeyPatch], None]
