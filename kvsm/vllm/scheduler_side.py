@@ -435,8 +435,8 @@ def _core_config(
         policy=options.policy,
         store_threshold=options.store_threshold,
         # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
-        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer.
-        defer_ticks=256,
+        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer. A disk takes longer.
+        defer_ticks=256 if options.disk_dir is None else 2048,
         transfer_ticks=0,
         block_tokens=block_tokens,
     )
