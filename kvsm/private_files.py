@@ -161,15 +161,16 @@ def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
                 os.fsync(descriptor)
         os.replace(beside, path)
         if durable:
-            _sync_directory(path.parent)
+            sync_directory(path.parent)
     except BaseException:
         with suppress(OSError):
             os.unlink(beside)
         raise
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def sync_directory(directory: Path) -> None:
+    """Make the names in it durable: without its name a synced file is lost. Raises `OSError`."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

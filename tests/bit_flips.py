@@ -302,7 +302,7 @@ def telling(told: list[str]) -> Iterator[None]:
 def flip_bits(flips: int, seed: int, alone: float = 0.1) -> Counter[tuple[str, str]]:
     """Flip that many bits, one after the other. Returns how often each area had which outcome.
 
-    alone: the share of flips that concern no key alone, each of which needs a process.
+    alone: the share of flips that hit no single key. Each of them needs a process of its own.
     Raises `AssertionError` if a wrong byte is served, or something is lost and not told.
     """
     left, chance, counts = Left(), random.Random(seed), Counter[tuple[str, str]]()

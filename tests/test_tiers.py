@@ -16,6 +16,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferJob, WorkerReport
+from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
@@ -153,8 +154,8 @@ def test_after_a_reset_neither_tier_serves_anything_and_later_stores_reach_the_d
     tiers.write_through(KEYS[2:6])
     tiers.tier.fetch("r", KEYS[:2])
     tiers.end(tiers.tier.plan()[0])
-    tiers.tier.reset("v2")
     tiers.host.reset("v2")
+    tiers.tier.reset("v2")
     assert tiers.voids == ["v2"]
     assert not any(map(tiers.tier.has, KEYS))
     assert tiers.disk.ledger.weights == "v2"
@@ -170,8 +171,8 @@ def test_a_reset_leaves_copies_in_flight_to_end_and_takes_back_planned_ones() ->
     (flying,) = tiers.tier.plan()
     tiers.write_through(KEYS[2:4])
     tiers.tier.fetch("r", KEYS[2:4])
-    tiers.tier.reset()
     assert not tiers.host.reset()
+    tiers.tier.reset()
     assert list(tiers.tier.copies) == [flying.transfer]
     tiers.check()
     tiers.end(flying)
@@ -181,8 +182,8 @@ def test_a_reset_leaves_copies_in_flight_to_end_and_takes_back_planned_ones() ->
     tiers.check()
 
 
-def test_a_reset_whose_era_cannot_be_written_is_no_reset_of_the_host() -> None:
-    """Otherwise an answered reset would be undone by the next process."""
+def test_a_reset_whose_era_cannot_be_written_is_told_and_nothing_of_before_is_served_here() -> None:
+    """No stale data (S14). The caller hears of it, because a later process may find what lies on disk."""
     tiers = Tiers()
     tiers.write_through(KEYS[:2])
 
@@ -190,9 +191,11 @@ def test_a_reset_whose_era_cannot_be_written_is_no_reset_of_the_host() -> None:
         raise OSError(28, "No space left on device")
 
     tiers.tier = DiskTier(tiers.host, tiers.disk, full, PLACES)
+    tiers.host.reset()
     with pytest.raises(OSError, match="No space"):
         tiers.tier.reset()
-    assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
+    assert not tiers.tier.has(KEYS[0])
+    assert tiers.host.lookup(KEYS[0]) is LookupResult.MISS
 
 
 def test_a_copy_that_is_never_reported_retires_what_it_may_touch_on_both_tiers() -> None:
@@ -200,10 +203,9 @@ def test_a_copy_that_is_never_reported_retires_what_it_may_touch_on_both_tiers()
     tiers = Tiers()
     tiers.write_through(KEYS[:2])
     tiers.write_through(KEYS[2:6])
-    transfer = tiers.tier.fetch("r", KEYS[:2])
-    assert transfer is not None
+    tiers.tier.fetch("r", KEYS[:2])
     (job,) = tiers.tier.plan()
-    tiers.tier.lose(transfer)
+    tiers.tier.lose(job.transfer)
     assert not tiers.host.ledger.transfers
     assert not tiers.disk.ledger.transfers
     assert not tiers.tier.report(WorkerReport(job.transfer, 0, True)), "a late report changes nothing"
@@ -226,6 +228,26 @@ def test_a_disk_that_fails_gets_no_more_stores_and_the_blocks_wait() -> None:
     assert job.keys == tuple(KEYS[5:7])
 
 
+def test_each_block_that_does_not_reach_the_disk_is_counted() -> None:
+    """Nothing is dropped in silence: a copy fails, too many blocks wait, a reset overtakes them, and the host
+    loses them before their copy."""
+    tiers = Tiers()
+    tiers.store(KEYS[:1])
+    (job,) = tiers.tier.plan()
+    tiers.end(job, good=False)
+    assert tiers.tier.counts.not_stored == 1
+    tiers.store(KEYS[1:4])
+    tiers.store(KEYS[4:8])
+    assert tiers.tier.counts.not_stored == 1 + 3, "only as many wait as the host holds"
+    tiers.host.reset()
+    tiers.tier.reset()
+    assert tiers.tier.counts.not_stored == 4 + 4
+    tiers.store(KEYS[:2])
+    tiers.host.reset()
+    tiers.tier.plan()
+    assert tiers.tier.counts.not_stored == 8 + 2, "the host has lost them"
+
+
 def test_a_slot_of_several_device_blocks_is_one_block_of_the_disk() -> None:
     tiers = Tiers(chunk=2)
     tiers.store(KEYS[:2])
@@ -242,6 +264,16 @@ def test_cores_that_do_not_fit_are_refused() -> None:
     disk = Offloader(OffloadConfig(host_blocks=4, device_blocks=5))
     with pytest.raises(ConfigError, match="disk_config"):
         DiskTier(host, disk, [].append)
+    config = OffloadConfig(host_blocks=4, device_blocks=8, transfer_ticks=9)
+    with pytest.raises(ConfigError, match="does it in both"):
+        DiskTier(Offloader(config), Offloader(disk_config(config, 5)), [].append)
+
+
+def test_a_scheduler_that_flushes_at_its_last_step_has_no_tier_below() -> None:
+    tiers = Tiers()
+    config = SchedulerConfig(groups=(KVCacheGroup(4),), hash_tokens=4, last_step=LastStep.FLUSH)
+    with pytest.raises(ConfigError, match="KEEP_STEPPING"):
+        OffloadScheduler(tiers.host, config, tiers.tier)
 
 
 # Adoption.

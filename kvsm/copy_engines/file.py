@@ -29,7 +29,7 @@ from kvsm.copy_engines.threaded import ThreadedCopyEngine
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import IdArray
-from kvsm.private_files import open_private, remove_own
+from kvsm.private_files import open_private, remove_own, sync_directory
 
 MOST_BUFFERS = 1024
 """Buffers that one call takes (IOV_MAX of Linux)."""
@@ -113,7 +113,7 @@ def _opened(path: Path, size: int) -> FileIO:
             )
         if size > found:
             os.posix_fallocate(file.fileno(), 0, size)
-            _sync_name(path)
+            sync_directory(path.parent)
     except BaseException as error:
         if is_new and not isinstance(error, BlockingIOError):
             remove_own(path, file.fileno())
@@ -124,15 +124,6 @@ def _opened(path: Path, size: int) -> FileIO:
             raise ConfigError(f"{path}: no room for {size:,} bytes: {error.strerror}") from error
         raise
     return file
-
-
-def _sync_name(path: Path) -> None:
-    """Make the name of a new file durable. Without it a crash loses the whole file."""
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _mapped(path: Path, file: FileIO, shape: tuple[int, int]) -> NDArray[np.uint8]:

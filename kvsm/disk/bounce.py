@@ -7,6 +7,7 @@ that direct I/O can take are not copied here before they are written: then only 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.disk.aligned import aligned_memory, are_aligned
-from kvsm.disk.formats import HEADER_BYTES, HeaderState, SlotGeneration, SlotHeader, read_header
+from kvsm.disk.formats import ALIGNMENT, HEADER_BYTES, HeaderState, SlotGeneration, SlotHeader, read_header
 from kvsm.disk.host_proof import HostProof
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import TransferFailed
@@ -27,6 +28,9 @@ _LOGGER = logging.getLogger("kvsm.disk")
 
 BOUNCE_BYTES = 4 << 20
 """Of a buffer, unless one slot is larger. Longer calls are not faster."""
+
+# A call takes a header and a payload of each slot, and the system limits the parts of a call.
+assert os.sysconf("SC_IOV_MAX") >= 2 * BOUNCE_BYTES // (HEADER_BYTES + ALIGNMENT)
 
 
 class BounceBuffer:

@@ -82,8 +82,8 @@ class DiskCopyEngine(ThreadedCopyEngine):
     flush: when stores are flushed.
     interval_s: for `INTERVAL` (s).
     threads: how many threads copy. Each has a buffer of 4 MiB, or of one slot if that is larger.
-    checksums: of the blocks of `host`, of which a slot holds one or more. A store of a block that does not
-        hold what it must is then bad, and a load says what the blocks hold from there on.
+    checksums: what the blocks of the host pool must hold; None: nobody knows. A slot holds one block or
+        several. With them a store of a damaged block fails, and a load records what it brought.
 
     A store needs `keys`; a load that has them is checked against them. Raises `ConfigError`.
     """
@@ -137,8 +137,8 @@ class DiskCopyEngine(ThreadedCopyEngine):
         return self._health.read()
 
     def prove_host(self, checksums: BlockChecksums | None) -> None:
-        """From now on these are the checksums of the host pool. Raises `ConfigError` if they are of another
-        one."""
+        """Use these checksums of the host pool from now on. Raises `ConfigError` if they belong to another
+        pool."""
         rows = self.layout.num_device_blocks, self.layout.block_bytes
         self._proof = None if checksums is None else HostProof(checksums, *rows)
 

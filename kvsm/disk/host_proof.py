@@ -31,8 +31,8 @@ class HostProof:
         if (checksums.num_blocks, checksums.block_bytes * self._chunk) != (num_rows * self._chunk, row_bytes):
             raise ConfigError(
                 f"the checksums are of {checksums.num_blocks:,} host blocks of {checksums.block_bytes:,} "
-                f"bytes, and the disk tier has {num_rows:,} rows of {row_bytes:,}; give those of its own "
-                "host pool"
+                f"bytes, and the disk tier has {num_rows:,} rows of {row_bytes:,}; give the checksums of "
+                "the same host pool"
             )
         self._is_same = self._chunk == 1 and checksums.is_plain
 

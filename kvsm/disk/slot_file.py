@@ -53,7 +53,7 @@ from kvsm.disk.slot_table import SlotTable
 from kvsm.errors import ConfigError
 from kvsm.file_locks import lock_holder
 from kvsm.identity import PoolIdentity
-from kvsm.private_files import names, open_private, remove_own
+from kvsm.private_files import names, open_private, remove_own, sync_directory
 
 _LOGGER = logging.getLogger("kvsm.disk")
 _PURPOSE = "a disk tier"
@@ -192,11 +192,7 @@ class SlotFile:
             raise ConfigError(f"{self.path}: no room for {size:,} bytes: {error.strerror}") from error
         self.cold_reason = self.cold_reason or ["there was no file"]
         made = Superblock(0, os.urandom(FILE_ID_BYTES), self.geometry, self.identity)
-        directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self.path.parent)
         return made
 
     def _found(self) -> Superblock | None:

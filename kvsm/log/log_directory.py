@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvsm.errors import LogError
 from kvsm.file_locks import DirectoryLock
+from kvsm.private_files import sync_directory
 
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """How a file system says that it cannot lock a directory."""
@@ -105,15 +106,6 @@ def make_private(directory: Path) -> list[Path]:
     for one in reversed(missing):
         one.mkdir(mode=0o700, exist_ok=True)
     return missing
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in it durable: without its name a synced file is lost."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _sync_names(directory: Path, made: list[Path]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from kvsm.events import SCHEMA_VERSION, OffloadConfig, recorded_ns
 from kvsm.log.frames import PREAMBLE_BYTES, FrameEncoder, SegmentHead, SegmentTail, encode_preamble
-from kvsm.log.log_directory import sync_directory
 from kvsm.log.retention import Retention
 from kvsm.log.segment_file import SegmentFile, Synced
+from kvsm.private_files import sync_directory
 from kvsm.states import machines_digest
 
 

@@ -2,8 +2,7 @@
 
 Each ledger keeps its own properties (docs/properties.md), as it does alone. What is new is the copy between
 them. If both have it in the same state, with the same blocks and keys, then what one ledger protects is
-protected in
-both: a host slot that a disk copy reads cannot be reused, and a key is never half on one tier.
+protected in both: a host slot that a disk copy reads cannot be reused, and a key is never half on one tier.
 """
 
 from __future__ import annotations

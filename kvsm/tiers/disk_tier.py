@@ -81,10 +81,13 @@ class TierCounts(msgspec.Struct):
 
 
 def host_config(config: OffloadConfig, places: int = PLACES) -> OffloadConfig:
-    """The same host core with a disk below it: it has `places` more device blocks, which stand for the
-    disk."""
+    """The same host core with a disk below it.
+
+    It has `places` more chunks of device blocks, which stand for the disk. `transfer_ticks` is 0: copies are
+    given up by `DiskTier.lose`, in both ledgers.
+    """
     more = places * config.blocks_per_chunk
-    return msgspec.structs.replace(config, device_blocks=config.device_blocks + more)
+    return msgspec.structs.replace(config, device_blocks=config.device_blocks + more, transfer_ticks=0)
 
 
 def disk_config(host: OffloadConfig, num_slots: int, policy: str = "lru") -> OffloadConfig:
@@ -110,9 +113,8 @@ class DiskTier:
 
     host: made with `host_config`. Its last `places` chunks of device blocks stand for the disk.
     disk: made with `disk_config`. What recovery found is adopted before (`Offloader.adopt_blocks`).
-    void: makes durable that nothing stored before counts any more, under these weights (None: the same).
-    Called
-        in a reset, before it is answered.
+    void: makes durable that nothing stored before counts any more. It is given the new version of the
+        weights; None: the same. Called in a reset, before that is answered.
     name: of the disk, for what is told.
     clock: monotonic time (s), by which a disk that fails is left alone for a while.
 
@@ -134,12 +136,16 @@ class DiskTier:
                 f"the disk's core has {below.device_blocks} device blocks and {below.workers} workers; below "
                 f"{above.host_blocks} host slots of {above.workers} workers it needs as many (disk_config)"
             )
+        if above.transfer_ticks:
+            raise ConfigError(
+                f"transfer_ticks is {above.transfer_ticks}; with a disk tier it must be 0 (host_config). The "
+                "host's core would give up a copy alone; DiskTier.lose does it in both"
+            )
         chunk = above.blocks_per_chunk
         self.host, self.disk = host, disk
         self.copies: dict[int, TierCopy] = {}
         """The copies in flight, by their transfer in the disk's ledger."""
         self.counts = TierCounts()
-        self._by_host: dict[int, TierCopy] = {}
         self._void = void
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
@@ -187,8 +193,10 @@ class DiskTier:
         waiting = self._waiting
         waiting.update(dict.fromkeys(keys))
         # As long as the disk takes no stores, more come than the host can hold.
-        for key in list(islice(waiting, max(0, len(waiting) - self.host.config.host_blocks))):
+        too_many = list(islice(waiting, max(0, len(waiting) - self.host.config.host_blocks)))
+        for key in too_many:
             del waiting[key]
+        self.counts.not_stored += len(too_many)
 
     def plan(self) -> tuple[TransferJob, ...]:
         """What leaves for the disk's workers now. All of it is submitted in both ledgers.
@@ -232,6 +240,7 @@ class DiskTier:
         above = self._load(host, asker, slots, [block for place in places for block in place], 0)
         if above is None:
             disk.cancel(job.transfer)
+            self.counts.not_stored += len(slots)
             return False
         del self._places[: len(slots)]
         self._begin(TierCopy(above.transfer, job.transfer, Direction.STORE, places), job, record.keys)
@@ -245,8 +254,12 @@ class DiskTier:
         while self._waiting and len(keys) < most:
             key = next(iter(self._waiting))
             del self._waiting[key]
-            if key in index and key not in below and readable(index[key]):
+            if key in below:
+                continue
+            if key in index and readable(index[key]):
                 keys.append(key)
+            else:
+                self.counts.not_stored += 1
         return keys
 
     def _load(
@@ -266,14 +279,10 @@ class DiskTier:
             core.finish(name)
 
     def _begin(self, copy: TierCopy, job: TransferJob, keys: Sequence[bytes]) -> None:
-        self.copies[copy.disk] = self._by_host[copy.host] = copy
+        self.copies[copy.disk] = copy
         self._planned.append(msgspec.structs.replace(job, keys=tuple(keys)))
 
     # How copies end.
-
-    def owns(self, host_transfer: int) -> bool:
-        """Whether this transfer of the host's ledger is a copy to or from the disk."""
-        return host_transfer in self._by_host
 
     def report(self, report: WorkerReport) -> bool:
         """Take a report of the disk's workers. It names the transfer of the disk's ledger.
@@ -298,9 +307,12 @@ class DiskTier:
         self.counts.from_disk += len(ended.device_blocks) if ended.good else 0
         return ended.good
 
-    def lose(self, host_transfer: int) -> None:
-        """Give up a copy that some worker will never report. Both ledgers retire what it may still touch."""
-        copy = self._by_host[host_transfer]
+    def lose(self, transfer: int) -> None:
+        """Give up a copy that some worker will never report. Both ledgers retire what it may still touch.
+
+        transfer: of the disk's ledger.
+        """
+        copy = self.copies[transfer]
         blocks = len(self.host.ledger.transfers[copy.host].slots)
         self.host.lose(copy.host)
         self.disk.lose(copy.disk)
@@ -312,9 +324,10 @@ class DiskTier:
 
     def reset(self, weights: str | None = None) -> None:
         """Make everything on the disk unmatchable, at once and for every later process. Legal at any time;
-        call it just before the host's own reset. Copies in flight go on, as in any reset.
+        call it just after the host's own reset. Copies in flight go on, as in any reset.
 
-        weights: as `Offloader.reset` takes it. Raises what `void` raises: then the host must not be reset.
+        weights: as `Offloader.reset` takes it. Raises what `void` raises: then nothing of before can be
+        matched in this process, and a later one may find it.
         """
         planned, self._planned = self._planned, []
         for job in planned:
@@ -322,12 +335,13 @@ class DiskTier:
             self.host.cancel(copy.host)
             self.disk.cancel(copy.disk)
             self._end(copy)
+        self.counts.not_stored += len(self._waiting)
         self._waiting.clear()
         self.disk.reset(weights)
         self._void(weights)
 
     def _end(self, copy: TierCopy) -> None:
-        del self.copies[copy.disk], self._by_host[copy.host]
+        del self.copies[copy.disk]
         self._places += copy.places
 
     def _note_store(self, *, good: bool, blocks: int) -> None:

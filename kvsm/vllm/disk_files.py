@@ -88,14 +88,20 @@ class DiskPlace:
         """Which slots serve which keys on all ranks, if these weights have computed them; for the workers
         too.
 
-        Begins an era if the last one cannot go on. Raises `ConfigError` and `OSError`.
+        Begins an era if the last one cannot go on. Raises `ConfigError`.
         """
-        scans = [self._read_found(rank) for rank in range(self.ranks)]
-        era = era_at_start(self.era, weights, max(one.life for one in scans))
-        recovered = decide(scans, era.after)
-        write_whole(self._recovered, msgspec.msgpack.encode(recovered))
-        for rank in range(self.ranks):
-            self._found(rank).unlink(missing_ok=True)
+        try:
+            scans = [self._read_found(rank) for rank in range(self.ranks)]
+            era = era_at_start(self.era, weights, max(one.life for one in scans))
+            recovered = decide(scans, era.after)
+            write_whole(self._recovered, msgspec.msgpack.encode(recovered))
+            for rank in range(self.ranks):
+                self._found(rank).unlink(missing_ok=True)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(
+                f"disk_dir: what the ranks have found in {self._directory} cannot be read, or nothing can be "
+                f"written there: {error}. All ranks must be on this machine; omit disk_dir if they are not"
+            ) from error
         return recovered
 
     def read_decided(self) -> Recovered:

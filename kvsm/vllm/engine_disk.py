@@ -94,7 +94,7 @@ class EngineDisk:
                 self.deadlines.timeout_s,
                 len(lost.slots),
             )
-            self.tier.lose(self.tier.copies[transfer].host)
+            self.tier.lose(transfer)
 
     def _begin_era(self, weights: str | None) -> None:
         """Nothing that was stored before may come back, after a crash too."""

@@ -42,7 +42,7 @@ class RankDisk:
         flush: FlushPolicy,
         checksums: BlockChecksums | None,
     ) -> None:
-        self._place = place
+        self._place, self._rank = place, rank
         self._file = SlotFile(place.slots(rank), place.geometry(rank), identity)
         try:
             place.tell_found(rank, scan(self._file))
@@ -65,9 +65,16 @@ class RankDisk:
             log.info("kvsm: the disk tier of rank %d is cold: %s", rank, reason)
 
     def start(self, jobs: Sequence[TransferJob]) -> None:
-        """Start these copies."""
+        """Start these copies. They fail if what recovery decided cannot be taken: then the engine goes on,
+        and the next copies try it again."""
         if jobs and not self._has_begun:
-            take(self._file, self._place.read_decided())
+            try:
+                take(self._file, self._place.read_decided())
+            except (ConfigError, OSError) as error:
+                log.error("kvsm: the disk tier of rank %d cannot begin: %s", self._rank, error)
+                refused = [WorkerReport(job.transfer, self._rank, False, str(error)) for job in jobs]
+                self._reports += refused
+                return
             self._has_begun = True
         for job in jobs:
             if job.direction is Direction.LOAD:

@@ -393,9 +393,10 @@ class SchedulerSide:
             self._outgoing.reset()
         if self._incoming is not None:
             self._incoming.reset()
+        is_done = self._scheduler.reset_cache(weights)
         if self._disk is not None:
             self._disk.tier.reset(weights)
-        return self._scheduler.reset_cache(weights)
+        return is_done
 
     def shutdown(self) -> None:
         """Hand nothing over any more, and close the event log."""

@@ -20,7 +20,7 @@ from kvsm.ids import listed
 from kvsm.plan import TransferJob
 
 Value = tuple[int, bytes] | None
-"""What a block holds: of which epoch of the world, and which key. None: bytes that mean nothing."""
+"""What a block holds: (epoch of the world, key). None: damaged bytes."""
 
 
 class DiskSlot(NamedTuple):

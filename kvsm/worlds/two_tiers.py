@@ -286,8 +286,8 @@ class TwoTierWorld:
         if not self._spend("resets"):
             return False
         weights = f"v{self._epoch + 2}" if new_weights else None
-        self.tier.reset(weights)
         self.host.reset(weights)
+        self.tier.reset(weights)
         self._epoch += 1
         return True
 
@@ -363,7 +363,7 @@ class TwoTierWorld:
         to_disk = job.direction is Direction.STORE
         self._retired_places += len(blocks) if to_disk else 0
         self._late.append(("disk" if to_disk else "host", list(slots if to_disk else blocks)))
-        self.tier.lose(self.tier.copies[job.transfer].host)
+        self.tier.lose(job.transfer)
         return True
 
     def _carry_out_late(self) -> bool:
@@ -408,7 +408,7 @@ class TwoTierWorld:
         for rank in self.ranks:
             rank.expected = {one.slot: one.generation for one in found.slots.values()}
         for key, one in found.slots.items():
-            self._check_recovered(key, one.slot)
+            self._check_stored(key, one.slot)
         lost = sorted(promised - found.slots.keys())
         if lost:
             message = f"{lost[0]!r} was sealed and flushed on every rank, and recovery has not found it"
@@ -430,16 +430,16 @@ class TwoTierWorld:
             and all(not power_loss or rank.flushed[slot] == rank.disk[slot] for rank in self.ranks)
         }
 
-    def _check_recovered(self, key: bytes, slot: int) -> None:
-        """What recovery has found is sealed on every rank. It is of this epoch, or its bytes mean nothing and
-        no load will take them."""
+    def _check_stored(self, key: bytes, slot: int) -> None:
+        """What the disk serves is sealed on every rank. Its bytes are of this epoch, or they are damaged, and
+        then no load takes them."""
         for number, rank in enumerate(self.ranks):
             if not rank.disk[slot].is_sealed or rank.disk[slot].key != key:
-                message = f"{key!r} comes back, and disk slot {slot} of rank {number} was not sealed with it"
+                message = f"the disk serves {key!r}, and slot {slot} of rank {number} was not sealed with it"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
             value = rank.disk[slot].value
             if value is not None and value != (self._epoch, key):
-                message = f"disk slot {slot} of rank {number} comes back as {key!r} and holds {value}"
+                message = f"disk slot {slot} of rank {number} serves {key!r} and holds {value}"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
 
     # What holds.
@@ -456,6 +456,9 @@ class TwoTierWorld:
         for key, slot in self.host.ledger.index.items():
             if self.host.ledger.readable(slot):
                 self._check_bytes("host", slot, key)
+        for key, slot in self.disk.ledger.index.items():
+            if self.disk.ledger.readable(slot):
+                self._check_stored(key, slot)
 
     def _check_bytes(self, where: str, place: int, key: bytes) -> None:
         for number, rank in enumerate(self.ranks):

@@ -87,7 +87,7 @@ class Rank:
         self.since = 0
         """How many of them came before the last reset, or have another meaning."""
         self.rotten: set[int] = set()
-        """Slots of which a byte has changed on disk."""
+        """Slots with a byte that changed on disk."""
 
     def open(self, geometry: DiskGeometry, identity: PoolIdentity, flush: FlushPolicy) -> None:
         self.file = SlotFile(self.path, geometry, identity)
@@ -332,7 +332,7 @@ class DiskWorld:
     def _do_start(self, identity: int, weights: int) -> bool:
         """Another process begins. It must find what was promised, and may find what was stored.
 
-        identity, weights: how far they are from those of the last process; 0 is the same.
+        identity, weights: how many versions they moved on since the last process; 0: none.
         """
         before = self.meaning
         meaning = Meaning(

@@ -210,8 +210,11 @@ class Life(NamedTuple):
 @click.option("--seed", default=0, show_default=True)
 @click.option("--flip", is_flag=True, help="Flip a bit of each block of the pool after the first life.")
 @click.option("--disk", default=0, show_default=True, help="Blocks of a disk tier; the pool is cold then.")
+@click.option("--keep-pool", is_flag=True, help="Keep the pool too, with a disk tier.")
 @click.option("--ranks", default=1, show_default=True, help="Workers; of two, one is killed alone.")
-def main(directory: str, lives: int, blocks: int, seed: int, flip: bool, disk: int, ranks: int) -> None:
+def main(
+    directory: str, lives: int, blocks: int, seed: int, flip: bool, disk: int, keep_pool: bool, ranks: int
+) -> None:
     """Run an engine without kvsm, then the lives."""
     os.environ.update({**ENVIRONMENT, **QUIET})
     for module in IMPORTED:
@@ -220,7 +223,9 @@ def main(directory: str, lives: int, blocks: int, seed: int, flip: bool, disk: i
     tier: dict[str, Any] = {"restart": "warm", "pool_dir": directory}
     if disk:
         size = DiskGeometry(BLOCK_BYTES // ranks, disk).file_bytes * ranks
-        tier = {"disk_dir": directory, "disk_bytes": size, "event_log": f"{directory}/logs"}
+        kept = tier if keep_pool else {"event_log": f"{directory}/logs"}
+        tier = {"disk_dir": f"{directory}/disk", "disk_bytes": size, **kept}
+        Path(directory).mkdir()
     transfer = connector_config(cpu_bytes_to_use=blocks * BLOCK_BYTES, transfer_timeout_s=0, **tier)
     with tiny_model(LLAMA) as model:
         read_lines(*fork(partial(_reference, model)), None, click.echo)

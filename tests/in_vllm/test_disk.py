@@ -14,12 +14,19 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+import numpy as np
+from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, job
 from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
 
-from kvsm.events import LoadPlanned
+from kvsm.disk import DiskGeometry, FlushPolicy, RankScan, Recovered, decide
+from kvsm.errors import ConfigError
+from kvsm.events import Direction, LoadPlanned
 from kvsm.log import LogReader
+from kvsm.plan import WorkerReport
 from kvsm.replay import verify_log
+from kvsm.vllm.disk_files import DiskPlace
+from kvsm.vllm.rank_disk import RankDisk
 
 HERE = Path(__file__).parent
 
@@ -69,6 +76,60 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
     assert wrong_answers(lives) == []
     assert 0 < lives.kept[max(lives.kept)] <= 60
     check_logs(directory, 3)
+
+
+def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
+    """Both outlive each process. The log of the host's tier is one chain."""
+    lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
+    assert wrong_answers(lives) == []
+    assert verify_log(directory / "engine0").good
+
+
+class Place:
+    """The files of a disk tier of one rank. What the scheduler decided cannot be read at first."""
+
+    num_slots = SLOTS
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.fails = directory, True
+
+    def slots(self, rank: int) -> Path:
+        return self.directory / f"rank{rank}"
+
+    def geometry(self, _: int) -> DiskGeometry:
+        return GEOMETRY
+
+    def tell_found(self, _: int, found: RankScan) -> None:
+        self.found = found
+
+    def read_decided(self) -> Recovered:
+        if self.fails:
+            raise FileNotFoundError(2, "No such file or directory")
+        return decide([self.found])
+
+
+def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(tmp_path: Path) -> None:
+    """A disk that vanishes stops no engine. When it is back, copies are made again."""
+    place = Place(tmp_path)
+    rank = RankDisk(place, 0, DISK_IDENTITY, np.ones((4, PAYLOAD), np.uint8), 1, FlushPolicy.NONE, None)
+    rank.start([job(1, Direction.STORE, [0], [0], [5])])
+    (refused,) = rank.poll()
+    assert not refused.good
+    assert "No such file" in refused.error
+    place.fails = False
+    rank.start([job(2, Direction.STORE, [0], [0], [5])])
+    reports: list[WorkerReport] = []
+    while not reports:
+        reports = rank.poll()
+    rank.close()
+    assert [(one.transfer, one.good) for one in reports] == [(2, True)]
+
+
+def test_ranks_that_have_told_nothing_are_an_error_with_what_to_do(tmp_path: Path) -> None:
+    place = object.__new__(DiskPlace)
+    place.ranks, place._directory, place._engine = 1, tmp_path, "engine0"
+    with pytest.raises(ConfigError, match="All ranks must be on this machine"):
+        place.decide("v1")
 
 
 def test_nothing_of_other_weights_or_of_before_a_reset_comes_back(directory: Path) -> None:
