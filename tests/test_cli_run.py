@@ -44,7 +44,7 @@ TROUBLE: list[object] = [
 ]
 EVERYTHING = [
     *TROUBLE,
-    *("--requests", 300, "--device-blocks", 300, "--host-blocks", 400, "--block-bytes", 64),
+    *("--requests", 150, "--device-blocks", 300, "--host-blocks", 200, "--block-bytes", 64),
     *("--preempt", 0.02, "--reset-every", 300),
 ]
 
@@ -252,7 +252,7 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
         whole(self, direction, np.asarray(device_blocks)[:-1], np.asarray(slots)[:-1])
 
     monkeypatch.setattr(NumpyPools, "copy", careless)
-    result = kvsm("--requests", 300, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
+    result = kvsm("--requests", 150, "--device-blocks", 96, "--host-blocks", 128, "--copies", "simulated")
     assert result.exit_code == 1
     assert re.search(r"^BROKEN, \d+ times, in [\d,]+ events:$", result.stdout, re.MULTILINE)
     assert "  correct bytes (S15): request " in result.stdout
@@ -315,7 +315,7 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: obje
     return log
 
 
-LAZY = ["--store", "lazy", "--requests", 200, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
+LAZY = ["--store", "lazy", "--requests", 120, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
 
 
 @pytest.mark.parametrize("options", [EVERYTHING, LAZY])

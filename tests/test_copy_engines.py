@@ -8,6 +8,7 @@ can hold; the tests of the simulated device and of the GPU have it.
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing
 
 import numpy as np
@@ -45,7 +46,7 @@ def assert_pools(rig: Rig, device: list[Bytes], host: Bytes) -> None:
 
 
 @every_engine
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), shape=shapes, piece=st.integers(1, 40), num_host_blocks=st.sampled_from([40, 43]))
 def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
     make_rig: MakeRig, data: st.DataObject, shape: Shape, piece: int, num_host_blocks: int
@@ -146,7 +147,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: M
 
 
 @every_engine
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data(), piece=st.integers(1, 40))
 def test_bad_jobs_among_good_ones_are_told_apart(make_rig: MakeRig, data: st.DataObject, piece: int) -> None:
     """Failure is not success (S6), progress (S9): each wrong job ends as bad without touching a byte, and
@@ -393,6 +394,7 @@ def test_polls_of_two_threads_share_the_results(make_rig: MakeRig) -> None:
         while True:
             last = ended.is_set()
             mine.extend(result.transfer for result in engine.poll())
+            time.sleep(0.0005)  # or it leaves the copying threads no time
             if last:
                 return
 

@@ -109,7 +109,14 @@ def failure_of(path: Path) -> PropertyBroken:
     return caught.value
 
 
-@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+# The state of a policy is caught as a policy is, and takes longest.
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "test_policy_state" else [])
+        for path in BROKEN
+    ],
+)
 def test_broken_example_is_caught_in_few_steps(path: Path) -> None:
     said, most = CAUGHT[path.stem]
     assert str(failure_of(path)).startswith(said)

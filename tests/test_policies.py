@@ -34,7 +34,7 @@ from kvsm.policies.slot_queue import SlotQueue
 from kvsm.policies.use_counts import UseCounts
 from kvsm.testing import OffloadMachine
 
-EXAMPLES = [pytest.param(300, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(120, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 NAMES = sorted(POLICIES)
 
 
@@ -478,7 +478,7 @@ def test_the_form_of_a_batch_does_not_matter(name: str, examples: int) -> None:
 def test_keeps_its_word_in_the_whole_core(name: str) -> None:
     """Under the small engine: what it chooses is idle, and a restored one chooses the same (S3, S10)."""
     machine = type(f"{name} machine", (OffloadMachine,), {"policy": name})
-    limits = settings(machine.TestCase.settings, max_examples=15, derandomize=True, database=None)
+    limits = settings(machine.TestCase.settings, max_examples=8, derandomize=True, database=None)
     run_state_machine_as_test(machine, settings=limits)
 
 

@@ -41,7 +41,7 @@ from kvsm.states import LeaseState
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 SMALL: dict[str, Any] = {"copies": "simulated", "block_bytes": 64}
-PRESSURE: dict[str, Any] = {**SMALL, "requests": 160, "device_blocks": 96, "host_blocks": 128}
+PRESSURE: dict[str, Any] = {**SMALL, "requests": 100, "device_blocks": 96, "host_blocks": 128}
 """Pools so small that requests are preempted, blocks are evicted, and offers find no room."""
 
 HYBRID = "full,sliding:4096/1024,mamba"
@@ -170,7 +170,7 @@ def test_forced_preemptions_cost_time_and_nothing_else() -> None:
     """Requests lose their blocks in every state, loading ones too, and run again."""
     result = run_workload(RunOptions(**PRESSURE, preempt_rate=0.2))
     assert_whole(result)
-    assert result.preemptions > 1000
+    assert result.preemptions > 500
 
 
 def test_a_store_threshold_stores_what_comes_again() -> None:
@@ -192,7 +192,7 @@ def test_requests_for_remote_decode_are_offloaded_in_full() -> None:
     roomy = run_workload(RunOptions(**{**PRESSURE, "host_blocks": 4096}, remote_decode=0.5))
     assert_whole(roomy)
     assert roomy.fully_offloaded == roomy.remote_decode
-    assert 50 < roomy.remote_decode < 110
+    assert 30 < roomy.remote_decode < 70
     tight = run_workload(RunOptions(**PRESSURE, remote_decode=1.0, failure_rate=0.3, store_threshold=3))
     assert_whole(tight)
     assert tight.remote_decode == tight.requests
@@ -383,7 +383,7 @@ def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOp
     assert_whole(run.prove())
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(runs())
 def test_any_run_is_good(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]

@@ -524,6 +524,7 @@ def test_copy_engine_that_breaks_a_promise_is_caught(
     assert len(steps) <= most
 
 
+@pytest.mark.slow
 def test_engine_that_does_not_hold_compute_is_caught() -> None:
     """S12: it copies when it is polled, whatever compute does meanwhile."""
 

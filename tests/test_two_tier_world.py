@@ -18,7 +18,7 @@ from kvsm.worlds.world import Action
 
 def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
     """All properties that the head of the world names, with the real recovery."""
-    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=40).failure is None
+    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=20).failure is None
 
 
 @pytest.mark.slow

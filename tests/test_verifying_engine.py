@@ -119,7 +119,7 @@ class Expected:
 
 @engines
 @pytest.mark.parametrize("threads", [0, 1, 3])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), block_bytes=st.sampled_from([1, 7, 300]), rate=st.sampled_from([0.0, 0.3]))
 def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
     make_engine: Callable[..., CopyEngine], threads: int, data: st.DataObject, block_bytes: int, rate: float
@@ -149,7 +149,7 @@ def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     data=st.data(),
     make=st.sampled_from([store, load]),

@@ -199,7 +199,7 @@ def run_machine(machine: type[CopyEngineMachine], examples: int, monkeypatch: py
 def test_engines_keep_their_promises(
     machine: type[CopyEngineMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_machine(machine, 60, monkeypatch)
+    run_machine(machine, 20, monkeypatch)
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ for _name, (_, _sizes) in action_kinds(SMALLEST).items():
 
 
 def test_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=150, stateful_step_count=60))
+    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=60, stateful_step_count=60))
 
 
 @pytest.mark.slow

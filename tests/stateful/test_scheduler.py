@@ -15,7 +15,7 @@ SETTINGS = OffloadMachine.TestCase.settings
 
 
 def test_scheduler_keeps_its_promises() -> None:
-    chosen = settings(SETTINGS, max_examples=100, stateful_step_count=50)
+    chosen = settings(SETTINGS, max_examples=60, stateful_step_count=50)
     run_state_machine_as_test(OffloadMachine, settings=chosen)
 
 
