@@ -40,6 +40,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
+from kvsm.worlds.tier_states import describe_tiers
 from kvsm.worlds.world import Action
 
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
@@ -101,6 +102,9 @@ class _CopyInFlight(msgspec.Struct):
 
 class TwoTierWorld:
     """A `World`."""
+
+    check_every = 20
+    """Its own checks after each action say little about the ledgers."""
 
     def __init__(self, options: TwoTierOptions) -> None:
         self.options = options
@@ -202,7 +206,8 @@ class TwoTierWorld:
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        done = bool(_DO[str(name)](self, *map(int, numbers)))
+        move = _DO.get(str(name))
+        done = move is not None and move(self, *map(int, numbers))
         if done:
             self._watch()
         return done
@@ -217,6 +222,8 @@ class TwoTierWorld:
 
     def _store(self, number: int) -> bool:
         """The engine computes what the host lacks of a prompt, and the host stores it."""
+        if number >= len(PROMPTS):
+            return False
         keys = [key for key in PROMPTS[number] if key not in self.host.ledger.index]
         blocks = self._free_blocks(len(keys))
         if not keys or len(blocks) < len(keys) or self.host.ledger.draining():
@@ -233,6 +240,8 @@ class TwoTierWorld:
 
     def _ask(self, number: int) -> bool:
         """A request for a prompt comes. What only the disk has is fetched; what the host serves is loaded."""
+        if number >= len(PROMPTS):
+            return False
         keys, index = list(PROMPTS[number]), self.host.ledger.index
         name = f"r{self._requests}"
         self._requests += 1
@@ -312,7 +321,7 @@ class TwoTierWorld:
             self.tier.stored(ended.keys)
         elif ended.good:
             for block, key in zip(listed(ended.device_blocks), keys):
-                self._check_bytes("device", block, key)
+                self._check_bytes("device block", block, key)
         return True
 
     def _end_disk_copy(self, number: int, rank: int, good: int) -> bool:
@@ -455,14 +464,14 @@ class TwoTierWorld:
             raise PropertyBroken(Property.CONSERVATION, message)
         for key, slot in self.host.ledger.index.items():
             if self.host.ledger.readable(slot):
-                self._check_bytes("host", slot, key)
+                self._check_bytes("host slot", slot, key)
         for key, slot in self.disk.ledger.index.items():
             if self.disk.ledger.readable(slot):
                 self._check_stored(key, slot)
 
     def _check_bytes(self, where: str, place: int, key: bytes) -> None:
         for number, rank in enumerate(self.ranks):
-            held = (rank.host if where == "host" else rank.device)[place]
+            held = (rank.host if where == "host slot" else rank.device)[place]
             if held != (self._epoch, key):
                 message = f"{where} {place} of rank {number} holds {held}, and must hold {key!r}"
                 raise PropertyBroken(Property.CORRECT_BYTES, message)
@@ -486,17 +495,14 @@ class TwoTierWorld:
         return None
 
     def describe(self) -> dict[str, str]:
-        """Each tier's blocks, and the copies in flight."""
-        told = {f"rank {number} disk": str(rank.disk) for number, rank in enumerate(self.ranks)}
-        told["host"] = str(dict(self.host.ledger.index))
-        told["disk"] = str(dict(self.disk.ledger.index))
-        told["copies"] = str([*self._host_copies, *self._disk_copies])
-        return told
+        """What can be seen of both tiers."""
+        return describe_tiers(self.tier, self.era, self.ranks)
 
     def fingerprint(self) -> bytes:
         """16 bytes that differ for worlds with different futures, and for some with the same."""
         seqs = self.host.ledger.seq, self.disk.ledger.seq
-        seen = (self.describe(), seqs, self.era, self._left, self._ticks)
+        copies = self._host_copies, self._disk_copies, self._late
+        seen = (self.describe(), copies, seqs, self.era, self._left, self._ticks)
         return blake2b(repr(seen).encode(), digest_size=16).digest()
 
 
