@@ -35,6 +35,7 @@ from kvsm.serving import (
 from kvsm.traces import multi_turn
 
 SMALL = ["--requests", "60", "--block-bytes", "64"]
+DISK = ["--disk-blocks", "900", "--disk-dir", "disk"]
 TRACE_VARIABLE = "KVSM_TRACE"
 
 TROUBLE: list[object] = [
@@ -212,6 +213,16 @@ def test_help_teaches() -> None:
         (["--reset-every", "often"], "'often' is not a valid integer"),
         (["--block-tokens", "100", "--trace", "good.jsonl"], "blocks of 100 tokens make"),
         (["--device-blocks", "3"], "device_blocks is 3; request"),
+        (["--disk-blocks", "900"], "disk_blocks is 900, and disk_dir is missing; give both"),
+        (["--disk-dir", "disk"], "disk_dir is disk, and disk_blocks is 0; give both"),
+        ([*DISK, "--disk-blocks", "-1"], "disk_blocks is -1"),
+        ([*DISK, "--disk-blocks", "3"], "disk_blocks is 3; request"),
+        ([*DISK, "--disk-blocks", "2000000000"], "lower device_blocks, host_blocks, disk_blocks"),
+        ([*DISK, "--disk-dir", "good.jsonl"], "good.jsonl: is no directory"),
+        ([*DISK, "--disk-dir", "absent/disk"], "absent/disk: cannot be used as a directory"),
+        ([*DISK, "--disk-flush", "often"], "'often' is not one of 'none', 'interval', 'every'"),
+        ([*DISK, "--copies", "file"], "copies is 'file'; a disk tier needs a host pool in memory"),
+        ([*DISK, "--last-step", "flush"], "last_step is 'flush', which waits for no copy to a disk"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
@@ -230,6 +241,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert says in result.stderr
     assert result.stderr.count("\n") == 1
     assert not Path("log").exists()
+    assert not Path("disk").exists()
 
 
 def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:

@@ -15,10 +15,12 @@ from planted_bugs import free_slots_under_copies
 
 from kvsm.checker import failures
 from kvsm.checker.targets import TARGETS
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.checker.walk import WalkFailure, WalkResult, walk
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.errors import LogError
+from kvsm.properties import Property
+from kvsm.worlds.world import Finding
 
 COUNTED = ("--runs", 2, "--jobs", 1)
 
@@ -165,6 +167,13 @@ def test_the_written_test_fails_until_the_bug_is_fixed(
         test()
     monkeypatch.undo()
     test()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_written_test_is_python_for_every_target(target: str) -> None:
+    """The name of a target may hold a hyphen, and the name of a test may not."""
+    failure = failures.reduced(target, 1, WalkFailure(0, (), Finding(Property.CONSERVATION, "it is lost")))
+    compile(failures.regression_test(failure), target, "exec")
 
 
 def test_a_failure_is_repeated(found: tuple[Result, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,10 @@ from kvsm.worlds.world import Finding
 FOLDER = Path(__file__).parent.parent / "docs" / "schemas"
 
 ANSWERS: Mapping[str, Sequence[str]] = {
-    "kvsm.run/1": ("run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",),
+    "kvsm.run/1": (
+        "run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",
+        "run --json --requests 9 --block-bytes 64 --disk-blocks 99 --disk-dir DISK --log TIERS",
+    ),
     "kvsm.pools/1": ("pools POOLS --json", "pools POOLS --json --remove"),
     "kvsm.report/1": ("report LOG --json", "report BROKEN --json", "report BROKEN --no-verify --json"),
     "kvsm.replay/1": ("replay LOG --json", "replay LOG --json --at 5"),
@@ -64,8 +67,8 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
-serving engine; NEW, FORKED and FAILURE are directories to make, POOLS one with a host pool, and PAGE a
-file."""
+serving engine; NEW, FORKED, FAILURE, DISK and TIERS are directories to make, POOLS one with a host pool, and
+PAGE a file."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",
@@ -134,7 +137,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "POOLS": str(place / "pools"),
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),
-        **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "PAGE")},
+        **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "DISK", "TIERS", "PAGE")},
         "TEST": str(place / "test_repro.py"),
     }
 

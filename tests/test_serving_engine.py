@@ -637,7 +637,7 @@ def test_a_preemption_in_mid_load_waits_for_the_copy(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S3, S8: its load is not started twice, and the end of the load that it lost changes nothing."""
-    monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
+    monkeypatch.setitem(in_flight_module.HOST_LATENCY, Direction.LOAD, in_flight_module.Latency(5, 64))
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
     run.engine.scheduler.preempt(loading, run.engine.steps)
@@ -679,7 +679,7 @@ def test_a_lost_load_retires_its_blocks(
 ) -> None:
     """S3, S9: a copy that is never reported may still write. The request goes on with other blocks, and these
     are not handed out again. A report that comes later changes nothing."""
-    monkeypatch.setitem(in_flight_module._LATENCY_STEPS, Direction.LOAD, 5)
+    monkeypatch.setitem(in_flight_module.HOST_LATENCY, Direction.LOAD, in_flight_module.Latency(5, 64))
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
 

@@ -122,10 +122,7 @@ def writes_to_a_ledger(node: ast.AST) -> bool:
         written = ast.unparse(target)
         if ".ledger." in written or (written.startswith("ledger.") and written != "ledger.listener"):
             return True
-    commits = (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "commit"
-    )
-    return commits and ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
 
 
 def test_only_the_fold_writes_to_a_ledger() -> None:

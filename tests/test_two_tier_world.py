@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from kvsm.checker import failures
+from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
+from kvsm.cli import main
 from kvsm.disk import recovery
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier
-from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
-from kvsm.worlds.world import Action
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.worlds.world import Action, World
+
+
+def drawn(random: Random) -> World:
+    return draw_case("tiers", random).make()
 
 
 def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
     """All properties that the head of the world names, with the real recovery."""
-    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=20).failure is None
+    assert walk(drawn, 1, runs=20).failure is None
 
 
 @pytest.mark.slow
 def test_two_tiers_keep_every_promise_at_length() -> None:
-    assert walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 2, runs=600).failure is None
+    assert walk(drawn, 2, runs=600).failure is None
 
 
 Planted = Callable[[pytest.MonkeyPatch], None]
@@ -85,9 +96,41 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_planted_is_found(plant: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    failure = walk(lambda random: TwoTierWorld(draw_two_tier_options(random)), 1, runs=60).failure
+    failure = walk(drawn, 1, runs=60).failure
     assert failure is not None
     assert failure.finding.property == broken, failure.finding
+
+
+def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`kvsm fuzz --target tiers`, as any other target: numbered steps, a log, and a test that fails."""
+    a_failed_load_is_good_for_the_host(monkeypatch)
+    failure = walk(drawn, 1, runs=60).failure
+    assert failure is not None
+    saved = failures.reduced("tiers", 1, failure)
+    assert len(saved.actions) <= 6 < len(failure.actions)
+    test = failures.save(saved, tmp_path / "it")[2]
+    told = (tmp_path / "it" / "steps.txt").read_text()
+    assert told.startswith("tiers: failure is not success (S6) is broken: 6 steps, reduced from ")
+    assert "\n  4. plan\n     host: slot 0: STORED(copies=0, pins=0) -> LOADING(copies=1, pins=0)" in told
+    shown = CliRunner().invoke(main, ["show", str(tmp_path / "it" / "log"), "--block", "0"])
+    assert shown.exit_code == 0, shown.output
+    run = runpy.run_path(str(test))["test_tiers_keeps_failure_is_not_success"]
+    with pytest.raises(AssertionError, match="can still be found"):
+        run()
+    monkeypatch.undo()
+    run()
+
+
+def test_what_cannot_happen_changes_nothing() -> None:
+    """Anybody may write the actions of a failure."""
+    world = TwoTierWorld(TwoTierOptions())
+    before = world.fingerprint()
+    nonsense: list[Action] = [("store", 9), ("ask", 9), ("host", 0, 0, 1), ("late",), ("lose", 0), ("none",)]
+    for action in nonsense:
+        assert not world.do(action)
+    assert world.fingerprint() == before
 
 
 def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

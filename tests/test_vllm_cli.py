@@ -370,6 +370,14 @@ def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
     )
 
 
+def test_a_page_of_a_disk_tier_says_how_small_the_host_is() -> None:
+    found = comparison()
+    renamed = msgspec.structs.replace(found.contestants[1], name=bench.SMALL_AND_DISK)
+    text = bench.page(msgspec.structs.replace(found, contestants=(found.contestants[0], renamed)))
+    assert " --rounds 3 --disk DIR\n" in text
+    assert "A host tenth is a host pool of a tenth of what all conversations of a round need." in text
+
+
 def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And is told before the engines run, which takes minutes."""
     (tmp_path / "file").touch()

@@ -204,7 +204,7 @@ OPTIONS = {options}
 ACTIONS = {actions}
 
 
-def test_{target}_keeps_{property}() -> None:
+def test_{name}_keeps_{property}() -> None:
     outcome = rerun(case_of("{target}", OPTIONS).make, ACTIONS, to_rest=True)
     assert outcome.finding is None, str(outcome.finding)
 '''
@@ -215,6 +215,7 @@ def regression_test(failure: SavedFailure) -> str:
     return _TEST.format(
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
+        name=failure.target.replace("-", "_"),
         seed=failure.seed,
         run=failure.run,
         found=failure.found,

@@ -32,11 +32,14 @@ from kvsm.checker.protocol.terms import Declaration
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
+from kvsm.checker.tiers import SCOPES as TIER_SCOPES
+from kvsm.checker.tiers import TierScope, TiersModel
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions
 from kvsm.worlds.serving import ServingWorld
+from kvsm.worlds.two_tiers import TwoTierWorld
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
@@ -238,9 +241,38 @@ class _ServingChecks(CheckedModel):
         return explore(ServingModel(scope, renamed=limits.symmetry), **explorer_limits(limits))
 
 
+class _TierChecks(CheckedModel):
+    name = "tiers"
+    says = "the real cores of a host pool and of a disk below it, with kills and power losses"
+    machines = ("block", "transfer", "lease")
+    scopes: Mapping[str, TierScope] = TIER_SCOPES
+
+    def model(self, scope: TierScope) -> RerunModel[TwoTierWorld]:
+        """Only for retelling: to explore, `TiersModel` saves and restores its worlds instead."""
+        return RerunModel(self.name, TiersModel(scope).bounds, lambda: TwoTierWorld(scope.options))
+
+    def bounds(self, scope: TierScope) -> Bounds:
+        return numbers_of(scope.options)
+
+    def bounded(self, scope: TierScope, bounds: Bounds) -> TierScope:
+        options = with_numbers(scope.options, bounds)
+        # A "sometimes" may need what these bounds exclude, which would not be a fault.
+        return TierScope(f"{scope.name}, with other bounds", options, scope.sometimes, required=False)
+
+    def explore(self, scope: TierScope, limits: ExplorationLimits) -> Exploration:
+        return explore(TiersModel(scope, renamed=limits.symmetry), **explorer_limits(limits))
+
+
 MODELS: dict[str, CheckedModel] = {
     one.name: one
-    for one in (_ProtocolChecks(), _RequestChecks(), _ServingChecks(), _CopyChecks(), _HandOverChecks())
+    for one in (
+        _ProtocolChecks(),
+        _RequestChecks(),
+        _ServingChecks(),
+        _CopyChecks(),
+        _HandOverChecks(),
+        _TierChecks(),
+    )
 }
 
 

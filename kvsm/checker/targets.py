@@ -18,6 +18,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
 from kvsm.worlds.world import Action, World
 
 
@@ -175,6 +176,13 @@ TARGETS: dict[str, WalkTarget] = {
         HandOverWorldOptions,
         HandOverWorld,
         draw_hand_over_options,
+        1,
+    ),
+    "tiers": WalkTarget(
+        "a host pool with a disk below it: failures, resets, kills and power losses",
+        TwoTierOptions,
+        TwoTierWorld,
+        draw_two_tier_options,
         1,
     ),
 }

@@ -133,6 +133,7 @@ def fuzz(
       serving     the core and the scheduler, with a small engine around them
       copies      the engine of streams and events, on a simulated device
       hand-over   a prefill engine hands the blocks of prompts to a decode engine
+      tiers       a host pool with a disk below it: failures, resets, kills and power losses
       all         all of these
 
     \b

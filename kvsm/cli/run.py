@@ -20,7 +20,7 @@ from kvsm.cli.run_result import print_result
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
 from kvsm.serving.ranks import COPIES
-from kvsm.serving.run_options import LAST_STEPS, STORES, RunOptions
+from kvsm.serving.run_options import DISK_FLUSHES, LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 _DEFAULTS = RunOptions()
@@ -43,6 +43,13 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
 @_option("--groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
 @_option("--device-blocks", int, "Blocks of each device pool, for all groups.")
 @_option("--host-blocks", int, "Slots of each host pool.")
+@_option("--disk-blocks", int, "Slots of each rank's file below its host pool; 0: no disk tier.")
+@click.option(
+    "--disk-dir",
+    metavar="DIR",
+    help="Keep these files in DIR. The next run finds what this one stored.",
+)
+@_option("--disk-flush", click.Choice(DISK_FLUSHES), "When stores to the disk are flushed.")
 @_option("--block-bytes", int, "Bytes of a block on one worker.")
 @_option("--blocks-per-chunk", int, "Device blocks that one host slot holds.")
 @_option("--workers", int, "Ranks, each with pools of its own.")
@@ -50,7 +57,11 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
 @_option("--store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
 @_option("--store-threshold", int, "Store a block when it is offered for the n-th time.")
 @_option("--defer-ticks", int, "Steps that a request waits for a block in flight.")
-@_option("--last-step", click.Choice(LAST_STEPS), "What happens to copies when no request is left.")
+@click.option(
+    "--last-step",
+    type=click.Choice(LAST_STEPS),
+    help="What happens to copies when no request is left.  [default: flush; keep-stepping with a disk]",
+)
 @_option("--remote-decode", float, "Share of requests prefilled for remote decode.")
 @_option("--abort-rate", float, "Share of requests whose client leaves within 1000 steps.")
 @_option("--preempt", float, "Share of steps that preempt a running request without need.", "preempt_rate")
@@ -85,6 +96,9 @@ def run(as_json: bool, **options: object) -> None:
       kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
+      kvsm run --host-blocks 1600 --disk-blocks 30000 --disk-dir kvsm-disk
+                                                a disk tier; run it twice: the second run finds on disk
+                                                what the first one stored
       kvsm run --store lazy --fail-rate 0.05 --abort-rate 0.1 --preempt 0.01 --reset-every 2000
                                                 copies, requests and steps fail on purpose
       kvsm run --copies simulated --log DIR     the same log every time, byte for byte; every copy is

@@ -10,7 +10,8 @@ from rich.table import Table
 from kvsm.cli.log_answers import print_rows
 from kvsm.cli.output import in_green, in_red, say, say_table
 from kvsm.properties import Property
-from kvsm.serving.workload_run import CopyTotals, RunResult
+from kvsm.serving.copy_totals import CopyTotals
+from kvsm.serving.workload_run import RunResult
 
 _VIOLATIONS_SHOWN = 10
 
@@ -61,11 +62,13 @@ def print_result(result: RunResult) -> None:
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="fold")
-    for section in (_request_rows, _block_rows, _log_rows):
-        for name, count, detail in section(result):
+    for section in (_request_rows, _block_rows, _disk_rows, _log_rows):
+        rows = list(section(result))
+        for name, count, detail in rows:
             table.add_row(name, count, detail)
-        table.add_section()
-        table.add_row()
+        if rows:
+            table.add_section()
+            table.add_row()
     say_table(table)
     say(*_verdict(result))
     if result.good:
@@ -94,9 +97,10 @@ def _saved(result: RunResult) -> str:
     loaded, all_missed = result.host_hit_tokens, result.host_hit_tokens + result.computed_tokens
     if not loaded:
         return "offload saved nothing here: no prompt token was found in host memory"
+    where = "host memory" if result.disk is None else "host memory, or from disk through it"
     return (
         f"offload saved {count(loaded)} of {count(all_missed)} prompt tokens that the device did not hold: "
-        "they were loaded from host memory, not computed again"
+        f"they were loaded from {where}, not computed again"
     )
 
 
@@ -153,6 +157,23 @@ def _block_rows(result: RunResult) -> Iterator[_Row]:
         yield "blocks verified", f"{result.verified.checked:,}", f"{wrong:,} wrong, {unknown:,} unknown"
 
 
+def _disk_rows(result: RunResult) -> Iterator[_Row]:
+    disk = result.disk
+    if disk is None:
+        return
+    found = "; ".join(disk.why_cold) or f"in {disk.directory}, by earlier runs"
+    yield "found on disk", f"{disk.blocks_found:,}", found
+    yield "hits from disk", f"{disk.blocks_loaded:,}", _copies(disk.loads)
+    yield "stored on disk", f"{disk.blocks_stored:,}", _copies(disk.stores)
+    yield from _rows(
+        ("not stored on disk", disk.blocks_not_stored, "the copy failed, found no room, or was overtaken"),
+        ("evicted from disk", disk.blocks_evicted, ""),
+    )
+    yield "on disk at the end", f"{disk.blocks:,}", f"of {disk.slots:,}"
+    where = f", in {disk.log}" if disk.log else ""
+    yield "disk log events", f"{disk.log_events:,}", f"{disk.log_entries:,} block entries{where}"
+
+
 def _copies(copies: CopyTotals) -> str:
     rate = copies.gigabytes_per_second
     speed = f" at {rate:.2f} GB/s a thread" if rate else ""
@@ -171,7 +192,8 @@ def _log_rows(result: RunResult) -> Iterator[_Row]:
 
 def _verdict(result: RunResult) -> Iterator[str]:
     """Whether the run was good; what is wrong if it was not."""
-    events = f"{result.log_events:,} events"
+    disk = result.disk
+    events = f"{result.log_events + (0 if disk is None else disk.log_events):,} events"
     if result.good:
         yield in_green(
             f"good: {events} give the engine's own state, and no property is broken at any of them"
@@ -179,10 +201,11 @@ def _verdict(result: RunResult) -> Iterator[str]:
         yield ""
         yield "what was checked:"
         return
-    if result.digest != result.replayed_digest:
-        yield in_red(f"DIGEST DIFFERS: live {result.digest}, replayed {result.replayed_digest}")
-    if result.damage is not None:
-        yield in_red(f"LOG DAMAGED: {result.damage}")
+    for one in (result,) if disk is None else (result, disk):
+        if one.digest != one.replayed_digest:
+            yield in_red(f"DIGEST DIFFERS: live {one.digest}, replayed {one.replayed_digest}")
+        if one.damage is not None:
+            yield in_red(f"LOG DAMAGED: {one.damage}")
     if result.violations:
         yield in_red(f"BROKEN, {len(result.violations)} times, in {events}:")
     yield from (f"  {one.property}: {one.message}" for one in result.violations[:_VIOLATIONS_SHOWN])
@@ -193,6 +216,8 @@ def _verdict(result: RunResult) -> Iterator[str]:
 def _checks(result: RunResult) -> Iterator[tuple[str, str]]:
     """What was checked, in words and by name."""
     yield "state", f"the log, replayed, gives the state that the engine ended with: digest {result.digest}"
+    if result.disk is not None:
+        yield "disk", f"its log gives its state too: digest {result.disk.digest}"
     for about, told, properties in CHECKED:
         names = [str(one) for one in properties if one in result.properties]
         if names:

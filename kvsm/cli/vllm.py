@@ -173,6 +173,12 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
 @bench.command("vllm", cls=Command)
 @_bench_options
 @click.option("--peers", is_flag=True, help="Also run vLLM's own offload connectors.")
+@click.option(
+    "--disk",
+    type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
+    metavar="DIR",
+    help="Compare small host pools instead, with and without a disk tier, whose files are in DIR meanwhile.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
     "--output",
@@ -180,7 +186,7 @@ def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Write the page to FILE, too.",
 )
-def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) -> None:
+def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | None, **options: int) -> None:
     """Compare requests per second of vLLM with and without kvsm.
 
     One engine has no offload. The others have KvsmConnector, KvsmOffloadingConnector and KvsmSpec. Their
@@ -191,13 +197,16 @@ def bench_vllm(peers: bool, as_json: bool, output: Path | None, **options: int) 
 
     With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
     this benchmark copy for them, because vLLM's own need CUDA.
+
+    With --disk, KvsmConnector is compared with itself: with a host pool that has a tenth of what the
+    conversations need, with a disk tier below that, and with a host pool for all of them.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if output is not None:  # Not only when minutes have gone by.
         with _writing(output, "--output"):
             output.parent.mkdir(parents=True, exist_ok=True)
     with _progress() as tell:
-        found = compare(Bench(**options), tell, peers=peers)
+        found = compare(Bench(**options), tell, peers=peers, disk=disk)
     text = page(found)
     if as_json:
         say_json(found)

@@ -7,8 +7,9 @@ promised.
 
 from __future__ import annotations
 
+from kvsm.disk.directory import TierDirectory
 from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
-from kvsm.disk.era import DiskEra, era_at_start, read_era
+from kvsm.disk.era import DiskEra, OpenEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
 from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
@@ -20,11 +21,13 @@ __all__ = [
     "DiskEra",
     "DiskGeometry",
     "FlushPolicy",
+    "OpenEra",
     "RankScan",
     "Recovered",
     "RecoveredSlot",
     "SlotFile",
     "SlotGeneration",
+    "TierDirectory",
     "TierHealth",
     "decide",
     "era_at_start",

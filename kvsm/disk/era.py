@@ -57,6 +57,28 @@ class DiskEra(msgspec.Struct, frozen=True):
         write_whole(path, _MAGIC + checksum + body, durable=True)
 
 
+class OpenEra:
+    """The era of the process that has the files of slots open.
+
+    path: of its file.
+    weights: with which the process computes.
+    life: of the files, which all ranks go on with.
+    """
+
+    def __init__(self, path: Path, weights: str, life: int) -> None:
+        self._path, self._weights, self._life = path, weights, life
+
+    def begin(self, weights: str | None, last: int) -> None:
+        """Begin another era: nothing that was stored before may come back, after a crash either.
+
+        weights: their new version; None: the same.
+        last: the last event of the disk's core.
+        Raises `OSError`.
+        """
+        self._weights = self._weights if weights is None else weights
+        DiskEra(self._weights, SlotGeneration(self._life, last)).write(self._path)
+
+
 def read_era(path: Path) -> DiskEra | str:
     """The era that this file tells, or why it tells none."""
     try:

@@ -14,6 +14,8 @@ real bytes. The other one (`kvsm.worlds`) is a value that an explorer can save, 
 `block_tables`         fills and empties the block tables of requests, by KV cache group
 `in_flight`            transfers that the workers have, and when their reports are handed on
 `ranks`                the memory, compute and copy engine of each worker
+`run_disk`             the disk tier below the host pools
+`copy_totals`          what copies come to, all workers together
 `content`              which bytes a block must hold
 `offload_checks`       what must have been offloaded
 `disturbances`         aborts, preemptions and resets, drawn from a seed

@@ -8,7 +8,8 @@ then; a worker that is later is waited for. A transfer that a plan flushes is du
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
@@ -20,25 +21,39 @@ from kvsm.worker import Worker
 OVERDUE_SECONDS = 60.0
 """How late a worker may be, in real time, before the run ends with an error."""
 
-_LATENCY_STEPS = {Direction.LOAD: 1, Direction.STORE: 2}
-_BLOCKS_PER_STEP = {Direction.LOAD: 64, Direction.STORE: 32}
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-6, 1e-3
 
 
-def latency_steps(job: TransferJob) -> int:
-    """How many steps a copy takes. Loads are faster than stores, because requests wait for them."""
-    return _LATENCY_STEPS[job.direction] + count(job.host_blocks) // _BLOCKS_PER_STEP[job.direction]
+class Latency(NamedTuple):
+    """How long a copy takes: so many steps, and one more for so many blocks."""
+
+    steps: int
+    blocks_per_step: int
+
+
+HOST_LATENCY = {Direction.LOAD: Latency(1, 64), Direction.STORE: Latency(2, 32)}
+"""Of copies between device and host. Loads are faster than stores, because requests wait for them."""
+
+
+def latency_steps(job: TransferJob, latency: Mapping[Direction, Latency] = HOST_LATENCY) -> int:
+    """How many steps a copy takes."""
+    steps, blocks_per_step = latency[job.direction]
+    return steps + count(job.host_blocks) // blocks_per_step
 
 
 class TransfersInFlight:
     """The transfers that the workers have, and whose reports the offload core has not got.
 
+    latency: how long copies take, by direction.
+
     Attribute `blocks`: device blocks that were copied well on every worker so far, by direction.
     """
 
-    def __init__(self, workers: Sequence[Worker]) -> None:
+    def __init__(
+        self, workers: Sequence[Worker], latency: Mapping[Direction, Latency] = HOST_LATENCY
+    ) -> None:
         self.blocks = dict.fromkeys(Direction, 0)
-        self._workers = workers
+        self._workers, self._latency = workers, latency
         self._due: dict[int, dict[int, None]] = {}
         """Step -> transfers whose reports are handed on in it."""
         self._jobs: dict[int, TransferJob] = {}
@@ -55,7 +70,7 @@ class TransfersInFlight:
         for worker in self._workers:
             worker.start(plan)
         for job in (*plan.loads, *plan.stores):
-            self._due.setdefault(step + latency_steps(job), {})[job.transfer] = None
+            self._due.setdefault(step + latency_steps(job, self._latency), {})[job.transfer] = None
             self._jobs[job.transfer], self._reports[job.transfer] = job, []
         if plan.flush:
             flushed = dict.fromkeys(plan.flush)

@@ -25,6 +25,7 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     VerifyingStatistics,
 )
+from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 
@@ -56,6 +57,7 @@ class Rank(NamedTuple):
     synchronize: returns when everything that was launched is done.
     upload, download: bring arrays to where compute takes them, and back.
     verified: what `verify_copies` has counted; zeros if it was not asked for.
+    checksums: what the host blocks must hold, if `verify_copies` was asked for.
     """
 
     device: Any
@@ -67,6 +69,7 @@ class Rank(NamedTuple):
     upload: Callable[[NDArray[Any]], Any]
     download: Callable[[Any], NDArray[Any]]
     verified: Callable[[], VerifyingStatistics]
+    checksums: BlockChecksums | None = None
 
     @property
     def block_bytes(self) -> int:
@@ -79,7 +82,7 @@ def make_rank(options: RunOptions, number: int) -> Rank:
     rank = COPIES[options.copies].make(options, number)
     if options.verify_copies:
         verifying = _verifying(rank)
-        rank = rank._replace(engine=verifying, verified=verifying.statistics)
+        rank = rank._replace(engine=verifying, verified=verifying.statistics, checksums=verifying.checksums)
     failing = FailingCopyEngine(rank.engine, options.seed + number, options.failure_rate)
     return rank._replace(engine=failing)
 

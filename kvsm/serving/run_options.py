@@ -7,16 +7,19 @@ from math import gcd
 
 import msgspec
 
+from kvsm.disk import FlushPolicy
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.policies import make_policy
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
+from kvsm.tiers import host_config
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 STORES = tuple(mode.value for mode in StoreMode)
 LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
+DISK_FLUSHES = tuple(one.value for one in FlushPolicy)
 
 BUDGET_BLOCKS = 16
 """How many blocks of tokens a step computes at most."""
@@ -36,11 +39,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: slots of each worker's host pool.
     block_bytes: bytes of a device block on one worker.
     blocks_per_chunk: device blocks that a slot holds.
-    policy: eviction policy, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
+    disk_blocks: slots of each worker's file below its host pool; 0: there is no disk tier.
+    disk_dir: directory of these files. A later run with the same sizes and groups finds what is stored there.
+    disk_flush: when stores to the disk are flushed, a `FlushPolicy`.
+    policy: eviction policy of host and disk, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
     workers: ranks.
     store: a `StoreMode`.
     store_threshold, defer_ticks: as in `OffloadConfig`.
-    last_step: a `LastStep`.
+    last_step: a `LastStep`; None: flush, or keep stepping with a disk tier.
     remote_decode: share of the requests that are for remote decode.
     abort_rate: share of the requests whose client leaves.
     preempt_rate: share of the steps that preempt a request without need.
@@ -61,12 +67,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 16384
     block_bytes: int = 4096
     blocks_per_chunk: int = 1
+    disk_blocks: int = 0
+    disk_dir: str | None = None
+    disk_flush: str = FlushPolicy.INTERVAL.value
     policy: str = "lru"
     workers: int = 2
     store: str = StoreMode.EAGER.value
     store_threshold: int = 1
     defer_ticks: int = 64
-    last_step: str = LAST_STEPS[0]
+    last_step: str | None = None
     remote_decode: float = 0.0
     abort_rate: float = 0.0
     preempt_rate: float = 0.0
@@ -83,6 +92,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("requests", 1, 1 << 31),
             ("block_tokens", 1, 1 << 20),
             ("block_bytes", 1, 1 << 40),
+            ("disk_blocks", 0, 1 << 31),
             ("time_scale", 0, 1 << 31),
             ("remote_decode", 0, 1),
             ("abort_rate", 0, 1),
@@ -95,12 +105,37 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.preempt_rate <= 0.9:
             # If every step preempts, nothing need ever end.
             raise ConfigError(f"preempt_rate is {self.preempt_rate}; it must be from 0 to 0.9")
-        for name, choices in (("copies", COPIES), ("store", STORES), ("last_step", LAST_STEPS)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
+        for name, choices in (
+            ("copies", COPIES),
+            ("store", STORES),
+            ("last_step", LAST_STEPS),
+            ("disk_flush", DISK_FLUSHES),
+        ):
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        self._check_disk()
         core = self.offload_config()
         self.scheduler_config().check(core)
         make_policy(core.policy, core.host_blocks)
+
+    def _check_disk(self) -> None:
+        if self.disk_dir is None and self.disk_blocks:
+            raise ConfigError(f"disk_blocks is {self.disk_blocks}, and disk_dir is missing; give both")
+        if self.disk_dir is None:
+            return
+        if not self.disk_blocks:
+            raise ConfigError(f"disk_dir is {self.disk_dir}, and disk_blocks is 0; give both")
+        if not COPIES[self.copies].host_in_memory:
+            raise ConfigError(
+                f"copies is {self.copies!r}; a disk tier needs a host pool in memory, so choose other copies "
+                "or omit disk_dir"
+            )
+        if self.last_step == LAST_STEPS[0]:
+            raise ConfigError(
+                f"last_step is {self.last_step!r}, which waits for no copy to a disk; give "
+                f"{LAST_STEPS[1]!r} with disk_dir"
+            )
 
     @property
     def token_budget(self) -> int:
@@ -113,8 +148,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.host_blocks * self.blocks_per_chunk
 
     def offload_config(self) -> OffloadConfig:
-        """The configuration of the offload core."""
-        return OffloadConfig(
+        """The configuration of the offload core. With a disk tier it has places that stand for the disk."""
+        config = OffloadConfig(
             host_blocks=self.host_blocks,
             device_blocks=self.device_blocks,
             block_bytes=self.block_bytes,
@@ -125,6 +160,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             store_threshold=self.store_threshold,
             block_tokens=self.scheduler_config().alignment,
         )
+        return config if self.disk_dir is None else host_config(config)
 
     def scheduler_config(self) -> SchedulerConfig:
         """The configuration of the offload scheduler.
@@ -132,20 +168,22 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         A lazy store keeps a quarter of the device pool ready: free blocks whose content the host has.
         """
         groups = parse_groups(self.groups, self.block_tokens)
+        last_step = self.last_step or LAST_STEPS[self.disk_dir is not None]
         return SchedulerConfig(
             groups=groups,
             hash_tokens=gcd(self.block_tokens, *[group.block_tokens for group in groups]),
             store=StoreMode(self.store),
-            last_step=LastStep(self.last_step.replace("-", " ")),
+            last_step=LastStep(last_step.replace("-", " ")),
             lazy_target_blocks=max(1, self.device_blocks // 4),
             check_computed_tokens=True,
         )
 
     def least_pools(self, tokens: int) -> dict[str, int]:
-        """The least `device_blocks` and `host_blocks` for a request of `tokens` tokens, output included."""
+        """The least pools for a request of `tokens` tokens, output included, by the names of options."""
         peaks = [peak_blocks(group, tokens, self.token_budget) for group in self.scheduler_config().groups]
         slots = [-(-blocks // self.blocks_per_chunk) for blocks in peaks]
-        return {"device_blocks": sum(peaks), "host_blocks": sum(slots)}
+        least = {"device_blocks": sum(peaks), "host_blocks": sum(slots)}
+        return least if self.disk_dir is None else {**least, "disk_blocks": sum(slots)}
 
     def check_size(self, number: int, request: TraceRequest) -> None:
         """Raises `ConfigError` if request `number` of the workload does not fit into an empty pool."""

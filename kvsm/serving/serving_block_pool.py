@@ -18,16 +18,19 @@ from kvsm.states.words import STATE_MASK, StateWords
 
 
 class ServingBlockPool:
-    """`leases.size` device blocks. leases: of the offload ledger; looked at before a block is handed out."""
+    """Device blocks. leases: of the offload ledger; looked at before a block is handed out.
 
-    def __init__(self, leases: StateWords) -> None:
-        self.num_blocks = leases.size
+    num_blocks: how many of the blocks that have leases are the engine's, from the first on; None: all.
+    """
+
+    def __init__(self, leases: StateWords, num_blocks: int | None = None) -> None:
+        self.num_blocks = leases.size if num_blocks is None else num_blocks
         self._leases = leases
-        self._references = [0] * leases.size
-        self._key_of: list[bytes | None] = [None] * leases.size
+        self._references = [0] * self.num_blocks
+        self._key_of: list[bytes | None] = [None] * self.num_blocks
         self._cached: dict[bytes, int] = {}
         # Unlike a dict, an OrderedDict removes from its head and its middle in constant time.
-        self._free = OrderedDict.fromkeys(range(leases.size))
+        self._free = OrderedDict.fromkeys(range(self.num_blocks))
 
     @property
     def num_free_blocks(self) -> int:

@@ -18,6 +18,7 @@ from kvsm.serving.content import DeviceContent, Mismatch
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.in_flight import TransfersInFlight
 from kvsm.serving.ranks import Rank
+from kvsm.serving.run_disk import RunDisk
 from kvsm.serving.serving_request import ServingRequest, ServingStatus
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
@@ -48,6 +49,7 @@ class ServingEngine:
     disturbances: what goes wrong, and when.
     block_tokens: how many tokens a hash id of the trace stands for.
     time_scale: real seconds to sleep for each virtual second.
+    disk: drives the tier below the host pool; None: there is none.
 
     Attributes: `scheduler`, `in_flight`; so far: `arrived` (requests), `steps`, `resets`.
     """
@@ -63,8 +65,9 @@ class ServingEngine:
         disturbances: Disturbances,
         block_tokens: int = BLOCK_TOKENS,
         time_scale: float = 0.0,
+        disk: RunDisk | None = None,
     ) -> None:
-        self.scheduler, self.clock = scheduler, clock
+        self.scheduler, self.clock, self._disk = scheduler, clock, disk
         self.in_flight = TransfersInFlight(workers)
         self.arrived = self.steps = self.resets = 0
         self._connector = scheduler.connector
@@ -85,10 +88,15 @@ class ServingEngine:
         """One step, with the connector's calls in vLLM's order. Returns whether anything is left to do."""
         scheduler, step = self.scheduler, self.steps
         self._take_arrivals(step)
+        if self._disk is not None:
+            self._disk.take(step)
         scheduler.take(self._connector.update_connector_output(self.in_flight.collect(step)), step)
         scheduler.update()
         self._disturb(step)
-        plan = self._connector.build_connector_meta(scheduler.schedule(step))
+        output = scheduler.schedule(step)
+        if self._disk is not None:
+            self._disk.start(step)
+        plan = self._connector.build_connector_meta(output)
         if not scheduler.unfinished:
             scheduler.checks.last_step(plan)
         self.in_flight.start(plan, step)
@@ -101,17 +109,28 @@ class ServingEngine:
         return self._next is not None or self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(self.scheduler.unfinished) or self._connector.has_pending_work()
+        return bool(self.scheduler.unfinished) or self._is_copying()
+
+    def _is_copying(self) -> bool:
+        """Whether further steps are needed although no request is left."""
+        below = self._disk is not None and self._disk.has_work()
+        return self._connector.has_pending_work() or below
 
     def abort(self, name: str) -> None:
         """The client of this request has left. Legal at any time, also when the request is over."""
         self.scheduler.abort(name, self.steps)
 
     def reset_cache(self) -> bool:
-        """Reset the prefix cache of the device and of the host. False while earlier copies are in flight."""
+        """Reset the prefix cache of the device, of the host and of the disk.
+
+        False while earlier copies of the host are in flight.
+        """
         self.resets += 1
         self.scheduler.pool.reset_prefix_cache()
-        return self._connector.reset_cache()
+        done = self._connector.reset_cache()
+        if self._disk is not None:
+            self._disk.tier.reset()
+        return done
 
     def check_rest(self) -> list[Violation]:
         """After the last step: what is left although progress (S9) says that it must be gone."""
@@ -122,7 +141,7 @@ class ServingEngine:
             left.append(Violation(Property.PROGRESS, message, (), tuple(held[:8])))
         if self._connector.has_pending_work():
             left.append(Violation(Property.PROGRESS, "at rest, the connector has work pending"))
-        return left
+        return left if self._disk is None else [*left, *self._disk.check_rest()]
 
     def _take_arrivals(self, step: int) -> None:
         while self._next is not None and self._next.arrival_ms <= self.clock.now_ms:
@@ -172,7 +191,7 @@ class ServingEngine:
         self.clock.now_ms += step_ms
         # An engine that flushes at its last step makes no further one, and takes the reports in its next
         # step.
-        stops = self._connector.config.last_step is LastStep.FLUSH or not self._connector.has_pending_work()
+        stops = self._connector.config.last_step is LastStep.FLUSH or not self._is_copying()
         if self._next is not None and not self.scheduler.unfinished and stops:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)
         if self._time_scale:

@@ -77,6 +77,7 @@ class ServingScheduler:
     notes: what its log says of skipped blocks.
     token_budget: how many tokens a step computes at most.
     max_running: how many requests run at once at most.
+    device_blocks: blocks of the pool, if the connector's core has more than these; None: as many.
 
     Attribute `begun`: the requests that start to compute in this step.
     """
@@ -88,9 +89,10 @@ class ServingScheduler:
         *,
         token_budget: int = 8192,
         max_running: int = 256,
+        device_blocks: int | None = None,
     ) -> None:
         self.connector = connector
-        self.pool = ServingBlockPool(connector.offloader.ledger.leases)
+        self.pool = ServingBlockPool(connector.offloader.ledger.leases, device_blocks)
         connector.bind_gpu_block_pool(self.pool)
         self.block_tables = BlockTables(self.pool, connector.config, token_budget)
         self.counts = SchedulerCounts()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ import msgspec
 from kvsm.copy_engines import VerifyingStatistics
 from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
-from kvsm.events import Direction
+from kvsm.events import Direction, OffloadConfig
 from kvsm.invariants import PROPERTIES, Violation
 from kvsm.log import RUN_BYTES, Durability
 from kvsm.metrics import Metrics
@@ -29,14 +29,17 @@ from kvsm.properties import Property
 from kvsm.replay import Verification, verify_log
 from kvsm.scheduler import OffloadScheduler
 from kvsm.serving import offload_checks
+from kvsm.serving.copy_totals import CopyTotals, copy_totals
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
 from kvsm.serving.ranks import COPIES, make_rank
+from kvsm.serving.run_disk import DiskResult, RunDisk, RunFiles
 from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.serving.stopwatch import Stopwatch
 from kvsm.snapshot import digest
+from kvsm.tiers import disk_config
 from kvsm.traces import TraceRequest, multi_turn, read_trace
 from kvsm.worker import Worker
 
@@ -57,6 +60,9 @@ _DECIDING = (
 )
 """The calls of the engine whose time is measured."""
 
+_DECIDING_BELOW = ("plan", "report", "reset")
+"""The calls to the disk tier whose time is measured. The others are made in calls of the engine."""
+
 
 class RunProgress(msgspec.Struct, frozen=True):
     """How far a run has come.
@@ -74,15 +80,6 @@ class RunProgress(msgspec.Struct, frozen=True):
     verified_events: int = 0
 
 
-class CopyTotals(msgspec.Struct, frozen=True):
-    """Copies in one direction, all workers. gigabytes_per_second: per copying thread; 0 if simulated."""
-
-    transfers: int
-    failed: int
-    bytes: int
-    gigabytes_per_second: float
-
-
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.run/1"):
     """What `kvsm run --json` prints: what a run came to.
 
@@ -94,7 +91,9 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     blocks_skipped: offered blocks that were not stored, by reason.
     transfers_lost: transfers that were given up because a worker did not report.
     verified: blocks that were checked on all workers; None without `verify_copies`.
-    decision_us: time in the offload scheduler, including the log, for each slot named in an event (us).
+    disk: what the disk tier came to; None if there was none.
+    decision_us: time in the offload scheduler, including the log, for each slot named in an event (us). The
+        disk tier counts with both.
     log_entries: slots named in events.
     digest, replayed_digest: of the state at the end, live and rebuilt from the log.
     properties: all that were checked.
@@ -123,6 +122,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     stores: CopyTotals
     loads: CopyTotals
     verified: VerifyingStatistics | None
+    disk: DiskResult | None
     steps: int
     workload_seconds: float
     run_seconds: float
@@ -142,8 +142,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 
     @property
     def good(self) -> bool:
-        """Whether the log gives the live state, and no property is broken."""
-        return self.digest == self.replayed_digest and not self.violations and self.damage is None
+        """Whether the logs give the live state, and no property is broken."""
+        return not self.violations and all(
+            one.digest == one.replayed_digest and one.damage is None
+            for one in (self, self.disk)
+            if one is not None
+        )
 
 
 def load_workload(options: RunOptions) -> list[TraceRequest]:
@@ -175,52 +179,82 @@ def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | 
         return run.prove(progress)
 
 
-def _run_id(options: RunOptions) -> bytes:
-    """An id that runs with equal options share, wherever they keep their logs."""
-    decisive = msgspec.structs.replace(options, log=None)
-    return blake2b(msgspec.msgpack.encode(decisive), digest_size=RUN_BYTES).digest()
+def _run_id(options: RunOptions, tier: str) -> bytes:
+    """An id that runs with equal options share, wherever they keep their logs and files. tier: whose log."""
+    decisive = {**msgspec.structs.asdict(options), "log": None, "disk_dir": None}
+    return blake2b(msgspec.msgpack.encode((decisive, tier)), digest_size=RUN_BYTES).digest()
 
 
 class WorkloadRun:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
     Attributes, to look at or to interfere with: `engine`, `connector`, `offloader`, `ranks` (one for each
-    worker), `directory` (of the log).
+    worker), `directory` (of the log), `disk` (None if there is no disk tier).
     """
 
     def __init__(self, options: RunOptions, requests: Sequence[TraceRequest], directory: str) -> None:
         self._options, self._requests, self.directory = options, requests, directory
-        config, clock = options.offload_config(), VirtualClock()
+        self._clock = VirtualClock()
         self.ranks = [make_rank(options, rank) for rank in range(options.workers)]
-        # A simulated run has no wall time: it does not sync, and its options decide its run id. So equal runs
-        # have equal logs.
-        simulated = COPIES[options.copies].has_virtual_time
-        durability: Durability = "none" if simulated else "interval"
-        self.offloader = Offloader.open(
-            config,
-            directory,
-            clock_ns=clock.now_ns if simulated else time.time_ns,
-            durability=durability,
-            run=_run_id(options) if simulated else None,
-        )
+        with ExitStack() as undo:
+            files = None
+            if options.disk_dir is not None:
+                files = undo.enter_context(closing(RunFiles(options)))  # before a log is made
+            self.offloader = self._open_core(options.offload_config(), Path(directory), "host")
+            self.disk = None if files is None else self._make_disk(files)
+            undo.pop_all()
         assert self.offloader.writer is not None
         self._writer = self.offloader.writer
         self.offloader.log = notes = SkipNotes(self._writer)
         self.metrics = Metrics.attached_to(self.offloader)
-        self.connector = OffloadScheduler(self.offloader, options.scheduler_config())
-        self._deciding = Stopwatch(self.connector, *_DECIDING)
+        below = None if self.disk is None else self.disk.tier
+        self.connector = OffloadScheduler(self.offloader, options.scheduler_config(), below)
+        self._deciding = [Stopwatch(self.connector, *_DECIDING)]
+        if below is not None:
+            self._deciding.append(Stopwatch(below, *_DECIDING_BELOW))
         self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(
-            ServingScheduler(self.connector, notes, token_budget=options.token_budget),
+            ServingScheduler(
+                self.connector,
+                notes,
+                token_budget=options.token_budget,
+                device_blocks=options.device_blocks,
+            ),
             self._workers,
             self.ranks,
             requests,
-            clock=clock,
+            clock=self._clock,
             disturbances=Disturbances(options),
             block_tokens=options.block_tokens,
             time_scale=options.time_scale,
+            disk=self.disk,
         )
         self._seconds = 0.0
+
+    def _open_core(self, config: OffloadConfig, directory: Path, tier: str) -> Offloader:
+        """The core of a tier, with a log in this directory."""
+        # A simulated run has no wall time: it does not sync, and its options decide its run id. So equal runs
+        # have equal logs.
+        simulated = COPIES[self._options.copies].has_virtual_time
+        durability: Durability = "none" if simulated else "interval"
+        return Offloader.open(
+            config,
+            directory,
+            clock_ns=self._clock.now_ns if simulated else time.time_ns,
+            durability=durability,
+            run=_run_id(self._options, tier) if simulated else None,
+        )
+
+    def _make_disk(self, files: RunFiles) -> RunDisk:
+        options, host = self._options, self.offloader
+        config = disk_config(host.config, options.disk_blocks, options.policy)
+        core = self._open_core(config, self.disk_directory, "disk")
+        return RunDisk(options, files, self.ranks, host, core, lambda: self._clock.now_ms / 1000)
+
+    @property
+    def disk_directory(self) -> Path:
+        """Of the log of the disk's core, if there is a disk tier."""
+        return Path(self.directory) / "disk"
 
     def serve(self, progress: Callable[[RunProgress], None] | None = None) -> None:
         """Run the workload to its end, and close the log.
@@ -229,11 +263,16 @@ class WorkloadRun:
         Its threads do not outlive the process.
         """
         started = time.perf_counter()
-        with self.offloader:
+        with ExitStack() as logs:
+            logs.enter_context(self.offloader)
+            if self.disk is not None:
+                logs.enter_context(self.disk.tier.disk)
             while self.engine.step():
                 if progress is not None and self.engine.steps % PROGRESS_STEPS == 0:
                     self._seconds = time.perf_counter() - started
                     progress(self._progress())
+        if self.disk is not None:
+            self.disk.close()
         for rank, worker in zip(self.ranks, self._workers):
             rank.synchronize()
             worker.close()
@@ -241,25 +280,38 @@ class WorkloadRun:
         self._seconds = time.perf_counter() - started
 
     def prove(self, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
-        """Verify the log that `serve` wrote, and put the result together."""
+        """Verify what `serve` wrote into the logs, and put the result together."""
+        verification = self._verify(self.offloader, self.directory, 0, progress)
+        if self.disk is None:
+            return self._result(verification, None, None)
+        below = self._verify(self.disk.tier.disk, self.disk_directory, verification.events, progress)
+        log = None if self._options.log is None else str(self.disk_directory)
+        return self._result(verification, below, self.disk.result(log, below))
+
+    def _verify(
+        self,
+        core: Offloader,
+        directory: str | Path,
+        before: int,
+        progress: Callable[[RunProgress], None] | None,
+    ) -> Verification:
+        """before: how many events of other logs are verified."""
 
         def verified(events: int) -> None:
             if progress is not None:
-                progress(self._progress(events))
+                progress(self._progress(before + events))
 
-        config = self._options.offload_config()
-        verification = verify_log(
-            self.directory,
+        return verify_log(
+            directory,
             progress=verified,
-            allow_policies=(config.policy,),
-            max_slots=max(config.host_blocks, config.device_blocks),
+            allow_policies=(core.config.policy,),
+            max_slots=max(core.config.host_blocks, core.config.device_blocks),
         )
-        return self._result(verification)
 
     def _progress(self, verified_events: int = 0) -> RunProgress:
         counts = self.engine.scheduler.counts
         hits = counts.device_hit_tokens + counts.host_hit_tokens
-        copied = sum(self._copy_totals(direction).bytes for direction in Direction)
+        copied = sum(copy_totals(self._workers, direction).bytes for direction in Direction)
         return RunProgress(
             counts.finished + counts.aborted,
             len(self._requests),
@@ -267,17 +319,6 @@ class WorkloadRun:
             copied,
             self._seconds,
             verified_events,
-        )
-
-    def _copy_totals(self, direction: Direction) -> CopyTotals:
-        statistics = [worker.statistics() for worker in self._workers]
-        parts = [one.store if direction is Direction.STORE else one.load for one in statistics]
-        copied, seconds = sum(one.bytes for one in parts), sum(one.seconds for one in parts)
-        return CopyTotals(
-            sum(one.transfers for one in parts),
-            sum(one.failed for one in parts),
-            copied,
-            copied / seconds / 1e9 if seconds else 0.0,
         )
 
     def _properties(self) -> tuple[Property, ...]:
@@ -291,8 +332,12 @@ class WorkloadRun:
             return None
         return sum((rank.verified() for rank in self.ranks), VerifyingStatistics())
 
-    def _result(self, verification: Verification) -> RunResult:
+    def _result(
+        self, verification: Verification, below: Verification | None, disk: DiskResult | None
+    ) -> RunResult:
         counts, engine, metrics = self.engine.scheduler.counts, self.engine, self.metrics.values()
+        entries = verification.entries + (0 if below is None else below.entries)
+        found = (*verification.violations, *(() if below is None else below.violations))
         return RunResult(
             requests=len(self._requests),
             **msgspec.structs.asdict(counts),
@@ -304,13 +349,14 @@ class WorkloadRun:
             blocks_evicted=metrics["blocks_evicted"],
             blocks_skipped={why: count for why, count in metrics["blocks_skipped"].items() if count},
             transfers_lost=sum(ends["lost"] for ends in metrics["transfers_ended"].values()),
-            stores=self._copy_totals(Direction.STORE),
-            loads=self._copy_totals(Direction.LOAD),
+            stores=copy_totals(self._workers, Direction.STORE),
+            loads=copy_totals(self._workers, Direction.LOAD),
             verified=self._verified(),
+            disk=disk,
             steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
             run_seconds=self._seconds,
-            decision_us=self._deciding.seconds / max(1, verification.entries) * 1e6,
+            decision_us=sum(one.seconds for one in self._deciding) / max(1, entries) * 1e6,
             log=self._options.log,
             log_events=verification.events,
             log_entries=verification.entries,
@@ -320,7 +366,7 @@ class WorkloadRun:
             digest=digest(self.offloader.ledger),
             replayed_digest=verification.digest,
             properties=self._properties(),
-            violations=(*engine.violations, *engine.check_rest(), *verification.violations),
+            violations=(*engine.violations, *engine.check_rest(), *found),
             damage=verification.damage,
             metrics=metrics,
         )
@@ -332,10 +378,13 @@ def _check_memory(options: RunOptions) -> None:
     device_blocks = options.device_blocks if choice.device_in_memory else 0
     host_blocks = options.host_places if choice.host_in_memory else 0
     pools = options.workers * options.block_bytes * (device_blocks + host_blocks)
-    needed = pools + LEDGER_BYTES_PER_BLOCK * (options.device_blocks + options.host_places)
+    needed = pools + LEDGER_BYTES_PER_BLOCK * (
+        options.device_blocks + options.host_places + options.disk_blocks
+    )
     available = available_memory_bytes()
     if available is not None and needed > available:
         raise ConfigError(
             f"the pools take {needed / 1e9:.1f} GB and this machine has {available / 1e9:.1f} left, control "
-            "groups counted: lower device_blocks, host_blocks, blocks_per_chunk, block_bytes or workers"
+            "groups counted: lower device_blocks, host_blocks, disk_blocks, blocks_per_chunk, block_bytes or "
+            "workers"
         )

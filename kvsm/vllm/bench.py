@@ -20,6 +20,7 @@ import platform
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -30,10 +31,21 @@ from msgspec import Meta
 from kvsm.errors import ConfigError
 from kvsm.vllm.step_clock import StepTimes
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import OFFLOADS, RunningEngine, Trial, TrialOutcome, running_engine
+from kvsm.vllm.trial import (
+    OFFLOADS,
+    RunningEngine,
+    Trial,
+    TrialOutcome,
+    connector_config,
+    running_engine,
+)
 from kvsm.vllm.versions import installed
 
 PLAIN = "no offload"
+
+SMALL, SMALL_AND_DISK = "KvsmConnector, host tenth", "KvsmConnector, host tenth and disk"
+"""Engines whose host pool has a tenth of what the conversations of a round need, and what they are compared
+with: `KvsmConnector`, whose pool has room for all of it."""
 
 
 def _peer(**transfer: Any) -> Callable[..., dict[str, Any]]:
@@ -112,9 +124,14 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
         return held * self.conversation_blocks + 1
 
     @property
+    def needed_bytes(self) -> int:
+        """What the conversations of a round need."""
+        return self.conversations * self.conversation_blocks * _BLOCK_BYTES
+
+    @property
     def host_bytes(self) -> int:
-        """One and a half times what the conversations of a round need."""
-        return self.conversations * self.conversation_blocks * _BLOCK_BYTES * 3 // 2
+        """One and a half times that."""
+        return self.needed_bytes * 3 // 2
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,22 +171,33 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", 
     contestants: tuple[Contestant, ...]
 
 
-def compare(bench: Bench, tell: Callable[[str], None] = lambda _: None, *, peers: bool = False) -> Comparison:
+def compare(
+    bench: Bench,
+    tell: Callable[[str], None] = lambda _: None,
+    *,
+    peers: bool = False,
+    disk: Path | None = None,
+) -> Comparison:
     """Run the benchmark.
 
     tell: is called with its progress.
     peers: whether vLLM's own connectors take part.
+    disk: compare `KvsmConnector` with small host pools instead, one of them with a disk tier below this
+        directory; None: compare all ways to use kvsm.
 
     Raises `ConfigError` without vLLM, and `TrialFailed`.
     """
     version = installed()
     names = [PLAIN, *(PEERS if peers else ()), *sorted(OFFLOADS, reverse=True)]
+    if disk is not None:
+        names = [PLAIN, *(PEERS if peers else ()), SMALL, SMALL_AND_DISK, "KvsmConnector"]
     with ExitStack() as stack:
         engines: list[tuple[str, RunningEngine]] = []
         for name in names:
             tell(f"starting vLLM, {name}")
             log = stack.enter_context(TemporaryDirectory(prefix="kvsm-bench-log-"))
-            engines.append((name, stack.enter_context(running_engine(_trial(name, bench, log)))))
+            tier = stack.enter_context(TemporaryDirectory(prefix="kvsm-bench-disk-", dir=disk))
+            engines.append((name, stack.enter_context(running_engine(_trial(name, bench, log, tier)))))
         rounds: dict[str, list[Round]] = {name: [] for name in names}
         # Round 0 is for warming up and does not count.
         for number in range(bench.rounds + 1):
@@ -198,9 +226,15 @@ def _round(served: TrialOutcome, plain: TrialOutcome) -> Round:
     )
 
 
-def _trial(name: str, bench: Bench, log: str) -> Trial:
+def _trial(name: str, bench: Bench, log: str, tier: str) -> Trial:
     kv_transfer = None
-    if name in PEERS:
+    if name in (SMALL, SMALL_AND_DISK):
+        # Twice what a round needs: each slot has a header of its own.
+        disk: dict[str, Any] = (
+            {} if name == SMALL else {"disk_dir": tier, "disk_bytes": 2 * bench.needed_bytes}
+        )
+        kv_transfer = connector_config(cpu_bytes_to_use=bench.needed_bytes // 10, event_log=log, **disk)
+    elif name in PEERS:
         kv_transfer = PEERS[name](cpu_bytes_to_use=bench.host_bytes)
     elif name != PLAIN:
         kv_transfer = OFFLOADS[name](cpu_bytes_to_use=bench.host_bytes, event_log=log)
@@ -237,13 +271,14 @@ def _serve(engine: RunningEngine, bench: Bench, number: int) -> TrialOutcome:
 def page(found: Comparison) -> str:
     """The comparison as Markdown, with the command that made it."""
     bench, names = found.bench, [one.name for one in found.contestants]
-    compared = PEERS.keys() <= set(names)
+    compared, has_disk = PEERS.keys() <= set(names), SMALL_AND_DISK in names
     lines = [
         f"# kvsm in vLLM {found.vllm} on {found.device}",
         "",
         "    kvsm bench vllm "
         f"--requests {bench.requests} --turns {bench.turns} --turn-tokens {bench.turn_tokens} "
-        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}{' --peers' if compared else ''}",
+        f"--answer-tokens {bench.answer_tokens} --rounds {bench.rounds}{' --peers' if compared else ''}"
+        f"{' --disk DIR' if has_disk else ''}",
         "",
         f"{platform.machine()}, Python {platform.python_version()}, {len(os.sched_getaffinity(0))} cores, "
         f"load average {os.getloadavg()[0]:.1f} at the end. "
@@ -253,6 +288,7 @@ def page(found: Comparison) -> str:
         f"{MODEL['hidden_size']} wide, float32. kvsm writes every event to a log on disk.",
         "",
         *(_PEERS_NOTE if compared else ()),
+        *(_DISK_NOTE if has_disk else ()),
         f"Median (least .. most) of {bench.rounds} rounds. Ratios compare the same round; quote these.",
         "",
         *_rates(found),
@@ -268,6 +304,12 @@ def page(found: Comparison) -> str:
 _PEERS_NOTE = (
     "OffloadingConnector and SimpleCPUOffloadConnector are vLLM's own. They run only on GPUs, so here "
     "the benchmark copies for them, with kvsm's copy engine. Their schedulers are unchanged.",
+    "",
+)
+
+_DISK_NOTE = (
+    "A host tenth is a host pool of a tenth of what all conversations of a round need. The disk tier has "
+    "room for twice that need, and begins empty. The last engine's host pool has room for all of it.",
     "",
 )
 

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from kvsm.disk import DiskGeometry, RankScan, Recovered, decide, era_at_start
+from kvsm.disk import DiskGeometry, RankScan, Recovered, TierDirectory, decide, era_at_start
 from kvsm.errors import ConfigError
-from kvsm.private_files import private_directory, read_trusted, write_whole
+from kvsm.private_files import read_trusted, write_whole
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import shares_pool
 from kvsm.vllm.kv_cache_config import block_bytes_of
@@ -28,7 +28,7 @@ _MOST_BYTES = 8 << 30
 """Of a file that the two sides exchange."""
 
 
-class DiskPlace:
+class DiskPlace(TierDirectory):
     """The files of one engine's disk tier.
 
     Raises `ConfigError` if this engine cannot have one.
@@ -44,9 +44,7 @@ class DiskPlace:
             )
         parallel = vllm_config.parallel_config
         self.ranks = parallel.world_size
-        self._directory = Path(options.disk_dir)
-        private_directory(self._directory)
-        self._engine = f"engine{parallel.data_parallel_index}"
+        super().__init__(Path(options.disk_dir), f"engine{parallel.data_parallel_index}")
         slot_bytes = block_bytes_of(kv_cache_config) * options.blocks_per_chunk
         one = DiskGeometry(slot_bytes, 1)
         room = options.disk_bytes // self.ranks - one.offset(0)
@@ -57,20 +55,6 @@ class DiskPlace:
                 f"disk_bytes is {options.disk_bytes:,} for all ranks: on each of {self.ranks} this has no "
                 f"room for one block of {slot_bytes:,} bytes; give at least {one.file_bytes * self.ranks:,}"
             )
-
-    def slots(self, rank: int) -> Path:
-        """The file of slots of a rank."""
-        return self._directory / f"{self._engine}-rank{rank}"
-
-    @property
-    def era(self) -> Path:
-        """The file of the era."""
-        return self._directory / f"{self._engine}.era"
-
-    @property
-    def name(self) -> str:
-        """What people are told of."""
-        return f"the disk tier in {self._directory}"
 
     def geometry(self, rank: int) -> DiskGeometry:
         """Of a rank's file."""
@@ -112,11 +96,11 @@ class DiskPlace:
             raise ConfigError(f"{self._recovered}: cannot be understood: {error}") from error
 
     def _found(self, rank: int) -> Path:
-        return self._directory / f"{self._engine}-rank{rank}.found"
+        return self._file(f"-rank{rank}.found")
 
     @property
     def _recovered(self) -> Path:
-        return self._directory / f"{self._engine}.recovered"
+        return self._file(".recovered")
 
     def _read_found(self, rank: int) -> RankScan:
         data = read_trusted(self._found(rank), _MOST_BYTES)

@@ -7,11 +7,11 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from kvsm.disk import DiskEra, SlotGeneration
+from kvsm.disk import OpenEra
 from kvsm.events import Direction
 from kvsm.offloader import LogFlush, Offloader
 from kvsm.plan import TransferJob, WorkerReport
-from kvsm.tiers import DiskTier, disk_config
+from kvsm.tiers import DiskTier, adopt_found, disk_config
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
@@ -32,16 +32,15 @@ class EngineDisk:
     ) -> None:
         weights = weights_version(vllm_config, options.weights_version)
         found = place.decide(weights)
-        self._place, self._life, self._weights = place, found.life, weights
+        self._era = OpenEra(place.era, weights, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
         self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", None)
         disk = self._core.offloader
-        keys = list(found.slots)
-        disk.adopt_blocks(keys, [found.slots[key].slot for key in keys], "an earlier process")
+        kept = adopt_found(disk, found)
         self.tier = DiskTier(host, disk, self._begin_era, name=place.name)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
-        log.info("kvsm: %s holds %d blocks of earlier processes", place.name, len(keys))
+        log.info("kvsm: %s holds %d blocks of earlier processes", place.name, kept)
         for rank, told in enumerate(found.told):
             rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
             log.info("kvsm: disk slots of rank %d: %s", rank, rows)
@@ -97,6 +96,4 @@ class EngineDisk:
             self.tier.lose(transfer)
 
     def _begin_era(self, weights: str | None) -> None:
-        """Nothing that was stored before may come back, after a crash too."""
-        self._weights = self._weights if weights is None else weights
-        DiskEra(self._weights, SlotGeneration(self._life, self.tier.disk.ledger.seq)).write(self._place.era)
+        self._era.begin(weights, self.tier.disk.ledger.seq)

@@ -62,7 +62,7 @@ def _names_in(engine: SmallEngine, renamed: bool) -> Names:
         blocks = _blocks_in_order(engine, num_blocks)
         idle = lru_order(ledger)
         if idle is not None:
-            slots = _slots_in_order(ledger, engine.requests, idle, num_slots)
+            slots = slots_in_order(ledger, engine.requests, idle, num_slots)
     return Names(
         ledger,
         requests,
@@ -72,9 +72,11 @@ def _names_in(engine: SmallEngine, renamed: bool) -> Names:
     )
 
 
-def _slots_in_order(
+def slots_in_order(
     ledger: Ledger, requests: Iterable[str], idle: Iterable[int], num_slots: int
 ) -> Iterable[int]:
+    """The slots in the order that names them; the canonical form says why. requests: those that may pin.
+    idle: the eviction order."""
     order = dict.fromkeys(ledger.free)
     for transfer in ledger.transfers.values():
         order.update(dict.fromkeys(listed(transfer.slots)))

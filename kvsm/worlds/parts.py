@@ -207,7 +207,7 @@ declare(
     state=STATE,
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
-    below=FIXED,  # None: no world has two tiers yet
+    below=FIXED,  # None: a serving world has one tier
     _has_drafter=FIXED,
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)

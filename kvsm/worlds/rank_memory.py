@@ -103,6 +103,10 @@ class RankMemory:
         """All that was written is on disk."""
         self.flushed = list(self.disk)
 
+    def unflushed(self) -> int:
+        """How many slots a power loss may leave in another state."""
+        return sum(now != before for now, before in zip(self.disk, self.flushed))
+
     # What a crash leaves.
 
     def after_power_loss(self, chosen: int) -> list[DiskSlot]:

@@ -1,4 +1,4 @@
-"""A serving world as bytes, and back.
+"""A world of declared parts as bytes, and back.
 
     saver = Saver(ServingWorld(options, keep_events=False))
     again = saver.load(saver.save(world))
@@ -15,7 +15,7 @@ import pickle
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,6 +42,16 @@ from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallCopy
 
 
+class Saved(Protocol):
+    """A world whose parts have declared their fields. The first part is the world itself."""
+
+    def parts(self) -> Sequence[object]:
+        """All objects that it is made of, in a fixed order."""
+
+
+AnySaved = TypeVar("AnySaved", bound=Saved)
+
+
 class _Plan(NamedTuple):
     """How a part is saved and restored. original: a part of another world, which lends what never changes."""
 
@@ -53,18 +63,18 @@ class _Plan(NamedTuple):
     remade: tuple[tuple[str, Callable[[Any], Any]], ...]
 
 
-class Saver:
+class Saver(Generic[AnySaved]):
     """Saves and loads worlds of the same options. blank: one of them; it is not changed.
 
     Raises `ConfigError` if a part has a field that it has not declared.
     """
 
-    def __init__(self, blank: ServingWorld) -> None:
+    def __init__(self, blank: AnySaved) -> None:
         parts = blank.parts()
         self._num_parts = len(parts)
         self._plans = [_plan(place, part, parts) for place, part in enumerate(parts) if part is not None]
 
-    def save(self, world: ServingWorld) -> bytes:
+    def save(self, world: AnySaved) -> bytes:
         """All saved fields in one pickle: what is one object in the world is one object in the copy."""
         parts = world.parts()
         values = []
@@ -77,7 +87,7 @@ class Saver:
         pickler.dump(values)
         return buffer.getvalue()
 
-    def load(self, saved: bytes) -> ServingWorld:
+    def load(self, saved: bytes) -> AnySaved:
         """A world of its own, equal to the one that was saved."""
         copies: list[Any] = [None] * self._num_parts
         for plan, values in zip(self._plans, pickle.loads(saved)):
@@ -91,7 +101,7 @@ class Saver:
                 fields[name] = copies[place]
             for name, make in plan.remade:
                 fields[name] = make(copy)
-        world: ServingWorld = copies[0]
+        world: AnySaved = copies[0]
         return world
 
 

@@ -27,6 +27,7 @@ from random import Random
 
 import msgspec
 
+from kvsm.canonical import FIXED, PART, declare
 from kvsm.disk.era import DiskEra
 from kvsm.disk.formats import SlotGeneration
 from kvsm.disk.recovery import decide
@@ -40,6 +41,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
+from kvsm.worlds.tier_states import COMPARED, TOLD, canonical_tiers, describe_tiers
 from kvsm.worlds.world import Action
 
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
@@ -67,10 +69,13 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_blocks: of the engine.
     places: how many blocks may be on their way to the disk.
     ranks: 1 or 2.
+    prompts: how many different ones there are.
+    length: the most keys of a prompt.
     failures: copies that fail.
     losses: copies that are given up, and may be carried out later.
     resets, crashes: how often.
     damages: payloads that change on disk.
+    most: how many of all these things may happen; 0: no other limit than theirs.
     """
 
     host_slots: int = 3
@@ -78,15 +83,18 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_blocks: int = 4
     places: int = 2
     ranks: int = 1
+    prompts: int = len(PROMPTS)
+    length: int = 2
     failures: int = 1
     losses: int = 0
     resets: int = 1
     crashes: int = 1
     damages: int = 0
+    most: int = 0
 
     def __post_init__(self) -> None:
         sizes = {"host_slots": 16, "disk_slots": 16, "device_blocks": 16, "places": 8, "ranks": 2}
-        for name, most in sizes.items():
+        for name, most in (sizes | {"prompts": len(PROMPTS), "length": 2}).items():
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
 
@@ -102,9 +110,13 @@ class _CopyInFlight(msgspec.Struct):
 class TwoTierWorld:
     """A `World`."""
 
+    check_every = 20
+    """Its own checks after each action say little about the ledgers."""
+
     def __init__(self, options: TwoTierOptions) -> None:
         self.options = options
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
+        self._left["most"] = options.most or sum(self._left.values())
         self._epoch, self._meaning = 0, 0
         self._requests = 0
         self._ticks = 0
@@ -133,15 +145,23 @@ class TwoTierWorld:
         self.host = Offloader(config, self.log, weights=self.era.weights)
         self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.era.weights)
         self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
-        self.tier = DiskTier(
-            self.host, self.disk, self._begin_era, options.places, clock=lambda: float(self._ticks)
-        )
+        self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places)
+        self.bind()
         self._host_copies: list[_CopyInFlight] = []
         self._disk_copies: list[_CopyInFlight] = []
         self._late: list[tuple[str, list[int]]] = []
         """What lost copies may still write: a part of the memory, and places in it."""
         self._retired_places = 0
         self._loads: dict[int, list[bytes]] = {}
+
+    def parts(self) -> Sequence[object]:
+        """All objects that it is made of, in a fixed order."""
+        host, disk = self.host, self.disk
+        return [self, host, host.ledger, self.log, disk, disk.ledger, self.tier, self.tier._health]
+
+    def bind(self) -> None:
+        """Let the tier ask this world, and no other. To be called after it was loaded."""
+        self.tier._void, self.tier._health._clock = self._begin_era, lambda: float(self._ticks)
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
@@ -154,38 +174,42 @@ class TwoTierWorld:
         return list(self._actions())
 
     def _actions(self) -> Iterator[Action]:
-        for number in range(len(PROMPTS)):
+        for number in range(self.options.prompts):
             yield "store", number
             yield "ask", number
         yield ("plan",)
-        yield ("tick",)
-        yield ("flush",)
+        if not self.tier._health.read().takes_stores:
+            yield ("tick",)  # nothing else waits
+        if self.may("crashes") and any(rank.unflushed() for rank in self.ranks):
+            yield ("flush",)
         for name, copies in (("host", self._host_copies), ("disk", self._disk_copies)):
             for number, copy in enumerate(copies):
                 for rank in copy.waits:
                     yield name, number, rank, 1
-                    if self._left["failures"]:
+                    if self.may("failures"):
                         yield name, number, rank, 0
-        if self._left["losses"]:
+        if self.may("losses"):
             yield from (("lose", number) for number in range(len(self._disk_copies)))
         if self._late:
             yield ("late",)
-        if self._left["resets"]:
+        if self.may("resets"):
             yield "reset", 0
             yield "reset", 1
-        if self._left["crashes"]:
+        if self.may("crashes"):
             yield "crash", 0, 0
-            yield "crash", 1, 0
+            for chosen in range(3 ** sum(rank.unflushed() for rank in self.ranks)):
+                yield "crash", 1, chosen
             yield "crash", 2, 0
-        if self._left["damages"]:
+        if self.may("damages"):
             yield from (("damage", slot) for slot in range(self.options.disk_slots))
 
     def draw(self, random: Random) -> Action:
+        options = self.options
         kind = random.choice(_LIKELY) if random.random() < 0.85 else random.choice(tuple(_DO))
-        if random.random() < 0.1 and any(len(one.waits) < self.options.ranks for one in self._disk_copies):
+        if random.random() < 0.1 and any(len(one.waits) < options.ranks for one in self._disk_copies):
             kind = "crash"  # when one rank has a block and another one has not
         if kind in ("store", "ask"):
-            return kind, random.randrange(len(PROMPTS))
+            return kind, random.randrange(options.prompts)
         if kind in ("host", "disk"):
             copies = self._host_copies if kind == "host" else self._disk_copies
             if not copies:
@@ -195,29 +219,37 @@ class TwoTierWorld:
         if kind == "reset":
             return kind, random.randrange(2)
         if kind == "crash":
-            return kind, random.randrange(3), random.randrange(3**self.options.disk_slots)
+            return kind, random.randrange(3), random.randrange(3 ** (len(self.ranks) * options.disk_slots))
         if kind == "lose":
             return kind, random.randrange(max(1, len(self._disk_copies)))
-        return (kind, random.randrange(self.options.disk_slots)) if kind == "damage" else (kind,)
+        return (kind, random.randrange(options.disk_slots)) if kind == "damage" else (kind,)
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
-        done = bool(_DO[str(name)](self, *map(int, numbers)))
+        move = _DO.get(str(name))
+        done = move is not None and move(self, *map(int, numbers))
         if done:
             self._watch()
         return done
 
     def _spend(self, name: str) -> bool:
-        if not self._left[name]:
+        if not self.may(name):
             return False
         self._left[name] -= 1
+        self._left["most"] -= 1
         return True
+
+    def may(self, name: str) -> bool:
+        """Whether a budget is left: "crashes"."""
+        return bool(self._left[name] and self._left["most"])
 
     # The engine.
 
     def _store(self, number: int) -> bool:
         """The engine computes what the host lacks of a prompt, and the host stores it."""
-        keys = [key for key in PROMPTS[number] if key not in self.host.ledger.index]
+        if number >= self.options.prompts:
+            return False
+        keys = [key for key in PROMPTS[number][: self.options.length] if key not in self.host.ledger.index]
         blocks = self._free_blocks(len(keys))
         if not keys or len(blocks) < len(keys) or self.host.ledger.draining():
             return False
@@ -233,7 +265,9 @@ class TwoTierWorld:
 
     def _ask(self, number: int) -> bool:
         """A request for a prompt comes. What only the disk has is fetched; what the host serves is loaded."""
-        keys, index = list(PROMPTS[number]), self.host.ledger.index
+        if number >= self.options.prompts:
+            return False
+        keys, index = list(PROMPTS[number][: self.options.length]), self.host.ledger.index
         name = f"r{self._requests}"
         self._requests += 1
         found = 0
@@ -312,7 +346,7 @@ class TwoTierWorld:
             self.tier.stored(ended.keys)
         elif ended.good:
             for block, key in zip(listed(ended.device_blocks), keys):
-                self._check_bytes("device", block, key)
+                self._check_bytes("device block", block, key)
         return True
 
     def _end_disk_copy(self, number: int, rank: int, good: int) -> bool:
@@ -401,7 +435,10 @@ class TwoTierWorld:
         promised = self._promised(power_loss=kind == 1)
         if kind == 2:
             self._meaning, self._epoch, promised = self._meaning + 1, self._epoch + 1, set()
-        left = [rank.after_power_loss(chosen) if kind == 1 else rank.disk for rank in self.ranks]
+        left = []
+        for rank in self.ranks:
+            left.append(rank.after_power_loss(chosen) if kind == 1 else rank.disk)
+            chosen //= 3 ** rank.unflushed()
         self.ranks = [self._rank(disk) for disk in left]
         self.life += 1
         found = decide([rank.scan(self.life) for rank in self.ranks], self.era.after)
@@ -455,14 +492,14 @@ class TwoTierWorld:
             raise PropertyBroken(Property.CONSERVATION, message)
         for key, slot in self.host.ledger.index.items():
             if self.host.ledger.readable(slot):
-                self._check_bytes("host", slot, key)
+                self._check_bytes("host slot", slot, key)
         for key, slot in self.disk.ledger.index.items():
             if self.disk.ledger.readable(slot):
                 self._check_stored(key, slot)
 
     def _check_bytes(self, where: str, place: int, key: bytes) -> None:
         for number, rank in enumerate(self.ranks):
-            held = (rank.host if where == "host" else rank.device)[place]
+            held = (rank.host if where == "host slot" else rank.device)[place]
             if held != (self._epoch, key):
                 message = f"{where} {place} of rank {number} holds {held}, and must hold {key!r}"
                 raise PropertyBroken(Property.CORRECT_BYTES, message)
@@ -473,6 +510,8 @@ class TwoTierWorld:
             for violation in check_ledger(core.ledger):
                 raise PropertyBroken(violation.property, str(violation))
         self._watch()
+        if self.wind_down() is None and (self.host.ledger.transfers or self.disk.ledger.transfers):
+            raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
 
     def wind_down(self) -> Action | None:
         """The next action on the way to rest."""
@@ -481,24 +520,39 @@ class TwoTierWorld:
                 return name, 0, copies[0].waits[0], 1
         if self.tier.has_work():
             return ("plan",)
-        if self.host.ledger.transfers or self.disk.ledger.transfers:
-            raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
         return None
 
     def describe(self) -> dict[str, str]:
-        """Each tier's blocks, and the copies in flight."""
-        told = {f"rank {number} disk": str(rank.disk) for number, rank in enumerate(self.ranks)}
-        told["host"] = str(dict(self.host.ledger.index))
-        told["disk"] = str(dict(self.disk.ledger.index))
-        told["copies"] = str([*self._host_copies, *self._disk_copies])
-        return told
+        """What can be seen of both tiers."""
+        return describe_tiers(self.tier, self.era, self.ranks)
 
-    def fingerprint(self) -> bytes:
-        """16 bytes that differ for worlds with different futures, and for some with the same."""
-        seqs = self.host.ledger.seq, self.disk.ledger.seq
-        seen = (self.describe(), seqs, self.era, self._left, self._ticks)
-        return blake2b(repr(seen).encode(), digest_size=16).digest()
+    def fingerprint(self, *, renamed: bool = True) -> bytes:
+        """16 bytes: equal for worlds that behave alike from now on. renamed: see `canonical_tiers`."""
+        encoded = msgspec.msgpack.encode(canonical_tiers(self, renamed=renamed))
+        return blake2b(encoded, digest_size=16).digest()
 
+
+declare(
+    TwoTierWorld,
+    options=FIXED,
+    log=PART,
+    host=PART,
+    disk=PART,
+    tier=PART,
+    _left=COMPARED,
+    _epoch=COMPARED,
+    _meaning=COMPARED,
+    _requests=TOLD,
+    _ticks=COMPARED,
+    era=COMPARED,
+    ranks=COMPARED,
+    life=COMPARED,
+    _host_copies=COMPARED,
+    _disk_copies=COMPARED,
+    _late=COMPARED,
+    _retired_places=COMPARED,
+    _loads=COMPARED,
+)
 
 _BUDGETS = ("failures", "losses", "resets", "crashes", "damages")
 

@@ -17,7 +17,7 @@ from typing import Any
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
 from kvsm.vllm import installation_check, trial
-from kvsm.vllm.bench import PEERS, PLAIN
+from kvsm.vllm.bench import PEERS, PLAIN, SMALL, SMALL_AND_DISK
 from kvsm.vllm.installation_check import SHORT_START, missing_names
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
 from kvsm.vllm.trial import OFFLOADS
@@ -99,6 +99,18 @@ def test_bench_measures_kvsm_and_its_peers() -> None:
         assert one["other_answers"] == 0
         assert 0 < times["connector_seconds"] < times["step_seconds"] < one["seconds"]
         assert 0 < times["connector_cpu_seconds"] < times["step_cpu_seconds"] < times["process_cpu_seconds"]
+
+
+def test_bench_measures_a_disk_tier(tmp_path: Path) -> None:
+    """A host pool that is too small finds more with a disk below it, and the answers are the same."""
+    arguments = ("--requests", "40", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
+    disk = ("--disk", str(tmp_path), "--rounds", "1", "--json")
+    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, *disk))
+    cached = {one["name"]: one["rounds"][0]["cached_tokens"] for one in found["contestants"]}
+    assert [*cached] == [PLAIN, SMALL, SMALL_AND_DISK, "KvsmConnector"]
+    assert cached[SMALL] < cached[SMALL_AND_DISK] <= cached["KvsmConnector"]
+    assert [one["rounds"][0]["other_answers"] for one in found["contestants"]] == [0] * 4
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_example_loads_what_it_stored(tmp_path: Path) -> None:

@@ -1,0 +1,164 @@
+"""How long an engine takes to begin with a disk tier that is full: the scan of its slots, and the core above.
+
+The file is made with all slots sealed. Then a new process begins as an engine does: it opens the file, reads
+all headers, decides which slots count, and rebuilds the core of the disk, with its log. It is ready when the
+tier says that it has a key. Direct I/O is used, so nothing comes from the page cache.
+
+    python benchmarks/disk_restart.py --directory /var/tmp --output benchmarks/results/disk_restart.md
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing, contextmanager
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import click
+from page import markdown_table, publish
+
+from kvsm.disk import (
+    DiskEra,
+    DiskGeometry,
+    OpenEra,
+    SlotFile,
+    SlotGeneration,
+    TierDirectory,
+    decide,
+    era_at_start,
+    scan,
+    take,
+)
+from kvsm.disk.formats import HeaderState, SlotHeader
+from kvsm.events import OffloadConfig
+from kvsm.identity import PoolIdentity
+from kvsm.offloader import Offloader
+from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
+
+IDENTITY = PoolIdentity.of({"benchmark": "disk restart"})
+WEIGHTS = "v1"
+HOST_BLOCKS = 100_000
+BLOCKS_OF_A_STORE = 64
+SYNCED_SLOTS = 50_000
+
+Spans = dict[str, tuple[float, float]]
+"""What a process did -> seconds of the clock, and of the processor."""
+
+
+def key_of(slot: int) -> bytes:
+    """As long as vLLM's: a hash, and the group."""
+    return blake2b(b"%d" % slot, digest_size=32).digest() + bytes(4)
+
+
+def make(place: TierDirectory, geometry: DiskGeometry) -> None:
+    """Seal all slots, with zeros as their payloads."""
+    with closing(SlotFile(place.slots(0), geometry, IDENTITY)) as file:
+        DiskEra(WEIGHTS).write(place.era)
+        descriptor = os.open(file.path, os.O_WRONLY)
+        for slot in range(geometry.num_slots):
+            generation = SlotGeneration(file.life, 1 + slot // BLOCKS_OF_A_STORE)
+            header = SlotHeader(
+                HeaderState.SEALED,
+                file.file_id,
+                file.digest,
+                slot,
+                generation,
+                geometry.payload_bytes,
+                0,
+                key_of(slot),
+            )
+            whole = header.encode().ljust(geometry.slot_bytes, b"\0")
+            os.pwrite(descriptor, whole, geometry.offset(slot))
+            if slot % SYNCED_SLOTS == SYNCED_SLOTS - 1 or slot == geometry.num_slots - 1:
+                os.fsync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, float]:
+    """Begin as an engine does. Returns what took how long, and the most memory of this process (bytes)."""
+    spans: Spans = {}
+
+    @contextmanager
+    def span(name: str) -> Iterator[None]:
+        clock, processor = time.perf_counter(), time.process_time()
+        yield
+        spans[name] = time.perf_counter() - clock, time.process_time() - processor
+
+    host = Offloader(host_config(OffloadConfig(host_blocks=HOST_BLOCKS, device_blocks=1024)))
+    with span("ready"):
+        with span("open the file"):
+            place = TierDirectory(directory, "engine")
+            file = SlotFile(place.slots(0), geometry, IDENTITY)
+            if not file.direct:
+                raise click.ClickException(f"{directory}: no direct I/O here")
+        with span("read the headers"):
+            scanned = scan(file)
+        with span("decide which slots count"):
+            found = decide([scanned], era_at_start(place.era, WEIGHTS, file.life).after)
+            take(file, found)
+        with span("rebuild the core"):
+            disk = Offloader.open(
+                disk_config(host.config, geometry.num_slots), directory / f"log-{life}", weights=WEIGHTS
+            )
+            kept = adopt_found(disk, found)
+            era = OpenEra(place.era, WEIGHTS, found.life)
+            tier = DiskTier(host, disk, lambda weights: era.begin(weights, disk.ledger.seq))
+        if kept != geometry.num_slots or not tier.has(key_of(kept - 1)):
+            raise click.ClickException(f"{kept:,} of {geometry.num_slots:,} slots came back")
+    disk.close()
+    file.close()
+    return spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[str]]:
+    make(TierDirectory(directory, "engine"), geometry)
+    lives = []
+    for life in range(rounds):
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            lives.append(process.submit(begin, directory, geometry, life).result())
+    rows = []
+    for name in sorted(lives[0][0], key=lambda one: one == "ready"):
+        clocks, processors = zip(*(spans[name] for spans, _ in lives))
+        told = f"**{name}**" if name == "ready" else name
+        size = f"{geometry.slot_bytes >> 10} KiB"
+        between = f"{min(clocks):.1f} .. {max(clocks):.1f}"
+        rows.append([size, told, f"{median(clocks):.1f}", between, f"{median(processors):.1f}"])
+    rows[-1].append(f"{median(memory for _, memory in lives) / 1e9:.2f}")
+    return rows
+
+
+@click.command(help=__doc__)
+@click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
+@click.option("--slots", default=1_000_000, show_default=True)
+@click.option("--slot-kib", default=(8, 20), multiple=True, show_default=True, help="Bytes of a slot.")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
+def main(directory: str, slots: int, slot_kib: tuple[int, ...], rounds: int, output: Path | None) -> None:
+    rows = []
+    for kib in slot_kib:
+        with TemporaryDirectory(prefix="kvsm-restart-", dir=directory) as made:
+            rows += rows_of(Path(made), DiskGeometry((kib << 10) - 4096, slots), rounds)
+    columns = ["slot", "", "s", "least .. most", "CPU s", "most memory, GB"]
+    note = (
+        f"{slots:,} sealed slots of one rank, direct I/O; {rounds} processes one after the other, medians. A "
+        "slot is its header and its payload. Slots up to 16 KiB are read whole, and of larger ones only the "
+        "header"
+    )
+    publish("How long an engine takes to begin with a full disk tier", note, _table(columns, rows), output)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    width = len(columns)
+    return markdown_table(columns, [[*row, *[""] * (width - len(row))] for row in rows])
+
+
+if __name__ == "__main__":
+    main()

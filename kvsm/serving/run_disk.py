@@ -1,0 +1,252 @@
+"""The disk tier of a run: a file of slots for each rank, the disk's core with its log, and the copies.
+
+All ranks are in this process. So recovery reads their files one after the other, and needs no messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from kvsm.copy_engines import FailingCopyEngine
+from kvsm.disk import (
+    DiskCopyEngine,
+    DiskGeometry,
+    FlushPolicy,
+    OpenEra,
+    SlotFile,
+    TierDirectory,
+    era_at_start,
+    recover,
+)
+from kvsm.errors import ConfigError
+from kvsm.events import Direction
+from kvsm.identity import PoolIdentity
+from kvsm.invariants import Violation, check_rest
+from kvsm.metrics import Metrics
+from kvsm.offloader import LogFlush, Offloader
+from kvsm.plan import TransferJob, TransferPlan
+from kvsm.properties import Property
+from kvsm.replay import Verification
+from kvsm.serving.copy_totals import CopyTotals, copy_totals
+from kvsm.serving.in_flight import Latency, TransfersInFlight
+from kvsm.serving.ranks import Rank
+from kvsm.snapshot import digest
+from kvsm.tiers import DiskTier, adopt_found, disagreements
+from kvsm.worker import Worker
+
+if TYPE_CHECKING:
+    from kvsm.serving.run_options import RunOptions
+
+WEIGHTS = ""
+"""The version of the weights: the bytes of a block follow from its key, in each run."""
+
+CHECK_STEPS = 256
+"""From one comparison of the two ledgers to the next."""
+
+DISK_LATENCY = {Direction.LOAD: Latency(2, 16), Direction.STORE: Latency(4, 16)}
+"""A disk moves a quarter of what the copies of the host move in a step."""
+
+
+class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the disk tier of a run came to. Its blocks are slots of the host pool.
+
+    directory: where the files of slots are.
+    slots: how many blocks the disk has room for.
+    slot_bytes: what a block takes in the file of one rank, header and padding included (bytes).
+    blocks_found: blocks that earlier runs have stored, and that could be served at the start.
+    why_cold: why the files of all ranks had nothing, a line each; empty if they were taken as they are.
+    blocks_loaded: hits: blocks that came from the disk because the host did not have them any more.
+    blocks_stored: blocks that are on the disk of every rank since this run.
+    blocks_not_stored: blocks whose copy to the disk failed, found no room, or was overtaken.
+    blocks_evicted: blocks that made room for others.
+    blocks: on the disk at the end.
+    stores, loads: copies to and from the disk.
+    log: directory of the log of the disk's core; None: it is not kept.
+    log_entries: slots named in events.
+    digest, replayed_digest: of the state at the end, live and rebuilt from the log.
+    """
+
+    directory: str
+    slots: int
+    slot_bytes: int
+    blocks_found: int
+    why_cold: tuple[str, ...]
+    blocks_loaded: int
+    blocks_stored: int
+    blocks_not_stored: int
+    blocks_evicted: int
+    blocks: int
+    stores: CopyTotals
+    loads: CopyTotals
+    log: str | None
+    log_events: int
+    log_entries: int
+    digest: str
+    replayed_digest: str
+    damage: str | None
+
+
+class RunFiles:
+    """The files of slots of all ranks, open, and what earlier runs have left in them.
+
+    found: which slots serve which keys.
+
+    Raises `ConfigError`, and leaves no file open then.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        assert options.disk_dir is not None
+        self.place = TierDirectory(Path(options.disk_dir), "run")
+        with ExitStack() as opened:
+            self.files = [
+                opened.enter_context(closing(_slot_file(self.place, options, rank)))
+                for rank in range(options.workers)
+            ]
+            self.why_cold = tuple(dict.fromkeys(why for one in self.files for why in one.cold_reason))
+            try:
+                life = max(one.life for one in self.files)
+                self.found = recover(self.files, era_at_start(self.place.era, WEIGHTS, life).after)
+            except OSError as error:
+                raise ConfigError(
+                    f"{self.place.name}: cannot be written: {error}; give another disk_dir"
+                ) from error
+            self.close = opened.pop_all().close
+
+
+def _slot_file(place: TierDirectory, options: RunOptions, rank: int) -> SlotFile:
+    geometry = DiskGeometry(
+        options.block_bytes * options.blocks_per_chunk, options.disk_blocks, rank, options.workers
+    )
+    facts = {
+        "engine": "kvsm run",
+        "groups": options.groups,
+        "tokens of a block": options.block_tokens,
+        "bytes of a block": options.block_bytes,
+        "blocks of a slot": options.blocks_per_chunk,
+    }
+    return SlotFile(place.slots(rank), geometry, PoolIdentity.of(facts))
+
+
+class RunDisk:
+    """Drives the disk tier of a run.
+
+    options: of the run.
+    files: open. `close` closes them.
+    ranks: whose host pools are stored.
+    host: the core of the host.
+    core: that of the disk.
+    clock: seconds, by which a disk that fails is left alone for a while.
+
+    Attributes: `tier`; `violations`, what was found so far.
+    """
+
+    def __init__(
+        self,
+        options: RunOptions,
+        files: RunFiles,
+        ranks: Sequence[Rank],
+        host: Offloader,
+        core: Offloader,
+        clock: Callable[[], float],
+    ) -> None:
+        self._files, self._core = files, core
+        self._metrics = Metrics.attached_to(core)
+        self._era = OpenEra(files.place.era, WEIGHTS, files.found.life)
+        self._found = adopt_found(core, files.found)
+        self.tier = DiskTier(host, core, self._begin_era, name=files.place.name, clock=clock)
+        self._workers = [
+            Worker(number, _disk_engine(options, number, rank, file))
+            for number, (rank, file) in enumerate(zip(ranks, files.files))
+        ]
+        self._in_flight = TransfersInFlight(self._workers, DISK_LATENCY)
+        self.violations: list[Violation] = []
+
+    def has_work(self) -> bool:
+        """Whether a copy is in flight, or one may begin."""
+        return self.tier.has_work()
+
+    def take(self, step: int) -> None:
+        """Take the reports that are due in this step."""
+        reports = self._in_flight.collect(step)
+        for report in reports:
+            self.tier.report(report)
+        if reports:
+            self._core.flush_log(LogFlush.REPORTS_TAKEN)
+        if step % CHECK_STEPS == 0:
+            self._compare()
+
+    def start(self, step: int) -> None:
+        """Start the copies that leave in this step."""
+        if not self.tier.has_work():
+            return
+        loads: list[TransferJob] = []
+        stores: list[TransferJob] = []
+        for job in self.tier.plan():
+            (stores if job.direction is Direction.STORE else loads).append(job)
+        self._in_flight.start(TransferPlan(tuple(loads), tuple(stores)), step)
+        self._core.end_step()
+
+    def check_rest(self) -> list[Violation]:
+        """After the last step: all violations, with what is left although progress (S9) says that it must be
+        gone."""
+        self._compare()
+        return [*self.violations, *check_rest(self._core.ledger)]
+
+    def _compare(self) -> None:
+        """Conservation (S1): both ledgers have each copy between the tiers."""
+        self.violations += [Violation(Property.CONSERVATION, line) for line in disagreements(self.tier)]
+
+    def close(self) -> None:
+        """Wait for all copies, and close the files. What was stored is flushed, unless nothing ever is."""
+        for worker in self._workers:
+            worker.close()
+
+    def result(self, log: str | None, verification: Verification) -> DiskResult:
+        """What it came to. verification: of its log."""
+        counts = self.tier.counts
+        return DiskResult(
+            directory=str(self._files.files[0].path.parent),
+            slots=self._core.config.host_blocks,
+            slot_bytes=self._files.files[0].geometry.slot_bytes,
+            blocks_found=self._found,
+            why_cold=self._files.why_cold,
+            blocks_loaded=counts.from_disk,
+            blocks_stored=counts.to_disk,
+            blocks_not_stored=counts.not_stored,
+            blocks_evicted=self._metrics.values()["blocks_evicted"],
+            blocks=len(self._core.ledger.index),
+            stores=copy_totals(self._workers, Direction.STORE),
+            loads=copy_totals(self._workers, Direction.LOAD),
+            log=log,
+            log_events=verification.events,
+            log_entries=verification.entries,
+            digest=digest(self._core.ledger),
+            replayed_digest=verification.digest,
+            damage=verification.damage,
+        )
+
+    def _begin_era(self, weights: str | None) -> None:
+        try:
+            self._era.begin(weights, self._core.ledger.seq)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._files.place.name}: a reset cannot be written: {error}; give another disk_dir"
+            ) from error
+
+
+def _disk_engine(options: RunOptions, number: int, rank: Rank, file: SlotFile) -> FailingCopyEngine:
+    blocks = np.asarray(rank.host.blocks)
+    engine = DiskCopyEngine(
+        blocks.reshape(options.host_blocks, -1),
+        file,
+        FlushPolicy(options.disk_flush),
+        checksums=rank.checksums,
+    )
+    # A rank's own copies fail by other draws.
+    return FailingCopyEngine(engine, options.seed + options.workers + number, options.failure_rate)

@@ -1,0 +1,16 @@
+"""How the core of a disk begins: with what recovery has found in its slots."""
+
+from __future__ import annotations
+
+from kvsm.disk.recovery import Recovered
+from kvsm.offloader import Offloader
+
+
+def adopt_found(disk: Offloader, found: Recovered) -> int:
+    """Let a new core of a disk serve what earlier processes have stored. Returns how many blocks.
+
+    disk: made with `disk_config`, and without any event yet.
+    """
+    keys = list(found.slots)
+    disk.adopt_blocks(keys, [found.slots[key].slot for key in keys], "an earlier process")
+    return len(keys)
