@@ -195,7 +195,7 @@ def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], ac
 
 @pytest.mark.slow
 @given(st.sampled_from(["legacy", "described", "described", "offloading"]), LIVES, ACTS)
-@settings(max_examples=3_000)
+@settings(max_examples=1_200)
 def test_folding_gives_the_matchable_keys_long(form: str, options: dict[str, Any], acts: list[int]) -> None:
     life(form, options, acts)
 

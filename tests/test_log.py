@@ -130,7 +130,7 @@ def test_what_is_written_is_read(frames: list[list[Any]], segment_bytes: int, co
 
 
 @pytest.mark.slow
-@settings(max_examples=5_000, deadline=None)
+@settings(max_examples=2_000, deadline=None)
 @given(FRAMES, st.sampled_from([1, 200, 1 << 20]), st.booleans())
 def test_what_is_written_is_read_at_length(
     frames: list[list[Any]], segment_bytes: int, compress: bool

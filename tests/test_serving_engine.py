@@ -393,7 +393,7 @@ def test_any_run_is_good(
 
 
 @pytest.mark.slow
-@settings(max_examples=3_000)
+@settings(max_examples=1_200)
 @given(runs())
 def test_any_run_is_good_slow(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]
