@@ -18,8 +18,13 @@ from kvsm.worlds.world import Finding, finding_of
 REFUSED = Property.LEGAL_CALLS
 """What a refusal is reported as: a legal call that failed."""
 
-SEEN_AS = {"B27": Property.CORRECT_BYTES, "B28": Property.CORRECT_BYTES}
-"""A failure that is taken for a success is seen by what is read then."""
+SEEN_AS = {
+    "B27": Property.CORRECT_BYTES,
+    "B28": Property.CORRECT_BYTES,
+    "B57": Property.CONSERVATION,
+}
+"""A failure that is taken for a success is seen by what is read then (B27, B28), and a copy into other slots
+by the ledgers of the two tiers, before it is made (B57)."""
 
 SEEN_WITHOUT_STOP = {
     "B01": Property.STORED_ONCE,

@@ -122,7 +122,8 @@ def writes_to_a_ledger(node: ast.AST) -> bool:
         written = ast.unparse(target)
         if ".ledger." in written or (written.startswith("ledger.") and written != "ledger.listener"):
             return True
-    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".blocks.commit", ".leases.commit"))
+    commits = (".blocks.commit", ".leases.commit")
+    return isinstance(node, ast.Call) and ast.unparse(node.func).endswith(commits)
 
 
 def test_only_the_fold_writes_to_a_ledger() -> None:

@@ -1,4 +1,4 @@
-"""A museum of real bugs: each of fifty-five bugs of public KV offload systems, put back into kvsm."""
+"""A museum of real bugs: each of sixty-two bugs of public KV offload systems, put back into kvsm."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from museum.persisting import PERSISTING
 from museum.resetting import RESETTING
 from museum.restarting import RESTARTING
 from museum.storing import STORING
+from museum.tiering import TIERING
 
 EXHIBITS: dict[str, Exhibit] = {
     one.id: one
     for one in sorted(
-        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING, *PERSISTING),
+        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING, *PERSISTING, *TIERING),
         key=lambda exhibit: exhibit.id,
     )
 }

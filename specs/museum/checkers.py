@@ -13,6 +13,9 @@ walk: core            random calls on the core alone, reduced           any answ
 walk: disk            random actions on the files, copies and          stale, torn and lost blocks of
                       recovery of a disk tier, with kills, power        earlier processes
                       losses and starts of another meaning
+walk: tiers           random actions on a host pool with a disk     wrong, stale or lost blocks on
+                      below it, with resets, kills and power        either tier, copies that the ledgers
+                      losses                                        tell differently
 walk: serving         random actions on the scheduler and the core,     faults that take a long time to show
                       with dozens of requests
 machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
@@ -221,6 +224,7 @@ CHECKERS = (
         budgets=Budgets(resets=1, crashes=1),
     ),
     seeded_walk("disk", drawn, runs=3),
+    seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=32),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
     machine("scheduler", OffloadMachine, examples=300),
 )

@@ -17,6 +17,7 @@ EVENTS = "exploration: serving, with a router"
 COPIES = "exploration: copies"
 CORE = "walk: core"
 DISK = "walk: disk"
+TIERS = "walk: tiers"
 KILLED = "exploration: serving, killed"
 
 
@@ -87,4 +88,11 @@ FOUND = {
     "B53": FoundBy(DISK, Property.FAILURE_IS_NOT_SUCCESS, 1),
     "B54": FoundBy(DISK, Property.PUBLISH_AFTER_COMMIT, 3),
     "B55": FoundBy(DISK, Property.PROGRESS, 2),
+    "B56": FoundBy(TIERS, Property.CONSERVATION, 6),
+    "B57": FoundBy(TIERS, Property.CONSERVATION, 10),
+    "B58": FoundBy(TIERS, Property.NO_STALE_DATA, 6),
+    "B59": FoundBy(TIERS, Property.FAILURE_IS_NOT_SUCCESS, 12),
+    "B60": FoundBy(TIERS, Property.PROGRESS, 17),
+    "B61": FoundBy(TIERS, Property.LEGAL_CALLS, 4),
+    "B62": FoundBy(TIERS, Property.NO_STALE_DATA, 5),
 }

@@ -28,9 +28,16 @@ from museum.copy_scenarios import COPY_SCENARIOS
 from museum.disk_scenarios import DISK_SCENARIOS
 from museum.restart_scenarios import RESTART_SCENARIOS
 from museum.scenarios import SCENARIOS
+from museum.tier_scenarios import TIER_SCENARIOS
 
 SCENARIO = "scenario"
-_ALL_SCENARIOS = {**SCENARIOS, **COPY_SCENARIOS, **RESTART_SCENARIOS, **DISK_SCENARIOS}
+_ALL_SCENARIOS = {
+    **SCENARIOS,
+    **COPY_SCENARIOS,
+    **RESTART_SCENARIOS,
+    **DISK_SCENARIOS,
+    **TIER_SCENARIOS,
+}
 CLEAN = "none"
 """The unchanged code, in place of the id of an exhibit."""
 

@@ -1,0 +1,39 @@
+"""Directed scenarios of the disk below the host: a few actions of the world of two tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvsm.checker.walk import rest
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.worlds.world import Action
+
+
+def acted(*actions: Action, **options: int) -> Callable[[], None]:
+    """A scenario of these actions, which then comes to rest. The host has room for one prompt."""
+    made = TwoTierOptions(host_slots=2, **options)
+
+    def scenario() -> None:
+        world = TwoTierWorld(made)
+        for action in actions:
+            assert world.do(action), action
+        world.check()
+        rest(world, [])
+
+    return scenario
+
+
+_STORE: tuple[Action, ...] = (("store", 0), ("host", 0, 0, 1), ("plan",))
+_ON_DISK: tuple[Action, ...] = (*_STORE, ("disk", 0, 0, 1))
+_RETURNS: tuple[Action, ...] = (*_ON_DISK, ("store", 1), ("host", 0, 0, 1), ("ask", 0))
+"""A prompt is on the disk, another one takes its slots on the host, and the first one comes again."""
+
+TIER_SCENARIOS: dict[str, Callable[[], None]] = {
+    "B56": acted(*_ON_DISK),
+    "B57": acted(*_RETURNS),
+    "B58": acted(*_ON_DISK, ("reset", 1), ("crash", 0, 0)),
+    "B59": acted(*_RETURNS, ("plan",), ("disk", 0, 0, 0)),
+    "B60": acted(*_RETURNS),
+    "B61": acted(*_STORE),
+    "B62": acted(*_ON_DISK, ("crash", 2, 0)),
+}
