@@ -76,7 +76,7 @@ def ways_from_disk(log: str, result: RunResult) -> tuple[int, int, int]:
                 if event.source:
                     fetched[slot] = False
                     blocks += 1
-        elif isinstance(event, LoadPlanned) and not event.request.startswith("disk-store-"):
+        elif isinstance(event, LoadPlanned) and not event.target:
             for slot in to_list(event.slots):
                 if slot in fetched:
                     used += not fetched[slot]

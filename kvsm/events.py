@@ -281,6 +281,8 @@ class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=1
         that its load failed.
     parts: which device blocks of the chunks are loaded; empty if all are. Part p is place
         p % blocks_per_chunk of slots[p // blocks_per_chunk], and goes to the device block at its index.
+    target: where the bytes go if not to the device, for people: "disk", the tier below. Then `device_blocks`
+        only stand for it. Empty: they go to `device_blocks`.
     """
 
     request: str
@@ -288,6 +290,7 @@ class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=1
     device_blocks: Ids
     voided: bool = False
     parts: Ids = ()
+    target: str = ""
 
 
 class TransfersSubmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=13):

@@ -78,9 +78,15 @@ METRICS = (
     Metric(
         "blocks_imported",
         "counter",
-        "Blocks that came from another engine. They are among the stored ones.",
+        "Blocks that came from elsewhere than the device: another engine, or the disk. They are among the "
+        "stored ones.",
     ),
     Metric("blocks_loaded", "counter", "Blocks whose load completed on every worker."),
+    Metric(
+        "blocks_copied_out",
+        "counter",
+        "Blocks that were copied elsewhere than to the device: to the disk. They are among the loaded ones.",
+    ),
     Metric("blocks_matched", "counter", "Blocks that matches found and pinned."),
     Metric(
         "blocks_asked",
@@ -124,7 +130,8 @@ METRICS = (
     Metric(
         "imports_ended",
         "counter",
-        "Stores whose bytes came from another engine, and that are over. They are among the transfers.",
+        "Stores whose bytes came from elsewhere than the device, and that are over. They are among the "
+        "transfers.",
         {"outcome": _ENDS},
     ),
     Metric(
@@ -265,8 +272,8 @@ class _Flight(msgspec.Struct, gc=False):
     record: TransferRecord
     device_blocks: int
     """How many it copies to or from, at the device or elsewhere."""
-    imported: bool = False
-    """Whether its bytes come from another engine."""
+    elsewhere: bool = False
+    """Whether its other end is not the device: a store from another engine, a load to the disk."""
     step: int = 0
     wall_ns: int = 0
 
@@ -292,7 +299,7 @@ class Metrics:
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
-        self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
+        self._loads_voided = self._transfers_flushed = self._blocks_imported = self._blocks_copied_out = 0
         self._imports_ended = dict.fromkeys(_ENDS, 0)
         self._hand_overs: set[str] = set()
         """Requests that hold blocks for another engine."""
@@ -366,6 +373,7 @@ class Metrics:
             "blocks_stored": of_stores["transfer_blocks"].sum,
             "blocks_imported": self._blocks_imported,
             "blocks_loaded": of_loads["transfer_blocks"].sum,
+            "blocks_copied_out": self._blocks_copied_out,
             "blocks_matched": self._blocks_matched,
             "blocks_asked": {
                 _ON_DEVICE: self._on_device,
@@ -489,7 +497,8 @@ class Metrics:
         else:
             self._loads.planned += 1
             record = self.ledger.transfers[event.seq]
-            self._flights[event.seq] = _Flight(self._loads, record, len(record.device_blocks))
+            blocks = len(record.device_blocks)
+            self._flights[event.seq] = _Flight(self._loads, record, blocks, bool(event.target))
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -532,10 +541,14 @@ class Metrics:
 
     def _count_end(self, flight: _Flight, outcome: str) -> None:
         flight.tally.ended[outcome] += 1
-        if flight.imported:
+        if not flight.elsewhere:
+            return
+        blocks = len(flight.record.slots) if outcome == _OUTCOMES[COMPLETED] else 0
+        if flight.tally is self._stores:
             self._imports_ended[outcome] += 1
-            if outcome == _OUTCOMES[COMPLETED]:
-                self._blocks_imported += len(flight.record.slots)
+            self._blocks_imported += blocks
+        else:
+            self._blocks_copied_out += blocks
 
     def _flushed(self, event: ev.FlushRequested) -> None:
         self._transfers_flushed += len(event.transfers)

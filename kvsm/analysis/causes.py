@@ -143,7 +143,7 @@ class Inquiry:
         row = self.transfer(id)
         if row is None:
             return f"transfer {id}"
-        source = f" (from {row.source})" if row.source else ""
+        source = f" (from {row.source})" if row.source else f" (to {row.target})" if row.target else ""
         if own is not None and names_in(row.requests) == [own]:
             return f"its {row.direction} {id}{source}"
         return f"{row.direction} {id} of {requests_of(row.requests)}{source}"

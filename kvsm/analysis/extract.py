@@ -184,7 +184,7 @@ class Extractor:
         flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
         flight.sent = record.state is not TransferState.PLANNED
         flight.reported = record.reported
-        flight.source = "elsewhere" if store and not len(record.device_blocks) else None
+        flight.elsewhere = "elsewhere" if store and not len(record.device_blocks) else None
         return flight
 
     # Requests.
@@ -299,7 +299,7 @@ class Extractor:
 
     def _store_planned(self, event: ev.StorePlanned, _ended: TransferRecord | None) -> None:
         flight = self._flight(_at(event), True, event.owners, count(event.slots))
-        flight.source = event.source or None
+        flight.elsewhere = event.source or None
         self._flights[event.seq] = flight
         self._lives.planned(event, flight.requests)
 
@@ -310,7 +310,9 @@ class Extractor:
             request.failed_loads += 1
         else:
             slots = count(event.slots)
-            self._flights[event.seq] = self._flight(_at(event), False, ((event.request, slots),), slots)
+            flight = self._flight(_at(event), False, ((event.request, slots),), slots)
+            flight.elsewhere = event.target or None
+            self._flights[event.seq] = flight
         self._settle(event.request, event)
 
     def _submitted(self, event: ev.TransfersSubmitted, _ended: TransferRecord | None) -> None:

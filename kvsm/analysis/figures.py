@@ -277,22 +277,29 @@ class SkipFigures(msgspec.Struct, frozen=True):
 
 
 class HandOverFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks that went to other engines, and blocks that came from them.
+    """Hand-overs to other engines.
 
-    taken, given_up, held: hand-overs to other engines: taken by one; given up, because nobody came in time or
-        the blocks were needed; without an end.
-    imported: blocks that came from other engines. imports: how the copies of them ended, by outcome.
-    took: how long the completed ones took.
-    sources: the engines that they came from, the most frequent first.
+    taken: by one. given_up: nobody came in time, or the blocks were needed. held: without an end.
     """
 
     taken: int
     given_up: int
     held: int
-    imported: int
-    imports: dict[str, int]
+
+
+class ElsewhereFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies whose other end is not the device: another engine, or the disk.
+
+    place: where that is, as the log names it.
+    direction: `store`: they come from there. `load`: they go there.
+    blocks: of copies that completed. ended: how the copies ended, by outcome. took: the completed ones.
+    """
+
+    place: str
+    direction: str
+    blocks: int
+    ended: dict[str, int]
     took: Spread
-    sources: tuple[str, ...]
 
 
 class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,6 +367,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     restarts: RestartFigures
     rejected: tuple[RejectedFigures, ...]
     hand_overs: HandOverFigures
+    elsewhere: tuple[ElsewhereFigures, ...]
     end: EndFigures
     check: CheckFigures
 

@@ -390,7 +390,8 @@ def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> 
     if parts:
         parts = [part for part in parts if part < len(entry.pins) * chunk]
         blocks = blocks[: len(parts)]
-    future.planned(event.seq, core.prepare_load(event.request, blocks[: len(entry.pins) * chunk], parts))
+    blocks = blocks[: len(entry.pins) * chunk]
+    future.planned(event.seq, core.prepare_load(event.request, blocks, parts, event.target))
 
 
 def _store_planned(future: _Future, _recorded: Ledger, event: ev.StorePlanned) -> None:

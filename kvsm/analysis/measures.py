@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from kvsm.analysis.figures import (
     BurstFigures,
     CopyFigures,
+    ElsewhereFigures,
     EvictionFigures,
     GroupFigures,
     HandOverFigures,
@@ -73,13 +74,13 @@ class Tables:
         """A condition in SQL: the column `event` is in the window."""
         return "1" if self.whole else f"{event} BETWEEN {self.first} AND {self.last}"
 
-    def all(self, query: str) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
-        return self.log.sql(query).fetchall()
+    def all(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        """All rows of a query. values: for its question marks."""
+        return self.log.sql(query, values).fetchall()
 
-    def one(self, query: str) -> tuple[Any, ...]:
+    def one(self, query: str, *values: str) -> tuple[Any, ...]:
         """The only row of a query."""
-        row: tuple[Any, ...] = self.log.sql(query).fetchone()
+        row: tuple[Any, ...] = self.log.sql(query, values).fetchone()
         return row
 
     def bin_of(self, wall_ns: str) -> str:
@@ -92,12 +93,12 @@ class Tables:
         span = max(1, self.ended_ns - self.began_ns + 1)
         return int(self.began_ns + place * -(-span // BINS))
 
-    def numbers(self, columns: str, rest: str) -> NDArray[np.int64]:
+    def numbers(self, columns: str, rest: str, *values: str) -> NDArray[np.int64]:
         """All rows of a query over whole numbers, one row each: several times faster than SQL can sort them.
 
         columns: expressions in SQL that are never NULL. rest: from FROM on.
         """
-        rows = self.log.sql(f"SELECT {columns} {rest}")
+        rows = self.log.sql(f"SELECT {columns} {rest}", values)
         found = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
         return found.reshape(-1, len(rows.description))
 
@@ -502,7 +503,7 @@ def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
 
 
 def hand_over_figures(tables: Tables) -> HandOverFigures:
-    """Blocks that went to other engines, and blocks that came from them."""
+    """Blocks that went to other engines."""
     holds = "SELECT request FROM lookups WHERE asked = 0 AND hit_slots > 0"
     taken, given_up, held = tables.one(
         "SELECT coalesce(sum(finished IS NOT NULL AND NOT aborted AND NOT cut_off), 0), "
@@ -510,22 +511,37 @@ def hand_over_figures(tables: Tables) -> HandOverFigures:
         f" coalesce(sum(finished IS NULL), 0) FROM requests WHERE asked = 0 AND request IN ({holds})"
         f" AND {tables.within('arrived')}"
     )
-    imports = f"FROM transfers WHERE source IS NOT NULL AND {tables.within('transfer')}"
-    completed = f"{imports} AND outcome = 'completed'"
-    ended = tables.all(f"SELECT outcome, count(*) {imports} AND outcome IS NOT NULL GROUP BY 1 ORDER BY 1")
-    sources = tables.all(
-        f"SELECT source {imports} GROUP BY source ORDER BY count(*) DESC, source LIMIT {SHOWN}"
+    return HandOverFigures(taken=taken, given_up=given_up, held=held)
+
+
+def elsewhere_figures(tables: Tables) -> tuple[ElsewhereFigures, ...]:
+    """Copies from and to other places than the device: for each direction the most frequent ones."""
+    return tuple(
+        [
+            _elsewhere(tables, direction, column, place)
+            for direction, column in (("store", "source"), ("load", "target"))
+            for (place,) in tables.all(
+                f"SELECT {column} FROM transfers WHERE {column} IS NOT NULL AND {tables.within('transfer')}"
+                f" GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT {SHOWN}"
+            )
+        ]
     )
-    [slots] = tables.one(f"SELECT coalesce(sum(slots), 0) {completed}")
+
+
+def _elsewhere(tables: Tables, direction: str, column: str, place: str) -> ElsewhereFigures:
+    copies = f"FROM transfers WHERE {column} = ? AND {tables.within('transfer')}"
+    completed = f"{copies} AND outcome = 'completed'"
     known = f"{completed} AND ended_ns IS NOT NULL AND submitted_ns IS NOT NULL"
-    return HandOverFigures(
-        taken=taken,
-        given_up=given_up,
-        held=held,
-        imported=slots,
-        imports=dict(ended),
-        took=spread_of(tables.numbers("ended_ns - submitted_ns", known)[:, 0]),
-        sources=tuple([source for [source] in sources]),
+    [blocks] = tables.one(f"SELECT coalesce(sum(slots), 0) {completed}", place)
+    ended = tables.all(
+        f"SELECT outcome, count(*) {copies} AND outcome IS NOT NULL GROUP BY 1 ORDER BY 1", place
+    )
+    return ElsewhereFigures(
+        place=place,
+        direction=direction,
+        blocks=blocks,
+        ended=dict(ended),
+        took=spread_of(tables.numbers("ended_ns - submitted_ns", known, place)[:, 0]),
     )
 
 

@@ -121,7 +121,7 @@ class Flight(msgspec.Struct):
     sent: whether the workers have it. The log may not tell when it was submitted.
     reported: bit w is set when worker w has reported.
     waited_for: events of flushes that named it.
-    source: of a store from elsewhere than the device.
+    elsewhere: the other end of the copy, if that is not the device.
     """
 
     planned: Moved
@@ -133,7 +133,7 @@ class Flight(msgspec.Struct):
     sent: bool = False
     reported: int = 0
     waited_for: int = 0
-    source: str | None = None
+    elsewhere: str | None = None
 
     @property
     def direction(self) -> str:
@@ -153,7 +153,8 @@ class Flight(msgspec.Struct):
             *_columns(ended),
             outcome,
             self.waited_for,
-            self.source,
+            self.elsewhere if self.store else None,
+            None if self.store else self.elsewhere,
         )
 
     def copy(self, worker: int, report: Moved | None, good: bool | None, error: str | None) -> CopyRow:

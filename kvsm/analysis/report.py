@@ -117,6 +117,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         restarts=measures.restart_figures(tables),
         rejected=measures.rejected_figures(tables),
         hand_overs=measures.hand_over_figures(tables),
+        elsewhere=measures.elsewhere_figures(tables),
         end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )

@@ -145,6 +145,8 @@ class TransferRow(msgspec.Struct, frozen=True):
     waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
     source: where the bytes of a store come from, if not from the device: `engine p-1`; `elsewhere` if the log
         begins later. None: it is a load, or stores from the device.
+    target: where the bytes of a load go, if not to the device: `disk`. None: it is a store, or loads to the
+        device, or the log begins later.
     """
 
     transfer: int
@@ -164,6 +166,7 @@ class TransferRow(msgspec.Struct, frozen=True):
     outcome: str | None
     waited_for: int
     source: str | None
+    target: str | None
 
 
 class CopyRow(msgspec.Struct, frozen=True):

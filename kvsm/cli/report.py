@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from kvsm.analysis.detectors import number, percent
-from kvsm.analysis.figures import HandOverFigures, LogFigures, RankFigures, Spread
+from kvsm.analysis.figures import ElsewhereFigures, HandOverFigures, LogFigures, RankFigures, Spread
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.report import Report, left_open, make_report
 from kvsm.cli.log_answers import end_lines, leave
@@ -276,6 +276,7 @@ def _others(found: LogFigures) -> Iterator[str]:
     for one in found.rejected:
         yield f"{number(one.reports, 'report')} of rank {one.rank} rejected: {one.reason}"
     yield from _hand_overs(found.hand_overs)
+    yield from map(_elsewhere, found.elsewhere)
     if len(found.groups) > 1:
         for group in found.groups:
             yield (
@@ -288,12 +289,13 @@ def _hand_overs(found: HandOverFigures) -> Iterator[str]:
     given = ((found.taken, "taken"), (found.given_up, "given up"), (found.held, "without an end"))
     if told := [f"{count:,} {what}" for count, what in given if count]:
         yield f"hand-overs to other engines: {', '.join(told)}"
-    if found.imports or found.sources:
-        ended = ", ".join(f"{count:,} {what}" for what, count in found.imports.items()) or "none ended"
-        took = f"; {_spread(found.took)}" if found.took.count else ""
-        engines = ", ".join(found.sources)
-        yield f"copied from other engines: {number(found.imported, 'block')} from {engines}"
-        yield f"  stores from there: {ended}{took}"
+
+
+def _elsewhere(found: ElsewhereFigures) -> str:
+    way = "from" if found.direction == "store" else "to"
+    ended = ", ".join(f"{count:,} {what}" for what, count in found.ended.items()) or "none ended"
+    took = f"; {_spread(found.took)}" if found.took.count else ""
+    return f"copied {way} {found.place}: {number(found.blocks, 'block')} ({found.direction}s: {ended}{took})"
 
 
 def _properties(found: LogFigures) -> Iterator[str]:

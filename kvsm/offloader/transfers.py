@@ -66,13 +66,18 @@ _REJECTED = {reason: ReportResult(rejected=reason) for reason in RejectReason}
 
 
 def prepare_load(
-    core: EventEmitter, request: str, device_blocks: Sequence[int], parts: Sequence[int] = ()
+    core: EventEmitter,
+    request: str,
+    device_blocks: Sequence[int],
+    parts: Sequence[int] = (),
+    target: str = "",
 ) -> TransferJob | None:
     """Load the first blocks of the request's match into these device blocks. Returns the job to submit.
 
     device_blocks: a chunk for each block. The engine may accept less than was matched; the rest is released.
     parts: if only parts of the chunks are wanted, the place in the match of each device block: slot by slot,
         blocks_per_chunk places each, ascending.
+    target: for the log; see `LoadPlanned`.
 
     None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, nothing
     was accepted, or the promise was voided since, by a reset or by bytes found bad.
@@ -101,7 +106,7 @@ def prepare_load(
     if not has_room_for_transfer(core):
         raise LimitReached(f"{core.config.max_live_transfers} transfers are live (max_live_transfers)")
     slots, blocks = pack(entry.pins[:wanted]), pack(targets)
-    core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts))
+    core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts), target)
     seq = core.ledger.seq
     hosts = slots if chunk == 1 else host_blocks(core, core.ledger.transfers[seq].slots, parts)
     return TransferJob(seq, LOAD, blocks, hosts)

@@ -121,6 +121,7 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "on_device": lambda blocks: f"on device {blocks}",
     "on_host": lambda blocks: f"on host {blocks}",
     "source": lambda source: f"from {source}" if source else "",
+    "target": lambda target: f"to {target}" if target else "",
     "error": lambda text: f"({text})" if text else "",
     "worker": lambda worker: f"worker {worker}",
     "good": lambda good: "good" if good else "failed",

@@ -358,7 +358,7 @@ def _load_planned(telling: _Telling, event: ev.LoadPlanned) -> str:
     if not telling.slots:
         what = f"{render_ids('part', parts)} of " if parts else ""
         what += render_ids("slot", loaded)
-        blocks_told = render_ids("device block", blocks)
+        blocks_told = event.target or render_ids("device block", blocks)
         return f"load {event.seq} of request {event.request} is planned: {what} to {blocks_told}"
     if telling.slots[0] not in loaded:
         return f"request {event.request} loads less than it matched, and gives this block back"
@@ -367,8 +367,8 @@ def _load_planned(telling: _Telling, event: ev.LoadPlanned) -> str:
     if parts:
         own = [(part % chunk, block) for part, block in zip(parts, blocks) if part // chunk == place]
         what, targets = f"{render_ids('part', [part for part, _ in own])} of it", [block for _, block in own]
-    blocks_told = render_ids("device block", targets)
-    return f"load {event.seq} of request {event.request} will read {what} into {blocks_told}"
+    where = f"for {event.target}" if event.target else f"into {render_ids('device block', targets)}"
+    return f"load {event.seq} of request {event.request} will read {what} {where}"
 
 
 def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:

@@ -48,6 +48,9 @@ from kvsm.ids import listed
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob, WorkerReport
 
+DISK = "disk"
+"""How the host's log names the other end of these copies: `StorePlanned.source`, `LoadPlanned.target`."""
+
 PLACES = 256
 """How many blocks may be on their way to the disk at once."""
 
@@ -172,14 +175,14 @@ class DiskTier:
         host, disk = self.host, self.disk
         if host.ledger.draining() or disk.ledger.draining() or not _has_room(disk):
             return None
-        prepared = host.import_blocks(((request, len(keys)),), keys, "disk")
+        prepared = host.import_blocks(((request, len(keys)),), keys, DISK)
         job = prepared.job
         if job is None:
             return None
         record = host.ledger.transfers[job.transfer]
         asker = f"fetch-{next(self._names)}-for-{request}"
         found = [disk.ledger.index[key] for key in record.keys]
-        below = self._load(disk, asker, found, listed(record.slots), len(found))
+        below = self._load(disk, asker, found, listed(record.slots))
         if below is None:
             host.cancel(job.transfer)
             return None
@@ -237,7 +240,7 @@ class DiskTier:
         slots = list(listed(record.device_blocks))
         asker = f"disk-store-{next(self._names)}"
         places = tuple(self._places[: len(slots)])
-        above = self._load(host, asker, slots, [block for place in places for block in place], 0)
+        above = self._load(host, asker, slots, [block for place in places for block in place], DISK)
         if above is None:
             disk.cancel(job.transfer)
             self.counts.not_stored += len(slots)
@@ -263,16 +266,18 @@ class DiskTier:
         return keys
 
     def _load(
-        self, core: Offloader, name: str, slots: Sequence[int], targets: Sequence[int], asked: int
+        self, core: Offloader, name: str, slots: Sequence[int], targets: Sequence[int], target: str = ""
     ) -> TransferJob | None:
         """Plan a load of these slots for a request of its own, which is over with it. None if it cannot be.
 
-        asked: how many blocks it asks for, for the log; 0 for copies that serve no request.
+        targets: device blocks. target: what they stand for, if not for memory (`LoadPlanned`).
         """
+        # A copy to another tier asks for nothing: how much was asked is told of the other one only.
+        asked = None if target else len(slots)
         core.arrive(name)
         try:
-            core.pin(name, slots, None, asked, 0, asked)
-            return core.prepare_load(name, targets)
+            core.pin(name, slots, None, asked, None if target else 0, asked)
+            return core.prepare_load(name, targets, (), target)
         except LimitReached:
             return None
         finally:

@@ -425,6 +425,8 @@ def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanne
 
 
 def _planned_load(reader: _DemandReader, _ledger: Ledger, event: ev.LoadPlanned, _following: Any) -> None:
+    if event.target:
+        reader.refuse(f"it copies blocks to {event.target}; whatif is not validated for several tiers")
     if not event.voided:
         reader.planned_in[event.seq] = event.step
 

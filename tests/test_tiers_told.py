@@ -1,0 +1,101 @@
+"""What the host's log tells of copies to the disk and back: to the metrics, `report`, `show`, `why`, whatif."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvsm.cli import main
+from kvsm.events import OffloadConfig
+from kvsm.log import LogReader
+from kvsm.metrics import Metrics
+from kvsm.offloader import Offloader
+from kvsm.plan import WorkerReport
+from kvsm.tiers import DiskTier, disk_config, host_config
+
+KEYS = [f"key {n}".encode() for n in range(6)]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Four blocks go to the disk. The host loses two of them, and they come back."""
+    directory = tmp_path_factory.mktemp("tiers") / "log"
+    config = host_config(OffloadConfig(host_blocks=4, device_blocks=8), places=4)
+    with Offloader.open(config, directory) as host:
+        tier = DiskTier(host, Offloader(disk_config(config, 8)), lambda _: None, places=4)
+
+        def store(keys: list[bytes]) -> None:
+            job = host.store((), keys, range(len(keys))).job
+            assert job is not None
+            host.submit([job.transfer])
+            host.report(job.transfer, 0, True)
+            host.rewrite(range(8))
+
+        def copy() -> None:
+            for job in tier.plan():
+                tier.report(WorkerReport(job.transfer, 0, True))
+
+        store(KEYS[:4])
+        tier.stored(KEYS[:4])
+        copy()
+        store(KEYS[4:])
+        assert tier.fetch("asker", KEYS[:2]) is not None
+        copy()
+    yield directory
+
+
+def told(*command: str) -> str:
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+def test_metrics_count_blocks_of_the_disk_apart(log: Path) -> None:
+    values = Metrics.of(LogReader(log)).values()
+    assert values["blocks_copied_out"] == values["blocks_loaded"] == 4
+    assert values["blocks_imported"] == 2
+    assert values["blocks_stored"] == 4 + 2 + 2
+
+
+def test_a_copy_to_the_disk_is_no_hand_over_and_no_part_of_a_prompt(log: Path) -> None:
+    """A request that asks for nothing and holds blocks is one that another engine takes over."""
+    values = Metrics.of(LogReader(log)).values()
+    assert values["hand_overs"] == {"taken": 0, "given up": 0}
+    assert sum(values["blocks_asked"].values()) == 0
+    figures = json.loads(CliRunner().invoke(main, ["report", str(log), "--json"]).stdout)
+    assert figures["hand_overs"] == {"taken": 0, "given_up": 0, "held": 0}
+
+
+def test_a_report_tells_what_went_to_the_disk_and_what_came_back(log: Path) -> None:
+    report = told("report", str(log))
+    assert "copied from disk: 2 blocks (stores: 1 completed" in report
+    assert "copied to disk: 4 blocks (loads: 1 completed" in report
+    assert "other engines" not in report
+
+
+def test_a_story_names_the_disk(log: Path) -> None:
+    story = told("show", str(log), "--request", "disk-store-1")
+    assert "is planned: slots 0-3 to disk" in story
+    assert "another engine" not in story
+    assert "for disk" in told("show", str(log), "--slot", "0")
+
+
+def test_why_names_the_disk(log: Path) -> None:
+    transfer = CliRunner().invoke(
+        main, ["query", str(log), "SELECT transfer FROM transfers WHERE target = 'disk'", "--json"]
+    )
+    number = json.loads(transfer.stdout)
+    assert "disk" in told("why", str(log), "--transfer", str(next(iter(number["rows"]))[0]))
+
+
+def test_whatif_refuses_a_log_of_several_tiers(log: Path) -> None:
+    """It would take copies to the disk for loads that were asked for."""
+    result = CliRunner().invoke(main, ["whatif", str(log)])
+    assert result.exit_code == 2
+    assert "it copies blocks to disk; whatif is not validated for several tiers" in " ".join(
+        result.output.split()
+    )
