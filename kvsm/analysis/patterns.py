@@ -190,7 +190,7 @@ FIELD_TYPES: dict[str, FieldType] = {
     **dict.fromkeys(("event", "step", "transfer", "worker", "until", "tick", "epoch"), FieldType.NUMBER),
     **dict.fromkeys(("asked", "on_device", "on_host", "schema", "life"), FieldType.NUMBER),
     **dict.fromkeys(("aborted", "voided", "good"), FieldType.FLAG),
-    **dict.fromkeys(("request", "reason", "error", "machines", "source"), FieldType.TEXT),
+    **dict.fromkeys(("request", "reason", "error", "machines", "source", "target"), FieldType.TEXT),
     **dict.fromkeys(("ended", "weights"), FieldType.TEXT),
     "missed": FieldType.KEY,
     **dict.fromkeys(("slots", "moved", "device_blocks", "parts", "transfers"), FieldType.IDS),

@@ -1,6 +1,8 @@
 """The world of two tiers as a model: both cores and the `DiskTier` in every state of a small world.
 
-explore(TiersModel(SCOPES["small"]), jobs=2)
+    explore(TiersModel(SCOPES["small"]), jobs=2)
+
+A scope is a name, the options of a world, and what an exploration must meet to be worth its time.
 """
 
 from __future__ import annotations
@@ -34,8 +36,12 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[TwoTierWorld], bool]]] = {
         lambda world: world.life > 1 and bool(world.disk.ledger.index),
     ),
     "nothing is left": (
-        "another process finds nothing, and there was something",
-        lambda world: world.life > 1 and not world.disk.ledger.index and any(world.ranks[0].disk),
+        "another process believes none of the slots that were sealed",
+        lambda world: (
+            world.life > 1
+            and not world.disk.ledger.index
+            and any(slot.is_sealed for slot in world.ranks[0].disk)
+        ),
     ),
     "a retired place": (
         "a copy to the disk is given up, and may still be carried out",

@@ -33,7 +33,7 @@ from kvsm.worlds.parts import lru_order
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory, Value
 
 if TYPE_CHECKING:
-    from kvsm.worlds.two_tiers import TwoTierWorld
+    from kvsm.worlds.two_tiers import CopyInFlight, TwoTierWorld
 
 COMPARED = Dropped("`canonical_tiers` compares it")
 TOLD = Dropped("data for people")
@@ -115,12 +115,13 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
             for one in tier.copies.values()
         ],
         list(tier._waiting),
-        [disk.transfers[job.transfer] for job in tier._planned],
+        [(disk.transfers[job.transfer], job.keys) for job in tier._planned],
         len(tier._places),
         _health(tier._health, world._ticks),
         [min(left, world._left["most"]) for left in world._left.values()],
-        [(host.transfers[one.job.transfer], one.waits, one.failed) for one in world._host_copies],
-        [(disk.transfers[one.job.transfer], one.waits, one.failed) for one in world._disk_copies],
+        # A copy that a reset has overtaken still writes under its keys.
+        [_copy(one, host) for one in world._host_copies],
+        [(*_copy(one, disk), one.job.keys) for one in world._disk_copies],
         [
             (where, [host.slots[place] for place in places] if where == "host" else places)
             for where, places in world._late
@@ -131,6 +132,11 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
         order[world.era.after],
         [_rank(world, rank, host, order, may_crash) for rank in world.ranks],
     )
+
+
+def _copy(copy: CopyInFlight, names: Names) -> tuple[Any, ...]:
+    transfer = copy.job.transfer
+    return names.transfers[transfer], names.ledger.transfers[transfer].keys, copy.waits, copy.failed
 
 
 def _host_names(world: TwoTierWorld, renamed: bool) -> Names:

@@ -99,7 +99,7 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
 
 
-class _CopyInFlight(msgspec.Struct):
+class CopyInFlight(msgspec.Struct):
     """A copy that has left, and not ended. waits: ranks that have not ended it."""
 
     job: TransferJob
@@ -147,8 +147,8 @@ class TwoTierWorld:
         self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
         self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places)
         self.bind()
-        self._host_copies: list[_CopyInFlight] = []
-        self._disk_copies: list[_CopyInFlight] = []
+        self._host_copies: list[CopyInFlight] = []
+        self._disk_copies: list[CopyInFlight] = []
         self._late: list[tuple[str, list[int]]] = []
         """What lost copies may still write: a part of the memory, and places in it."""
         self._retired_places = 0
@@ -293,7 +293,7 @@ class TwoTierWorld:
         if job.direction is Direction.STORE:
             self._check_unused(set(listed(job.pairs()[1])), "a store from the device")
         self.host.submit([job.transfer])
-        self._host_copies.append(_CopyInFlight(job, list(range(self.options.ranks))))
+        self._host_copies.append(CopyInFlight(job, list(range(self.options.ranks))))
 
     def _plan(self) -> bool:
         before = self.tier.has_work(), self.tier.counts.not_stored
@@ -301,7 +301,7 @@ class TwoTierWorld:
         for job in jobs:
             for rank in self.ranks:
                 rank.begin(job)
-            self._disk_copies.append(_CopyInFlight(job, list(range(self.options.ranks))))
+            self._disk_copies.append(CopyInFlight(job, list(range(self.options.ranks))))
         return bool(jobs) or before != (self.tier.has_work(), self.tier.counts.not_stored)
 
     def _check_unused(self, slots: set[int], what: str) -> None:
@@ -374,7 +374,7 @@ class TwoTierWorld:
                 message = f"copy {job.transfer} of the disk has failed, and {key!r} can still be found"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
-    def _ending(self, copies: list[_CopyInFlight], number: int, rank: int, good: int) -> _CopyInFlight | None:
+    def _ending(self, copies: list[CopyInFlight], number: int, rank: int, good: int) -> CopyInFlight | None:
         """The copy that ends now on this rank, with its failure counted; None if it cannot."""
         if number >= len(copies) or rank not in copies[number].waits:
             return None
@@ -421,9 +421,14 @@ class TwoTierWorld:
         return True
 
     def _damage(self, slot: int) -> bool:
-        """The payload of a slot changes on the disk of the first rank."""
+        """The payload of a sealed slot changes on the disk of the first rank."""
         disk = self.ranks[0].disk
-        if slot >= len(disk) or disk[slot].value is None or not self._spend("damages"):
+        if (
+            slot >= len(disk)
+            or not disk[slot].is_sealed
+            or disk[slot].value is None
+            or not self._spend("damages")
+        ):
             return False
         disk[slot] = disk[slot]._replace(value=None)
         return True
