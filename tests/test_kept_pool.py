@@ -140,7 +140,7 @@ def test_a_pool_is_warm_exactly_if_all_of_it_is_what_an_earlier_life_left(
             path.unlink(missing_ok=True)
             expected.values = None
         elif step == "truncate" and path.exists():
-            size = int(what[0] * (path.stat().st_size - 1))
+            size = int(what[0] * max(0, path.stat().st_size - 1))
             os.truncate(path, size)
             expected.values = None
         elif step == "flip" and path.exists() and path.stat().st_size > what[0]:

@@ -81,7 +81,7 @@ def test_a_story_names_the_disk(log: Path) -> None:
     story = told("show", str(log), "--request", "disk-store-1")
     assert "is planned: slots 0..3 (4) to disk" in story
     assert "another engine" not in story
-    assert "for disk" in told("show", str(log), "--slot", "0")
+    assert "for disk" in told("show", str(log), "--block", "0")
 
 
 def test_why_names_the_disk(log: Path) -> None:

@@ -86,9 +86,7 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "broken"),
     [
-        (nothing_is_adopted, Property.CONSERVATION),
         (a_reset_begins_no_era, Property.NO_STALE_DATA),
-        (other_meanings_are_believed, Property.NO_STALE_DATA),
         (places_are_kept, Property.CONSERVATION),
         (a_failed_load_is_good_for_the_host, Property.FAILURE_IS_NOT_SUCCESS),
     ],

@@ -421,7 +421,7 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "an import counts as a store from the device": (
         Extractor._store_planned,
-        "flight.source = event.source or None",
+        "flight.elsewhere = event.source or None",
         "pass",
     ),
     "a cancelled load ends lives": (Extractor._cancelled, "if flight.store:", "if True:"),

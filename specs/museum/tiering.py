@@ -29,8 +29,8 @@ TIERING = (
         edits=(
             Edit(
                 f"{_TIER}.fetch",
-                "below = self._load(disk, asker, found, listed(record.slots), len(found))",
-                "below = self._load(disk, asker, found, listed(record.slots)[::-1], len(found))",
+                "below = self._load(disk, asker, found, listed(record.slots))",
+                "below = self._load(disk, asker, found, listed(record.slots)[::-1])",
             ),
         ),
     ),
