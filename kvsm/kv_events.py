@@ -34,6 +34,7 @@ import msgspec
 from kvsm.canonical import Dropped, Seen, declared
 
 MEDIUM_CPU = "CPU"
+MEDIUM_STORAGE = "STORAGE"
 GROUP_INDEX_BYTES = 4
 
 
@@ -123,10 +124,11 @@ class Publisher:
 
     self_describing: whether the events of the wire say what the blocks hold. That costs a copy of their
         tokens when a store is planned.
+    medium: where the readable keys are, in vLLM's words.
     """
 
-    def __init__(self, *, self_describing: bool = False) -> None:
-        self.self_describing = self_describing
+    def __init__(self, *, self_describing: bool = False, medium: str = MEDIUM_CPU) -> None:
+        self.self_describing, self.medium = self_describing, medium
         self.state = PublisherState([], {}, {}, Counter())
 
     def describe(self, transfer: int, payloads: Sequence[BlockStored | None]) -> None:
@@ -172,7 +174,7 @@ class Publisher:
         """All changes since the last take, as vLLM's offloading events."""
         changes, self.state.changes = self.state.changes, []
         return [
-            KeysChanged(list(change.keys), MEDIUM_CPU, isinstance(change, RemovedKeys))
+            KeysChanged(list(change.keys), self.medium, isinstance(change, RemovedKeys))
             for change in changes
             if change.keys
         ]
@@ -184,14 +186,14 @@ class Publisher:
         for change in changes:
             if isinstance(change, RemovedKeys):
                 taken += [
-                    BlockRemoved(hashes, MEDIUM_CPU, group) for group, hashes in _by_group(change.names)
+                    BlockRemoved(hashes, self.medium, group) for group, hashes in _by_group(change.names)
                 ]
             else:
-                taken += _stored_events(change)
+                taken += _stored_events(change, self.medium)
         return taken
 
 
-def _stored_events(change: StoredKeys) -> Iterator[KVCacheEvent]:
+def _stored_events(change: StoredKeys, medium: str) -> Iterator[KVCacheEvent]:
     """The events of one store: the descriptions, and the other keys in the legacy form."""
     described = change.described or (None,) * len(change.keys)
     unknown: list[bytes] = []
@@ -199,15 +201,15 @@ def _stored_events(change: StoredKeys) -> Iterator[KVCacheEvent]:
         if event is None:
             unknown.append(key)
             continue
-        yield from _legacy(unknown)
+        yield from _legacy(unknown, medium)
         unknown.clear()
         yield event
-    yield from _legacy(unknown)
+    yield from _legacy(unknown, medium)
 
 
-def _legacy(keys: Sequence[bytes]) -> Iterator[BlockStored]:
+def _legacy(keys: Sequence[bytes], medium: str) -> Iterator[BlockStored]:
     for group, hashes in _by_group(keys):
-        yield BlockStored(hashes, None, [], 0, None, MEDIUM_CPU, None, None, group)
+        yield BlockStored(hashes, None, [], 0, None, medium, None, None, group)
 
 
 def _by_group(keys: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:

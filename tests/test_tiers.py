@@ -12,6 +12,7 @@ from kvsm.disk.health import FAILURES
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent
 from kvsm.events import Direction, OffloadConfig, StorePlanned
 from kvsm.invariants import check_ledger
+from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader
@@ -246,6 +247,25 @@ def test_each_block_that_does_not_reach_the_disk_is_counted() -> None:
     tiers.host.reset()
     tiers.tier.plan()
     assert tiers.tier.counts.not_stored == 8 + 2, "the host has lost them"
+
+
+def test_kv_events_of_the_disk_fold_to_what_it_serves() -> None:
+    """Events are state (S10): under a medium of their own, with evictions and a reset."""
+    tiers = Tiers()
+    tiers.disk = Offloader(disk_config(tiers.host.config, DISK), publisher=Publisher(medium=MEDIUM_STORAGE))
+    tiers.tier = DiskTier(tiers.host, tiers.disk, tiers.voids.append, PLACES)
+    told: set[bytes] = set()
+    for first in (0, 4, 8):
+        tiers.write_through(KEYS[first : first + 4])
+        for event in tiers.disk.take_events():
+            assert event.medium == "STORAGE"
+            told = told - set(event.keys) if event.removed else told | set(event.keys)
+        assert told == set(tiers.disk.ledger.index)
+    assert len(told) == DISK
+    tiers.host.reset()
+    tiers.tier.reset()
+    (cleared,) = tiers.disk.take_events()
+    assert (cleared.removed, set(cleared.keys)) == (True, told)
 
 
 def test_a_slot_of_several_device_blocks_is_one_block_of_the_disk() -> None:

@@ -9,6 +9,7 @@ from vllm.logger import init_logger
 
 from kvsm.disk import OpenEra
 from kvsm.events import Direction
+from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.offloader import LogFlush, Offloader
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.tiers import DiskTier, adopt_found, disk_config
@@ -25,17 +26,25 @@ class EngineDisk:
     """Couples the host's core of an engine with the disk below it.
 
     tier: what goes down and comes back.
+
+    announces: whether the disk publishes KV events.
     """
 
     def __init__(
-        self, place: DiskPlace, options: ConnectorOptions, vllm_config: Any, host: Offloader
+        self,
+        place: DiskPlace,
+        options: ConnectorOptions,
+        vllm_config: Any,
+        host: Offloader,
+        announces: bool,
     ) -> None:
         weights = weights_version(vllm_config, options.weights_version)
         found = place.decide(weights)
         self._era = OpenEra(place.era, weights, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
-        self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", None)
+        publisher = Publisher(medium=MEDIUM_STORAGE) if announces else None
+        self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", publisher)
         disk = self._core.offloader
         kept = adopt_found(disk, found)
         self.tier = DiskTier(host, disk, self._begin_era, name=place.name)

@@ -90,7 +90,9 @@ class SchedulerSide:
         """Whether a step computes -> what workers do in most such steps."""
         self._disk: EngineDisk | None = None
         if place is not None:
-            self._disk = EngineDisk(place, options, vllm_config, self._core.offloader)
+            self._disk = EngineDisk(
+                place, options, vllm_config, self._core.offloader, announces=publisher is not None
+            )
         below = None if self._disk is None else self._disk.tier
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, below)
         self._outgoing, self._incoming, self._service = hand_overs(
@@ -365,7 +367,10 @@ class SchedulerSide:
         """The KV events since the last call."""
         if self._core.offloader.publisher is None:
             return ()
-        return to_vllm_kv_events(self._scheduler.take_events())
+        told = self._scheduler.take_events()
+        if self._disk is not None:
+            told += self._disk.tier.disk.take_kv_events()
+        return to_vllm_kv_events(told)
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
         """The metrics that have changed since the last call."""

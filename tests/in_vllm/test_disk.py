@@ -16,17 +16,22 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import numpy as np
 from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, job
+from published_events import folded_kv_events, readable
 from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
+from workloads import TIGHT, TIMEOUT_S, Row, make_trial
 
 from kvsm.disk import DiskGeometry, FlushPolicy, RankScan, Recovered, decide
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, LoadPlanned
+from kvsm.kv_events import MEDIUM_CPU, MEDIUM_STORAGE
 from kvsm.log import LogReader
 from kvsm.plan import WorkerReport
-from kvsm.replay import verify_log
+from kvsm.replay import rebuild, verify_log
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.rank_disk import RankDisk
+from kvsm.vllm.tiny_model import LLAMA
+from kvsm.vllm.trial import connector_config, run_trial
 
 HERE = Path(__file__).parent
 
@@ -83,6 +88,26 @@ def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
     lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
     assert wrong_answers(lives) == []
     assert verify_log(directory / "engine0").good
+
+
+def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> None:
+    """Events are state (S10): a router that folds them knows what host memory has, and what the disk has,
+    with evictions on both, and from the first event of a life what earlier ones have left."""
+    for life in (1, 2):
+        notes = tmp_path / f"life{life}"
+        notes.mkdir()
+        transfer = connector_config(
+            cpu_bytes_to_use=TIGHT, disk_dir=str(directory), disk_bytes=2 * TIGHT, event_log=str(notes)
+        ) | {"kv_connector": "WatchedConnector", "kv_connector_module_path": "watched"}
+        events = {"kv_events_config": {"enable_kv_cache_events": True}}
+        run_trial(
+            make_trial(dict(LLAMA), Row(host_bytes=TIGHT), kv_transfer=transfer, engine=events), TIMEOUT_S
+        )
+        logs = {"-disk-" in path.name: path for path in notes.iterdir() if path.is_dir()}
+        for of_disk, medium in ((False, MEDIUM_CPU), (True, MEDIUM_STORAGE)):
+            found = readable(rebuild(logs[of_disk]).ledger, whole=False)
+            assert len(found) > 20
+            assert folded_kv_events(notes, medium) == found
 
 
 class Place:

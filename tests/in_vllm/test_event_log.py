@@ -6,18 +6,17 @@ events that vLLM published.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from workloads import CASES, END_DIGEST, KV_EVENTS, case_name, make_rounds
+from published_events import folded_kv_events, published, readable
+from workloads import CASES, END_DIGEST, case_name, make_rounds
 
 from kvsm.events import HitMatched, LoadPlanned, RequestPreempted
-from kvsm.kv_events import GROUP_INDEX_BYTES, MEDIUM_CPU
+from kvsm.kv_events import MEDIUM_CPU
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.replay import rebuild, verify_log
@@ -91,40 +90,13 @@ def test_the_log_tells_how_much_of_each_prompt_was_found(engines: Any, case: Any
     assert taken * tokens == served.outcome.metric("vllm:external_prefix_cache_hits")
 
 
-def published(served: Any) -> Iterator[dict[str, Any]]:
-    """The KV events that vLLM published for host memory."""
-    recorded = (served.notes / KV_EVENTS).read_bytes()
-    at = 0
-    while at < len(recorded):
-        begin = at + 4
-        at = begin + int.from_bytes(recorded[at:begin], "big")
-        _time, events, *_rank = msgspec.msgpack.decode(recorded[begin:at])
-        yield from (event for event in events if event.get("medium") == MEDIUM_CPU)
-
-
 @each_case
 def test_kv_events_fold_to_what_is_resident(engines: Any, case: Any) -> None:
     """With either form of block hashes. No key is stored twice, and none is removed that is not stored."""
     served = engines.served(*case)
-    folded: set[tuple[int, bytes | int]] = set()
-    for event in published(served):
-        named = {(event["group_idx"], block_hash) for block_hash in event["block_hashes"]}
-        if event["type"] == "BlockStored":
-            assert not named & folded
-            folded |= named
-        else:
-            assert named <= folded
-            folded -= named
-    ledger = rebuild(served.log).ledger
-    resident = {key for key, slot in ledger.index.items() if ledger.readable(slot)}
-    assert len(resident) > 50
-    assert folded == {named_in_events(key, served.row.whole_hashes) for key in resident}
-
-
-def named_in_events(key: bytes, whole: bool) -> tuple[int, bytes | int]:
-    """(group, block hash); an integer has the last eight bytes."""
-    block_hash, group = key[:-GROUP_INDEX_BYTES], int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")
-    return group, block_hash if whole else int.from_bytes(block_hash[-8:], "big")
+    found = readable(rebuild(served.log).ledger, served.row.whole_hashes)
+    assert len(found) > 50
+    assert folded_kv_events(served.notes, MEDIUM_CPU) == found
 
 
 @each_described
@@ -134,7 +106,7 @@ def test_described_kv_events_say_the_tokens(engines: Any, case: Any) -> None:
     prompts = [prompt for prompts in make_rounds() for prompt in prompts]
     asked = [prompt + answer for prompt, answer in zip(prompts, served.outcome.tokens)]
     blocks = {tuple(block) for tokens in asked for block in blocks_of(tokens)}
-    stored = [event for event in published(served) if event["type"] == "BlockStored"]
+    stored = [event for event in published(served.notes, MEDIUM_CPU) if event["type"] == "BlockStored"]
     assert stored
     for event in stored:
         assert event["block_size"] == BLOCK_TOKENS

@@ -1,0 +1,52 @@
+"""The KV events that a watched engine published, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from workloads import KV_EVENTS
+
+from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.ledger import Ledger
+
+Named = tuple[int, "bytes | int"]
+"""A block as events name it: its group and its hash."""
+
+
+def published(notes: Path, medium: str) -> Iterator[dict[str, Any]]:
+    """The events of one medium, in order."""
+    recorded = (notes / KV_EVENTS).read_bytes()
+    at = 0
+    while at < len(recorded):
+        begin = at + 4
+        at = begin + int.from_bytes(recorded[at:begin], "big")
+        _time, events, *_rank = msgspec.msgpack.decode(recorded[begin:at])
+        yield from (event for event in events if event.get("medium") == medium)
+
+
+def folded_kv_events(notes: Path, medium: str) -> set[Named]:
+    """What a router believes at the end. No key is stored twice, and none is removed that is not stored."""
+    folded: set[Named] = set()
+    for event in published(notes, medium):
+        named = {(event["group_idx"], block_hash) for block_hash in event["block_hashes"]}
+        if event["type"] == "BlockStored":
+            assert not named & folded
+            folded |= named
+        else:
+            assert named <= folded
+            folded -= named
+    return folded
+
+
+def readable(ledger: Ledger, whole: bool) -> set[Named]:
+    """What can be matched, as events name it. whole: whether they tell whole hashes."""
+    return {named_in_events(key, whole) for key, slot in ledger.index.items() if ledger.readable(slot)}
+
+
+def named_in_events(key: bytes, whole: bool) -> Named:
+    """(group, block hash); an integer has the last eight bytes."""
+    block_hash, group = key[:-GROUP_INDEX_BYTES], int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")
+    return group, block_hash if whole else int.from_bytes(block_hash[-8:], "big")
