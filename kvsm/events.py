@@ -173,9 +173,14 @@ class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
 
 
 class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):
-    """The core hears of a request for the first time."""
+    """The core hears of a request for the first time.
+
+    target: where its blocks are copied, if no request of the engine is behind it: "disk", the tier below.
+        Such a copy is matched and loaded as for a request. Empty: it is a request of the engine.
+    """
 
     request: str
+    target: str = ""
 
 
 class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=3):

@@ -301,6 +301,8 @@ class Metrics:
         self._on_device = self._on_host = self._nowhere = 0
         self._loads_voided = self._transfers_flushed = self._blocks_imported = self._blocks_copied_out = 0
         self._imports_ended = dict.fromkeys(_ENDS, 0)
+        self._copies: set[str] = set()
+        """Copies to another tier that the ledger has as requests."""
         self._hand_overs: set[str] = set()
         """Requests that hold blocks for another engine."""
         self._hand_overs_ended = {_TAKEN: 0, _GIVEN_UP: 0}
@@ -347,6 +349,7 @@ class Metrics:
         for id, flight in self._flights.items():
             flight.record = ledger.transfers[id]
         self._hand_overs.intersection_update(ledger.requests)
+        self._copies.intersection_update(ledger.requests)
 
     def append(self, event: OffloadingEvent) -> None:
         """Count an event that the ledger has applied."""
@@ -417,11 +420,18 @@ class Metrics:
 
     # Requests.
 
+    def _arrived(self, event: ev.RequestArrived) -> None:
+        if event.target:
+            self._copies.add(event.request)
+
     def _preempted(self, _event: ev.RequestPreempted) -> None:
         if self._waiting:
             self._end_waits(_PREEMPTED)
 
     def _finished(self, event: ev.RequestFinished) -> None:
+        if event.request in self._copies:
+            self._copies.remove(event.request)
+            return
         if event.aborted:
             self._aborted_requests += 1
         else:
@@ -434,6 +444,8 @@ class Metrics:
 
     def _matched(self, event: ev.HitMatched) -> None:
         slots, missed = event.slots, event.missed
+        if event.request in self._copies:
+            return
         if missed is not None:
             self._key_bytes += len(missed)
         if slots:
@@ -536,6 +548,7 @@ class Metrics:
             self._count_end(flight, _CUT_OFF)
         self._flights.clear()
         self._hand_overs.clear()
+        self._copies.clear()
         self._deferrals_ended[_CUT_OFF] += len(self._waiting)
         self._waiting.clear()
 
@@ -574,6 +587,7 @@ def _complete(flight: _Flight, event: OffloadingEvent) -> None:
 
 
 _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
+    ev.RequestArrived: Metrics._arrived,
     ev.RequestPreempted: Metrics._preempted,
     ev.RequestFinished: Metrics._finished,
     ev.HitMatched: Metrics._matched,

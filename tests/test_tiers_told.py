@@ -66,8 +66,12 @@ def test_a_copy_to_the_disk_is_no_hand_over_and_no_part_of_a_prompt(log: Path) -
     values = Metrics.of(LogReader(log)).values()
     assert values["hand_overs"] == {"taken": 0, "given up": 0}
     assert sum(values["blocks_asked"].values()) == 0
+    assert values["matches"] == {"hit": 0, "miss": 0}
+    assert sum(values["requests"].values()) == 0
     figures = json.loads(CliRunner().invoke(main, ["report", str(log), "--json"]).stdout)
     assert figures["hand_overs"] == {"taken": 0, "given_up": 0, "held": 0}
+    assert (figures["requests"]["requests"], figures["hits"]["lookups"]) == (0, 0)
+    assert figures["evictions"]["unread"] == figures["evictions"]["evicted"] > 0
 
 
 def test_a_report_tells_what_went_to_the_disk_and_what_came_back(log: Path) -> None:

@@ -69,6 +69,8 @@ class Extractor:
         self._over: dict[tuple[str, int], RequestInProgress] = {}
         """Requests that are over, but for their stores."""
         self._deferred: set[str] = set()
+        self._copies: set[str] = set()
+        """Copies to another tier, which the ledger has as requests. Their transfers tell all of them."""
         self._flights: dict[int, Flight] = {}
         self._last = EventRow(0, 0, 0, "")
         self._survivors: Survivors | None = None
@@ -231,7 +233,10 @@ class Extractor:
             self._settle(name, event)
 
     def _arrived(self, event: ev.RequestArrived, _ended: TransferRecord | None) -> None:
-        self._request(event)
+        if event.target:
+            self._copies.add(event.request)
+        else:
+            self._request(event)
 
     def _preempted(self, event: ev.RequestPreempted, _ended: TransferRecord | None) -> None:
         request = self._request(event)
@@ -240,11 +245,16 @@ class Extractor:
         self._settle(event.request, event)
 
     def _finished(self, event: ev.RequestFinished, _ended: TransferRecord | None) -> None:
+        if event.request in self._copies:
+            self._copies.remove(event.request)
+            return
         request = self._request(event)
         request.finished, request.aborted = _at(event), event.aborted
         self._settle(event.request, event)
 
     def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
+        if event.request in self._copies:
+            return
         request = self._request(event)
         request.lookups += 1
         if request.fresh:
@@ -304,15 +314,16 @@ class Extractor:
         self._lives.planned(event, flight.requests)
 
     def _load_planned(self, event: ev.LoadPlanned, _ended: TransferRecord | None) -> None:
-        request = self._request(event)
-        request.loads += 1
-        if event.voided:
-            request.failed_loads += 1
-        else:
+        if not event.voided:
             slots = count(event.slots)
             flight = self._flight(_at(event), False, ((event.request, slots),), slots)
             flight.elsewhere = event.target or None
             self._flights[event.seq] = flight
+        if event.target:
+            return
+        request = self._request(event)
+        request.loads += 1
+        request.failed_loads += event.voided
         self._settle(event.request, event)
 
     def _submitted(self, event: ev.TransfersSubmitted, _ended: TransferRecord | None) -> None:
@@ -358,8 +369,8 @@ class Extractor:
         """The event's transfer has ended: its requests go on."""
         flight = self._flights.pop(event.transfer)
         self._land(flight, state.name.lower(), _at(event))
-        if not flight.store:
-            self._settle(flight.owners[0][0], event)
+        for name, _, _ in () if flight.store else flight.owners:
+            self._settle(name, event)
         if self._deferred:
             self._wake(event)
 
@@ -415,6 +426,7 @@ class Extractor:
 
     def _restarted(self, event: ev.Restarted, _ended: TransferRecord | None) -> None:
         """Everybody of the last process is gone: what was open is cut off."""
+        self._copies.clear()
         at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
         assert left is not None
         row = RestartRow(

@@ -488,7 +488,7 @@ _Call = Callable[[_Future, Ledger, Any], None]
 
 _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.LogOpened: _nothing,
-    ev.RequestArrived: _about_request(lambda core, event: core.arrive(event.request)),
+    ev.RequestArrived: _about_request(lambda core, event: core.arrive(event.request, event.target)),
     ev.RequestPreempted: _about_request(lambda core, event: core.preempt(event.request)),
     ev.RequestFinished: _about_request(lambda core, event: core.finish(event.request, aborted=event.aborted)),
     ev.HitMatched: _matched,

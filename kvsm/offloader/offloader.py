@@ -208,12 +208,15 @@ class Offloader(EventEmitter):
     flush = transfers.flush
     leased = transfers.leased
 
-    def arrive(self, request: str) -> None:
-        """Make the request known. A match does so too; the cursors of a store need it."""
+    def arrive(self, request: str, target: str = "") -> None:
+        """Make the request known. A match does so too; the cursors of a store need it.
+
+        target: for the log; see `RequestArrived`.
+        """
         if type(request) is not str or not request.isascii():
             request = request_name("arrive", request)
         if request not in self.ledger.requests:
-            self.emit(ev.RequestArrived, request)
+            self.emit(ev.RequestArrived, request, target)
 
     def preempt(self, request: str) -> None:
         """The engine took the request's device blocks. Copies in flight keep what they touch."""

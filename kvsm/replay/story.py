@@ -415,7 +415,9 @@ def _blocks(start: int, end: int) -> str:
 _Teller = Callable[[_Telling, Any], str]
 
 _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fields) | {
-    ev.RequestArrived: lambda _, event: f"request {event.request} arrives",
+    ev.RequestArrived: lambda _, event: (
+        f"request {event.request} {f'begins: a copy to {event.target}' if event.target else 'arrives'}"
+    ),
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
     ev.HitMatched: _matched,

@@ -274,7 +274,7 @@ class DiskTier:
         """
         # A copy to another tier asks for nothing: how much was asked is told of the other one only.
         asked = None if target else len(slots)
-        core.arrive(name)
+        core.arrive(name, target)
         try:
             core.pin(name, slots, None, asked, None if target else 0, asked)
             return core.prepare_load(name, targets, (), target)
