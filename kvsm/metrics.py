@@ -75,18 +75,9 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
-    Metric(
-        "blocks_imported",
-        "counter",
-        "Blocks that came from elsewhere than the device: another engine, or the disk. They are among the "
-        "stored ones.",
-    ),
+    Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
     Metric("blocks_loaded", "counter", "Blocks whose load completed on every worker."),
-    Metric(
-        "blocks_copied_out",
-        "counter",
-        "Blocks that were copied elsewhere than to the device: to the disk. They are among the loaded ones.",
-    ),
+    Metric("blocks_copied_out", "counter", "Blocks copied to the disk. They are among the loaded ones."),
     Metric("blocks_matched", "counter", "Blocks that matches found and pinned."),
     Metric(
         "blocks_asked",
@@ -130,8 +121,7 @@ METRICS = (
     Metric(
         "imports_ended",
         "counter",
-        "Stores whose bytes came from elsewhere than the device, and that are over. They are among the "
-        "transfers.",
+        "Stores from another engine or the disk that are over. They are among the transfers.",
         {"outcome": _ENDS},
     ),
     Metric(
@@ -301,8 +291,7 @@ class Metrics:
         self._on_device = self._on_host = self._nowhere = 0
         self._loads_voided = self._transfers_flushed = self._blocks_imported = self._blocks_copied_out = 0
         self._imports_ended = dict.fromkeys(_ENDS, 0)
-        self._copies: set[str] = set()
-        """Copies to another tier that the ledger has as requests."""
+        self._copies: set[str] = set()  # to another tier; the ledger has them as requests
         self._hand_overs: set[str] = set()
         """Requests that hold blocks for another engine."""
         self._hand_overs_ended = {_TAKEN: 0, _GIVEN_UP: 0}

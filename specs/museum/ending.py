@@ -65,10 +65,10 @@ ENDING = (
             ),
             Edit(
                 "kvsm.kv_events:Publisher.take_kv_events",
-                "taken += _stored_events(change)",
+                "taken += _stored_events(change, self.medium)",
                 """
                 kept = [None if key in gone else one for key, one in zip(change.keys, change.described)]
-                taken += _stored_events(change._replace(described=kept))
+                taken += _stored_events(change._replace(described=kept), self.medium)
                 """,
             ),
         ),
