@@ -25,7 +25,7 @@ _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-6, 1e-3
 
 
 class Latency(NamedTuple):
-    """How long a copy takes: so many steps, and one more for so many blocks."""
+    """How long a copy takes: `steps`, and one more step for each `blocks_per_step` blocks."""
 
     steps: int
     blocks_per_step: int

@@ -140,7 +140,7 @@ class RunDisk:
     files: open. `close` closes them.
     ranks: whose host pools are stored.
     host: the core of the host.
-    core: that of the disk.
+    core: the core of the disk.
     clock: seconds, by which a disk that fails is left alone for a while.
 
     Attributes: `tier`; `violations`, what was found so far.

@@ -50,7 +50,7 @@ declare(
     _health=PART,
     _waiting=COMPARED,
     _planned=COMPARED,
-    _names=Fixed("names for people, of which each is used once"),
+    _names=Fixed("names for people; none is used twice"),
 )
 declare(
     HealthWatch,
