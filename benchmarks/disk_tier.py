@@ -4,7 +4,7 @@ The working set is all blocks of the prompts. The same requests are served witho
 with the disk that this run has filled, and without a disk by a host pool that holds everything. All of them
 take turns in one process. Their logs are verified, and the bytes that requests compute from are compared.
 
-The engine computes nothing and does not wait: its time is that of decisions, copies and comparisons. So
+The engine computes nothing and does not wait: its time goes into decisions, copies and comparisons. So
 requests a second show what a tier costs. What it gives is the prompt tokens that need no compute.
 
     python benchmarks/disk_tier.py --directory /var/tmp --output benchmarks/results/disk_tier.md
@@ -141,8 +141,8 @@ def tables(found: dict[str, list[Served]]) -> list[str]:
         "## What the disk reads and writes",
         "",
         "Read amplification: bytes read from the disk, headers included, divided by bytes that went from "
-        "host to device: first by all of them, then by those of blocks that came from the disk. Not used: "
-        "blocks that came from the disk, and that no request loaded before the host lost them again.",
+        "host to device. The first figure counts all of the latter, the second one only blocks that came from the "
+        "disk. Not used: blocks that came from the disk, and that the host lost before a request loaded them.",
         "",
         *markdown_table(
             [

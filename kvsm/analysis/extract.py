@@ -319,7 +319,7 @@ class Extractor:
             flight = self._flight(_at(event), False, ((event.request, slots),), slots)
             flight.elsewhere = event.target or None
             self._flights[event.seq] = flight
-        if event.target:
+        if event.request in self._copies:
             return
         request = self._request(event)
         request.loads += 1

@@ -272,7 +272,7 @@ class DiskTier:
 
         targets: device blocks. target: what they stand for, if not for memory (`LoadPlanned`).
         """
-        # A copy to another tier asks for nothing: how much was asked is told of the other one only.
+        # No request has asked for a copy to another tier.
         asked = None if target else len(slots)
         core.arrive(name, target)
         try:
