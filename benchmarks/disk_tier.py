@@ -141,8 +141,9 @@ def tables(found: dict[str, list[Served]]) -> list[str]:
         "## What the disk reads and writes",
         "",
         "Read amplification: bytes read from the disk, headers included, divided by bytes that went from "
-        "host to device. The first figure counts all of the latter, the second one only blocks that came from the "
-        "disk. Not used: blocks that came from the disk, and that the host lost before a request loaded them.",
+        "host to device. The first figure counts all of the latter, the second one only blocks that came "
+        "from the disk. Not used: blocks that came from the disk, and that the host lost before a request "
+        "loaded them.",
         "",
         *markdown_table(
             [
