@@ -16,7 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
+from kvsm.kv_events import (
+    GROUP_INDEX_BYTES,
+    MEDIUM_STORAGE,
+    BlockRemoved,
+    BlockStored,
+    KVCacheEvent,
+    Publisher,
+)
 from kvsm.offloader import Offloader
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
 from kvsm.scheduler.payloads import describe as describe_stored
@@ -488,3 +495,13 @@ class TestBesideVLLM:
             wanted += utils.to_event_extra_keys([extra])
         told = stored_events(engine_of(FULL), request)
         assert [one for event in told for one in event.extra_keys or ()] == wanted
+
+
+def test_each_form_of_events_names_the_medium_of_its_publisher() -> None:
+    """A removal under another medium would leave a router believing in what is gone (S10)."""
+    key = b"hash" + bytes(GROUP_INDEX_BYTES)
+    for take in (Publisher.take_events, Publisher.take_kv_events):
+        publisher = Publisher(medium=MEDIUM_STORAGE)
+        publisher.stored(1, [key])
+        publisher.removed([key])
+        assert [event.medium for event in take(publisher)] == [MEDIUM_STORAGE] * 2
