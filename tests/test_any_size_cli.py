@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -206,15 +207,40 @@ def test_interrupt_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "stopped at an interrupt" in answer.output
 
 
+def test_interrupt_before_the_first_question_ends_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To write the conditions of a large model down takes seconds."""
+
+    def interrupted(_declared: Declaration) -> Iterator[Condition]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof, "conditions_of", interrupted)
+    answer = check(monkeypatch, [lamps(1)])
+    assert answer.exit_code == 130
+    assert "stopped at an interrupt" in answer.output
+
+
+SOLVERS_AND_TRACKER = 2 + 1
+
+
+def processes_begun_by(process: int) -> int:
+    parents = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            parents.append(int(stat.read_text().rpartition(")")[2].split()[1]))
+    return parents.count(process)
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_all_processes_in_silence() -> None:
-    """The signal goes to the solvers' processes, too, as from a terminal."""
+    """The signal goes to the solvers' processes, too, as from a terminal, while they still import."""
     command = [sys.executable, "-c", "from kvsm.cli import main; main()", "check", "protocol", "--any-size"]
     command += ["--jobs", "2", "--solver", "z3"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        time.sleep(10)
+        while processes_begun_by(running.pid) < SOLVERS_AND_TRACKER:
+            assert running.poll() is None
+            time.sleep(0.01)
         os.killpg(running.pid, signal.SIGINT)
         told, complaint = running.communicate(timeout=60)
     assert running.returncode == 130, complaint

@@ -6,7 +6,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from contextlib import contextmanager
+from multiprocessing import get_context, resource_tracker
 
 import msgspec
 
@@ -100,14 +101,14 @@ def prove(
     """Ask each solver each condition of each version, in several processes. Ctrl-C leaves the rest open."""
     names = [solver.name for solver in solvers]
     asked: dict[tuple[str, ...], tuple[str, Condition]] = {}
-    for version, declared in versions.items():
-        for condition in conditions_of(declared):
-            asked.setdefault(condition.texts, (version, condition))
-    questions = [(solver.name, version, one) for version, one in asked.values() for solver in solvers]
     began, proved, spent = time.monotonic(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
     opened: list[OpenCondition] = []
     limit = ""
     try:
+        for version, declared in versions.items():
+            for condition in conditions_of(declared):
+                asked.setdefault(condition.texts, (version, condition))
+        questions = [(solver.name, version, one) for version, one in asked.values() for solver in solvers]
         for answered, (question, answer, seconds) in enumerate(_answers(questions, jobs), 1):
             name, version, one = question
             spent[name] += seconds
@@ -136,8 +137,9 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
         for question in questions:
             yield question, *_ask(question[0], question[2])
         return
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_ignore_interrupts) as processes:
-        running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
+        with _interrupts_held():
+            running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
         try:
             for future in as_completed(running):
                 yield running[future], *future.result()
@@ -145,9 +147,18 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
             processes.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of the terminal. The one that asks ends the others."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Block Ctrl-C. Processes that start meanwhile keep it blocked: the one that asks ends them.
+
+    A handler that the new processes set would come too late for a Ctrl-C during their imports.
+    """
+    resource_tracker.ensure_running()  # its start unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _ask(solver: str, condition: Condition) -> tuple[Answer, float]:
