@@ -47,7 +47,7 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray, to_list
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.properties import Property
-from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState
+from kvsm.states.block import BLOCK_WORDS, IDLE, BlockState, are_readable
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import LIVE, TRANSFER_WORDS, TransferState
@@ -154,6 +154,9 @@ class HolderCounts:
         self.copies = _count(slots, submitted + [one.slots for one in loads])
         self.planned = _count(slots, planned)
         self.pins = _count(slots, [ledger.live_pins(one) for one in ledger.requests.values()])
+        outward = {name: one for name, one in ledger.requests.items() if one.target}
+        copies_out = [one.slots for one in loads if one.owners[0][0] in outward]
+        self.outward = _count(slots, copies_out + [ledger.live_pins(one) for one in outward.values()])
         self.readers = _count(device_blocks, [one.device_blocks for one in stores])
         self.writers = _count(device_blocks, [one.device_blocks for one in loads])
 
@@ -183,17 +186,22 @@ def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
 
 
 def slots_stand_in_one_list(counts: HolderCounts) -> Iterator[Violation]:
-    """Conservation (S1): FREE and EVICTED slots are in the free queue, idle ones in the eviction order."""
+    """Conservation (S1): FREE and EVICTED slots are in the free queue, idle ones in the eviction order. A
+    block is idle while nothing but copies to other tiers holds it."""
     ledger = counts.ledger
     capacity, words = ledger.config.host_blocks, ledger.blocks.view
     free, unused = _mask(ledger.free.order(), capacity), _UNUSED[counts.states]
-    idle = words == IDLE
+    copied_out = np.zeros(capacity, dtype=np.int64)
+    copied_out[list(ledger.copied_out)] = list(ledger.copied_out.values())
+    held = counts.copies + counts.pins
+    idle = (words == IDLE) | (are_readable(words) & (held == counts.outward) & (held > 0))
     inside = np.fromiter(map(ledger.policy.__contains__, range(capacity)), np.bool_, capacity)
     for mask, message in (
         (free & ~unused, "in the free queue although in use"),
         (unused & ~free, "unused, but not in the free queue"),
         (inside & ~idle, "in the eviction order although not idle"),
         (idle & ~inside, "idle, but not in the eviction order"),
+        (are_readable(words) & (copied_out != counts.outward), "copies to other tiers are miscounted"),
         ((counts.states == _ALLOCATED) & (counts.planned == 0), "allocated by no planned store"),
     ):
         slots = _first(mask)

@@ -26,7 +26,7 @@ from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TRANSFER_WORDS
 
 _SavedTransfer = tuple[int, Direction, Owners, Ids, Ids, tuple[bytes, ...], int, int, int, int, bool]
-_SavedRequest = tuple[str, int, Ids, int, int, int, int, tuple[int, ...], tuple[int, ...]]
+_SavedRequest = tuple[str, int, Ids, int, int, int, int, tuple[int, ...], tuple[int, ...], str]
 """The fields of a `TransferRecord` and a `RequestRecord`, with packed ids."""
 _IDS = frozenset({"slots", "device_blocks", "pins"})
 _Record = TypeVar("_Record", TransferRecord, RequestRecord)
@@ -231,6 +231,7 @@ def _ledger_of(state: SavedLedger) -> Ledger:
         ledger.requests[request.name] = request
         if request.state is RequestState.DEFERRED:
             ledger.deferred[request.name] = request
+    ledger.copied_out = ledger.count_copies_out()
     return ledger
 
 

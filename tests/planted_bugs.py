@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvsm.ledger import cache, requests
+from kvsm.ledger import cache, order
 from kvsm.offloader import transfers
 
 
@@ -51,7 +51,7 @@ def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evict_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     """S7: a block stays in the eviction order when a match pins it."""
-    plant(monkeypatch, requests.hit_matched, "ledger.policy.busy(busy)", "pass")
+    plant(monkeypatch, order.leave, "ledger.policy.busy(used)", "pass")
 
 
 def free_slots_under_copies(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -290,7 +290,7 @@ def test_a_finding_before_the_time_is_up_is_kept(monkeypatch: pytest.MonkeyPatch
 def test_an_exhibit_is_shown_with_its_story_its_diff_and_what_stops_it() -> None:
     text = museum("--show", "B35").stdout
     assert "sglang PR 28468; breaks no reuse in flight (S3)" in text
-    assert "-        if len(busy):" in text
+    assert "-    if len(used):" in text
     assert "kvsm refuses this: 'EVICT is illegal in' is in its message." in text
     assert "+        Row(_READABLE, EVICT" in text
 

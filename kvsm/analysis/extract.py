@@ -457,7 +457,7 @@ class Extractor:
 
 def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
     """The pool as it is after the event `last`."""
-    free, idle = len(ledger.free), len(ledger.policy)
+    free, idle = len(ledger.free), ledger.evictable()
     transfers = ledger.transfers.values()
     loads = sum([one.direction is LOAD for one in transfers])
     held = _held(ledger)

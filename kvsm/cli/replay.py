@@ -67,7 +67,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
 def state_of(ledger: Ledger) -> LedgerSummary:
     """What `kvsm replay` prints of a ledger."""
     states = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
-    free, idle = len(ledger.free), len(ledger.policy)
+    free, idle = len(ledger.free), ledger.evictable()
     return LedgerSummary(
         ledger.seq,
         ledger.step,

@@ -19,12 +19,13 @@ from allocate to evict:
 7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
                                         its slot is free again.
 
-Resets and touches are in cache.py, the next process in restart.py, the state in state.py, the records that it
-keeps in records.py.
+Who stands in the eviction order is in order.py; resets and touches are in cache.py, the next process in
+restart.py, the state in state.py, the records that it keeps in records.py.
 
 The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
 can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
-EVICTED, in the policy's order if it is STORED without a pin or a copy.
+EVICTED, in the policy's order if it is STORED without a pin or a copy. Copies to another tier do not count
+there: they neither take a block out of the order nor move it.
 """
 
 from kvsm.ledger.index import indexed_slots, readable_keys

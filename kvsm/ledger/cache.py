@@ -7,21 +7,19 @@ import numpy as np
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.ids import unpack
-from kvsm.ledger import index, transfers
+from kvsm.ledger import index, order, transfers
 from kvsm.ledger.state import LedgerState
 from kvsm.policies import make_policy
 from kvsm.states import block as block_machine
 from kvsm.states import transfer as transfer_machine
-from kvsm.states.block import IDLE
 from kvsm.states.transfer import TRANSFER_WORDS
-from kvsm.states.words import pick
 
 
 def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
     """Used without a load. The idle ones move in the eviction order."""
     slots = unpack(event.slots)
     new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)
-    ledger.policy.touched(pick(slots, new, IDLE))
+    order.touch(ledger, slots, new)
 
 
 def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:

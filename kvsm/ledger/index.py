@@ -71,6 +71,9 @@ def withdraw(ledger: LedgerState, slots: IdArray) -> NDArray[np.int64]:
     remove(ledger, indexed)
     if len(readable):
         ledger.policy.removed(readable)
+        if ledger.copied_out:
+            for slot in readable.tolist():
+                ledger.copied_out.pop(slot, None)
         if ledger.listener is not None:
             ledger.listener.removed([ledger.key_of[slot] for slot in readable.tolist()])
     return indexed

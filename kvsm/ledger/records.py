@@ -61,6 +61,8 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     settled: tuple[int, ...] = ()
     offered: tuple[int, ...] = ()
     """Its cursors, in blocks of each KV cache group (`BlocksOffered`). Empty before its first offer."""
+    target: str = ""
+    """The tier to which it copies blocks, if no request of the engine is behind it (`RequestArrived`)."""
 
     @property
     def state(self) -> RequestState:

@@ -7,20 +7,20 @@ from collections.abc import Iterable
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.ids import NO_IDS, IdArray, unpack
+from kvsm.ledger import order
 from kvsm.ledger.records import RequestRecord
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states import request as request_machine
-from kvsm.states.block import IDLE, PINNED_ONCE
 from kvsm.states.request import REQUEST_WORDS, RequestTrigger
-from kvsm.states.words import STATE_MASK, pick
+from kvsm.states.words import STATE_MASK
 
 
 def request_arrived(ledger: LedgerState, event: ev.RequestArrived) -> None:
     """The request is known from now on."""
     if event.request in ledger.requests:
         raise InvalidEvent(event.seq, f"request {event.request} has arrived before")
-    ledger.requests[event.request] = RequestRecord(event.request)
+    ledger.requests[event.request] = RequestRecord(event.request, target=event.target)
 
 
 def request_preempted(ledger: LedgerState, event: ev.RequestPreempted) -> None:
@@ -41,7 +41,8 @@ def _leave(ledger: LedgerState, request: RequestRecord, trigger: RequestTrigger,
 
 
 def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
-    """The match pins its blocks. What was idle leaves the eviction order."""
+    """The match pins its blocks. What was idle leaves the eviction order, unless it is for a copy to
+    another tier."""
     request = ledger.requests.get(event.request) or RequestRecord(event.request)
     slots = unpack(event.slots)
     trigger = request_machine.HIT if len(slots) else request_machine.MISS
@@ -49,9 +50,7 @@ def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
     if len(slots):
         new = ledger.blocks.check(slots, block_machine.PIN, event.seq)
         ledger.blocks.commit(slots, new)
-        busy = pick(slots, new, PINNED_ONCE)
-        if len(busy):
-            ledger.policy.busy(busy)
+        order.leave(ledger, slots, new, request.target)
         request.pins, request.pinned_at = slots, event.seq
     request.word = word
     ledger.requests[request.name] = request
@@ -96,9 +95,7 @@ def unpin(ledger: LedgerState, request: RequestRecord, slots: IdArray, seq: int)
     request.pins = NO_IDS
     if len(slots):
         new = ledger.blocks.advance(slots, block_machine.UNPIN, seq)
-        idle = pick(slots, new, IDLE)
-        if len(idle):
-            ledger.policy.idle(idle)
+        order.come_back(ledger, slots, new, request.target)
 
 
 def settle(ledger: LedgerState, request: RequestRecord, word: int) -> None:

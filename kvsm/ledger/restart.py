@@ -53,10 +53,12 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
         ledger.free.append(given_back)
     if another is None:
         used = np.flatnonzero(readable & (before != IDLE))
+        used = used[np.array([slot not in ledger.policy for slot in used.tolist()], np.bool_)]
         if len(used):
             ledger.policy.idle(used)
     else:
         _give_over(ledger, another, np.flatnonzero(readable))
+    ledger.copied_out.clear()
     ledger.leases.advance(np.arange(ledger.config.device_blocks), lease_machine.RESTART, seq)
     if config.device_blocks != ledger.config.device_blocks:
         ledger.leases = StateWords(LEASE_WORDS, config.device_blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Protocol, cast
@@ -64,6 +65,8 @@ class LedgerState:
         self.free = SlotQueue(slots)
         self.free.append(np.arange(slots))
         self.policy = make_policy(config.policy, slots)
+        self.copied_out: dict[int, int] = {}
+        """Slot -> how many copies to other tiers hold it. They do not move it in the eviction order."""
         self.transfers: dict[int, TransferRecord] = {}
         self.planned_word = TRANSFER_WORDS.encode(TransferState.PLANNED, (config.workers,))
         """Word of a transfer that has just been planned."""
@@ -91,6 +94,20 @@ class LedgerState:
             return tuple([slot for slot in pins if self.generation[slot] <= since and self.readable(slot)])
         live = are_readable(self.blocks.view[pins]) & (self.generation_view[pins] <= since)
         return cast(NDArray[np.int64], pins)[live]
+
+    def evictable(self) -> int:
+        """How many blocks may be evicted: they stand in the eviction order, and nothing copies them."""
+        return len(self.policy) - sum([slot in self.policy for slot in self.copied_out])
+
+    def count_copies_out(self) -> dict[int, int]:
+        """`copied_out`, counted from the requests and their loads."""
+        counted: Counter[int] = Counter()
+        for request in self.requests.values():
+            if request.target:
+                counted.update(listed(self.live_pins(request)))
+                if request.load:
+                    counted.update(filter(self.readable, listed(self.transfers[request.load].slots)))
+        return dict(counted)
 
     def draining(self) -> bool:
         """Whether copies that a reset abandoned are still under way."""

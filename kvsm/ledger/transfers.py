@@ -9,14 +9,14 @@ from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD, STORE, Direction, Owners
 from kvsm.ids import NO_IDS, IdArray, listed
-from kvsm.ledger import index, requests
+from kvsm.ledger import index, order, requests
 from kvsm.ledger.records import TransferRecord
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states import lease as lease_machine
 from kvsm.states import request as request_machine
 from kvsm.states import transfer as transfer_machine
-from kvsm.states.block import EVICTED_WORD, IDLE
+from kvsm.states.block import EVICTED_WORD
 from kvsm.states.request import REQUEST_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS
 from kvsm.states.words import STATE_MASK, pick
@@ -131,10 +131,8 @@ def end_copies(ledger: LedgerState, transfer: TransferRecord, good: bool, seq: i
     trigger = block_machine.END_COPY_GOOD if good else block_machine.END_COPY_BAD
     new = ledger.blocks.advance(slots, trigger, seq)
     if transfer.direction is LOAD:
-        idle = pick(slots, new, IDLE)
-        if len(idle):
-            ledger.policy.idle(idle)
-        if len(idle) == len(slots):
+        target = ledger.requests[transfer.owners[0][0]].target
+        if order.come_back(ledger, slots, new, target) == len(slots):
             return
     elif good:
         ledger.policy.admitted(slots, transfer.keys)

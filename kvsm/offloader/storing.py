@@ -364,8 +364,9 @@ def _room_for(
     if not has_room_for_transfer(core):
         return 0, None
     policy, free = ledger.policy, len(ledger.free)
+    barred = frozenset(protected).union(ledger.copied_out)
     if len(keys) > free:
-        evictable = len(policy) - sum([slot in policy for slot in protected])
+        evictable = len(policy) - sum([slot in policy for slot in barred])
         keys = keys[: free + evictable]
     recalled = policy.recall(keys)
     if recalled:
@@ -373,7 +374,7 @@ def _room_for(
     lacking = len(keys) - free
     if lacking <= 0:
         return len(keys), None
-    choice = policy.choose(lacking, frozenset(protected))
+    choice = policy.choose(lacking, barred)
     if choice is None:
         return free, None
     victims = ids_of("policy.choose", "victims", choice.victims)

@@ -11,6 +11,9 @@ A block's way through a policy:
 - `busy`: a match pins it; `idle`: its last pin or copy has gone. The two together are one use of it;
 - `evicted` or `removed`: it is gone.
 
+A copy to another tier is no use of a block. The policy hears nothing of it, and `choose` is told to protect
+the block meanwhile.
+
 Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. They are in prefix order:
 slots[0] holds the block nearest to the start of a prompt. A policy should evict the *last* one first, because
 a prefix without its beginning is useless.

@@ -111,7 +111,7 @@ class Witness(Book):
                 broken += self._compare_slots(ledger, slots)
             if (
                 len(ledger.index) != len(self._held)
-                or len(ledger.policy) != self._idle
+                or ledger.evictable() != self._idle
                 or len(ledger.free) != self._free
             ):
                 broken += self._compare_counts(ledger)
@@ -254,7 +254,7 @@ class Witness(Book):
             Violation(property, f"{found} {what}; there must be {expected}", slots)
             for property, what, found, expected in (
                 (lists, "slots are in the free queue", len(ledger.free), self._free),
-                (lists, "slots are in the eviction order", len(ledger.policy), self._idle),
+                (lists, "blocks may be evicted", ledger.evictable(), self._idle),
                 (lists, "slots are in the index", len(ledger.index), len(self._held)),
                 (history, "keys are remembered as offered", len(ledger.offers.times), len(self._offers)),
             )

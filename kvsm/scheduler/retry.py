@@ -18,7 +18,7 @@ class RetryStamp(NamedTuple):
 
     @classmethod
     def of(cls, ledger: Ledger) -> RetryStamp:
-        return cls(ledger.ended_at, len(ledger.free) + len(ledger.policy))
+        return cls(ledger.ended_at, len(ledger.free) + ledger.evictable())
 
     def seen(self, ledger: Ledger) -> int:
         """What a comparison with later stamps can tell: nothing if a transfer has ended since, for then

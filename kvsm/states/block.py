@@ -137,6 +137,12 @@ IDLE = BLOCK_WORDS.encode(BlockState.STORED)
 PINNED_ONCE = BLOCK_WORDS.step(IDLE, BlockTrigger.PIN, "", 0)
 """The word of a block that was idle until a match pinned it."""
 
+
+def holders(word: int) -> int:
+    """How many pins and copies hold the block with this word."""
+    return sum(BLOCK_WORDS.decode(word)[1])
+
+
 EVICTED_WORD = BLOCK_WORDS.encode(BlockState.EVICTED)
 """The word of an EVICTED block: it has neither pin nor copy."""
 

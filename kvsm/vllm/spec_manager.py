@@ -232,7 +232,7 @@ class KvsmManager(OffloadingManager):
         new = slots.count(None)
         # A key of the offer that is on the host already is not evicted for the others.
         kept = sum(slot in ledger.policy for slot in slots if slot is not None)
-        if new > len(ledger.free) + len(ledger.policy) - kept:
+        if new > len(ledger.free) + ledger.evictable() - kept:
             return None
         # Half of the transfers are for loads: a promised load cannot wait.
         if new and len(ledger.transfers) >= self._max_transfers // 2:

@@ -150,7 +150,7 @@ class CoreWorld:
         counted = (
             len(ledger.index),
             len(ledger.free),
-            len(ledger.policy),
+            ledger.evictable(),
             len(ledger.transfers),
             len(ledger.requests),
         )

@@ -108,6 +108,7 @@ declare(
     load=Seen(lambda one, _: one.load > 0),
     settled=KEPT,
     offered=KEPT,
+    target=KEPT,
 )
 
 # The ledger.
@@ -163,6 +164,7 @@ declare(
     index=Dropped("it follows from `key_of` and `blocks`"),
     free=Seen(lambda ledger, names: [names.slots[slot] for slot in ledger.free]),
     policy=Seen(_idle),
+    copied_out=Dropped("it follows from the requests and transfers that have a target"),
     transfers=Seen(lambda ledger, names: each_compared(ledger.transfers.values(), names)),
     planned_word=FIXED,
     requests=Seen(lambda ledger, names: each_compared(map(ledger.requests.get, names.requests), names)),

@@ -70,10 +70,10 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.ledger.requests:hit_matched",
+                "kvsm.ledger.order:leave",
                 """
-                if len(busy):
-                    ledger.policy.busy(busy)
+                if len(used):
+                    ledger.policy.busy(used)
                 """,
             ),
         ),

@@ -42,6 +42,7 @@ RESTARTING = (
                 _NEXT_LEDGER,
                 """
                 used = np.flatnonzero(readable & (before != IDLE))
+                used = used[np.array([slot not in ledger.policy for slot in used.tolist()], np.bool_)]
                 if len(used):
                     ledger.policy.idle(used)
                 """,
