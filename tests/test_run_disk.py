@@ -68,6 +68,19 @@ def test_the_next_run_finds_on_disk_what_this_one_stored(
     assert "loaded from host memory, or from disk through it" in told
 
 
+def test_write_back_writes_less_and_the_host_loses_nothing_for_it(place: Path) -> None:
+    """Runs that begin with an empty disk hit the same blocks, and the disk gets fewer."""
+    sizes = {"requests": 80, "host_blocks": 256}
+    through = serve(place, **sizes)
+    back = serve(place, disk_dir=str(place / "other"), disk_write="back", **sizes)
+    assert back.good
+    assert through.disk is not None
+    assert back.disk is not None
+    assert 0 < back.disk.blocks_stored < through.disk.blocks_stored
+    assert back.disk.blocks_not_stored == 0
+    assert back.computed_tokens == through.computed_tokens
+
+
 def test_both_logs_are_kept_and_verify(place: Path) -> None:
     """The disk's is in a directory of the host's, where the result says."""
     told = json.loads(kvsm("--disk-dir", place / "disk", "--log", place / "log", "--json").stdout)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvsm.disk import DiskEra, SlotGeneration, read_era
 from kvsm.disk.health import FAILURES
@@ -20,7 +22,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
-from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
+from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
 
 HOST, DISK, DEVICE, PLACES = 4, 6, 8, 4
 KEYS = [f"key {n}".encode() for n in range(12)]
@@ -29,7 +31,15 @@ KEYS = [f"key {n}".encode() for n in range(12)]
 class Tiers:
     """Two cores and a tier between them, whose copies end as the test says."""
 
-    def __init__(self, host_blocks: int = HOST, chunk: int = 1, workers: int = 1) -> None:
+    def __init__(
+        self,
+        host_blocks: int = HOST,
+        chunk: int = 1,
+        workers: int = 1,
+        writes: WritePolicy = WritePolicy.THROUGH,
+        places: int = PLACES,
+        disk: int = DISK,
+    ) -> None:
         config = OffloadConfig(
             host_blocks=host_blocks,
             device_blocks=DEVICE,
@@ -37,11 +47,11 @@ class Tiers:
             workers=workers,
             defer_ticks=8,
         )
-        config = host_config(config, PLACES)
+        config = host_config(config, places)
         self.host = Offloader(config)
-        self.disk = Offloader(disk_config(config, DISK))
+        self.disk = Offloader(disk_config(config, disk))
         self.voids: list[str | None] = []
-        self.tier = DiskTier(self.host, self.disk, self.voids.append, PLACES)
+        self.tier = DiskTier(self.host, self.disk, self.voids.append, places, writes=writes)
 
     def store(self, keys: Sequence[bytes]) -> None:
         """The engine stores these on the host."""
@@ -294,6 +304,97 @@ def test_a_scheduler_that_flushes_at_its_last_step_has_no_tier_below() -> None:
     config = SchedulerConfig(groups=(KVCacheGroup(4),), hash_tokens=4, last_step=LastStep.FLUSH)
     with pytest.raises(ConfigError, match="KEEP_STEPPING"):
         OffloadScheduler(tiers.host, config, tiers.tier)
+
+
+# Write-back.
+
+
+def written_back(places: int = 1, **sizes: int) -> Tiers:
+    return Tiers(writes=WritePolicy.BACK, places=places, **sizes)
+
+
+def on_disk(tiers: Tiers) -> list[bytes]:
+    return [key for key in KEYS if tiers.tier.has(key)]
+
+
+def test_write_back_stores_what_the_host_evicts_next_and_nothing_else() -> None:
+    """Nothing as long as there is room, and then the oldest."""
+    tiers = written_back()
+    tiers.write_through(KEYS[: HOST - 1])
+    assert on_disk(tiers) == []
+    assert not tiers.tier.has_work()
+    tiers.write_through(KEYS[HOST - 1 : HOST])
+    victims = tiers.host.next_victims(1)
+    assert on_disk(tiers) == [*victims]
+    assert not tiers.tier.has_work()
+    tiers.check()
+
+
+def test_a_use_of_the_next_victim_lets_the_following_one_be_stored() -> None:
+    """The next step looks again."""
+    tiers = written_back()
+    tiers.write_through(KEYS[:HOST])
+    (used,) = tiers.host.next_victims(1)
+    tiers.host.touch([used])
+    (following,) = tiers.host.next_victims(1)
+    for job in tiers.tier.plan():
+        tiers.end(job)
+    assert {*on_disk(tiers)} == {used, following}
+
+
+def test_a_copy_that_fails_is_made_again_with_write_back() -> None:
+    """Until the host has to evict the block. Only then it counts as not stored."""
+    tiers = written_back()
+    tiers.store(KEYS[:HOST])
+    (job,) = tiers.tier.plan()
+    tiers.end(job, good=False)
+    (job,) = tiers.tier.plan()
+    tiers.end(job)
+    assert on_disk(tiers) == [*job.keys]
+    assert tiers.tier.counts.not_stored == 0
+
+
+def test_a_block_that_has_to_leave_before_its_copy_is_counted() -> None:
+    tiers = written_back()
+    tiers.store(KEYS[:HOST])
+    tiers.store(KEYS[HOST : HOST + 2])
+    assert tiers.tier.counts.not_stored == 2
+    tiers.check()
+
+
+def test_what_a_reset_overtakes_is_never_written() -> None:
+    tiers = written_back()
+    tiers.write_through(KEYS[: HOST - 1])
+    tiers.host.reset()
+    tiers.tier.reset()
+    assert (tiers.tier.counts.to_disk, tiers.tier.counts.not_stored) == (0, 0)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from(["store", "use", "touch"]), st.integers(0, len(KEYS) - 1)), max_size=30
+    )
+)
+def test_each_block_that_leaves_was_stored_if_copies_end_within_a_step(steps: list[tuple[str, int]]) -> None:
+    """Full offload (S16) with write-back, whatever uses there are between two stores."""
+    tiers, left = written_back(disk=len(KEYS)), list[bytes]()
+    count = tiers.host.evicting
+    assert count is not None
+    tiers.host.evicting = lambda keys: (left.extend(keys), count(keys))[1]
+    for number, (kind, place) in enumerate(steps):
+        key = KEYS[place]
+        if kind == "store" and key not in tiers.host.ledger.index:
+            tiers.store([key])
+        elif kind == "use":
+            tiers.host.match(f"r{number}", [key])
+            tiers.host.finish(f"r{number}")
+        elif kind == "touch":
+            tiers.host.touch([key])
+        for job in tiers.tier.plan():
+            tiers.end(job)
+        tiers.check()
+    assert [key for key in left if not tiers.tier.has(key)] == []
+    assert tiers.tier.counts.not_stored == 0
 
 
 # Adoption.

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from kvsm.checker.model import Kind, Requirement
 from kvsm.properties import Property
+from kvsm.tiers import WritePolicy
 from kvsm.worlds.saving import Saver
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action
@@ -158,6 +159,7 @@ SCOPES: Mapping[str, TierScope] = {
             {"host_slots": 2, "disk_slots": 2, "device_blocks": 2, "prompts": 1, "length": 2, "most": 2},
             _MET,
         ),
+        ("write-back", {"writes": WritePolicy.BACK.value}, _MET),
         ("full", {"most": 2}, (*_MET, "nothing is left")),
     )
 }

@@ -20,7 +20,7 @@ from kvsm.cli.run_result import print_result
 from kvsm.errors import PropertyBroken
 from kvsm.policies import POLICIES
 from kvsm.serving.ranks import COPIES
-from kvsm.serving.run_options import DISK_FLUSHES, LAST_STEPS, STORES, RunOptions
+from kvsm.serving.run_options import DISK_FLUSHES, DISK_WRITES, LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 _DEFAULTS = RunOptions()
@@ -49,6 +49,7 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
     metavar="DIR",
     help="Keep these files in DIR. The next run finds what this one stored.",
 )
+@_option("--disk-write", click.Choice(DISK_WRITES), "Store on disk at once, or before the host evicts.")
 @_option("--disk-flush", click.Choice(DISK_FLUSHES), "When stores to the disk are flushed.")
 @_option("--block-bytes", int, "Bytes of a block on one worker.")
 @_option("--blocks-per-chunk", int, "Device blocks that one host slot holds.")

@@ -91,6 +91,8 @@ class EventEmitter:
         self.ledger = Ledger(config, publisher)
         self.log = log
         self.step = 0
+        self.evicting: Callable[[Sequence[bytes]], None] | None = None
+        """Hears the keys that are evicted for others. It must not call the core."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_at: int | None = None

@@ -193,6 +193,7 @@ class Offloader(EventEmitter):
     rewrite = storing.rewrite
     import_blocks = storing.import_blocks
     adopt_blocks = storing.adopt_blocks
+    next_victims = storing.next_victims
 
     # Loads, and the life of every transfer.
     prepare_load = transfers.prepare_load

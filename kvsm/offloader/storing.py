@@ -353,6 +353,14 @@ def _admit(
     return Admission.STORE
 
 
+def next_victims(core: EventEmitter, most: int) -> Sequence[bytes]:
+    """The keys that would be evicted next, in this order: at most this number of them. Changes nothing."""
+    ledger = core.ledger
+    count = min(most, ledger.evictable())
+    choice = ledger.policy.choose(count, frozenset(ledger.copied_out)) if count > 0 else None
+    return () if choice is None else ledger.keys_of(ids_of("policy.choose", "victims", choice.victims))
+
+
 def _room_for(
     core: EventEmitter, keys: tuple[bytes, ...], protected: Sequence[int]
 ) -> tuple[int, Choice | None]:
@@ -386,6 +394,8 @@ def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:
     evicted = core.ledger.keys_of(choice.victims)
     # The number of the next event, the plan, names the transfer.
     core.emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), core.ledger.seq + 2)
+    if core.evicting is not None:
+        core.evicting(evicted)
     return evicted
 
 

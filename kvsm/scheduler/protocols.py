@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -189,6 +189,6 @@ class TierBelow(Protocol):
         """Begin to bring what the host lacks of these keys. Returns the transfer of the host's ledger."""
         ...
 
-    def stored(self, keys: Iterable[bytes]) -> None:
+    def stored(self, keys: Collection[bytes]) -> None:
         """The host has got these keys."""
         ...

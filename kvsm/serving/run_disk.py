@@ -37,7 +37,7 @@ from kvsm.serving.copy_totals import CopyTotals, copy_totals
 from kvsm.serving.in_flight import Latency, TransfersInFlight
 from kvsm.serving.ranks import Rank
 from kvsm.snapshot import digest
-from kvsm.tiers import DiskTier, adopt_found, disagreements
+from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disagreements
 from kvsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -159,7 +159,8 @@ class RunDisk:
         self._metrics = Metrics.attached_to(core)
         self._era = OpenEra(files.place.era, WEIGHTS, files.found.life)
         self._found = adopt_found(core, files.found)
-        self.tier = DiskTier(host, core, self._begin_era, name=files.place.name, clock=clock)
+        writes = WritePolicy(options.disk_write)
+        self.tier = DiskTier(host, core, self._begin_era, name=files.place.name, writes=writes, clock=clock)
         self._workers = [
             Worker(number, _disk_engine(options, number, rank, file))
             for number, (rank, file) in enumerate(zip(ranks, files.files))
@@ -183,14 +184,14 @@ class RunDisk:
 
     def start(self, step: int) -> None:
         """Start the copies that leave in this step."""
-        if not self.tier.has_work():
-            return
         loads: list[TransferJob] = []
         stores: list[TransferJob] = []
         for job in self.tier.plan():
             (stores if job.direction is Direction.STORE else loads).append(job)
-        self._in_flight.start(TransferPlan(tuple(loads), tuple(stores)), step)
-        self._core.end_step()
+        if loads or stores:
+            self._in_flight.start(TransferPlan(tuple(loads), tuple(stores)), step)
+        if self.tier.copies:
+            self._core.end_step()
 
     def check_rest(self) -> list[Violation]:
         """After the last step: all violations, with what is left although progress (S9) says that it must be

@@ -14,11 +14,12 @@ from kvsm.policies import make_policy
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
-from kvsm.tiers import host_config
+from kvsm.tiers import WritePolicy, host_config
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 STORES = tuple(mode.value for mode in StoreMode)
 LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
+DISK_WRITES = tuple(one.value for one in WritePolicy)
 DISK_FLUSHES = tuple(one.value for one in FlushPolicy)
 
 BUDGET_BLOCKS = 16
@@ -41,6 +42,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_chunk: device blocks that a slot holds.
     disk_blocks: slots of each worker's file below its host pool; 0: there is no disk tier.
     disk_dir: directory of these files. A later run with the same sizes and groups finds what is stored there.
+    disk_write: when a block that the host has stored is stored on the disk, a `WritePolicy`.
     disk_flush: when stores to the disk are flushed, a `FlushPolicy`.
     policy: eviction policy of host and disk, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
     workers: ranks.
@@ -69,6 +71,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     blocks_per_chunk: int = 1
     disk_blocks: int = 0
     disk_dir: str | None = None
+    disk_write: str = WritePolicy.THROUGH.value
     disk_flush: str = FlushPolicy.INTERVAL.value
     policy: str = "lru"
     workers: int = 2
@@ -109,6 +112,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             ("copies", COPIES),
             ("store", STORES),
             ("last_step", LAST_STEPS),
+            ("disk_write", DISK_WRITES),
             ("disk_flush", DISK_FLUSHES),
         ):
             value = getattr(self, name)

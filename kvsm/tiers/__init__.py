@@ -7,7 +7,15 @@ above.
 from __future__ import annotations
 
 from kvsm.tiers.agreement import disagreements
-from kvsm.tiers.disk_tier import DiskTier, TierCopy, disk_config, host_config
+from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, disk_config, host_config
 from kvsm.tiers.found import adopt_found
 
-__all__ = ["DiskTier", "TierCopy", "adopt_found", "disagreements", "disk_config", "host_config"]
+__all__ = [
+    "DiskTier",
+    "TierCopy",
+    "WritePolicy",
+    "adopt_found",
+    "disagreements",
+    "disk_config",
+    "host_config",
+]

@@ -25,17 +25,18 @@ from the disk   good     good: the key is on the host                 good
 from the disk   bad      bad: the key is not on the host              bad: the disk's block is void
 ==============  =======  ===========================================  =======================================
 
-Blocks are written through: what was stored on the host is stored on the disk as soon as there is room for the
-copy. What is evicted from the host later is on the disk then, or was never there.
+`WritePolicy` says when a block goes to the disk: as soon as the host has it, or before the host evicts it.
+The host's eviction never waits for a copy. A block that has to leave before its copy is lost, and counted.
 
-A block's way: `stored` queues it, `plan` begins its copy, `report` ends it. When a prompt comes again and the
-host has lost it, `fetch` begins the copy back.
+A block's way: `stored` queues it, or `plan` with write-back. `plan` begins its copy, and `report` ends it.
+When a prompt comes again and the host has lost it, `fetch` begins the copy back.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum
 from itertools import count, islice
 from typing import NamedTuple
 
@@ -57,6 +58,21 @@ PLACES = 256
 BATCH = 64
 """The most blocks of one copy. A copy ends as a whole, so a long one keeps its first block waiting."""
 
+AHEAD_SHARE = 4
+"""Write-back keeps a fourth of the host pool on the disk: the blocks that are evicted next."""
+
+LOOKS = 8
+"""How often write-back looks at all of them until the host has stored as many other blocks."""
+
+
+class WritePolicy(Enum):
+    """When a block that was stored on the host is stored on the disk."""
+
+    THROUGH = "through"
+    """At once. Each block is written, and the disk has nearly all that the host has."""
+    BACK = "back"
+    """Before the host evicts it. Blocks that a reset overtakes first are never written."""
+
 
 class TierCopy(NamedTuple):
     """A copy between host and disk in flight: its transfer in each ledger.
@@ -74,8 +90,9 @@ class TierCopy(NamedTuple):
 class TierCounts(msgspec.Struct):
     """How many blocks went which way since the start.
 
-    not_stored: blocks whose copy to the disk failed, found no room, or was overtaken by a reset. It is not
-        tried again.
+    not_stored: blocks that did not reach the disk. With write-through their copy failed, found no room, or
+        was overtaken by a reset or by their eviction, and it is not tried again. With write-back the host had
+        to evict them before, or a reset overtook them while they waited.
     """
 
     to_disk: int = 0
@@ -116,6 +133,7 @@ class DiskTier:
 
     host: made with `host_config`. Its last `places` chunks of device blocks stand for the disk.
     disk: made with `disk_config`. What recovery found is adopted before (`Offloader.adopt_blocks`).
+    writes: when blocks go to the disk.
     void: makes durable that nothing stored before counts any more. It is given the new version of the
         weights; None: the same. Called in a reset, before that is answered.
     name: of the disk, for what is told.
@@ -131,6 +149,7 @@ class DiskTier:
         void: Callable[[str | None], None],
         places: int = PLACES,
         name: str = "the disk tier",
+        writes: WritePolicy = WritePolicy.THROUGH,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         above, below = host.config, disk.config
@@ -149,7 +168,14 @@ class DiskTier:
         self.copies: dict[int, TierCopy] = {}
         """The copies in flight, by their transfer in the disk's ledger."""
         self.counts = TierCounts()
-        self._void = void
+        self._void, self._writes = void, writes
+        self._ahead = max(1, above.host_blocks // AHEAD_SHARE)
+        """How many blocks that leave next are kept on the disk."""
+        self._look_after = max(1, self._ahead // LOOKS)
+        self._since_look = 0
+        """How many blocks the host has stored since all of these were looked at."""
+        if writes is WritePolicy.BACK:
+            host.evicting = self.evicted
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
@@ -191,8 +217,33 @@ class DiskTier:
 
     # What is stored below.
 
-    def stored(self, keys: Iterable[bytes]) -> None:
+    def stored(self, keys: Collection[bytes]) -> None:
         """These keys were stored on the host, from the device."""
+        self._since_look += len(keys)
+        if self._writes is WritePolicy.THROUGH:
+            self._queue(keys)
+
+    def evicted(self, keys: Sequence[bytes]) -> None:
+        """The host evicts these keys, and write-back should have stored them before."""
+        for key in keys:
+            self._waiting.pop(key, None)
+            self.counts.not_stored += key not in self.disk.ledger.index
+
+    def _queue_next_victims(self) -> None:
+        """Queue what the host evicts next and the disk lacks.
+
+        To look at all of it takes long in a large pool. Between two such looks each step looks at the first
+        blocks, because uses move the order.
+        """
+        below, free = self.disk.ledger.index, len(self.host.ledger.free)
+        most = self._ahead
+        if self._since_look < self._look_after:
+            most = min(most, PLACES)
+        else:
+            self._since_look = 0
+        self._queue([key for key in self.host.next_victims(most - free) if key not in below])
+
+    def _queue(self, keys: Iterable[bytes]) -> None:
         waiting = self._waiting
         waiting.update(dict.fromkeys(keys))
         # As long as the disk takes no stores, more come than the host can hold.
@@ -206,6 +257,8 @@ class DiskTier:
 
         A job names host slots as device blocks, disk slots as host blocks, and the keys.
         """
+        if self._writes is WritePolicy.BACK:
+            self._queue_next_victims()
         while self._waiting and self._store_some():
             pass
         planned, self._planned = tuple(self._planned), []
@@ -216,7 +269,8 @@ class DiskTier:
 
     def has_work(self) -> bool:
         """Whether a copy is planned or in flight, or one may begin for a block that waits."""
-        may_begin = self._waiting and self._places and self._health.read().takes_stores
+        waits = self._waiting or (self._writes is WritePolicy.BACK and self._since_look >= self._look_after)
+        may_begin = waits and self._places and self._health.read().takes_stores
         return bool(self.copies or may_begin)
 
     def _store_some(self) -> bool:
@@ -233,7 +287,7 @@ class DiskTier:
         disk.rewrite(slots)
         prepared = disk.store((), keys, slots)
         job = prepared.job
-        self.counts.not_stored += len(keys) - len(prepared.keys)  # no room, because all of it is in use
+        self._note_not_stored(len(keys) - len(prepared.keys))  # no room, because all of it is in use
         if job is None:
             return False
         record = disk.ledger.transfers[job.transfer]
@@ -243,7 +297,7 @@ class DiskTier:
         above = self._load(host, asker, slots, [block for place in places for block in place], DISK)
         if above is None:
             disk.cancel(job.transfer)
-            self.counts.not_stored += len(slots)
+            self._note_not_stored(len(slots))
             return False
         del self._places[: len(slots)]
         self._begin(TierCopy(above.transfer, job.transfer, Direction.STORE, places), job, record.keys)
@@ -262,7 +316,7 @@ class DiskTier:
             if key in index and readable(index[key]):
                 keys.append(key)
             else:
-                self.counts.not_stored += 1
+                self._note_not_stored(1)
         return keys
 
     def _load(
@@ -354,6 +408,11 @@ class DiskTier:
             self.counts.to_disk += blocks
             self._health.succeeded()
         else:
+            self._note_not_stored(blocks)
+
+    def _note_not_stored(self, blocks: int) -> None:
+        """The copies of these blocks came to nothing. With write-back the next look finds them again."""
+        if self._writes is WritePolicy.THROUGH:
             self.counts.not_stored += blocks
 
 

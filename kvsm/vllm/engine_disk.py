@@ -12,7 +12,7 @@ from kvsm.events import Direction
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.offloader import LogFlush, Offloader
 from kvsm.plan import TransferJob, WorkerReport
-from kvsm.tiers import DiskTier, adopt_found, disk_config
+from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disk_config
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
@@ -47,7 +47,8 @@ class EngineDisk:
         self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", publisher)
         disk = self._core.offloader
         kept = adopt_found(disk, found)
-        self.tier = DiskTier(host, disk, self._begin_era, name=place.name)
+        writes = WritePolicy(options.disk_write)
+        self.tier = DiskTier(host, disk, self._begin_era, name=place.name, writes=writes)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         log.info("kvsm: %s holds %d blocks of earlier processes", place.name, kept)
         for rank, told in enumerate(found.told):
@@ -56,12 +57,11 @@ class EngineDisk:
 
     def plan(self) -> tuple[TransferJob, ...]:
         """The copies that leave with this step."""
-        if not self.tier.has_work():
-            return ()
         self._give_up_overdue()
         jobs = self.tier.plan()
         self.deadlines.submitted(jobs)
-        self.tier.disk.end_step()
+        if self.tier.copies:
+            self.tier.disk.end_step()
         return jobs
 
     def take(self, reports: Sequence[WorkerReport]) -> None:

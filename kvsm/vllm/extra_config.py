@@ -102,6 +102,8 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         when host memory has lost it, also by a later process. Each engine needs one of its own.
     disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
         the first start.
+    disk_write: when a block goes to the disk: `through`, as soon as host memory has it; or `back`, before
+        host memory evicts it.
     disk_flush: when stores to the disk are flushed: `none`, `interval` (each second), or `every` store before
         it counts. What was flushed survives a power loss.
     weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is
@@ -123,6 +125,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     weights_are_versioned: bool = False
     disk_dir: str | None = None
     disk_bytes: Bytes | None = None
+    disk_write: Literal["through", "back"] = "through"
     disk_flush: Literal["none", "interval", "every"] = "interval"
 
     def __post_init__(self) -> None:

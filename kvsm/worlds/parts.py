@@ -189,6 +189,7 @@ declare(
     ledger=PART,
     log=PART,
     step=_PEOPLE,
+    evicting=Fixed("a world that is loaded puts in its own"),
     _clock_ns=FIXED,
     _poisoned=Dropped("whatever poisons a core ends the exploration"),
     _drivers=Fixed("one thread explores"),

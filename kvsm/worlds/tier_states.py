@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvsm.canonical import PART, Dropped, Fixed, Names, compared, declare
+from kvsm.canonical import FIXED, PART, Dropped, Fixed, Names, compared, declare
 from kvsm.disk.era import DiskEra
 from kvsm.disk.formats import SlotGeneration
 from kvsm.disk.health import FAILURES, HealthWatch
@@ -26,7 +26,7 @@ from kvsm.ids import listed
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.replay.render import render_key
-from kvsm.tiers import DiskTier
+from kvsm.tiers import DiskTier, WritePolicy
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import slots_in_order
 from kvsm.worlds.parts import lru_order
@@ -46,6 +46,10 @@ declare(
     copies=COMPARED,
     counts=TOLD,
     _void=BOUND,
+    _writes=FIXED,
+    _ahead=FIXED,
+    _look_after=FIXED,
+    _since_look=COMPARED,
     _places=COMPARED,
     _health=PART,
     _waiting=COMPARED,
@@ -115,6 +119,7 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
             for one in tier.copies.values()
         ],
         list(tier._waiting),
+        tier._since_look if tier._writes is WritePolicy.BACK else 0,
         [(disk.transfers[job.transfer], job.keys) for job in tier._planned],
         len(tier._places),
         _health(tier._health, world._ticks),

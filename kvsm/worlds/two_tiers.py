@@ -39,7 +39,7 @@ from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
-from kvsm.tiers import DiskTier, disagreements, disk_config, host_config
+from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
 from kvsm.worlds.tier_states import COMPARED, TOLD, canonical_tiers, describe_tiers
 from kvsm.worlds.world import Action
@@ -68,6 +68,7 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     host_slots, disk_slots: sizes of the tiers.
     device_blocks: of the engine.
     places: how many blocks may be on their way to the disk.
+    writes: when blocks go to the disk, a `WritePolicy`.
     ranks: 1 or 2.
     prompts: how many different ones there are.
     length: the most keys of a prompt.
@@ -82,6 +83,7 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     disk_slots: int = 5
     device_blocks: int = 4
     places: int = 2
+    writes: str = WritePolicy.THROUGH.value
     ranks: int = 1
     prompts: int = len(PROMPTS)
     length: int = 2
@@ -145,7 +147,8 @@ class TwoTierWorld:
         self.host = Offloader(config, self.log, weights=self.era.weights)
         self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.era.weights)
         self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
-        self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places)
+        writes = WritePolicy(options.writes)
+        self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places, writes=writes)
         self.bind()
         self._host_copies: list[CopyInFlight] = []
         self._disk_copies: list[CopyInFlight] = []
@@ -162,6 +165,8 @@ class TwoTierWorld:
     def bind(self) -> None:
         """Let the tier ask this world, and no other. To be called after it was loaded."""
         self.tier._void, self.tier._health._clock = self._begin_era, lambda: float(self._ticks)
+        if self.tier._writes is WritePolicy.BACK:
+            self.host.evicting = self.tier.evicted
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
@@ -296,13 +301,14 @@ class TwoTierWorld:
         self._host_copies.append(CopyInFlight(job, list(range(self.options.ranks))))
 
     def _plan(self) -> bool:
-        before = self.tier.has_work(), self.tier.counts.not_stored
+        tier = self.tier
+        before = tier.has_work(), tier._since_look, [*tier._waiting]
         jobs = self.tier.plan()
         for job in jobs:
             for rank in self.ranks:
                 rank.begin(job)
             self._disk_copies.append(CopyInFlight(job, list(range(self.options.ranks))))
-        return bool(jobs) or before != (self.tier.has_work(), self.tier.counts.not_stored)
+        return bool(jobs) or before != (tier.has_work(), tier._since_look, [*tier._waiting])
 
     def _check_unused(self, slots: set[int], what: str) -> None:
         used = {slot for one in self._disk_copies for slot in listed(one.job.pairs()[0])}
@@ -584,6 +590,7 @@ def draw_two_tier_options(random: Random) -> TwoTierOptions:
         disk_slots=random.randint(2, 6),
         device_blocks=random.randint(2, 4),
         places=random.randint(1, 3),
+        writes=random.choice(list(WritePolicy)).value,
         ranks=random.choice((1, 2)),
         failures=random.choice((0, 3)),
         losses=random.choice((0, 0, 1)),

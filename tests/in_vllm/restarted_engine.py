@@ -210,10 +210,19 @@ class Life(NamedTuple):
 @click.option("--seed", default=0, show_default=True)
 @click.option("--flip", is_flag=True, help="Flip a bit of each block of the pool after the first life.")
 @click.option("--disk", default=0, show_default=True, help="Blocks of a disk tier; the pool is cold then.")
+@click.option("--disk-write", default="through", show_default=True, help="When blocks go to it.")
 @click.option("--keep-pool", is_flag=True, help="Keep the pool too, with a disk tier.")
 @click.option("--ranks", default=1, show_default=True, help="Workers; of two, one is killed alone.")
 def main(
-    directory: str, lives: int, blocks: int, seed: int, flip: bool, disk: int, keep_pool: bool, ranks: int
+    directory: str,
+    lives: int,
+    blocks: int,
+    seed: int,
+    flip: bool,
+    disk: int,
+    disk_write: str,
+    keep_pool: bool,
+    ranks: int,
 ) -> None:
     """Run an engine without kvsm, then the lives."""
     os.environ.update({**ENVIRONMENT, **QUIET})
@@ -224,7 +233,7 @@ def main(
     if disk:
         size = DiskGeometry(BLOCK_BYTES // ranks, disk).file_bytes * ranks
         kept = tier if keep_pool else {"event_log": f"{directory}/logs"}
-        tier = {"disk_dir": f"{directory}/disk", "disk_bytes": size, **kept}
+        tier = {"disk_dir": f"{directory}/disk", "disk_bytes": size, "disk_write": disk_write, **kept}
         Path(directory).mkdir()
     transfer = connector_config(cpu_bytes_to_use=blocks * BLOCK_BYTES, transfer_timeout_s=0, **tier)
     with tiny_model(LLAMA) as model:

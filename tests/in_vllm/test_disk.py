@@ -83,6 +83,14 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
     check_logs(directory, 3)
 
 
+def test_write_back_stores_what_host_memory_evicts(directory: Path) -> None:
+    """Correct bytes (S15) with write-back: later lives find on disk what host memory had evicted."""
+    lives = run_lives(directory, 30, 6, 3, "--disk", "400", "--disk-write", "back")
+    assert wrong_answers(lives) == []
+    check_hits(lives)
+    check_logs(directory, 3)
+
+
 def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
     """Both outlive each process. The log of the host's tier is one chain."""
     lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
