@@ -12,6 +12,7 @@ from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
 from kvsm.disk.era import DiskEra, OpenEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
+from kvsm.disk.log_note import LogNote, read_log_note
 from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
 
@@ -21,6 +22,7 @@ __all__ = [
     "DiskEra",
     "DiskGeometry",
     "FlushPolicy",
+    "LogNote",
     "OpenEra",
     "RankScan",
     "Recovered",
@@ -32,6 +34,7 @@ __all__ = [
     "decide",
     "era_at_start",
     "read_era",
+    "read_log_note",
     "recover",
     "scan",
     "take",

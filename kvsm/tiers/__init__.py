@@ -9,5 +9,18 @@ from __future__ import annotations
 from kvsm.tiers.agreement import disagreements
 from kvsm.tiers.disk_tier import DiskTier, TierCopy, disk_config, host_config
 from kvsm.tiers.found import adopt_found
+from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
 
-__all__ = ["DiskTier", "TierCopy", "adopt_found", "disagreements", "disk_config", "host_config"]
+__all__ = [
+    "DiskTier",
+    "LastLog",
+    "LoggedBlocks",
+    "SlotDifference",
+    "TierCopy",
+    "adopt_found",
+    "compare_with_last_log",
+    "disagreements",
+    "disk_config",
+    "host_config",
+    "note_log",
+]
