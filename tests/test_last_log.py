@@ -149,7 +149,7 @@ def test_a_block_that_is_gone_is_told_by_the_next_run(place: Path, tmp_path: Pat
     assert last["first"] == [{"slot": slot, "logged": key.hex(), "found": None}]
     command[-2] = str(tmp_path / "third")
     lines = " ".join(CliRunner().invoke(main, [*command, str(tmp_path / "again")]).stdout.split())
-    assert "1 are missing on disk; that process flushed each store" in lines
+    assert "1 missing on disk; that process flushed each store" in lines
     assert f"slot {slot}: by the log it has key {render_key(key)}, and on disk key none" in lines
 
 

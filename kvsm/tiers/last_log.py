@@ -109,9 +109,9 @@ class LastLog(msgspec.Struct, frozen=True, kw_only=True):
         if not self.differences:
             return []
         parts = (
-            (self.missing, "are missing on disk"),
-            (self.changed, "have another key on disk"),
-            (self.unknown, "are unknown to the log"),
+            (self.missing, "missing on disk"),
+            (self.changed, "with another key on disk"),
+            (self.unknown, "unknown to the log"),
         )
         counts = ", ".join(f"{count:,} {what}" for count, what in parts if count)
         lost = f"; {self.flushed}" if self.missing else ""

@@ -27,6 +27,7 @@ class EngineDisk:
     """Couples the host's core of an engine with the disk below it.
 
     tier: what goes down and comes back.
+    last_log: how what was found agrees with the log of the last process.
 
     announces: whether the disk publishes KV events.
     """
@@ -42,7 +43,9 @@ class EngineDisk:
         weights = weights_version(vllm_config, options.weights_version)
         decided = place.decide(weights)
         found = decided.found
-        last = compare_with_last_log(place, found, decided.era, decided.made, place.num_slots, options.policy)
+        self.last_log = compare_with_last_log(
+            place, found, decided.era, decided.made, place.num_slots, options.policy
+        )
         self._era = OpenEra(place.era, weights, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
@@ -57,7 +60,7 @@ class EngineDisk:
         for rank, told in enumerate(found.told):
             rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
             log.info("kvsm: disk slots of rank %d: %s", rank, rows)
-        for line in last.told():
+        for line in self.last_log.told():
             log.warning("kvsm: %s: %s", place.name, line)
 
     def plan(self) -> tuple[TransferJob, ...]:

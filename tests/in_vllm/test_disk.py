@@ -68,9 +68,11 @@ def check_hits(lives: Lives) -> None:
 
 
 def test_an_engine_that_is_killed_finds_on_disk_what_it_stored(directory: Path) -> None:
-    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy."""
+    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy. What a
+    life finds in the slots is what the life before has logged."""
     lives = run_lives(directory, 30, 4, 6, "--disk", "400")
     assert wrong_answers(lives) == []
+    assert not any(lives.differs.values())
     check_hits(lives)
     check_logs(directory, 6)
 
@@ -79,14 +81,17 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
     """The same with evictions on both tiers."""
     lives = run_lives(directory, 20, 5, 3, "--disk", "60")
     assert wrong_answers(lives) == []
+    assert not any(lives.differs.values())
     assert 0 < lives.kept[max(lives.kept)] <= 60
     check_logs(directory, 3)
 
 
 def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
-    """Both outlive each process. The log of the host's tier is one chain."""
+    """Both outlive each process. The log of the host's tier is one chain. The disk has no log without
+    `event_log`, and that is said."""
     lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
     assert wrong_answers(lives) == []
+    assert ["it kept no log" in line for line in lives.differs[3]] == [True]
     assert verify_log(directory / "engine0").good
 
 
