@@ -21,6 +21,8 @@ from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
 from workloads import TIGHT, TIMEOUT_S, Row, make_trial
 
+import kvsm
+from kvsm.analysis.other_tier import other_tier
 from kvsm.disk import DiskGeometry, FlushPolicy, RankScan, Recovered, decide
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, LoadPlanned
@@ -97,7 +99,8 @@ def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
 
 def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> None:
     """Events are state (S10): a router that folds them knows what host memory has, and what the disk has,
-    with evictions on both, and from the first event of a life what earlier ones have left."""
+    with evictions on both, and from the first event of a life what earlier ones have left. Each tier's log
+    leads to the other's by its name."""
     for life in (1, 2):
         notes = tmp_path / f"life{life}"
         notes.mkdir()
@@ -109,6 +112,9 @@ def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> N
             make_trial(dict(LLAMA), Row(host_bytes=TIGHT), kv_transfer=transfer, engine=events), TIMEOUT_S
         )
         logs = {"-disk-" in path.name: path for path in notes.iterdir() if path.is_dir()}
+        for of_disk, log in logs.items():
+            with kvsm.open(log) as opened:
+                assert other_tier(opened) == ("host" if of_disk else "disk", logs[not of_disk])
         for of_disk, medium in ((False, MEDIUM_CPU), (True, MEDIUM_STORAGE)):
             found = readable(rebuild(logs[of_disk]).ledger, whole=False)
             assert len(found) > 20
