@@ -9,6 +9,7 @@ from random import Random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from kvsm.disk import (
     DiskGeometry,
     LogNote,
     Recovered,
-    RecoveredSlot,
     SlotGeneration,
     TierDirectory,
     decide,
@@ -54,7 +54,7 @@ def test_what_a_killed_process_leaves_is_no_difference(seed: int) -> None:
     """Copies in flight, failed and lost ones, evictions and resets: log and slots agree about all of them."""
     logged, found, after = killed(seed, losses=1)
     assert list(logged.differences(found, after)) == []
-    assert logged.stored(after).items() <= {one.slot: key for key, one in found.slots.items()}.items()
+    assert logged.stored(after).items() <= {slot: key for key, slot in found.slots.items()}.items()
 
 
 @settings(max_examples=100)
@@ -63,7 +63,7 @@ def test_each_difference_is_told_with_its_slot_and_both_keys(seed: int, data: st
     """A block that is missing, another block, and one that nobody has logged; all at once, and no other."""
     logged, found, after = killed(seed)
     stored = logged.stored(after)
-    slots = {one.slot: (key, one.generation) for key, one in found.slots.items()}
+    slots = {slot: (key, found.generation(place)) for place, (key, slot) in enumerate(found.slots.items())}
     newer = SlotGeneration(logged.life, logged.ledger.seq + 1)
     wanted: list[tuple[int, bytes | None, bytes | None]] = []
     for slot in range(logged.ledger.config.host_blocks):
@@ -75,7 +75,8 @@ def test_each_difference_is_told_with_its_slot_and_both_keys(seed: int, data: st
             planned = key or (logged.ledger.key_of[slot] if slot in logged.ledger.index.values() else None)
             slots[slot] = b"other %d" % slot, newer
             wanted.append((slot, planned, slots[slot][0]))
-    changed = Recovered({key: RecoveredSlot(slot, one) for slot, (key, one) in slots.items()}, 9, ())
+    generations = np.array([one for _, one in slots.values()], np.int64).tobytes()
+    changed = Recovered({key: slot for slot, (key, _) in slots.items()}, generations, 9, ())
     told = sorted(logged.differences(changed, after), key=lambda one: one.slot)
     assert told == [SlotDifference(slot, digits(log), digits(disk)) for slot, log, disk in wanted]
 
@@ -138,7 +139,7 @@ def test_a_block_that_is_gone_is_told_by_the_next_run(place: Path, tmp_path: Pat
     ledger = rebuild(tmp_path / "log" / "disk").ledger
     key, slot = next(iter(ledger.index.items()))
     with (tmp_path / "disk" / "run-rank0").open("r+b") as file:
-        file.seek(DiskGeometry(64, 200).offset(slot))
+        file.seek(DiskGeometry(64, 200).header_at(slot))
         file.write(bytes(HEADER_BYTES))
     shutil.copytree(tmp_path / "disk", tmp_path / "again")
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]

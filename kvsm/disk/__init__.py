@@ -13,7 +13,7 @@ from kvsm.disk.era import DiskEra, OpenEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
 from kvsm.disk.log_note import LogNote, read_log_note
-from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
+from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "OpenEra",
     "RankScan",
     "Recovered",
-    "RecoveredSlot",
     "SlotFile",
     "SlotGeneration",
     "TierDirectory",

@@ -33,7 +33,6 @@ from kvsm.disk import (
     FlushPolicy,
     LogNote,
     Recovered,
-    RecoveredSlot,
     SlotGeneration,
     TierDirectory,
     read_log_note,
@@ -136,14 +135,16 @@ class LoggedBlocks(NamedTuple):
         found: what the next process finds. after: as in its era.
         """
         logged = self.stored(after)
-        here = {one.slot: key for key, one in found.slots.items()}
+        here = {slot: key for key, slot in found.slots.items()}
+        if here == logged:  # Mostly, and there may be millions.
+            return
         for slot, key in logged.items():
             other = here.get(slot)
             if other != key:
                 yield _difference(slot, key, other)
-        for key, one in found.slots.items():
-            if one.slot not in logged and not self._may_hold(key, one):
-                yield _difference(one.slot, self._planned(one.slot), key)
+        for place, (key, slot) in enumerate(found.slots.items()):
+            if slot not in logged and not self._may_hold(slot, key, found.generation(place)):
+                yield _difference(slot, self._planned(slot), key)
 
     def stored(self, after: SlotGeneration) -> dict[int, bytes]:
         """Slot -> key that is stored in it, as far as the era counts it. The log may lack the reset itself:
@@ -155,12 +156,12 @@ class LoggedBlocks(NamedTuple):
             readable &= ledger.generation_view > begin
         return {slot: ledger.key_of[slot] for slot in np.flatnonzero(readable).tolist()}
 
-    def _may_hold(self, key: bytes, one: RecoveredSlot) -> bool:
+    def _may_hold(self, slot: int, key: bytes, found: SlotGeneration) -> bool:
         """Whether a slot in which no key is stored may have this key on disk, by its log."""
-        last = int(self.ledger.generation_view[one.slot])
-        life, number = one.generation
+        last = int(self.ledger.generation_view[slot])
+        life, number = found
         if life == self.life and number == last:
-            return self._planned(one.slot) in (None, key)
+            return self._planned(slot) in (None, key)
         return number < last if life == self.life else life < self.life and last > 0
 
     def _planned(self, slot: int) -> bytes | None:

@@ -61,7 +61,7 @@ class DiskPlace(TierDirectory):
         super().__init__(Path(options.disk_dir), f"engine{parallel.data_parallel_index}")
         slot_bytes = block_bytes_of(kv_cache_config) * options.blocks_per_chunk
         one = DiskGeometry(slot_bytes, 1)
-        room = options.disk_bytes // self.ranks - one.offset(0)
+        room = options.disk_bytes // self.ranks - one.header_at(0)
         self.num_slots = room // one.slot_bytes
         self._payload_bytes = slot_bytes
         if self.num_slots < 1:
