@@ -1,7 +1,7 @@
-"""How much of a disk's own speed the disk tier reaches, and how long a recovery takes.
+"""How much of a disk's own speed the disk tier reaches.
 
 The disk's own speed is a plain loop over neighbouring places of a file: direct I/O, as many threads, calls of
-the same size (a block and its header). Loop and engine take turns in one run, on files of one size.
+the same size. Loop and engine take turns in one run, on files of one size.
 
     python benchmarks/disk.py --directory /var/tmp --output benchmarks/results/disk.md
 """
@@ -22,8 +22,7 @@ import click
 import numpy as np
 from page import markdown_table, publish
 
-from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover, scan
-from kvsm.disk import recovery as recovery_module
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile
 from kvsm.disk.aligned import aligned_memory, use_direct
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
@@ -50,11 +49,11 @@ def plain_loop(path: Path, geometry: DiskGeometry, threads: int, call: Callable[
     descriptor = os.open(path, os.O_RDWR)
     if not use_direct(descriptor, True):
         raise click.ClickException(f"{path}: no direct I/O here")
-    memories = [aligned_memory(geometry.slot_bytes) for _ in range(threads)]
+    memories = [aligned_memory(geometry.payload_step) for _ in range(threads)]
 
     def some(number: int) -> None:
         for slot in range(number, geometry.num_slots, threads):
-            call(descriptor, [memories[number]], geometry.offset(slot))
+            call(descriptor, [memories[number]], geometry.payload_at(slot))
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(some, range(threads)))
@@ -136,65 +135,23 @@ def _table(
             ]
 
 
-def recovery_rows(directory: Path, num_slots: int) -> list[list[str]]:
-    """Scan a file of small slots, sealed by hand, in both ways."""
-    geometry, path = DiskGeometry(512, num_slots), directory / "tier"
-    host = np.zeros((4096, 512), np.uint8)
-    with closing(DiskCopyEngine(host, SlotFile(path, geometry, IDENTITY), FlushPolicy.NONE)) as engine:
-        made = []
-        for number, first in enumerate(range(0, num_slots, 4096), 1):
-            slots = range(first, min(first + 4096, num_slots))
-            keys = tuple(slot.to_bytes(32, "little") for slot in slots)
-            made.append(
-                TransferJob(number, Direction.STORE, pack(range(len(slots))), pack(list(slots)), keys)
-            )
-        run(engine, made)
-    file, rows = SlotFile(path, geometry, IDENTITY), []
-    for name, limit in (("long calls", 1 << 20), ("a call for each header", 0)):
-        recovery_module.SEQUENTIAL_BYTES = limit
-        taken: list[Seconds] = []
-        with timed(taken):
-            scan(file)
-        rows.append([f"{num_slots:,}", name, *(f"{one:.1f}" for one in taken[0])])
-    recovery_module.SEQUENTIAL_BYTES = 16 << 10
-    with timed(taken):
-        found = recover([file])
-    if len(found.slots) != num_slots:
-        raise click.ClickException(f"{len(found.slots)} of {num_slots} slots were found")
-    rows.append([f"{num_slots:,}", "all of a recovery", *(f"{one:.1f}" for one in taken[-1])])
-    file.close()
-    path.unlink()
-    return rows
-
-
 @click.command(help=__doc__)
 @click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
 @click.option("--total-mib", default=1024, help="Payload of a file.")
 @click.option("--threads", default=8)
 @click.option("--rounds", default=3)
-@click.option("--slots", default=1_000_000, help="Of the recovery; a slot takes 8 KiB.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
-def main(directory: str, total_mib: int, threads: int, rounds: int, slots: int, output: Path | None) -> None:
+def main(directory: str, total_mib: int, threads: int, rounds: int, output: Path | None) -> None:
     total = total_mib << 20
     with TemporaryDirectory(prefix="kvsm-disk-", dir=directory) as made:
         rows = [row for size in BLOCK_BYTES for row in rows_of(Path(made), size, total, threads, rounds)]
-        scans = recovery_rows(Path(made), slots)
     columns = ["block", "", "slots", "disk GB/s", "kvsm GB/s", "share", "CPU s/GB", "CPU s/GB, loop"]
     note = (
         f"direct I/O, {threads} threads, {total >> 20} MiB a file, no flushes; medians of {rounds} rounds in "
         "turns. The disk's own speed is a plain loop of calls of the same size over neighbouring places. "
         "Every store is hashed and every load is proved; the loop does neither"
     )
-    lines = [
-        *markdown_table(columns, rows),
-        "",
-        "## Recovery",
-        "",
-        "Headers of slots of 8 KiB, the smallest there are.",
-        "",
-        *markdown_table(["slots", "", "s", "CPU s"], scans),
-    ]
-    publish("The disk tier beside its disk", note, lines, output)
+    publish("The disk tier beside its disk", note, markdown_table(columns, rows), output)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.kept_record import RECORD_BYTES
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES
 from kvsm.disk import DiskCopyEngine, DiskEra, DiskGeometry, FlushPolicy, SlotFile, era_at_start, recover
-from kvsm.disk.formats import FIRST_SLOT, HEADER_BYTES
+from kvsm.disk.formats import FIRST_SLOT, HEADER_BYTES, HEADER_STEP
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, OffloadConfig
 from kvsm.identity import KeptPools, PoolIdentity
@@ -188,7 +188,7 @@ class Left:
                 index = process.core.ledger.index
                 assert set(readable_keys(process.core.ledger)) == set(HOST_KEYS)
                 self.host = {key: index[key] for key in HOST_KEYS}
-                self.disk = {key: one.slot for key, one in process.found.slots.items()}
+                self.disk = process.found.slots
         assert set(self.disk) == set(DISK_KEYS)
         self.by_row = {slot: key for key, slot in self.host.items()}
         self.by_slot = {slot: key for key, slot in self.disk.items()}
@@ -206,8 +206,8 @@ class Left:
 
     def areas(self) -> dict[str, list[Span]]:
         """Where bits are flipped. In long areas the beginning, which says most, has a span of its own."""
-        disk, header = GEOMETRY.offset, HEADER_BYTES
-        padding = GEOMETRY.slot_bytes - header - BLOCK_BYTES
+        header, payload = GEOMETRY.header_at, GEOMETRY.payload_at
+        padding = GEOMETRY.payload_step - BLOCK_BYTES
         tails = [
             Span(name, len(self.files[name]) - place, size)
             for name in ("pool", "checksums")
@@ -218,14 +218,20 @@ class Left:
             "slots of the host pool": self._of_rows("pool", BLOCK_BYTES),
             "checksums of the host pool": self._of_rows("checksums", CHECKSUM_BYTES),
             "record and last page of a pool": tails,
-            "headers of disk slots": [Span("disk", disk(at), header, key) for at, key in self.by_slot.items()]
-            + [Span("disk", disk(at), 200, key) for at, key in self.by_slot.items()],
+            "headers of disk slots": [
+                Span("disk", header(at), size, key)
+                for at, key in self.by_slot.items()
+                for size in (HEADER_BYTES, 200)
+            ],
+            "behind the headers of disk slots": [
+                Span("disk", header(at) + HEADER_BYTES, HEADER_STEP - HEADER_BYTES, key)
+                for at, key in self.by_slot.items()
+            ],
             "payloads of disk slots": [
-                Span("disk", disk(at) + header, BLOCK_BYTES, key) for at, key in self.by_slot.items()
+                Span("disk", payload(at), BLOCK_BYTES, key) for at, key in self.by_slot.items()
             ],
             "behind the payloads of disk slots": [
-                Span("disk", disk(at) + header + BLOCK_BYTES, padding, key)
-                for at, key in self.by_slot.items()
+                Span("disk", payload(at) + BLOCK_BYTES, padding, key) for at, key in self.by_slot.items()
             ],
             "superblocks of the disk": [Span("disk", 0, FIRST_SLOT), Span("disk", 0, 200)],
             "era of the disk": [Span("era", 0, len(self.files["era"]))],
@@ -258,7 +264,7 @@ class Left:
                 return ["refused"]
 
     def _judged(self, process: Process, flips: Sequence[Flip], told: list[str]) -> list[str]:
-        errors = {key: process.serve_disk(key, one.slot) for key, one in process.found.slots.items()}
+        errors = {key: process.serve_disk(key, slot) for key, slot in process.found.slots.items()}
         index = process.core.ledger.index
         errors |= {key: process.serve_host(key, index[key]) for key in readable_keys(process.core.ledger)}
         missing = {key: key not in errors for key in (*HOST_KEYS, *DISK_KEYS)}

@@ -28,7 +28,6 @@ from kvsm.copy_engines import (
     threaded,
 )
 from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
-from kvsm.disk.formats import FIRST_SLOT, HEADER_BYTES
 from kvsm.events import Direction
 from kvsm.ids import pack, to_list
 from kvsm.plan import TransferJob
@@ -110,8 +109,8 @@ def disk_engine(
     file = SlotFile(path, geometry, DISK_IDENTITY)
     assert len(recover([file]).slots) == len(host)
     mapped = np.memmap(path, np.uint8, "r")
-    slots = mapped[FIRST_SLOT:].reshape(len(host), geometry.slot_bytes)
-    payloads = slots[:, HEADER_BYTES : HEADER_BYTES + geometry.payload_bytes]
+    slots = mapped[geometry.payload_at(0) :].reshape(len(host), geometry.payload_step)
+    payloads = slots[:, : geometry.payload_bytes]
     return KeyedEngine(DiskCopyEngine(device, file, flush, threads=threads)), payloads
 
 

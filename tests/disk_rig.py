@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from kvsm.copy_engines import CopyResult
-from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, Recovered, SlotFile, recover
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, Recovered, SlotFile, SlotGeneration, recover
+from kvsm.disk.formats import HEADER_COLUMNS, HeaderState, SlotHeader, header_keys, whole_headers
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
 from kvsm.ids import pack
@@ -43,6 +44,26 @@ def content(key: int) -> np.ndarray[Any, Any]:
 
 def name(key: int) -> bytes:
     return f"key {key}".encode()
+
+
+def read_header(page: bytes) -> SlotHeader | None:
+    """What the header on this page says; None if it is not whole."""
+    pages = np.frombuffer(page, np.uint8)
+    columns = pages.view(HEADER_COLUMNS)
+    ((_, (key,)),) = header_keys(columns, np.array([0]))
+    says = columns[0]
+    if not whole_headers(pages)[0]:
+        return None
+    return SlotHeader(
+        HeaderState(says["state"]),
+        says["file"].tobytes(),
+        says["identity"].tobytes(),
+        int(says["slot"]),
+        SlotGeneration(int(says["life"]), int(says["number"])),
+        int(says["length"]),
+        int(says["payload"]),
+        key,
+    )
 
 
 def job(

@@ -12,7 +12,11 @@ from bit_flips import EQUAL, OUTCOMES, Flip, Left, flip_bits, table
 from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.disk.bounce import BounceBuffer
 
-HARMLESS = {"behind the payloads of disk slots", "superblocks of the disk"}
+HARMLESS = {
+    "behind the headers of disk slots",
+    "behind the payloads of disk slots",
+    "superblocks of the disk",
+}
 """Bytes that nobody reads, and bytes that are there twice."""
 
 ALWAYS_FOUND = {
@@ -53,7 +57,7 @@ def test_ten_thousand_flipped_bits() -> None:
 @pytest.mark.parametrize(
     ("checker", "check", "passes", "area", "wrong"),
     [
-        (BounceBuffer, "_wrong", "", "payloads of disk slots", "reached the device"),
+        (BounceBuffer, "_is_payload", True, "payloads of disk slots", "reached the device"),
         (BlockChecksums, "unproved", np.zeros(1, np.bool_), "slots of the host pool", "reached the device"),
         (BlockChecksums, "wrong", "", "slots of the host pool", "were sealed on the disk"),
     ],

@@ -67,12 +67,12 @@ def test_a_call_that_moves_less_makes_the_transfer_bad(
     really = getattr(os, call)
 
     def partly(descriptor: int, buffers: list[Any], offset: int) -> int:
-        return int(really(descriptor, [buffers[0][: buffers[0].nbytes // 2]], offset))
+        return int(really(descriptor, [buffers[0].data.cast("B")[: buffers[0].nbytes // 2]], offset))
 
     monkeypatch.setattr(os, call, partly)
     result = tier.store([2], [5]) if call == "pwritev" else tier.load([0], [0])
     assert not result.good
-    assert "only 2,304 of" in result.error or "only 4,096 of 8,192 bytes" in result.error
+    assert "only 2,048 of 4,096 bytes" in result.error
 
 
 def test_a_removed_file_takes_no_stores_and_still_serves(tier: Tier) -> None:
@@ -82,7 +82,7 @@ def test_a_removed_file_takes_no_stores_and_still_serves(tier: Tier) -> None:
 
 
 def test_a_cut_file_takes_no_stores_and_serves_no_wrong_byte(tier: Tier) -> None:
-    os.truncate(tier.path, GEOMETRY.offset(1))
+    os.truncate(tier.path, GEOMETRY.payload_at(1))
     assert "and had 98,304" in tier.store([2], [5]).error
     assert tier.holds(0, 0)
     assert not tier.holds(1, 1)
@@ -91,7 +91,7 @@ def test_a_cut_file_takes_no_stores_and_serves_no_wrong_byte(tier: Tier) -> None
 def test_bytes_that_change_on_disk_are_never_served(tier: Tier) -> None:
     """Correct bytes (S15): the load is bad, and the slot serves nothing more."""
     with tier.path.open("r+b") as file:
-        file.seek(GEOMETRY.offset(0) + 4096)
+        file.seek(GEOMETRY.payload_at(0))
         file.write(b"other bytes")
     assert not tier.holds(0, 0)
     assert "it is DROPPED" in tier.load([0], [0]).error

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from copy_rigs import finish
-from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, content, directory, job
+from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, content, directory, job, read_header
 
 from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.disk import DiskCopyEngine, FlushPolicy, SlotFile
-from kvsm.disk.formats import HEADER_BYTES, HeaderState, read_header
+from kvsm.disk.formats import HEADER_STEP, HeaderState
 from kvsm.disk.health import TierHealth
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
@@ -92,8 +92,8 @@ def test_a_flipped_bit_of_the_host_gets_no_checksum_on_disk(
         assert not (tier.engine.file.table.states == SEALED).any()
         with tier.engine.file.path.open("rb") as file:
             for slot in (1, 2):
-                file.seek(GEOMETRY.offset(slot))
-                header = read_header(file.read(HEADER_BYTES))
+                file.seek(GEOMETRY.header_at(slot))
+                header = read_header(file.read(HEADER_STEP))
                 assert header is None or header.state is not HeaderState.SEALED
         assert tier.engine.health == TierHealth()
         assert "tier: a block is not stored: host block" in caplog.text
@@ -126,7 +126,7 @@ def test_a_load_that_is_cut_off_leaves_no_checksum(monkeypatch: pytest.MonkeyPat
             tier.fill(row, row)
         assert tier.copy(STORE, [1, 2], [1, 2]) == ""
         with tier.engine.file.path.open("r+b") as file:
-            file.seek(GEOMETRY.offset(2) + HEADER_BYTES)
+            file.seek(GEOMETRY.payload_at(2))
             file.write(b"other bytes")
         assert "its payload is damaged" in tier.copy(LOAD, [2], [2])
         assert wrong_now(tier, 2) == "", "nothing was written, so it holds what it held"

@@ -2,7 +2,8 @@
 
 A short life is recorded: each write with its place, each flush, and what was told to be good before it.
 Then the file is made again as a power loss may leave it. Of what was written since the last flush, a disk
-keeps any sectors of 512 bytes, in any order; of one sector it keeps any of the versions that were written.
+keeps any sectors of 512 bytes, in any order; of one sector it keeps any of the versions that were written. Or
+it loses pages of 4 KiB in which something was written, with all that they held.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from disk_rig import DISK_IDENTITY, PAYLOAD, SLOTS, Tier, directory, name
 from kvsm.disk import BEFORE_ALL, DiskGeometry, FlushPolicy, SlotFile, SlotGeneration, recover
 
 SECTOR = 512
+PAGE = 4096
 
 Versions = dict[int, list[bytes]]
 """Offset of a sector -> what it may hold: as it was at the last flush, and what was written since."""
@@ -144,8 +146,12 @@ def record(
 def lost(moment: Moment, chance: random.Random) -> bytes:
     """A file as a power loss at this moment may leave it."""
     data = bytearray(moment.durable)
-    kind, share = chance.choice(["any", "old or new", "torn"]), chance.random()
+    kind, share = chance.choice(["any", "old or new", "torn", "lost pages"]), chance.random()
     versions = sorted(moment.versions.items())
+    if kind == "lost pages":
+        for page in {at // PAGE * PAGE for at, _ in versions if chance.random() < share}:
+            data[page : page + PAGE] = chance.randbytes(PAGE)
+        return bytes(data)
     if kind == "torn":
         versions = versions[: chance.randint(0, len(versions))]
     for at, some in versions:
@@ -176,10 +182,10 @@ def check(contents: list[bytes], moments: list[Moment]) -> int:
             assert sum(told.values()) == SLOTS, "each slot is in one row"
             assert told["kept"] == len(found.slots)
         served = set()
-        for key, one in found.slots.items():
+        for key, slot in found.slots.items():
             number = int(key.split()[1])
-            assert (one.slot, number) in begun, "no key is found where none was stored since the reset"
-            held = [tier.holds(one.slot, number) for tier in tiers]
+            assert (slot, number) in begun, "no key is found where none was stored since the reset"
+            held = [tier.holds(slot, number) for tier in tiers]
             if all(held):
                 served.add(number)
         promised = set(moments[0].promised.values())
@@ -240,10 +246,10 @@ def check_tiny(data: bytes, moment: Moment) -> None:
         path.write_bytes(data)
         path.chmod(0o600)
         with closing(Tier(path, geometry=DiskGeometry(PAYLOAD, 2))) as tier:
-            for key, one in tier.recover().slots.items():
+            for key, slot in tier.recover().slots.items():
                 number = int(key.split()[1])
-                assert (one.slot, number) in moment.begun
-                tier.holds(one.slot, number)
+                assert (slot, number) in moment.begun
+                tier.holds(slot, number)
 
 
 @pytest.mark.slow

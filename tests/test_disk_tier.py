@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from copy_rigs import finish
-from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, Tier, directory, job, name
+from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, Tier, directory, job, name, read_header
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,12 +27,12 @@ from kvsm.disk.aligned import aligned_memory
 from kvsm.disk.formats import (
     FIRST_SLOT,
     HEADER_BYTES,
+    HEADER_STEP,
     MOST_KEY_BYTES,
     SUPERBLOCK_BYTES,
     HeaderState,
     SlotHeader,
     Superblock,
-    read_header,
     read_superblock,
 )
 from kvsm.disk.recovery import ACROSS, CONDITIONS, ROWS
@@ -58,10 +58,9 @@ HEADERS = st.builds(
 @settings(max_examples=50, deadline=None)
 @given(header=HEADERS, bit=st.integers(0, 8 * HEADER_BYTES - 1))
 def test_a_header_is_read_as_it_was_written_or_not_at_all(header: SlotHeader, bit: int) -> None:
-    data = bytearray(header.encode())
-    assert len(data) == HEADER_BYTES
+    data = bytearray(header.encode().ljust(HEADER_STEP, b"\0"))
+    assert len(header.encode()) == HEADER_BYTES == 512, "a disk writes 512 bytes whole"
     assert read_header(bytes(data)) == header
-    assert not any(data[512:]), "a disk writes 512 bytes whole"
     data[bit // 8] ^= 1 << bit % 8
     assert read_header(bytes(data)) is None
 
@@ -204,7 +203,7 @@ def test_a_store_needs_keys_and_a_load_is_checked_against_them() -> None:
         assert "store 90: 0 keys for 1 disk slots" in errors[90]
         assert f"room for {MOST_KEY_BYTES}" in errors[91]
         assert tier.store([3], [5]).good
-        assert "holds key" in tier.load([3], [6]).error
+        assert "holds another key than" in tier.load([3], [6]).error
         assert tier.holds(3, 5)
         assert "disk slot 4 holds nothing that can be loaded: it is EMPTY" in tier.load([4], [5]).error
 
@@ -241,7 +240,7 @@ def test_aligned_rows_are_written_where_and_as_copies_of_them_would_be() -> None
                 engine.drain()
                 assert all(result.good for result in engine.poll())
     assert calls[0] == calls[1]
-    assert (longest[0] >= 4, longest[1]) == (True, 1), "neighbours are one call in both"
+    assert (longest[0] >= 2, longest[1]) == (True, 1), "neighbours are one call in both"
 
 
 def test_a_tier_is_recovered_once_and_before_its_first_store() -> None:
@@ -266,10 +265,10 @@ def test_exactly_one_row_of_the_recovery_holds_in_each_case() -> None:
 def rewritten(path: Path, place: int, **changes: Any) -> None:
     """Write a whole header with these changes."""
     with path.open("r+b") as file:
-        file.seek(GEOMETRY.offset(place))
-        header = read_header(file.read(HEADER_BYTES))
+        file.seek(GEOMETRY.header_at(place))
+        header = read_header(file.read(HEADER_STEP))
         assert header is not None
-        file.seek(GEOMETRY.offset(place))
+        file.seek(GEOMETRY.header_at(place))
         file.write(header._replace(**changes).encode())
 
 
@@ -285,14 +284,13 @@ def test_each_case_of_a_slot_is_told_in_its_row(monkeypatch: pytest.MonkeyPatch)
         rewritten(path, 2, generation=SlotGeneration(2, 1))
         rewritten(path, 3, state=HeaderState.DROPPED)
         with path.open("r+b") as file:
-            file.seek(GEOMETRY.offset(4) + 60)
+            file.seek(GEOMETRY.header_at(4) + 60)
             file.write(b"?")
         tier = Tier(path)
-        monkeypatch.setattr("kvsm.disk.recovery.SEQUENTIAL_BYTES", 0)
-        read, bad = tier.file.read, GEOMETRY.offset(5)
+        read, bad = tier.file.read, GEOMETRY.header_at(5)
 
         def faulty(memory: Any, offset: int) -> None:
-            if offset == bad:
+            if offset <= bad < offset + memory.nbytes:
                 raise OSError(5, "Input/output error")
             read(memory, offset)
 
@@ -303,7 +301,7 @@ def test_each_case_of_a_slot_is_told_in_its_row(monkeypatch: pytest.MonkeyPatch)
     assert told == dict.fromkeys(
         ["unreadable", "damaged", "other meaning", "misplaced", "too late", "dropped", "older", "kept"], 1
     )
-    assert {key: one.slot for key, one in found.slots.items()} == {name(5): 7}
+    assert found.slots == {name(5): 7}
 
 
 def test_a_slot_serves_only_if_all_ranks_have_the_same_generation() -> None:
@@ -373,7 +371,7 @@ def kill_again_and_again(rounds: int, seed: int) -> None:
                     holds[slot] = key if what == "good" else None
             with closing(Tier(path)) as tier:
                 assert tier.file.cold_reason == [] or not holds
-                where = {one.slot: int(key.split()[1]) for key, one in tier.recover().slots.items()}
+                where = {slot: int(key.split()[1]) for key, slot in tier.recover().slots.items()}
                 for slot, key in where.items():
                     assert tier.holds(slot, key)
                     assert holds.get(slot, key) in (key, None)

@@ -170,7 +170,7 @@ def test_a_reset_that_cannot_be_written_is_one_line(place: Path, monkeypatch: py
 
     run = RunOptions(**{**PRESSED, "disk_dir": str(place / "disk"), "reset_every": 50})
     serve(place, requests=2)
-    monkeypatch.setattr("kvsm.disk.era.write_whole", full)
+    monkeypatch.setattr("kvsm.disk.era.write_sealed", full)
     with pytest.raises(ConfigError, match=r"a reset cannot be written: .*No space left on device"):
         run_workload(run)
 

@@ -54,12 +54,14 @@ class Explanation(msgspec.Struct, frozen=True):
     answer: sentences.
     evidence: in the order of the log.
     left_out: how many more lines of evidence there are.
+    key: in hex, if it is about one: another tier may have a block of it too.
     """
 
     about: str
     answer: tuple[str, ...]
     evidence: tuple[Evidence, ...]
     left_out: int = 0
+    key: str | None = None
 
 
 class Wording(NamedTuple):
@@ -97,13 +99,13 @@ class Inquiry:
         ).fetchone()
         return row
 
-    def explanation(self, about: str, *answer: str) -> Explanation:
+    def explanation(self, about: str, *answer: str, key: str | None = None) -> Explanation:
         """The answer with what was noted. Of much evidence the first and the last lines are kept."""
         lines = sorted(self._noted.values(), key=lambda one: one.event)
         more = len(lines) - MOST_EVIDENCE
         if more > 0:
             lines = lines[: MOST_EVIDENCE // 2] + lines[-MOST_EVIDENCE // 2 :]
-        return Explanation(about, tuple(filter(None, answer)), tuple(lines), max(0, more))
+        return Explanation(about, tuple(filter(None, answer)), tuple(lines), max(0, more), key)
 
     # Time.
 

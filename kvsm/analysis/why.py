@@ -289,13 +289,18 @@ def _explain_key(log: OpenedLog, key: str, blocks: Sequence[BlockRow], window: W
     if not lives:
         why = f" {inquiry.missed(wanted[0])}." if wanted else ""
         return inquiry.explanation(
-            f"key {short}", f"Key {short} was never stored.", _wanted(inquiry, wanted, None), why.strip()
+            f"key {short}",
+            f"Key {short} was never stored.",
+            _wanted(inquiry, wanted, None),
+            why.strip(),
+            key=key,
         )
     return inquiry.explanation(
         f"key {short}",
         f"Key {short} {_times_stored(lives)}; {_now(inquiry, lives[-1])}.",
         _uses(inquiry, lives),
         _wanted(inquiry, wanted, lives[-1]),
+        key=key,
     )
 
 
@@ -486,4 +491,5 @@ def explain_block(log: OpenedLog, slot: int, window: Window = WHOLE_LOG) -> Expl
         else f"Slot {slot} held one block.",
         now,
         _uses(inquiry, [last]),
+        key=last.key,
     )

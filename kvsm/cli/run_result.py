@@ -163,6 +163,7 @@ def _disk_rows(result: RunResult) -> Iterator[_Row]:
         return
     found = "; ".join(disk.why_cold) or f"in {disk.directory}, by earlier runs"
     yield "found on disk", f"{disk.blocks_found:,}", found
+    yield from (("disk and log", "", line) for line in disk.last_log.told())
     yield "hits from disk", f"{disk.blocks_loaded:,}", _copies(disk.loads)
     yield "stored on disk", f"{disk.blocks_stored:,}", _copies(disk.stores)
     yield from _rows(

@@ -11,12 +11,13 @@ import msgspec
 
 from kvsm.analysis.causes import Evidence, Explanation
 from kvsm.analysis.opened import OpenedLog
+from kvsm.analysis.other_tier import other_tier
 from kvsm.analysis.why import explain_block, explain_keys, explain_request, explain_transfer
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opening import opened_log
 from kvsm.cli.output import Command, complain, say, say_json
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, LogError
 from kvsm.log import LogReader
 from kvsm.replay.names import only_match
 from kvsm.replay.render import render_key
@@ -27,15 +28,34 @@ MOST_COMMANDS = 4
 """Commands that an answer ends with."""
 
 
+class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
+    """What the log of another tier says of a key.
+
+    tier: `host` or `disk`.
+    log: directory of its log; null if it is not beside the log that was asked.
+    key: in hex.
+    explanation: null if that log does not know the key, or cannot be read.
+    why_not: then why.
+    """
+
+    tier: str
+    log: str | None
+    key: str
+    explanation: Explanation | None = None
+    why_not: str | None = None
+
+
 class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.why/1"):
     """What `kvsm why --json` prints: why one thing in a log fared as it did.
 
     log: its directory.
     explanations: one for each thing that was meant; several only for the beginning of a key.
+    elsewhere: what the log of the other tier says of the same keys.
     """
 
     log: str
     explanations: tuple[Explanation, ...]
+    elsewhere: tuple[Elsewhere, ...] = ()
 
 
 @click.command(cls=Command)
@@ -63,16 +83,20 @@ def why(
     REQUEST is an id as in the log, or as vLLM's client knows it. The answer comes first, in a few sentences.
     Then come the events that it rests on, each with its number, step, UTC time and seconds after the start.
     `kvsm show` tells each of them too.
+
+    Host pool and disk have a log each. A key is followed to the other log if that lies beside LOG.
     """
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
     window = find_window(LogReader(log), since, until)
     with opened_log(log, **trust) as opened:
         found = _explanations(opened, request, key, transfer, block, window)
+        elsewhere = _elsewhere(opened, found, trust)
         if as_json:
-            say_json(WhyAnswer(log=str(log), explanations=found))
+            say_json(WhyAnswer(log=str(log), explanations=found, elsewhere=elsewhere))
         else:
-            _print(opened, found)
+            _print(opened.directory, opened.began_ns, found)
+            _print_elsewhere(elsewhere, opened.began_ns)
         if opened.stopped is not None:
             complain(f"{opened.stopped}; the answer is about what comes before")
         leave(opened.condition, good=opened.stopped is None)
@@ -107,26 +131,65 @@ def _named(log: OpenedLog, name: str) -> str:
     return only_match(name, names, log.directory)
 
 
-def _print(log: OpenedLog, found: tuple[Explanation, ...]) -> None:
+def _elsewhere(
+    log: OpenedLog, found: tuple[Explanation, ...], trust: dict[str, Any]
+) -> tuple[Elsewhere, ...]:
+    """What the log of the other tier says of these keys; nothing if there is no other tier."""
+    keys = [one.key for one in found if one.key is not None]
+    other = other_tier(log) if keys else None
+    if other is None:
+        return ()
+    if other.log is None:
+        where = f"no log of the {other.tier} lies beside {log.directory}"
+        return tuple(Elsewhere(tier=other.tier, log=None, key=key, why_not=where) for key in keys)
+    try:
+        with opened_log(other.log, **trust) as opened:
+            return tuple(_asked(opened, other.tier, key) for key in keys)
+    except LogError as error:
+        return tuple(
+            Elsewhere(tier=other.tier, log=str(other.log), key=key, why_not=str(error)) for key in keys
+        )
+
+
+def _asked(log: OpenedLog, tier: str, key: str) -> Elsewhere:
+    try:
+        explanation, why_not = explain_keys(log, key)[0], None
+    except LogError as error:
+        explanation, why_not = None, str(error)
+    return Elsewhere(tier=tier, log=str(log.directory), key=key, explanation=explanation, why_not=why_not)
+
+
+def _print(directory: Path, began_ns: int, found: tuple[Explanation, ...], indent: str = "") -> None:
     for one in found:
-        say(one.about, *(f"  {sentence}" for sentence in one.answer), "")
-        say("  evidence:" if one.evidence else "  no event of the log tells more")
-        say(*(f"  {_line(log, line)}" for line in one.evidence))
+        say(f"{indent}{one.about}", *(f"{indent}  {sentence}" for sentence in one.answer), "")
+        say(f"{indent}  evidence:" if one.evidence else f"{indent}  no event of the log tells more")
+        say(*(f"{indent}  {_line(began_ns, line)}" for line in one.evidence))
         if one.left_out:
-            say(f"  ... and {one.left_out:,} more lines")
+            say(f"{indent}  ... and {one.left_out:,} more lines")
         things = dict.fromkeys(line.show for line in one.evidence)
-        shown = [_command(log, *thing) for thing in things][:MOST_COMMANDS]
+        shown = [_command(directory, *thing) for thing in things][:MOST_COMMANDS]
         if shown:
-            say("", "  the whole story of each thing:", *(f"    {line}" for line in shown))
+            say("", f"{indent}  the whole story of each thing:")
+            say(*(f"{indent}    {line}" for line in shown))
 
 
-def _command(log: OpenedLog, option: str, value: str) -> str:
+def _print_elsewhere(found: tuple[Elsewhere, ...], began_ns: int) -> None:
+    """began_ns: of the log that was asked, so that times can be compared."""
+    for one in found:
+        if one.log is None or one.explanation is None:
+            say("", f"on the {one.tier}: {one.why_not}")
+        else:
+            say("", f"on the {one.tier}, by {one.log}:")
+            _print(Path(one.log), began_ns, (one.explanation,), "  ")
+
+
+def _command(directory: Path, option: str, value: str) -> str:
     """A command line that can be pasted. A key is given as it is shown elsewhere."""
     if option == "--key":
         value = render_key(bytes.fromhex(value))
-    return shlex.join(["kvsm", "show", str(log.directory), option, value])
+    return shlex.join(["kvsm", "show", str(directory), option, value])
 
 
-def _line(log: OpenedLog, line: Evidence) -> str:
-    when = f"{utc(line.wall_ns)} ({after_start(line.wall_ns, log.began_ns)})"
+def _line(began_ns: int, line: Evidence) -> str:
+    when = f"{utc(line.wall_ns)} ({after_start(line.wall_ns, began_ns)})"
     return f"event {line.event:,}  step {line.step:,}  {when}  {line.text}"

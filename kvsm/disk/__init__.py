@@ -12,7 +12,8 @@ from kvsm.disk.engine import DiskCopyEngine, FlushPolicy
 from kvsm.disk.era import DiskEra, OpenEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
-from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, RecoveredSlot, decide, recover, scan, take
+from kvsm.disk.log_note import LogNote, read_log_note
+from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
 
 __all__ = [
@@ -21,10 +22,10 @@ __all__ = [
     "DiskEra",
     "DiskGeometry",
     "FlushPolicy",
+    "LogNote",
     "OpenEra",
     "RankScan",
     "Recovered",
-    "RecoveredSlot",
     "SlotFile",
     "SlotGeneration",
     "TierDirectory",
@@ -32,6 +33,7 @@ __all__ = [
     "decide",
     "era_at_start",
     "read_era",
+    "read_log_note",
     "recover",
     "scan",
     "take",

@@ -1,7 +1,7 @@
 """A buffer of some slots, as they lie in the file: what a thread stores from and loads into.
 
-Slots that are neighbours in the file are neighbours here. So a run of them is one call, headers and all. Rows
-that direct I/O can take are not copied here before they are written: then only their headers lie here.
+Slots that are neighbours in the file are neighbours here. So one call moves the headers of a run of them, and
+another one the payloads. Rows that direct I/O can take are not copied here before they are written.
 """
 
 from __future__ import annotations
@@ -17,9 +17,18 @@ from numpy.typing import NDArray
 
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.disk.aligned import aligned_memory, are_aligned
-from kvsm.disk.formats import ALIGNMENT, HEADER_BYTES, HeaderState, SlotGeneration, SlotHeader, read_header
+from kvsm.disk.formats import (
+    ALIGNMENT,
+    HEADER_BYTES,
+    HEADER_STEP,
+    HeaderState,
+    SlotGeneration,
+    SlotHeader,
+    header_checksum,
+)
 from kvsm.disk.host_proof import HostProof
 from kvsm.disk.slot_file import SlotFile
+from kvsm.disk.slot_table import SlotProof
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.states.disk_slot import DiskSlotTrigger
@@ -29,8 +38,8 @@ _LOGGER = logging.getLogger("kvsm.disk")
 BOUNCE_BYTES = 4 << 20
 """Of a buffer, unless one slot is larger. Longer calls are not faster."""
 
-# A call takes a header and a payload of each slot, and the system limits the parts of a call.
-assert os.sysconf("SC_IOV_MAX") >= 2 * BOUNCE_BYTES // (HEADER_BYTES + ALIGNMENT)
+# A call takes the payloads of neighbouring slots, and the system limits the parts of a call.
+assert os.sysconf("SC_IOV_MAX") >= BOUNCE_BYTES // ALIGNMENT
 
 
 class BounceBuffer:
@@ -42,11 +51,10 @@ class BounceBuffer:
     def __init__(self, file: SlotFile, host: Any | Sequence[Any], num_slots: int) -> None:
         self.num_slots = num_slots
         self._file, self._table = file, file.table
-        size, payload_bytes = file.geometry.slot_bytes, file.geometry.payload_bytes
-        whole = aligned_memory(num_slots * size)[: num_slots * size]
-        self._memory = whole
-        self._slots = whole.reshape(num_slots, size)
-        self._payloads = self._slots[:, HEADER_BYTES : HEADER_BYTES + payload_bytes]
+        step, payload_bytes = file.geometry.payload_step, file.geometry.payload_bytes
+        self._headers = _rows(num_slots, HEADER_STEP)
+        self._slots = _rows(num_slots, step)
+        self._payloads = self._slots[:, :payload_bytes]
         self.pools = NumpyPools(host, self._payloads)
         rows = self.pools.device
         self._rows = rows[0] if len(rows) == 1 and are_aligned(rows[0]) else None
@@ -67,18 +75,21 @@ class BounceBuffer:
         if proof is not None:
             self._prove_host(proof, blocks, payloads, checksums)
         self._file.check_there()
+        headers = [
+            self._header(HeaderState.SEALED, slot, generation, checksum, key).encode()
+            for slot, checksum, key in zip(slots, checksums, keys)
+        ]
         self._table.begin(slots, generation)
         try:
-            self._put_headers(HeaderState.DROPPED, slots, keys, generation, checksums)
+            self._write_headers(slots, [self._dropped(slot, generation) for slot in slots])
             for first, last in _runs(slots):
-                self._file.write(self._parts(payloads, first, last), self._file.geometry.offset(slots[first]))
-            self._put_headers(HeaderState.SEALED, slots, keys, generation, checksums)
-            for place, slot in enumerate(slots):
-                self._file.write([self._slots[place, :HEADER_BYTES]], self._file.geometry.offset(slot))
+                parts = self._parts(payloads, first, last)
+                self._file.write(parts, self._file.geometry.payload_at(slots[first]))
+            self._write_headers(slots, headers)
         except BaseException:
             self._table.step(slots, DiskSlotTrigger.FAIL)
             raise
-        self._table.step(slots, DiskSlotTrigger.SEAL)
+        self._table.seal(slots, checksums, list(map(header_checksum, headers)))
 
     def load(
         self,
@@ -93,22 +104,23 @@ class BounceBuffer:
         keys: what they must hold; empty: whatever was stored there last.
         """
         found: list[NDArray[np.uint64]] = []
-        generations = [self._table.generation(slot) for slot in slots]
+        wanted = [self._table.proof(slot) for slot in slots]
         for first, last in _runs(slots):
-            self._file.read(self._part(first, last), self._file.geometry.offset(slots[first]))
-        for place, (slot, generation) in enumerate(zip(slots, generations)):
-            header = read_header(self._slots[place, :HEADER_BYTES].tobytes())
-            if proof is not None and header is not None:
-                found.append(proof.of_blocks(self._payloads[place], header.checksum))
-            wrong = self._wrong(place, slot, generation, header)
-            if header is None or wrong:
+            self._file.read(self._slots[first:last], self._file.geometry.payload_at(slots[first]))
+        for place, (slot, expected) in enumerate(zip(slots, wanted)):
+            if not self._is_payload(place, expected):
                 self._table.step([slot], DiskSlotTrigger.DISPROVE)
-                raise TransferFailed(f"{self._file.path}: disk slot {slot} {wrong}")
-            if keys and header.key != keys[place]:
                 raise TransferFailed(
-                    f"{self._file.path}: disk slot {slot} holds key {header.key.hex()}, and "
-                    f"{keys[place].hex()} is asked for"
+                    f"{self._file.path}: disk slot {slot} does not hold what was stored in it: its payload "
+                    "is damaged"
                 )
+            if keys and not self._is_key(keys[place], slot, expected):
+                raise TransferFailed(
+                    f"{self._file.path}: disk slot {slot} holds another key than {keys[place].hex()}, which "
+                    "is asked for"
+                )
+            if proof is not None:
+                found.append(proof.of_blocks(self._payloads[place], expected.payload))
         if proof is not None:
             proof.begin(blocks)
         self.pools.copy(Direction.LOAD, blocks, np.arange(len(slots)))
@@ -136,51 +148,38 @@ class BounceBuffer:
                 _LOGGER.warning("%s: a block is not stored: %s", self._file.path, wrong)
                 raise TransferFailed(f"not stored on disk: {wrong}")
 
-    def _parts(self, payloads: Sequence[Any], first: int, last: int) -> list[NDArray[np.uint8]]:
-        """The parts of one call that writes these places, headers and all."""
-        if self._rows is None:
-            return [self._part(first, last)]
-        headers = self._slots[first:last, :HEADER_BYTES]
-        return [part for pair in zip(headers, payloads[first:last]) for part in pair]
+    def _parts(self, payloads: Sequence[Any], first: int, last: int) -> list[Any]:
+        """The parts of one call that writes the payloads of these places."""
+        return [self._slots[first:last]] if self._rows is None else list(payloads[first:last])
 
-    def _put_headers(
-        self,
-        state: HeaderState,
-        slots: Sequence[int],
-        keys: Sequence[bytes],
-        generation: SlotGeneration,
-        checksums: Sequence[int],
-    ) -> None:
-        for place, (slot, key, checksum) in enumerate(zip(slots, keys, checksums)):
-            header = SlotHeader(
-                state,
-                self._file.file_id,
-                self._file.digest,
-                slot,
-                generation,
-                self._file.geometry.payload_bytes,
-                checksum,
-                key,
-            )
-            self._slots[place, :HEADER_BYTES] = np.frombuffer(header.encode(), np.uint8)
+    def _write_headers(self, slots: Sequence[int], headers: Sequence[bytes]) -> None:
+        for place, header in enumerate(headers):
+            self._headers[place, :HEADER_BYTES] = np.frombuffer(header, np.uint8)
+        for first, last in _runs(slots):
+            self._file.write([self._headers[first:last]], self._file.geometry.header_at(slots[first]))
 
-    def _wrong(self, place: int, slot: int, generation: SlotGeneration, header: SlotHeader | None) -> str:
-        """What is wrong with a slot that was read; empty if it holds what was stored."""
-        if header is None:
-            return "has a damaged header"
+    def _dropped(self, slot: int, generation: SlotGeneration) -> bytes:
+        """The header of a slot whose payload is about to be written."""
+        return self._header(HeaderState.DROPPED, slot, generation, 0, b"").encode()
+
+    def _is_payload(self, place: int, expected: SlotProof) -> bool:
+        return xxhash.xxh3_64_intdigest(self._payloads[place]) == expected.payload
+
+    def _is_key(self, key: bytes, slot: int, expected: SlotProof) -> bool:
+        """Whether the header of this slot names this key: then a header with it has the same checksum."""
+        header = self._header(HeaderState.SEALED, slot, expected.generation, expected.payload, key)
+        return header_checksum(header.encode()) == expected.header
+
+    def _header(
+        self, state: HeaderState, slot: int, generation: SlotGeneration, checksum: int, key: bytes
+    ) -> SlotHeader:
         file = self._file
-        ours = file.file_id, file.digest, slot, file.geometry.payload_bytes
-        if (header.file_id, header.identity, header.slot, header.length) != ours:
-            return "has a header of another file or place"
-        if header.state is not HeaderState.SEALED or header.generation != generation:
-            return f"holds {header.state.name} {header.generation}, and not {generation}"
-        if xxhash.xxh3_64_intdigest(self._payloads[place]) != header.checksum:
-            return "does not hold what was stored in it: its payload is damaged"
-        return ""
+        length = file.geometry.payload_bytes
+        return SlotHeader(state, file.file_id, file.digest, slot, generation, length, checksum, key)
 
-    def _part(self, first: int, last: int) -> NDArray[np.uint8]:
-        size = self._file.geometry.slot_bytes
-        return self._memory[first * size : last * size]
+
+def _rows(count: int, row_bytes: int) -> NDArray[np.uint8]:
+    return aligned_memory(count * row_bytes)[: count * row_bytes].reshape(count, row_bytes)
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -12,6 +12,7 @@ class TierDirectory:
 
         directory/engine0-rank0     slots of rank 0, written by its worker
         directory/engine0.era       what counts of the slots, by the scheduler
+        directory/engine0.log       which log tells what was stored, by the scheduler
 
     directory: made if it is missing; its parents must exist.
     engine: the beginning of each name. Engines of other names may share the directory.
@@ -31,6 +32,11 @@ class TierDirectory:
     def era(self) -> Path:
         """The file of the era."""
         return self._file(".era")
+
+    @property
+    def log_note(self) -> Path:
+        """The file that names the log of the process that has stored last."""
+        return self._file(".log")
 
     @property
     def name(self) -> str:

@@ -5,14 +5,16 @@ A store writes rows from where they are, if the host pool is one tensor whose ro
 them. Otherwise it copies them to a buffer first. Each row is hashed before it is written. A bit that changes
 between the two makes the slot unreadable, and not wrong. For each slot a store writes
 
-1. a header that says DROPPED, and the payload behind it, in one call for neighbouring slots. The system
-   writes a call from its beginning on. Whatever comes between, the checksum of the payload decides;
-2. the header that says SEALED, with key, generation and checksum.
+1. a header that says DROPPED;
+2. the payload. Whatever comes between, its checksum decides;
+3. the header that says SEALED, with key, generation and checksum.
 
-A load reads header and payload into a buffer, in one call for neighbouring slots. It checks the header: file,
-place, identity, generation, and the key if the job has it. It checks the payload's checksum. Only then are
-bytes copied. So a failed load has changed nothing of the blocks whose proof failed, although the engine's
-promises would allow it. The copy costs a tenth of what the disk takes.
+Each of them is one call for neighbouring slots. A load reads payloads into a buffer, in one call for
+neighbouring slots. What they must be is known from the store, or from the headers that recovery has read. The
+load compares the checksum of each payload. If the job has keys, it also makes the headers again, of key,
+generation, place and checksum, and compares their checksums. Only then are bytes copied. So a failed load has
+changed nothing of the blocks whose proof failed, although the engine's promises would allow it. The copy
+costs a tenth of what the disk takes.
 
 ============  =============================================  ================================================
 flush policy  `fdatasync` is called                          a good store survives

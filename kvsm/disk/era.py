@@ -27,17 +27,13 @@ import logging
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from kvsm.disk.formats import SlotGeneration
-from kvsm.errors import ConfigError
-from kvsm.private_files import read_trusted, write_whole
+from kvsm.disk.sealed_file import read_sealed, write_sealed
 
 _LOGGER = logging.getLogger("kvsm.disk")
 
 _MAGIC = b"kvsm-era"
-_CHECKSUM_BYTES = 8
-_MOST_BYTES = 1 << 20
 
 
 class DiskEra(msgspec.Struct, frozen=True):
@@ -52,9 +48,7 @@ class DiskEra(msgspec.Struct, frozen=True):
 
     def write(self, path: Path) -> None:
         """Put it under this name, durably: it holds when this returns. Raises `OSError`."""
-        body = msgspec.msgpack.encode(self)
-        checksum = xxhash.xxh3_64_digest(body)
-        write_whole(path, _MAGIC + checksum + body, durable=True)
+        write_sealed(path, _MAGIC, self)
 
 
 class OpenEra:
@@ -81,19 +75,7 @@ class OpenEra:
 
 def read_era(path: Path) -> DiskEra | str:
     """The era that this file tells, or why it tells none."""
-    try:
-        data = read_trusted(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return f"{path}: there is no such file"
-    except (OSError, ConfigError) as error:
-        return f"{path}: cannot be read: {error}"
-    begin = len(_MAGIC) + _CHECKSUM_BYTES
-    if not data.startswith(_MAGIC) or xxhash.xxh3_64_digest(data[begin:]) != data[len(_MAGIC) : begin]:
-        return f"{path}: is damaged"
-    try:
-        return msgspec.msgpack.decode(data[begin:], type=DiskEra)
-    except msgspec.DecodeError as error:
-        return f"{path}: cannot be understood: {error}"
+    return read_sealed(path, _MAGIC, DiskEra)
 
 
 def era_at_start(path: Path, weights: str, life: int) -> DiskEra:

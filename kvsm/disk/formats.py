@@ -1,6 +1,6 @@
-"""The bytes of a disk tier's file: a superblock, twice, and then slots that describe themselves.
+"""The bytes of a disk tier's file: a superblock, twice, then the headers of all slots, then their payloads.
 
-    | superblock | superblock | header 0 | payload 0 | header 1 | payload 1 | ...
+    | superblock | superblock | header 0 | header 1 | ... | payload 0 | payload 1 | ...
 
 Everything begins at a multiple of `ALIGNMENT`, which direct I/O needs. A superblock says whose file it is:
 what its bytes mean, its sizes, its rank, and its *life*, which is raised each time the file is opened. It is
@@ -8,8 +8,12 @@ kept twice, and the copies are written one after the other with a flush between.
 sector, leaves one of them.
 
 A header says what its payload is: key, generation (life and number), length, checksum. It names the file
-and its own place too, so bytes that come from elsewhere are not believed. All of it fits in the first 512
-bytes, because a disk writes such a sector whole or not at all.
+and its own slot too, so bytes that come from elsewhere are not believed. It is one sector of 512 bytes,
+because a disk writes such a sector whole or not at all. Each header begins a page of its own: many disks
+write 4 KiB again for each sector in them, and some lose all of it if the power fails meanwhile. So a header
+that is written endangers no other slot.
+
+The headers lie together. So a process that starts reads them in long calls, and not one by one.
 
 The checksums are XXH3 of 64 bits. They are against bad luck and not against an attacker, who cannot write to
 a private file. Of wrong payloads one in 2**64 would pass: a disk that returned a wrong payload each
@@ -19,12 +23,14 @@ millisecond would get one past in 600 million years. And the host tier's checksu
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from kvsm.errors import ConfigError
 from kvsm.identity import DIGEST_BYTES, PoolIdentity
@@ -32,15 +38,20 @@ from kvsm.identity import DIGEST_BYTES, PoolIdentity
 ALIGNMENT = 4096
 """Of every call of direct I/O, in the file and in memory (bytes)."""
 
-FORMAT = 1
+FORMAT = 2
 """Of this module. A file of another format is replaced."""
 
 SUPERBLOCK_BYTES = 16 << 10
 SUPERBLOCKS = 2
 FIRST_SLOT = SUPERBLOCKS * SUPERBLOCK_BYTES
-"""Where the slots begin (bytes)."""
+"""Where the headers of the slots begin (bytes)."""
 
-HEADER_BYTES = ALIGNMENT
+HEADER_BYTES = 512
+"""Of what a header says. The rest of its page is zeros, and nobody reads them."""
+
+HEADER_STEP = ALIGNMENT
+"""From one header to the next (bytes)."""
+
 FILE_ID_BYTES = 16
 
 _MAGIC, _SLOT_MAGIC = b"kvsmdisk", b"kvsmslot"
@@ -49,7 +60,7 @@ _SUPERBLOCK = struct.Struct("<8sQII")
 
 _HEADER = struct.Struct("<Q8sII16s16sQQQQQI")
 _CHECKSUM_BYTES = 8
-MOST_KEY_BYTES = 512 - _HEADER.size
+MOST_KEY_BYTES = HEADER_BYTES - _HEADER.size
 """Of a key."""
 
 HEADER_COLUMNS = np.dtype(
@@ -66,10 +77,11 @@ HEADER_COLUMNS = np.dtype(
         ("length", "<u8"),
         ("payload", "<u8"),
         ("key_bytes", "<u4"),
-        ("rest", f"V{HEADER_BYTES - _HEADER.size}"),
+        ("key", f"V{MOST_KEY_BYTES}"),
+        ("unused", f"V{HEADER_STEP - HEADER_BYTES}"),
     ]
 )
-"""Many headers at once, as numpy reads them."""
+"""A header and the rest of its page, as numpy reads many of them at once."""
 
 
 class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
@@ -86,18 +98,27 @@ class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
     ranks: int = 1
 
     @property
+    def payload_step(self) -> int:
+        """From one payload to the next (bytes)."""
+        return -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
+
+    @property
     def slot_bytes(self) -> int:
-        """From one slot to the next (bytes)."""
-        return HEADER_BYTES + -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
+        """What a slot takes of the file: its header and its payload."""
+        return HEADER_STEP + self.payload_step
 
     @property
     def file_bytes(self) -> int:
         """Size of the file."""
-        return self.offset(self.num_slots)
+        return self.payload_at(self.num_slots)
 
-    def offset(self, slot: int) -> int:
-        """Where a slot begins (bytes)."""
-        return FIRST_SLOT + slot * self.slot_bytes
+    def header_at(self, slot: int) -> int:
+        """Where the header of a slot begins (bytes)."""
+        return FIRST_SLOT + slot * HEADER_STEP
+
+    def payload_at(self, slot: int) -> int:
+        """Where the payload of a slot begins (bytes)."""
+        return self.header_at(self.num_slots) + slot * self.payload_step
 
     def check(self) -> None:
         """Raises `ConfigError`."""
@@ -181,7 +202,7 @@ class SlotHeader(NamedTuple):
     key: bytes
 
     def encode(self) -> bytes:
-        """The bytes of the header that are not zero."""
+        """`HEADER_BYTES` bytes. They begin with the checksum of all others."""
         body = _HEADER.pack(
             0,
             _SLOT_MAGIC,
@@ -195,33 +216,38 @@ class SlotHeader(NamedTuple):
             self.checksum,
             len(self.key),
         )
-        whole = (body[_CHECKSUM_BYTES:] + self.key).ljust(HEADER_BYTES - _CHECKSUM_BYTES, b"\0")
-        return struct.pack("<Q", xxhash.xxh3_64_intdigest(whole)) + whole
+        said = (body[_CHECKSUM_BYTES:] + self.key).ljust(HEADER_BYTES - _CHECKSUM_BYTES, b"\0")
+        return struct.pack("<Q", xxhash.xxh3_64_intdigest(said)) + said
 
 
-def read_header(data: bytes) -> SlotHeader | None:
-    """What a header says; None if it is not whole."""
-    if xxhash.xxh3_64_intdigest(data[_CHECKSUM_BYTES:HEADER_BYTES]) != int.from_bytes(
-        data[:_CHECKSUM_BYTES], "little"
-    ):
-        return None
-    _, magic, found, state, file_id, identity, slot, life, number, length, checksum, key_bytes = (
-        _HEADER.unpack_from(data)
-    )
-    if magic != _SLOT_MAGIC or found != FORMAT or key_bytes > MOST_KEY_BYTES or state not in (1, 2):
-        return None
-    key = bytes(data[_HEADER.size : _HEADER.size + key_bytes])
-    return SlotHeader(
-        HeaderState(state),
-        file_id,
-        identity,
-        slot,
-        SlotGeneration(life, number),
-        length,
-        checksum,
-        key,
-    )
+def header_checksum(header: bytes) -> int:
+    """The checksum with which an encoded header begins."""
+    return int.from_bytes(header[:_CHECKSUM_BYTES], "little")
 
 
-assert HEADER_COLUMNS.itemsize == HEADER_BYTES
+def whole_headers(pages: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Which of these headers are as a store has written them. pages: `HEADER_STEP` bytes of each."""
+    columns, memory, digest = pages.view(HEADER_COLUMNS), pages.data, xxhash.xxh3_64_intdigest
+    begins = range(0, len(pages), HEADER_STEP)
+    checksums = [digest(memory[one + _CHECKSUM_BYTES : one + HEADER_BYTES]) for one in begins]
+    whole: NDArray[np.bool_] = columns["checksum"] == np.array(checksums, np.uint64)
+    whole &= (columns["magic"] == np.void(_SLOT_MAGIC)) & (columns["format"] == FORMAT)
+    whole &= np.isin(columns["state"], list(HeaderState)) & (columns["key_bytes"] <= MOST_KEY_BYTES)
+    return whole
+
+
+def header_keys(
+    columns: NDArray[np.void], places: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], list[bytes]]]:
+    """The keys of the whole headers at these places: some places, and the keys of equal length there."""
+    lengths = columns["key_bytes"][places]
+    for length in np.unique(lengths).tolist():
+        some = places[lengths == length]
+        if length:
+            yield some, columns["key"][some].astype(f"V{length}").tolist()
+        else:
+            yield some, [b""] * len(some)
+
+
+assert HEADER_COLUMNS.itemsize == HEADER_STEP
 assert DIGEST_BYTES == FILE_ID_BYTES == 16

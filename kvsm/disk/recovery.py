@@ -1,7 +1,8 @@
 """What the files of all ranks hold when they are opened: which slot serves which key.
 
-Headers are read, and payloads are not. A payload is proved by its checksum before its first byte is used, at
-each load; so reading all of them here would only find earlier what a load finds in time, and costs minutes.
+Headers are read, and payloads are not. The headers lie together, so a few threads read them in long calls.
+A payload is proved by its checksum before its first byte is used, at each load. So reading all of them here
+would only find earlier what a load finds in time, and costs minutes.
 
 Exactly one row holds for a slot of a rank's file. `ROWS` is this table:
 
@@ -32,34 +33,34 @@ this life has stored has a newer generation than all that were left.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from kvsm.disk.aligned import aligned_memory
 from kvsm.disk.formats import (
     HEADER_BYTES,
     HEADER_COLUMNS,
+    HEADER_STEP,
     HeaderState,
     SlotGeneration,
-    read_header,
+    header_keys,
+    whole_headers,
 )
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import ConfigError
 
-SEQUENTIAL_BYTES = 16 << 10
-"""Slots up to this size are read whole, in long calls: that is faster than a call for each header."""
-
-CALL_BYTES = 8 << 20
-SCAN_THREADS = 8
-BATCH_SLOTS = 512
+SCAN_THREADS = 4
+SCAN_HEADERS = 2048
+"""How many headers a call reads: 8 MiB."""
 
 BEFORE_ALL = SlotGeneration(0, 0)
 """Before each generation that a slot may have."""
@@ -119,24 +120,23 @@ class RankScan:
     """Of the file, since it is open."""
 
 
-class RecoveredSlot(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a key was found."""
-
-    slot: int
-    generation: SlotGeneration
-
-
 class Recovered(msgspec.Struct, frozen=True):
     """What the files of all ranks hold.
 
-    slots: key -> where it is, on every rank.
+    slots: key -> its slot, on every rank. Those that were stored first come first.
+    generations: for each of them in this order, life and number as int64, packed; see `generation`.
     life: with which every rank goes on: the latest of their lives.
     told: for each rank, how many of its slots are in which row.
     """
 
-    slots: dict[bytes, RecoveredSlot]
+    slots: dict[bytes, int]
+    generations: bytes
     life: int
     told: tuple[dict[str, int], ...]
+
+    def generation(self, place: int) -> SlotGeneration:
+        """Of the slot at this place in `slots`."""
+        return SlotGeneration(*np.frombuffer(self.generations, np.int64, 2, 16 * place).tolist())
 
 
 def recover(files: Sequence[SlotFile], after: SlotGeneration = BEFORE_ALL) -> Recovered:
@@ -158,15 +158,16 @@ def recover(files: Sequence[SlotFile], after: SlotGeneration = BEFORE_ALL) -> Re
 
 
 def take(file: SlotFile, recovered: Recovered) -> None:
-    """Let a rank's file go on with what was found on all ranks, before its first store. Raises
-    `ConfigError` if it is not, and `OSError`."""
+    """Let a rank's file, which was scanned, go on with what was found on all ranks, before its first store.
+    Raises `ConfigError` if it is not, and `OSError`."""
     file.raise_life(recovered.life)
-    found = list(recovered.slots.values())
-    file.table.found([one.slot for one in found], [one.generation for one in found])
+    file.table.found(list(recovered.slots.values()))
 
 
 def scan(file: SlotFile) -> RankScan:
-    """Read all headers of one rank's file. Never fails: what cannot be read is in its row."""
+    """Read all headers of one rank's file, before its first store. What cannot be read is in its row. Raises
+    `ConfigError` if the file was used already."""
+    file.table.check_unused()
     count = file.geometry.num_slots
     made = RankScan(
         np.zeros((count, len(CONDITIONS)), np.bool_),
@@ -175,10 +176,11 @@ def scan(file: SlotFile) -> RankScan:
         [b""] * count,
         file.life,
     )
-    size = file.geometry.slot_bytes
-    step = max(1, CALL_BYTES // size) if size <= SEQUENTIAL_BYTES else BATCH_SLOTS
+    buffers: SimpleQueue[NDArray[np.uint8]] = SimpleQueue()
+    for _ in range(SCAN_THREADS):
+        buffers.put(aligned_memory(min(count, SCAN_HEADERS) * HEADER_STEP))
     with ThreadPoolExecutor(SCAN_THREADS) as pool:
-        for _ in pool.map(partial(_scan_some, file, made, step), range(0, count, step)):
+        for _ in pool.map(partial(_scan_some, file, made, buffers), range(0, count, SCAN_HEADERS)):
             pass
     return made
 
@@ -191,16 +193,15 @@ def decide(scans: Sequence[RankScan], after: SlotGeneration = BEFORE_ALL) -> Rec
         everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)
         everywhere &= np.fromiter(map(bytes.__eq__, one.keys, first.keys), np.bool_, len(first.keys))
     counts = (first.lives > after.life) | ((first.lives == after.life) & (first.numbers > after.number))
-    newest: dict[bytes, RecoveredSlot] = {}
     places = np.flatnonzero(everywhere & counts)
-    order = np.lexsort((places, first.numbers[places], first.lives[places]))
-    for slot in places[order].tolist():
-        generation = SlotGeneration(int(first.lives[slot]), int(first.numbers[slot]))
-        newest[first.keys[slot]] = RecoveredSlot(slot, generation)
+    order = places[np.lexsort((places, first.numbers[places], first.lives[places]))].tolist()
+    newest = dict(zip(map(first.keys.__getitem__, order), order))  # Of equal keys the last one stays.
+    slots = np.array(list(newest.values()), np.int64)
+    generations = np.stack([first.lives[slots], first.numbers[slots]], axis=1)
     is_newest = np.zeros(len(everywhere), np.bool_)
-    is_newest[[one.slot for one in newest.values()]] = True
+    is_newest[slots] = True
     told = tuple(_told(one, (everywhere, counts, is_newest)) for one in scans)
-    return Recovered(newest, max(one.life for one in scans), told)
+    return Recovered(newest, generations.tobytes(), max(one.life for one in scans), told)
 
 
 def _told(one: RankScan, across: Sequence[NDArray[np.bool_]]) -> dict[str, int]:
@@ -212,56 +213,54 @@ def _told(one: RankScan, across: Sequence[NDArray[np.bool_]]) -> dict[str, int]:
     return dict(told)
 
 
-def _scan_some(file: SlotFile, made: RankScan, step: int, first: int) -> None:
+def _scan_some(file: SlotFile, made: RankScan, buffers: SimpleQueue[NDArray[np.uint8]], first: int) -> None:
     """Read the headers from slot `first` on."""
-    last = min(first + step, file.geometry.num_slots)
-    headers = np.zeros((last - first, HEADER_BYTES), np.uint8)
-    for slot, read in _headers(file, first, last):
-        headers[slot - first] = read
-        made.found[slot, 0] = True
-    columns = headers.view(HEADER_COLUMNS)[:, 0]
-    geometry = file.geometry
-    checksums = np.fromiter(
-        (xxhash.xxh3_64_intdigest(one[8:].tobytes()) for one in headers), np.uint64, last - first
-    )
-    here = slice(first, last)
-    lives, numbers = made.lives[here], made.numbers[here]
-    lives[:], numbers[:] = columns["life"].astype(np.int64), columns["number"].astype(np.int64)
-    found = made.found[here]
-    found[:, 1] = headers.any(axis=1)
-    found[:, 2] = columns["checksum"] == checksums
+    last = min(first + SCAN_HEADERS, file.geometry.num_slots)
+    buffer = buffers.get()
+    pages = buffer[: (last - first) * HEADER_STEP]
+    try:
+        made.found[first:last, 0] = _read(file, pages, first)
+        _note(file, made, pages, first)
+    finally:
+        buffers.put(buffer)
+
+
+def _read(file: SlotFile, pages: NDArray[np.uint8], first: int) -> NDArray[np.bool_]:
+    """Read headers. Returns which of them can be read; a long call that fails is made again for each."""
+    rows = pages.reshape(-1, HEADER_STEP)
+    readable = np.ones(len(rows), np.bool_)
+    try:
+        file.read(pages, file.geometry.header_at(first))
+    except OSError:
+        rows[:], readable[:] = 0, False
+        for place, row in enumerate(rows):
+            with suppress(OSError):
+                file.read(row, file.geometry.header_at(first + place))
+                readable[place] = True
+    return readable
+
+
+def _note(file: SlotFile, made: RankScan, pages: NDArray[np.uint8], first: int) -> None:
+    """Note what these headers say."""
+    columns = pages.view(HEADER_COLUMNS)
+    here = slice(first, first + len(columns))
+    file.table.scanned(first, columns)
+    lives, numbers, found = made.lives[here], made.numbers[here], made.found[here]
+    lives[:], numbers[:] = columns["life"], columns["number"]
+    whole = whole_headers(pages)
+    # A whole header is not empty, and most are whole.
+    found[:, 1] = whole
+    others = np.flatnonzero(~whole)
+    found[others, 1] = pages.reshape(-1, HEADER_STEP)[others, :HEADER_BYTES].any(axis=1)
+    found[:, 2] = whole
     found[:, 3] = columns["identity"] == np.void(file.digest)
     found[:, 4] = (
         (columns["file"] == np.void(file.file_id))
-        & (columns["slot"] == np.arange(first, last))
-        & (columns["length"] == geometry.payload_bytes)
+        & (columns["slot"] == np.arange(here.start, here.stop))
+        & (columns["length"] == file.geometry.payload_bytes)
     )
     found[:, 5] = (lives >= 0) & (lives <= file.found_life)
     found[:, 6] = columns["state"] == HeaderState.SEALED
-    for place in np.flatnonzero(found.all(axis=1)).tolist():
-        header = read_header(headers[place].tobytes())
-        if header is None:
-            found[place, 2] = False
-        else:
-            made.keys[first + place] = header.key
-
-
-def _headers(file: SlotFile, first: int, last: int) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """The headers that can be read. A long call that fails is made again for each header."""
-    size, offset = file.geometry.slot_bytes, file.geometry.offset
-    if size <= SEQUENTIAL_BYTES:
-        memory = aligned_memory((last - first) * size)[: (last - first) * size]
-        try:
-            file.read(memory, offset(first))
-        except OSError:
-            pass
-        else:
-            yield from enumerate(memory.reshape(-1, size)[:, :HEADER_BYTES], first)
-            return
-    memory = aligned_memory(HEADER_BYTES)
-    for slot in range(first, last):
-        try:
-            file.read(memory, offset(slot))
-        except OSError:
-            continue
-        yield slot, memory
+    for places, keys in header_keys(columns, np.flatnonzero(found.all(axis=1))):
+        for place, key in zip(places.tolist(), keys):
+            made.keys[first + place] = key

@@ -37,7 +37,15 @@ from kvsm.serving.copy_totals import CopyTotals, copy_totals
 from kvsm.serving.in_flight import Latency, TransfersInFlight
 from kvsm.serving.ranks import Rank
 from kvsm.snapshot import digest
-from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disagreements
+from kvsm.tiers import (
+    DiskTier,
+    LastLog,
+    WritePolicy,
+    adopt_found,
+    compare_with_last_log,
+    disagreements,
+    note_log,
+)
 from kvsm.worker import Worker
 
 if TYPE_CHECKING:
@@ -61,6 +69,7 @@ class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: what a block takes in the file of one rank, header and padding included (bytes).
     blocks_found: blocks that earlier runs have stored, and that could be served at the start.
     why_cold: why the files of all ranks had nothing, a line each; empty if they were taken as they are.
+    last_log: how what was found agrees with the log of the run before.
     blocks_loaded: hits: blocks that came from the disk because the host did not have them any more.
     blocks_stored: blocks that are on the disk of every rank since this run.
     blocks_not_stored: blocks whose copy to the disk failed, found no room, or was overtaken.
@@ -77,6 +86,7 @@ class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
     slot_bytes: int
     blocks_found: int
     why_cold: tuple[str, ...]
+    last_log: LastLog
     blocks_loaded: int
     blocks_stored: int
     blocks_not_stored: int
@@ -96,6 +106,7 @@ class RunFiles:
     """The files of slots of all ranks, open, and what earlier runs have left in them.
 
     found: which slots serve which keys.
+    last_log: how that agrees with the log of the last run.
 
     Raises `ConfigError`, and leaves no file open then.
     """
@@ -111,11 +122,16 @@ class RunFiles:
             self.why_cold = tuple(dict.fromkeys(why for one in self.files for why in one.cold_reason))
             try:
                 life = max(one.life for one in self.files)
-                self.found = recover(self.files, era_at_start(self.place.era, WEIGHTS, life).after)
+                era = era_at_start(self.place.era, WEIGHTS, life)
+                self.found = recover(self.files, era.after)
             except OSError as error:
                 raise ConfigError(
                     f"{self.place.name}: cannot be written: {error}; give another disk_dir"
                 ) from error
+            made = [rank for rank, one in enumerate(self.files) if not one.found_life]
+            self.last_log = compare_with_last_log(
+                self.place, self.found, era, made, options.disk_blocks, options.policy
+            )
             self.close = opened.pop_all().close
 
 
@@ -159,6 +175,7 @@ class RunDisk:
         self._metrics = Metrics.attached_to(core)
         self._era = OpenEra(files.place.era, WEIGHTS, files.found.life)
         self._found = adopt_found(core, files.found)
+        self._note_log(options)
         writes = WritePolicy(options.disk_write)
         self.tier = DiskTier(host, core, self._begin_era, name=files.place.name, writes=writes, clock=clock)
         self._workers = [
@@ -217,6 +234,7 @@ class RunDisk:
             slot_bytes=self._files.files[0].geometry.slot_bytes,
             blocks_found=self._found,
             why_cold=self._files.why_cold,
+            last_log=self._files.last_log,
             blocks_loaded=counts.from_disk,
             blocks_stored=counts.to_disk,
             blocks_not_stored=counts.not_stored,
@@ -231,6 +249,16 @@ class RunDisk:
             replayed_digest=verification.digest,
             damage=verification.damage,
         )
+
+    def _note_log(self, options: RunOptions) -> None:
+        writer = self._core.writer
+        kept = None if writer is None or options.log is None else str(writer.directory)
+        try:
+            note_log(self._files.place, self._files.found.life, kept, options.disk_flush)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._files.place.name}: cannot be written: {error}; give another disk_dir"
+            ) from error
 
     def _begin_era(self, weights: str | None) -> None:
         try:

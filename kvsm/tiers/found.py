@@ -11,6 +11,5 @@ def adopt_found(disk: Offloader, found: Recovered) -> int:
 
     disk: made with `disk_config`, and without any event yet.
     """
-    keys = list(found.slots)
-    disk.adopt_blocks(keys, [found.slots[key].slot for key in keys], "an earlier process")
-    return len(keys)
+    disk.adopt_blocks(list(found.slots), list(found.slots.values()), "an earlier process")
+    return len(found.slots)

@@ -4,6 +4,7 @@
     disk_dir/engine0-rank0.found     what their headers say, by the worker at its start, for the scheduler
     disk_dir/engine0.recovered       which slots serve which keys, by the scheduler at its start, for workers
     disk_dir/engine0.era             what counts of the slots, by the scheduler
+    disk_dir/engine0.log             where the scheduler logs what is stored, for the next engine
 
 vLLM makes the workers before the scheduler. So all that workers have found is there when the scheduler
 decides. Before its first copy a worker reads what was decided.
@@ -12,12 +13,12 @@ decides. Before its first copy a worker reads what was decided.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from kvsm.disk import DiskGeometry, RankScan, Recovered, TierDirectory, decide, era_at_start
+from kvsm.disk import DiskEra, DiskGeometry, RankScan, Recovered, TierDirectory, decide, era_at_start
 from kvsm.errors import ConfigError
 from kvsm.private_files import read_trusted, write_whole
 from kvsm.vllm.extra_config import ConnectorOptions
@@ -26,6 +27,19 @@ from kvsm.vllm.kv_cache_config import block_bytes_of
 
 _MOST_BYTES = 8 << 30
 """Of a file that the two sides exchange."""
+
+
+class Decided(NamedTuple):
+    """What an engine finds at its start.
+
+    found: which slots serve which keys.
+    era: with which the engine starts.
+    made: ranks whose files are new.
+    """
+
+    found: Recovered
+    era: DiskEra
+    made: tuple[int, ...]
 
 
 class DiskPlace(TierDirectory):
@@ -47,7 +61,7 @@ class DiskPlace(TierDirectory):
         super().__init__(Path(options.disk_dir), f"engine{parallel.data_parallel_index}")
         slot_bytes = block_bytes_of(kv_cache_config) * options.blocks_per_chunk
         one = DiskGeometry(slot_bytes, 1)
-        room = options.disk_bytes // self.ranks - one.offset(0)
+        room = options.disk_bytes // self.ranks - one.header_at(0)
         self.num_slots = room // one.slot_bytes
         self._payload_bytes = slot_bytes
         if self.num_slots < 1:
@@ -68,9 +82,9 @@ class DiskPlace(TierDirectory):
         parts = (*arrays, found.keys, found.life)
         write_whole(self._found(rank), msgspec.msgpack.encode(parts))
 
-    def decide(self, weights: str) -> Recovered:
-        """Which slots serve which keys on all ranks, if these weights have computed them; for the workers
-        too.
+    def decide(self, weights: str) -> Decided:
+        """Which slots serve which keys on all ranks, if these weights have computed them. The workers are
+        told too.
 
         Begins an era if the last one cannot go on. Raises `ConfigError`.
         """
@@ -86,7 +100,7 @@ class DiskPlace(TierDirectory):
                 f"disk_dir: what the ranks have found in {self._directory} cannot be read, or nothing can be "
                 f"written there: {error}. All ranks must be on this machine; omit disk_dir if they are not"
             ) from error
-        return recovered
+        return Decided(recovered, era, tuple(rank for rank, one in enumerate(scans) if one.life == 1))
 
     def read_decided(self) -> Recovered:
         """What the scheduler has decided. Raises `ConfigError` and `OSError`."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from kvsm.disk import OpenEra
+from kvsm.disk import OpenEra, Recovered
+from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.offloader import LogFlush, Offloader
 from kvsm.plan import TransferJob, WorkerReport
-from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disk_config
+from kvsm.tiers import DiskTier, WritePolicy, adopt_found, compare_with_last_log, disk_config, note_log
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
@@ -26,6 +27,7 @@ class EngineDisk:
     """Couples the host's core of an engine with the disk below it.
 
     tier: what goes down and comes back.
+    last_log: how what was found agrees with the log of the last process.
 
     announces: whether the disk publishes KV events.
     """
@@ -39,7 +41,11 @@ class EngineDisk:
         announces: bool,
     ) -> None:
         weights = weights_version(vllm_config, options.weights_version)
-        found = place.decide(weights)
+        decided = place.decide(weights)
+        found = decided.found
+        self.last_log = compare_with_last_log(
+            place, found, decided.era, decided.made, place.num_slots, options.policy
+        )
         self._era = OpenEra(place.era, weights, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
@@ -47,6 +53,7 @@ class EngineDisk:
         self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", publisher)
         disk = self._core.offloader
         kept = adopt_found(disk, found)
+        _note_log(place, found, self._core, options.disk_flush)
         writes = WritePolicy(options.disk_write)
         self.tier = DiskTier(host, disk, self._begin_era, name=place.name, writes=writes)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
@@ -54,6 +61,8 @@ class EngineDisk:
         for rank, told in enumerate(found.told):
             rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
             log.info("kvsm: disk slots of rank %d: %s", rank, rows)
+        for line in self.last_log.told():
+            log.warning("kvsm: %s: %s", place.name, line)
 
     def plan(self) -> tuple[TransferJob, ...]:
         """The copies that leave with this step."""
@@ -106,3 +115,12 @@ class EngineDisk:
 
     def _begin_era(self, weights: str | None) -> None:
         self._era.begin(weights, self.tier.disk.ledger.seq)
+
+
+def _note_log(place: DiskPlace, found: Recovered, core: EngineOffloader, flush: str) -> None:
+    """Raises `ConfigError`."""
+    directory = None if core.event_log is None else str(core.event_log.directory)
+    try:
+        note_log(place, found.life, directory, flush)
+    except OSError as error:
+        raise ConfigError(f"disk_dir: {place.log_note} cannot be written: {error}") from error

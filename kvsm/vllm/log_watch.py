@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from vllm.logger import init_logger
 
@@ -41,6 +42,11 @@ class LogWatch:
         """How many events were missing before this failure."""
         self._first = 0
         """The first event that is missing because of this failure."""
+
+    @property
+    def directory(self) -> Path:
+        """Of the log."""
+        return self._writer.directory
 
     def flush(self) -> None:
         """Flush the log."""

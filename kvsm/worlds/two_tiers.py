@@ -47,19 +47,7 @@ from kvsm.worlds.world import Action
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
 """What is asked for, as keys in prefix order."""
 
-_LIKELY: Sequence[str] = (
-    "store",
-    "store",
-    "ask",
-    "ask",
-    "plan",
-    "plan",
-    "host",
-    "host",
-    "disk",
-    "disk",
-    "disk",
-)
+_LIKELY: Sequence[str] = "store store ask ask plan plan host host disk disk disk".split()
 
 
 class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -454,17 +442,18 @@ class TwoTierWorld:
         self.life += 1
         found = decide([rank.scan(self.life) for rank in self.ranks], self.era.after)
         for rank in self.ranks:
-            rank.expected = {one.slot: one.generation for one in found.slots.values()}
-        for key, one in found.slots.items():
-            self._check_stored(key, one.slot)
+            rank.expected = {slot: rank.disk[slot].generation for slot in found.slots.values()}
+        for key, slot in found.slots.items():
+            self._check_stored(key, slot)
         lost = sorted(promised - found.slots.keys())
         if lost:
             message = f"{lost[0]!r} was sealed and flushed on every rank, and recovery has not found it"
             raise PropertyBroken(Property.FULL_OFFLOAD, message)
-        kept = {key: one.slot for key, one in found.slots.items()}
-        self._start(kept)
-        if self.disk.ledger.index != kept:
-            message = f"the scan finds {len(kept)} blocks, and the ledger has {len(self.disk.ledger.index)}"
+        self._start(found.slots)
+        if self.disk.ledger.index != found.slots:
+            message = (
+                f"the scan finds {len(found.slots)} blocks, and the ledger has {len(self.disk.ledger.index)}"
+            )
             raise PropertyBroken(Property.CONSERVATION, message)
         return True
 

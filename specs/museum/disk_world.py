@@ -250,7 +250,7 @@ class DiskWorld:
     def _check_given_up(self, rank: Rank, slot: int) -> None:
         """A slot whose load has failed holds nothing. Otherwise it would be loaded again without end."""
         try:
-            rank.file.table.generation(slot)
+            rank.file.table.proof(slot)
         except TransferFailed:
             return
         message = f"rank {rank.number}: slot {slot} has failed to load, and may be loaded again"
@@ -290,7 +290,7 @@ class DiskWorld:
         if slot not in self.held or slot in rank.rotten:
             return False
         data = bytearray(rank.path.read_bytes())
-        data[rank.file.geometry.offset(slot + 1) - rank.file.geometry.slot_bytes + 4096] ^= 1
+        data[rank.file.geometry.payload_at(slot)] ^= 1
         self._put(rank, bytes(data))
         rank.rotten.add(slot)
         for one in self.ranks:
@@ -360,22 +360,21 @@ class DiskWorld:
 
     def _check_found(self, found: Recovered) -> None:
         """Each key that is found was stored on all ranks, and what it serves is right."""
-        for key, one in found.slots.items():
+        for key, slot in found.slots.items():
             number = int(key.split()[1])
             untils = [moment.begun for moment in self._ended]
             took = [
-                rank.took(one.slot, number, one.generation, until) for rank, until in zip(self.ranks, untils)
+                rank.took(slot, number, rank.file.table.proof(slot).generation, until)
+                for rank, until in zip(self.ranks, untils)
             ]
             if not any(took):
-                message = (
-                    f"key {number} is found in slot {one.slot}, and a reset or another meaning came since"
-                )
+                message = f"key {number} is found in slot {slot}, and a reset or another meaning came since"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
             if not all(took):
-                message = f"key {number} is found in slot {one.slot}, and was not stored there on all ranks"
+                message = f"key {number} is found in slot {slot}, and was not stored there on all ranks"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
-            if all(self._served(rank, one.slot, number) for rank in self.ranks):
-                self.held[one.slot] = number
+            if all(self._served(rank, slot, number) for rank in self.ranks):
+                self.held[slot] = number
         lost = sorted(self._promised() - set(self.held.values()))
         if lost:
             message = f"keys {lost} were told to be stored, and the next process lacks them"

@@ -177,7 +177,8 @@ class Life(NamedTuple):
         side = llm.llm_engine.engine_core.engine_core.scheduler.connector._side
         core, disk = side._core, side._disk
         kept = core.offloader if disk is None else disk.tier.disk
-        say({"life": self.number, "kept": len(kept.ledger.index)})
+        differs = [] if disk is None else disk.last_log.told()
+        say({"life": self.number, "kept": len(kept.ledger.index), "differs": differs})
         others = Random(self.seed)
         for number in KNOWN:
             say({"life": self.number, **answer(llm, number)})

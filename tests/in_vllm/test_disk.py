@@ -21,6 +21,8 @@ from restarted_engine import KNOWN
 from test_warm_restart import Lives, run_lives, wrong_answers
 from workloads import TIGHT, TIMEOUT_S, Row, make_trial
 
+import kvsm
+from kvsm.analysis.other_tier import other_tier
 from kvsm.disk import DiskGeometry, FlushPolicy, RankScan, Recovered, decide
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, LoadPlanned
@@ -68,9 +70,11 @@ def check_hits(lives: Lives) -> None:
 
 
 def test_an_engine_that_is_killed_finds_on_disk_what_it_stored(directory: Path) -> None:
-    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy."""
+    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy. What a
+    life finds in the slots is what the life before has logged."""
     lives = run_lives(directory, 30, 4, 6, "--disk", "400")
     assert wrong_answers(lives) == []
+    assert not any(lives.differs.values())
     check_hits(lives)
     check_logs(directory, 6)
 
@@ -79,6 +83,7 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
     """The same with evictions on both tiers."""
     lives = run_lives(directory, 20, 5, 3, "--disk", "60")
     assert wrong_answers(lives) == []
+    assert not any(lives.differs.values())
     assert 0 < lives.kept[max(lives.kept)] <= 60
     check_logs(directory, 3)
 
@@ -92,15 +97,18 @@ def test_write_back_stores_what_host_memory_evicts(directory: Path) -> None:
 
 
 def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
-    """Both outlive each process. The log of the host's tier is one chain."""
+    """Both outlive each process. The log of the host's tier is one chain. The disk has no log without
+    `event_log`, and that is said."""
     lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
     assert wrong_answers(lives) == []
+    assert ["it kept no log" in line for line in lives.differs[3]] == [True]
     assert verify_log(directory / "engine0").good
 
 
 def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> None:
     """Events are state (S10): a router that folds them knows what host memory has, and what the disk has,
-    with evictions on both, and from the first event of a life what earlier ones have left."""
+    with evictions on both, and from the first event of a life what earlier ones have left. Each tier's log
+    leads to the other's by its name."""
     for life in (1, 2):
         notes = tmp_path / f"life{life}"
         notes.mkdir()
@@ -112,6 +120,9 @@ def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> N
             make_trial(dict(LLAMA), Row(host_bytes=TIGHT), kv_transfer=transfer, engine=events), TIMEOUT_S
         )
         logs = {"-disk-" in path.name: path for path in notes.iterdir() if path.is_dir()}
+        for of_disk, log in logs.items():
+            with kvsm.open(log) as opened:
+                assert other_tier(opened) == ("host" if of_disk else "disk", logs[not of_disk])
         for of_disk, medium in ((False, MEDIUM_CPU), (True, MEDIUM_STORAGE)):
             found = readable(rebuild(logs[of_disk]).ledger, whole=False)
             assert len(found) > 20

@@ -28,11 +28,15 @@ HERE = Path(__file__).parent
 
 
 class Lives(NamedTuple):
-    """What the lives of an engine have said. life 0 is an engine without kvsm."""
+    """What the lives of an engine have said. life 0 is an engine without kvsm.
+
+    differs: in what the disk differs from the log of the life before.
+    """
 
     log: Path
     answers: dict[int, list[dict[str, Any]]]
     kept: dict[int, int]
+    differs: dict[int, list[str]]
     statuses: list[dict[str, Any]]
 
 
@@ -42,17 +46,17 @@ def run_lives(directory: Path, blocks: int, seed: int, lives: int = LIVES, *more
     command += ["--lives", str(lives), "--blocks", str(blocks), "--seed", str(seed), *more]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    answers, kept, statuses = defaultdict(list), {}, []
+    answers, kept, differs, statuses = defaultdict(list), {}, {}, []
     # vLLM's own lines are among them.
     for line in (json.loads(one) for one in ended.stdout.splitlines() if one.startswith("{")):
         if "tokens" in line:
             answers[line["life"]].append(line)
         elif "kept" in line:
-            kept[line["life"]] = line["kept"]
+            kept[line["life"]], differs[line["life"]] = line["kept"], line["differs"]
         elif "status" in line:
             statuses.append(line)
     assert [one["status"] for one in statuses] == [9] * (lives - 1) + [0], ended.stderr[-3000:]
-    return Lives(directory / "engine0", answers, kept, statuses)
+    return Lives(directory / "engine0", answers, kept, differs, statuses)
 
 
 def wrong_answers(lives: Lives) -> list[dict[str, Any]]:
