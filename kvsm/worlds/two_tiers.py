@@ -47,7 +47,7 @@ from kvsm.worlds.world import Action
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
 """What is asked for, as keys in prefix order."""
 
-_LIKELY: Sequence[str] = "store store ask ask plan plan host host disk disk disk".split()
+_LIKELY = ("store", "store", "ask", "ask", "plan", "plan", "host", "host", "disk", "disk", "disk")
 
 
 class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
