@@ -1,8 +1,9 @@
 """What a disk tier gives and costs in the serving engine, if its host pool is a tenth of the working set.
 
 The working set is all blocks of the prompts. The same requests are served without a disk, with an empty disk,
-with the disk that this run has filled, and without a disk by a host pool that holds everything. All of them
-take turns in one process. Their logs are verified, and the bytes that requests compute from are compared.
+with the disk that this run has filled, with an empty disk that is written back, and without a disk by a host
+pool that holds everything. All of them take turns in one process. Their logs are verified, and the bytes that
+requests compute from are compared.
 
 The engine computes nothing and does not wait: its time goes into decisions, copies and comparisons. So
 requests a second show what a tier costs. What it gives is the prompt tokens that need no compute.
@@ -30,7 +31,7 @@ from kvsm.traces import TraceRequest
 
 PLAIN = "no disk"
 LARGE = "no disk, all on the host"
-NAMES = (PLAIN, "disk, empty", "disk, filled before", LARGE)
+NAMES = (PLAIN, "disk, empty", "disk, filled before", "disk, empty, write-back", LARGE)
 
 
 class Served(NamedTuple):
@@ -95,7 +96,8 @@ def rounds_of(options: RunOptions, directory: Path, rounds: int) -> dict[str, li
     for number in range(rounds + 1):
         with TemporaryDirectory(prefix="kvsm-disk-", dir=directory) as made:
             tier = msgspec.structs.replace(plain, disk_dir=f"{made}/disk", disk_blocks=2 * working_set)
-            chosen_by = dict(zip(NAMES, (plain, tier, tier, large)))
+            back = msgspec.structs.replace(tier, disk_dir=f"{made}/back", disk_write="back")
+            chosen_by = dict(zip(NAMES, (plain, tier, tier, back, large)))
             for name in NAMES if number % 2 else (LARGE, *NAMES[:-1]):
                 served = serve(chosen_by[name], requests)
                 click.echo(f"round {number}: {name}: {served.requests_per_second:.0f} requests/s", err=True)

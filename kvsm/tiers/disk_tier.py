@@ -174,6 +174,8 @@ class DiskTier:
         self._look_after = max(1, self._ahead // LOOKS)
         self._since_look = 0
         """How many blocks the host has stored since all of these were looked at."""
+        self._looked_at = (0, 0)
+        """The last events of host and disk when some of them were."""
         if writes is WritePolicy.BACK:
             host.evicting = self.evicted
         first = above.device_blocks - places * chunk
@@ -235,6 +237,10 @@ class DiskTier:
         To look at all of it takes long in a large pool. Between two such looks each step looks at the first
         blocks, because uses move the order.
         """
+        now = self.host.ledger.seq, self.disk.ledger.seq
+        if now == self._looked_at:
+            return
+        self._looked_at = now
         below, free = self.disk.ledger.index, len(self.host.ledger.free)
         most = self._ahead
         if self._since_look < self._look_after:

@@ -50,6 +50,7 @@ declare(
     _ahead=FIXED,
     _look_after=FIXED,
     _since_look=COMPARED,
+    _looked_at=Dropped("to look again when nothing has happened finds nothing else"),
     _places=COMPARED,
     _health=PART,
     _waiting=COMPARED,
@@ -119,7 +120,7 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
             for one in tier.copies.values()
         ],
         list(tier._waiting),
-        tier._since_look if tier._writes is WritePolicy.BACK else 0,
+        tier._writes is WritePolicy.BACK and tier._since_look >= tier._look_after,
         [(disk.transfers[job.transfer], job.keys) for job in tier._planned],
         len(tier._places),
         _health(tier._health, world._ticks),
