@@ -1,8 +1,9 @@
 """How long an engine takes to begin with a disk tier that is full: the scan of its slots, and the core above.
 
 The file is made with all slots sealed. Then a new process begins as an engine does: it opens the file, reads
-all headers, decides which slots count, and rebuilds the core of the disk, with its log. It is ready when the
-tier says that it has a key. Direct I/O is used, so nothing comes from the page cache.
+all headers, decides which slots count, compares them with the log of the last process, and rebuilds the core
+of the disk, with a log of its own. It is ready when the tier says that it has a key. Direct I/O is used, so
+nothing comes from the page cache.
 
 A plain loop reads the same bytes before each process, in calls of the same size from as many threads, and
 does nothing with them. It shows what this disk needs for them.
@@ -31,6 +32,7 @@ from page import markdown_table, publish
 from kvsm.disk import (
     DiskEra,
     DiskGeometry,
+    FlushPolicy,
     OpenEra,
     SlotFile,
     SlotGeneration,
@@ -46,7 +48,7 @@ from kvsm.disk.recovery import SCAN_HEADERS, SCAN_THREADS
 from kvsm.events import OffloadConfig
 from kvsm.identity import PoolIdentity
 from kvsm.offloader import Offloader
-from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
+from kvsm.tiers import DiskTier, adopt_found, compare_with_last_log, disk_config, host_config, note_log
 
 IDENTITY = PoolIdentity.of({"benchmark": "disk restart"})
 WEIGHTS = "v1"
@@ -130,17 +132,22 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
         with span("read the headers"):
             scanned = scan(file)
         with span("decide which slots count"):
-            found = decide([scanned], era_at_start(place.era, WEIGHTS, file.life).after)
+            era = era_at_start(place.era, WEIGHTS, file.life)
+            found = decide([scanned], era.after)
             take(file, found)
+        with span("compare with the last log"):
+            last = compare_with_last_log(place, found, era, [], geometry.num_slots, host.config.policy)
         with span("rebuild the core"):
-            disk = Offloader.open(
-                disk_config(host.config, geometry.num_slots), directory / f"log-{life}", weights=WEIGHTS
-            )
+            log = directory / f"log-{life}"
+            disk = Offloader.open(disk_config(host.config, geometry.num_slots), log, weights=WEIGHTS)
             kept = adopt_found(disk, found)
-            era = OpenEra(place.era, WEIGHTS, found.life)
-            tier = DiskTier(host, disk, lambda weights: era.begin(weights, disk.ledger.seq))
+            note_log(place, file.life, str(log), FlushPolicy.NONE.value)
+            open_era = OpenEra(place.era, WEIGHTS, found.life)
+            tier = DiskTier(host, disk, lambda weights: open_era.begin(weights, disk.ledger.seq))
         if kept != geometry.num_slots or not tier.has(key_of(kept - 1)):
             raise click.ClickException(f"{kept:,} of {geometry.num_slots:,} slots came back")
+        if last.slots not in (0, kept) or last.differences:
+            raise click.ClickException(f"the last log has {last.slots:,} slots: {last.told()}")
     disk.close()
     file.close()
     return spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -150,11 +157,12 @@ def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[s
     place = TierDirectory(directory, "engine")
     make(place, geometry)
     lives = []
-    for life in range(rounds):
+    for life in range(rounds + 1):
         loop = plain_loop(place.slots(0), geometry)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             spans, memory = process.submit(begin, directory, geometry, life).result()
-        lives.append(({LOOP: loop, **spans}, memory))
+        if life:  # The first process finds no log.
+            lives.append(({LOOP: loop, **spans}, memory))
     rows = []
     for name in sorted(lives[0][0], key=lambda one: one == "ready"):
         clocks, processors = zip(*(spans[name] for spans, _ in lives))

@@ -134,10 +134,11 @@ class LoggedBlocks(NamedTuple):
 
         found: what the next process finds. after: as in its era.
         """
-        logged = self.stored(after)
-        here = {slot: key for key, slot in found.slots.items()}
-        if here == logged:  # Mostly, and there may be millions.
+        stored = self.stored(after)
+        if stored == found.slots:  # Mostly, and there may be millions.
             return
+        logged = {slot: key for key, slot in stored.items()}
+        here = {slot: key for key, slot in found.slots.items()}
         for slot, key in logged.items():
             other = here.get(slot)
             if other != key:
@@ -146,15 +147,15 @@ class LoggedBlocks(NamedTuple):
             if slot not in logged and not self._may_hold(slot, key, found.generation(place)):
                 yield _difference(slot, self._planned(slot), key)
 
-    def stored(self, after: SlotGeneration) -> dict[int, bytes]:
-        """Slot -> key that is stored in it, as far as the era counts it. The log may lack the reset itself:
+    def stored(self, after: SlotGeneration) -> dict[bytes, int]:
+        """Key -> slot in which it is stored, as far as the era counts it. The log may lack the reset itself:
         the era is on disk first."""
         ledger = self.ledger
         readable = are_readable(ledger.blocks.view)
         if after.life >= self.life:
             begin = after.number if after.life == self.life else np.iinfo(np.int64).max
             readable &= ledger.generation_view > begin
-        return {slot: ledger.key_of[slot] for slot in np.flatnonzero(readable).tolist()}
+        return {ledger.key_of[slot]: slot for slot in np.flatnonzero(readable).tolist()}
 
     def _may_hold(self, slot: int, key: bytes, found: SlotGeneration) -> bool:
         """Whether a slot in which no key is stored may have this key on disk, by its log."""
