@@ -15,8 +15,8 @@ a key was given up    that key, or nothing                     they agree: an ev
 nothing of this life  a key                                    unknown: nobody has logged that it was stored
 ====================  =======================================  ===============================================
 
-Only the newest segment of the log is folded, from the snapshot in its head on. So this takes a part of the
-time in which the headers are read, however long the log is.
+Only the newest segment of the log is folded, from the snapshot in its head on. So the time does not grow with
+the log.
 """
 
 from __future__ import annotations
