@@ -1,8 +1,9 @@
 """How long an engine takes to begin with a disk tier that is full: the scan of its slots, and the core above.
 
-The file is made with all slots sealed. Then a new process begins as an engine does: it opens the file, reads
-all headers, decides which slots count, and rebuilds the core of the disk, with its log. It is ready when the
-tier says that it has a key. Direct I/O is used, so nothing comes from the page cache.
+The file is made with all slots sealed, and the log of the process that did it. Then a new process begins as
+an engine does: it opens the file, reads all headers, decides which slots count, compares them with that log,
+and rebuilds the core of the disk, with a log of its own. It is ready when the tier says that it has a key.
+Direct I/O is used, so nothing comes from the page cache.
 
 A plain loop reads the same bytes before each process, in calls of the same size from as many threads, and
 does nothing with them. It shows what this disk needs for them.
@@ -31,6 +32,7 @@ from page import markdown_table, publish
 from kvsm.disk import (
     DiskEra,
     DiskGeometry,
+    FlushPolicy,
     OpenEra,
     SlotFile,
     SlotGeneration,
@@ -46,7 +48,7 @@ from kvsm.disk.recovery import SCAN_HEADERS, SCAN_THREADS
 from kvsm.events import OffloadConfig
 from kvsm.identity import PoolIdentity
 from kvsm.offloader import Offloader
-from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
+from kvsm.tiers import DiskTier, adopt_found, compare_with_last_log, disk_config, host_config, note_log
 
 IDENTITY = PoolIdentity.of({"benchmark": "disk restart"})
 WEIGHTS = "v1"
@@ -66,31 +68,36 @@ def key_of(slot: int) -> bytes:
     return blake2b(b"%d" % slot, digest_size=32).digest() + bytes(4)
 
 
-def make(place: TierDirectory, geometry: DiskGeometry) -> None:
-    """Seal all slots, with zeros as their payloads."""
-    with closing(SlotFile(place.slots(0), geometry, IDENTITY)) as file:
+def make(place: TierDirectory, geometry: DiskGeometry, log: Path) -> None:
+    """Seal all slots, and leave the log of the process that has stored them. Payloads are not written."""
+    host = host_config(OffloadConfig(host_blocks=HOST_BLOCKS, device_blocks=1024))
+    core = Offloader.open(disk_config(host, geometry.num_slots), log, weights=WEIGHTS)
+    pages = aligned_memory(SCAN_HEADERS * HEADER_STEP).reshape(-1, HEADER_STEP)
+    with closing(core), closing(SlotFile(place.slots(0), geometry, IDENTITY)) as file:
         DiskEra(WEIGHTS).write(place.era)
-        descriptor = os.open(file.path, os.O_WRONLY)
-        pages = np.zeros((SCAN_HEADERS, HEADER_STEP), np.uint8)
-        for slot in range(geometry.num_slots):
-            generation = SlotGeneration(file.life, 1 + slot // BLOCKS_OF_A_STORE)
-            header = SlotHeader(
-                HeaderState.SEALED,
-                file.file_id,
-                file.digest,
-                slot,
-                generation,
-                geometry.payload_bytes,
-                0,
-                key_of(slot),
-            )
-            place = slot % SCAN_HEADERS
-            pages[place, :HEADER_BYTES] = np.frombuffer(header.encode(), np.uint8)
-            if place == SCAN_HEADERS - 1 or slot == geometry.num_slots - 1:
-                os.pwrite(descriptor, pages[: place + 1], geometry.header_at(slot - place))
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+        note_log(place, file.life, str(log), FlushPolicy.NONE.value)
+        ours = file.file_id, file.digest
+        for first in range(0, geometry.num_slots, SCAN_HEADERS):
+            last = min(first + SCAN_HEADERS, geometry.num_slots)
+            for slot in range(first, last):
+                if slot % BLOCKS_OF_A_STORE == 0:
+                    some = range(slot, min(slot + BLOCKS_OF_A_STORE, last))
+                    generation = SlotGeneration(file.life, stored(core, list(map(key_of, some))))
+                says = slot, generation, geometry.payload_bytes, 0, key_of(slot)
+                header = SlotHeader(HeaderState.SEALED, *ours, *says).encode()
+                pages[slot - first, :HEADER_BYTES] = np.frombuffer(header, np.uint8)
+            file.write([pages[: last - first]], geometry.header_at(first))
+        file.flush()
+
+
+def stored(core: Offloader, keys: list[bytes]) -> int:
+    """Log a store of these keys, to the next free slots. Returns its transfer."""
+    job = core.store((), keys, list(range(len(keys)))).job
+    assert job is not None
+    core.submit([job.transfer])
+    core.report(job.transfer, 0, True)
+    core.end_step()
+    return job.transfer
 
 
 def plain_loop(path: Path, geometry: DiskGeometry) -> Seconds:
@@ -130,17 +137,21 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
         with span("read the headers"):
             scanned = scan(file)
         with span("decide which slots count"):
-            found = decide([scanned], era_at_start(place.era, WEIGHTS, file.life).after)
+            era = era_at_start(place.era, WEIGHTS, file.life)
+            found = decide([scanned], era.after)
             take(file, found)
+        with span("compare with the last log"):
+            last = compare_with_last_log(place, found, era, [], geometry.num_slots, host.config.policy)
         with span("rebuild the core"):
-            disk = Offloader.open(
-                disk_config(host.config, geometry.num_slots), directory / f"log-{life}", weights=WEIGHTS
-            )
+            log = directory / f"log-{life}"
+            disk = Offloader.open(disk_config(host.config, geometry.num_slots), log, weights=WEIGHTS)
             kept = adopt_found(disk, found)
-            era = OpenEra(place.era, WEIGHTS, found.life)
-            tier = DiskTier(host, disk, lambda weights: era.begin(weights, disk.ledger.seq))
+            open_era = OpenEra(place.era, WEIGHTS, found.life)
+            tier = DiskTier(host, disk, lambda weights: open_era.begin(weights, disk.ledger.seq))
         if kept != geometry.num_slots or not tier.has(key_of(kept - 1)):
             raise click.ClickException(f"{kept:,} of {geometry.num_slots:,} slots came back")
+        if last.slots != kept or last.differences:
+            raise click.ClickException(f"the last log has {last.slots:,} slots: {last.told()}")
     disk.close()
     file.close()
     return spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -148,7 +159,7 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
 
 def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[str]]:
     place = TierDirectory(directory, "engine")
-    make(place, geometry)
+    make(place, geometry, directory / "log")
     lives = []
     for life in range(rounds):
         loop = plain_loop(place.slots(0), geometry)
