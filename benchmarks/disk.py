@@ -1,7 +1,7 @@
 """How much of a disk's own speed the disk tier reaches.
 
-The disk's own speed is a plain loop over neighbouring places of a file: direct I/O, as many threads, calls of
-the same size. Loop and engine take turns in one run, on files of one size.
+The disk's own speed is a plain loop over the same places of another file, in the same order: direct I/O, as
+many threads, a call for each block. Loop and engine take turns in one run, on files of one size.
 
     python benchmarks/disk.py --directory /var/tmp --output benchmarks/results/disk.md
 """
@@ -36,6 +36,10 @@ JOB_BYTES = 64 << 20
 Seconds = tuple[float, float]
 """Of the clock, and of the processor."""
 
+LOOP, ENGINE = "loop", "engine"
+Taken = dict[tuple[Direction, str, str], list[Seconds]]
+"""Direction, order of the slots, and who copied -> how long each round took."""
+
 
 @contextmanager
 def timed(into: list[Seconds]) -> Iterator[None]:
@@ -44,15 +48,17 @@ def timed(into: list[Seconds]) -> Iterator[None]:
     into.append((time.perf_counter() - clock, time.process_time() - processor))
 
 
-def plain_loop(path: Path, geometry: DiskGeometry, threads: int, call: Callable[..., int]) -> None:
-    """Write or read the slots in their order, each in one call."""
+def plain_loop(
+    path: Path, geometry: DiskGeometry, slots: Sequence[int], threads: int, call: Callable[..., int]
+) -> None:
+    """Write or read these slots in this order, each in one call."""
     descriptor = os.open(path, os.O_RDWR)
     if not use_direct(descriptor, True):
         raise click.ClickException(f"{path}: no direct I/O here")
     memories = [aligned_memory(geometry.payload_step) for _ in range(threads)]
 
     def some(number: int) -> None:
-        for slot in range(number, geometry.num_slots, threads):
+        for slot in slots[number::threads]:
             call(descriptor, [memories[number]], geometry.payload_at(slot))
 
     with ThreadPoolExecutor(threads) as pool:
@@ -93,36 +99,33 @@ def rows_of(directory: Path, block_bytes: int, total: int, threads: int, rounds:
         "neighbours": list(range(geometry.num_slots)),
         "random": random.Random(3).sample(range(geometry.num_slots), geometry.num_slots),
     }
-    taken: dict[tuple[Direction, str], list[Seconds]] = {}
+    taken: Taken = {}
     number = 0
     with closing(
         DiskCopyEngine(host, SlotFile(path, geometry, IDENTITY), FlushPolicy.NONE, threads=threads)
     ) as engine:
         run(engine, jobs(Direction.STORE, geometry, orders["neighbours"], 1))
-        plain_loop(plain, geometry, threads, os.pwritev)
+        plain_loop(plain, geometry, orders["neighbours"], threads, os.pwritev)
         for _ in range(rounds):
             for direction, call in ((Direction.STORE, os.pwritev), (Direction.LOAD, os.preadv)):
-                with timed(taken.setdefault((direction, ""), [])):
-                    plain_loop(plain, geometry, threads, call)
                 for name, slots in orders.items():
+                    with timed(taken.setdefault((direction, name, LOOP), [])):
+                        plain_loop(plain, geometry, slots, threads, call)
                     number += 100_000
                     made = jobs(direction, geometry, slots, number)
-                    with timed(taken.setdefault((direction, name), [])):
+                    with timed(taken.setdefault((direction, name, ENGINE), [])):
                         run(engine, made)
     plain.unlink()
     path.unlink()
     return list(_table(block_bytes, geometry, taken))
 
 
-def _table(
-    block_bytes: int, geometry: DiskGeometry, taken: dict[tuple[Direction, str], list[Seconds]]
-) -> Iterator[list[str]]:
+def _table(block_bytes: int, geometry: DiskGeometry, taken: Taken) -> Iterator[list[str]]:
     gigabytes = geometry.num_slots * block_bytes / 1e9
     for direction in Direction:
-        own = gigabytes / median(clock for clock, _ in taken[direction, ""])
         for name in ("neighbours", "random"):
-            of_it = taken[direction, name]
-            speed = gigabytes / median(clock for clock, _ in of_it)
+            loop, engine = taken[direction, name, LOOP], taken[direction, name, ENGINE]
+            own, speed = (gigabytes / median(clock for clock, _ in one) for one in (loop, engine))
             yield [
                 f"{block_bytes >> 10} KiB",
                 direction.name.lower(),
@@ -130,8 +133,8 @@ def _table(
                 f"{own:.2f}",
                 f"{speed:.2f}",
                 f"{speed / own:.2f}",
-                f"{median(processor for _, processor in of_it) / gigabytes:.2f}",
-                f"{median(processor for _, processor in taken[direction, '']) / gigabytes:.2f}",
+                f"{median(processor for _, processor in engine) / gigabytes:.2f}",
+                f"{median(processor for _, processor in loop) / gigabytes:.2f}",
             ]
 
 
@@ -148,7 +151,7 @@ def main(directory: str, total_mib: int, threads: int, rounds: int, output: Path
     columns = ["block", "", "slots", "disk GB/s", "kvsm GB/s", "share", "CPU s/GB", "CPU s/GB, loop"]
     note = (
         f"direct I/O, {threads} threads, {total >> 20} MiB a file, no flushes; medians of {rounds} rounds in "
-        "turns. The disk's own speed is a plain loop of calls of the same size over neighbouring places. "
+        "turns. The disk's own speed is a plain loop over the same places, with a call for each block. "
         "Every store is hashed and every load is proved; the loop does neither"
     )
     publish("The disk tier beside its disk", note, markdown_table(columns, rows), output)

@@ -36,7 +36,7 @@ from kvsm.states.disk_slot import DiskSlotTrigger
 _LOGGER = logging.getLogger("kvsm.disk")
 
 BOUNCE_BYTES = 4 << 20
-"""Of a buffer, unless one slot is larger. Longer calls are not faster."""
+"""Of the payloads of a buffer, unless one is larger. Longer calls are not faster."""
 
 # A call takes the payloads of neighbouring slots, and the system limits the parts of a call.
 assert os.sysconf("SC_IOV_MAX") >= BOUNCE_BYTES // ALIGNMENT

@@ -32,11 +32,11 @@ Not bounded: a disk that never answers. Then `wait` waits, as for every engine, 
 killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
 read, so loads go on.
 
-Threads are used and not io_uring. Loads of 1 MiB reach 0.8 and more of the disk's speed with them. Stores are
-bound by the processor: 1 GB takes 0.2 s of it in blocks of 1 MiB, and a plain loop 0.06 s. On two cores, of
-which others took a part, six runs reached 0.75 to 1.03 of 3 to 4.5 GB/s. With no core free it was half
-(`benchmarks/results/disk.md`, where 0.3 s are measured). What short stores lack goes into the header that is
-written alone; eight threads hide it behind the payloads of the others.
+Threads are used and not io_uring. From blocks of 1 MiB on, stores reach 0.9 and more of the speed of a plain
+loop, on two cores that others use too (`benchmarks/results/disk.md`). They take 0.15 s of the processor for a
+GB, and the loop 0.07 s; the hash is a third of the difference. What small blocks in random slots lack are the
+two headers of each: a call of 4 KiB takes nearly as long as one of 64 KiB. Slots that are neighbours share
+these calls.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
         self._written = 0
         """Stores that have ended since the last flush."""
         self._to_flush: Queue[ThreadedTransfer | None] = Queue()
-        slots = max(1, BOUNCE_BYTES // geometry.slot_bytes)
+        slots = max(1, BOUNCE_BYTES // geometry.payload_step)
         self._buffers: SimpleQueue[BounceBuffer] = SimpleQueue()
         for _ in range(max(1, threads)):
             buffer = BounceBuffer(file, host, slots)
