@@ -1,9 +1,10 @@
 """How long an engine takes to begin with a disk tier that is full: the scan of its slots, and the core above.
 
 The file is made with all slots sealed, and the log of the process that did it. Then a new process begins as
-an engine does: it opens the file, reads all headers, decides which slots count, compares them with that log,
-and rebuilds the core of the disk, with a log of its own. It is ready when the tier says that it has a key.
-Direct I/O is used, so nothing comes from the page cache.
+an engine does: it opens the file, reads all headers, decides which slots count, and rebuilds the core of the
+disk, with a log of its own. It is ready when the tier says that it has a key. Direct I/O is used, so nothing
+comes from the page cache. What it found is then compared with the last log, which an engine does in a thread
+of its own, while it serves.
 
 A plain loop reads the same bytes before each process, in calls of the same size from as many threads, and
 does nothing with them. It shows what this disk needs for them.
@@ -39,6 +40,7 @@ from kvsm.disk import (
     TierDirectory,
     decide,
     era_at_start,
+    read_log_note,
     scan,
     take,
 )
@@ -52,7 +54,8 @@ from kvsm.tiers import DiskTier, adopt_found, compare_with_last_log, disk_config
 
 IDENTITY = PoolIdentity.of({"benchmark": "disk restart"})
 WEIGHTS = "v1"
-LOOP = "a plain loop reads the same bytes"
+LOOP, READY = "a plain loop reads the same bytes", "ready"
+COMPARISON = "after that: compare with the last log"
 HOST_BLOCKS = 100_000
 BLOCKS_OF_A_STORE = 64
 
@@ -128,7 +131,7 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
         spans[name] = time.perf_counter() - clock, time.process_time() - processor
 
     host = Offloader(host_config(OffloadConfig(host_blocks=HOST_BLOCKS, device_blocks=1024)))
-    with span("ready"):
+    with span(READY):
         with span("open the file"):
             place = TierDirectory(directory, "engine")
             file = SlotFile(place.slots(0), geometry, IDENTITY)
@@ -140,8 +143,6 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
             era = era_at_start(place.era, WEIGHTS, file.life)
             found = decide([scanned], era.after)
             take(file, found)
-        with span("compare with the last log"):
-            last = compare_with_last_log(place, found, era, [], geometry.num_slots, host.config.policy)
         with span("rebuild the core"):
             log = directory / f"log-{life}"
             disk = Offloader.open(disk_config(host.config, geometry.num_slots), log, weights=WEIGHTS)
@@ -150,8 +151,11 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
             tier = DiskTier(host, disk, lambda weights: open_era.begin(weights, disk.ledger.seq))
         if kept != geometry.num_slots or not tier.has(key_of(kept - 1)):
             raise click.ClickException(f"{kept:,} of {geometry.num_slots:,} slots came back")
-        if last.slots != kept or last.differences:
-            raise click.ClickException(f"the last log has {last.slots:,} slots: {last.told()}")
+    with span(COMPARISON):
+        note = read_log_note(place.log_note)
+        last = compare_with_last_log(note, found, era, [], geometry.num_slots, host.config.policy)
+    if last.slots != kept or last.differences:
+        raise click.ClickException(f"the last log has {last.slots:,} slots: {last.told()}")
     disk.close()
     file.close()
     return spans, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -167,13 +171,13 @@ def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[s
             spans, memory = process.submit(begin, directory, geometry, life).result()
         lives.append(({LOOP: loop, **spans}, memory))
     rows = []
-    for name in sorted(lives[0][0], key=lambda one: one == "ready"):
+    for name in sorted(lives[0][0], key=(READY, COMPARISON).__contains__):
         clocks, processors = zip(*(spans[name] for spans, _ in lives))
-        told = f"**{name}**" if name == "ready" else name
+        told = f"**{name}**" if name == READY else name
         size = f"{geometry.slot_bytes >> 10} KiB"
         between = f"{min(clocks):.1f} .. {max(clocks):.1f}"
-        rows.append([size, told, f"{median(clocks):.1f}", between, f"{median(processors):.1f}"])
-    rows[-1].append(f"{median(memory for _, memory in lives) / 1e9:.2f}")
+        most = f"{median(memory for _, memory in lives) / 1e9:.2f}" if name == READY else ""
+        rows.append([size, told, f"{median(clocks):.1f}", between, f"{median(processors):.1f}", most])
     return rows
 
 
@@ -194,12 +198,9 @@ def main(directory: str, slots: int, slot_kib: tuple[int, ...], rounds: int, out
         f"slot is its header and its payload. All headers are {slots * HEADER_STEP / 1e9:.1f} GB, and "
         "payloads are not read"
     )
-    publish("How long an engine takes to begin with a full disk tier", note, _table(columns, rows), output)
-
-
-def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
-    width = len(columns)
-    return markdown_table(columns, [[*row, *[""] * (width - len(row))] for row in rows])
+    publish(
+        "How long an engine takes to begin with a full disk tier", note, markdown_table(columns, rows), output
+    )
 
 
 if __name__ == "__main__":

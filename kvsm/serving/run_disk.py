@@ -22,6 +22,7 @@ from kvsm.disk import (
     SlotFile,
     TierDirectory,
     era_at_start,
+    read_log_note,
     recover,
 )
 from kvsm.errors import ConfigError
@@ -130,7 +131,12 @@ class RunFiles:
                 ) from error
             made = [rank for rank, one in enumerate(self.files) if not one.found_life]
             self.last_log = compare_with_last_log(
-                self.place, self.found, era, made, options.disk_blocks, options.policy
+                read_log_note(self.place.log_note),
+                self.found,
+                era,
+                made,
+                options.disk_blocks,
+                options.policy,
             )
             self.close = opened.pop_all().close
 

@@ -36,7 +36,6 @@ from kvsm.disk import (
     Recovered,
     SlotGeneration,
     TierDirectory,
-    read_log_note,
 )
 from kvsm.errors import KvsmError, LogDamaged, LogError
 from kvsm.ledger import Ledger
@@ -191,16 +190,16 @@ def _difference(slot: int, logged: bytes | None, found: bytes | None) -> SlotDif
 
 
 def compare_with_last_log(
-    place: TierDirectory, found: Recovered, era: DiskEra, made: Sequence[int], num_slots: int, policy: str
+    note: LogNote | str, found: Recovered, era: DiskEra, made: Sequence[int], num_slots: int, policy: str
 ) -> LastLog:
     """Compare what was found at this start with the log of the last process. Never raises for what that
     process has left.
 
+    note: which log that is, or why nobody knows; as it was read before `note_log`.
     era: with which this process starts.
     made: ranks whose files are new.
     num_slots: of the tier. policy: the disk's eviction policy, whose code the log may name.
     """
-    note = read_log_note(place.log_note)
     if isinstance(note, str):
         nothing = len(made) == len(found.told)
         return LastLog(why_not=None if nothing else note)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from vllm.logger import init_logger
 
-from kvsm.disk import OpenEra, Recovered
+from kvsm.disk import LogNote, OpenEra, Recovered, read_log_note
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.offloader import LogFlush, Offloader
 from kvsm.plan import TransferJob, WorkerReport
-from kvsm.tiers import DiskTier, WritePolicy, adopt_found, compare_with_last_log, disk_config, note_log
+from kvsm.tiers import (
+    DiskTier,
+    LastLog,
+    WritePolicy,
+    adopt_found,
+    compare_with_last_log,
+    disk_config,
+    note_log,
+)
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
-from kvsm.vllm.disk_files import DiskPlace
+from kvsm.vllm.disk_files import Decided, DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.pool_identity import weights_version
@@ -27,7 +36,6 @@ class EngineDisk:
     """Couples the host's core of an engine with the disk below it.
 
     tier: what goes down and comes back.
-    last_log: how what was found agrees with the log of the last process.
 
     announces: whether the disk publishes KV events.
     """
@@ -43,9 +51,7 @@ class EngineDisk:
         weights = weights_version(vllm_config, options.weights_version)
         decided = place.decide(weights)
         found = decided.found
-        self.last_log = compare_with_last_log(
-            place, found, decided.era, decided.made, place.num_slots, options.policy
-        )
+        note = read_log_note(place.log_note)  # Before `note_log` replaces it.
         self._era = OpenEra(place.era, weights, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
@@ -61,8 +67,14 @@ class EngineDisk:
         for rank, told in enumerate(found.told):
             rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
             log.info("kvsm: disk slots of rank %d: %s", rank, rows)
-        for line in self.last_log.told():
-            log.warning("kvsm: %s: %s", place.name, line)
+        self._beside = ThreadPoolExecutor(1, "kvsm-last-log")
+        self._compared = self._beside.submit(_tell_last_log, place, decided, note, options.policy)
+
+    @property
+    def last_log(self) -> LastLog:
+        """How what was found agrees with the log of the last process. Waits until that is known: they are
+        compared while the engine serves, because nothing depends on it and a million slots take 2 s."""
+        return self._compared.result()
 
     def plan(self) -> tuple[TransferJob, ...]:
         """The copies that leave with this step."""
@@ -95,6 +107,7 @@ class EngineDisk:
 
     def close(self) -> None:
         """Close the event log of the disk."""
+        self._beside.shutdown()
         self._core.close()
 
     def _give_up_overdue(self) -> None:
@@ -115,6 +128,14 @@ class EngineDisk:
 
     def _begin_era(self, weights: str | None) -> None:
         self._era.begin(weights, self.tier.disk.ledger.seq)
+
+
+def _tell_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, policy: str) -> LastLog:
+    """Compare what was found with the log of the last process, and tell what differs."""
+    last = compare_with_last_log(note, decided.found, decided.era, decided.made, place.num_slots, policy)
+    for line in last.told():
+        log.warning("kvsm: %s: %s", place.name, line)
+    return last
 
 
 def _note_log(place: DiskPlace, found: Recovered, core: EngineOffloader, flush: str) -> None:
