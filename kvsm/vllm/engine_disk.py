@@ -108,6 +108,9 @@ class EngineDisk:
     def close(self) -> None:
         """Close the event log of the disk."""
         self._beside.shutdown()
+        error = self._compared.exception()
+        if error is not None:
+            log.error("kvsm: the slots of the disk were not compared with the last log: %r", error)
         self._core.close()
 
     def _give_up_overdue(self) -> None:
