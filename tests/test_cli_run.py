@@ -222,7 +222,6 @@ def test_help_teaches() -> None:
         ([*DISK, "--disk-dir", "absent/disk"], "absent/disk: cannot be used as a directory"),
         ([*DISK, "--disk-flush", "often"], "'often' is not one of 'none', 'interval', 'every'"),
         ([*DISK, "--copies", "file"], "copies is 'file'; a disk tier needs a host pool in memory"),
-        ([*DISK, "--last-step", "flush"], "last_step is 'flush', which waits for no copy to a disk"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -17,6 +17,7 @@ from kvsm.cli.run_result import print_result
 from kvsm.disk import DiskCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
+from kvsm.replay import rebuild
 from kvsm.serving import RunOptions, RunResult, WorkloadRun, run_workload
 from kvsm.serving.run_disk import RunFiles
 
@@ -118,6 +119,17 @@ def test_nothing_of_before_a_reset_comes_back(place: Path) -> None:
     assert first.disk is not None
     assert second.disk is not None
     assert second.disk.blocks_found == first.disk.blocks < first.disk.blocks_stored
+
+
+def test_a_run_that_flushes_at_its_last_step_leaves_all_on_disk(place: Path) -> None:
+    """Flush at last step (S17) on two tiers: what the host holds is on the disk. It goes for copies that
+    fail, too."""
+    log = place / "log"
+    assert serve(place, last_step="flush", disk_blocks=1000, log=str(log)).good
+    host, disk = rebuild(log).ledger.index, rebuild(log / "disk").ledger.index
+    assert len(host) > 60
+    assert host.keys() <= disk.keys()
+    assert serve(place, last_step="flush", failure_rate=0.1, reset_every=200).good
 
 
 def test_slots_of_several_blocks(place: Path) -> None:

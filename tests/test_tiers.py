@@ -19,7 +19,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferJob, WorkerReport
-from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig
+from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
@@ -299,11 +299,14 @@ def test_cores_that_do_not_fit_are_refused() -> None:
         DiskTier(Offloader(config), Offloader(disk_config(config, 5)), [].append)
 
 
-def test_a_scheduler_that_flushes_at_its_last_step_has_no_tier_below() -> None:
+def test_a_last_step_waits_for_the_copies_to_the_disk_too() -> None:
+    """Flush at last step (S17)."""
     tiers = Tiers()
     config = SchedulerConfig(groups=(KVCacheGroup(4),), hash_tokens=4, last_step=LastStep.FLUSH)
-    with pytest.raises(ConfigError, match="KEEP_STEPPING"):
-        OffloadScheduler(tiers.host, config, tiers.tier)
+    scheduler = OffloadScheduler(tiers.host, config, tiers.tier)
+    tiers.store(KEYS[:2])
+    (job,) = tiers.tier.plan()
+    assert scheduler.build_connector_meta(StepOutput()).flush == (tiers.tier.copies[job.transfer].host,)
 
 
 # Write-back.

@@ -64,8 +64,6 @@ class OffloadScheduler:
         Raises `ConfigError` if the two configurations cannot go together.
         """
         config.check(offloader.config)
-        if below is not None and config.last_step is LastStep.FLUSH:
-            raise ConfigError("LastStep.FLUSH waits for no copy to a tier below; use KEEP_STEPPING")
         self.offloader, self.config, self.below = offloader, config, below
         self.device_blocks = DeviceBlocks(offloader, config.null_block)
         self.walk: FreeQueueWalk | None = None

@@ -216,6 +216,11 @@ class RunDisk:
         if self.tier.copies:
             self._core.end_step()
 
+    def flush(self, transfers: Sequence[int], step: int) -> None:
+        """Copies to and from the disk among these transfers of the host's ledger end with this step."""
+        flushed = [copy.disk for copy in self.tier.copies.values() if copy.host in transfers]
+        self._in_flight.start(TransferPlan(flush=tuple(flushed)), step)
+
     def check_rest(self) -> list[Violation]:
         """After the last step: all violations, with what is left although progress (S9) says that it must be
         gone."""

@@ -135,11 +135,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"copies is {self.copies!r}; a disk tier needs a host pool in memory, so choose other copies "
                 "or omit disk_dir"
             )
-        if self.last_step == LAST_STEPS[0]:
-            raise ConfigError(
-                f"last_step is {self.last_step!r}, which waits for no copy to a disk; give "
-                f"{LAST_STEPS[1]!r} with disk_dir"
-            )
 
     @property
     def token_budget(self) -> int:

@@ -100,6 +100,8 @@ class ServingEngine:
         if not scheduler.unfinished:
             scheduler.checks.last_step(plan)
         self.in_flight.start(plan, step)
+        if self._disk is not None and plan.flush:
+            self._disk.flush(plan.flush, step)
         self._check_begun()
         batch = scheduler.compute(step)
         if batch.blocks:
@@ -113,8 +115,10 @@ class ServingEngine:
 
     def _is_copying(self) -> bool:
         """Whether further steps are needed although no request is left."""
-        below = self._disk is not None and self._disk.has_work()
-        return self._connector.has_pending_work() or below
+        return self._connector.has_pending_work() or self._below_has_work()
+
+    def _below_has_work(self) -> bool:
+        return self._disk is not None and self._disk.has_work()
 
     def abort(self, name: str) -> None:
         """The client of this request has left. Legal at any time, also when the request is over."""
@@ -190,8 +194,9 @@ class ServingEngine:
         began_ms = self.clock.now_ms
         self.clock.now_ms += step_ms
         # An engine that flushes at its last step makes no further one, and takes the reports in its next
-        # step.
-        stops = self._connector.config.last_step is LastStep.FLUSH or not self._is_copying()
+        # step. What went to the host in it begins its way to a disk then, so a disk brings more steps.
+        flushes = self._connector.config.last_step is LastStep.FLUSH and not self._below_has_work()
+        stops = flushes or not self._is_copying()
         if self._next is not None and not self.scheduler.unfinished and stops:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)
         if self._time_scale:

@@ -85,6 +85,10 @@ class EngineDisk:
             self.tier.disk.end_step()
         return jobs
 
+    def copies_of(self, transfers: Sequence[int]) -> tuple[int, ...]:
+        """The copies of the disk, out of transfers of the host's ledger: their ids in the disk's ledger."""
+        return tuple([copy.disk for copy in self.tier.copies.values() if copy.host in transfers])
+
     def take(self, reports: Sequence[WorkerReport]) -> None:
         """Take what the workers report of copies to and from the disk."""
         disk = self.tier.disk

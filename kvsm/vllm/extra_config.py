@@ -47,7 +47,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
         (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
     last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
         empty steps until all are reported. With `flush` one last step waits for all of them, for which
-        the spec needs `KvsmOffloadingConnector`.
+        the spec needs `KvsmOffloadingConnector`. With a disk tier each later step waits for the copies to the
+        disk, which begin when their blocks are on the host.
     shared_pool_directory: where ranks that hold the same KV cache share one host pool, a directory in memory.
         `null`: each of them keeps its own copy.
     """
@@ -148,10 +149,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
             )
         if (self.disk_dir is None) != (self.disk_bytes is None):
             raise ConfigError("a disk tier needs a directory and a size: give both disk_dir and disk_bytes")
-        if self.disk_dir is not None and self.last_step == "flush":
-            raise ConfigError(
-                "disk_dir: copies to the disk end in steps after the last request; omit last_step or disk_dir"
-            )
         if self.restart == "warm" and self.hand_over_directory is not None:
             raise ConfigError(
                 "restart: a pool that is handed over to other engines ends with its process; omit "

@@ -24,6 +24,7 @@ class StepPlan(KVConnectorMetadata):
         The workers report them too.
     imports: blocks that are copied from another engine's host pool.
     disk: copies between the host pool and the disk tier.
+    disk_flush: which of these copies, of this step and of earlier ones, the step waits for.
     computes: whether the step computes anything.
     """
 
@@ -33,6 +34,7 @@ class StepPlan(KVConnectorMetadata):
     ended_loads: frozenset[str] = frozenset()
     imports: tuple[ImportJob, ...] = ()
     disk: tuple[TransferJob, ...] = ()
+    disk_flush: tuple[int, ...] = ()
     computes: bool = True
 
 

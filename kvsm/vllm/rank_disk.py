@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -85,6 +85,15 @@ class RankDisk:
         """Whether a copy from the disk is in flight. A request may wait for it."""
         self._look()
         return bool(self._loads)
+
+    def unreported(self, transfers: Iterable[int]) -> set[int]:
+        """Which of these copies have not ended."""
+        self._look()
+        return self._worker.unreported(transfers)
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        """Return when these copies have ended."""
+        self._worker.wait(transfers)
 
     def poll(self) -> list[WorkerReport]:
         """The copies that have ended since the last call."""

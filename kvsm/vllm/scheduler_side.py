@@ -115,6 +115,7 @@ class SchedulerSide:
         """Requests whose good load the workers must report in the next step, because it ended outside one."""
         self._told_early: set[int] = set()
         """Transfers whose report vLLM still brings, although it was taken."""
+        self._told_early_of_disk: set[int] = set()
         self._config_if_flushing = vllm_config if options.last_step == "flush" else None
         self._waiting: set[str] = set()
         """Requests that got blocks without a load of ours, and were not scheduled since. Another connector of
@@ -197,7 +198,8 @@ class SchedulerSide:
             self.deadlines.began(transfer, leaving[transfer])
         failed, self._failed_loads = frozenset(self._failed_loads), set()
         ended, self._ended_loads = frozenset(self._ended_loads), set()
-        return StepPlan(self._host_blocks, plan, failed, ended, imports, disk, computes)
+        flush = () if self._disk is None or not plan.flush else self._disk.copies_of(plan.flush)
+        return StepPlan(self._host_blocks, plan, failed, ended, imports, disk, flush, computes)
 
     def _plan_with_states(self, output: Any) -> TransferPlan:
         """The step's plan, if some layers give blocks back or have states."""
@@ -237,7 +239,9 @@ class SchedulerSide:
             return
         reports = meta.reports if isinstance(meta, StepReports) else ()
         if self._disk is not None and isinstance(meta, StepReports):
-            self._disk.take(meta.disk)
+            told, early = meta.disk, self._told_early_of_disk
+            self._disk.take([report for report in told if report.transfer not in early] if early else told)
+            early.difference_update([report.transfer for report in told])
         if self._told_early:
             early = self._told_early.intersection(report.transfer for report in reports)
             reports = tuple([report for report in reports if report.transfer not in early])
@@ -330,28 +334,49 @@ class SchedulerSide:
         return keep, answer
 
     def _flush_in_own_process(self, vllm_config: Any) -> None:
-        """Take the last step here and now, if vLLM may take none: `own_process` says when."""
+        """Take the last step here and now, if vLLM may take none: `own_process` says when.
+
+        A disk tier needs more steps: what they copy to the disk is on the host after the first one.
+        """
         worker = only_worker(vllm_config)
-        if worker is None or not self._scheduler.has_pending_work():
+        if worker is None:
             return
-        step = self.build_connector_meta(SchedulerOutput.make_empty())
-        # What vLLM's scheduler has to hear waits for a step of its own.
-        self._failed_loads |= step.failed_loads
-        self._ended_loads |= step.ended_loads
-        worker.start(step)
+        goes_on = True
+        while goes_on and (self._scheduler.has_pending_work() or self._below_has_work()):
+            step = self.build_connector_meta(SchedulerOutput.make_empty())
+            # What vLLM's scheduler has to hear waits for a step of its own.
+            self._failed_loads |= step.failed_loads
+            self._ended_loads |= step.ended_loads
+            worker.start(step)
+            # After a step without any report the next one would wait for the same copies, in vain.
+            goes_on = self._take_outside_a_step(worker.handed_reports(), worker.take_all_reports())
+
+    def _take_outside_a_step(self, handed: StepReports, taken: StepReports) -> bool:
+        """Take reports now. Returns whether there were any.
+
+        handed: vLLM brings these again. taken: it does not.
+        """
         in_flight = self._core.offloader.ledger.transfers
-        early = [report for report in worker.handed_reports() if report.transfer in in_flight]
+        early = [report for report in handed.reports if report.transfer in in_flight]
         self._told_early.update(report.transfer for report in early)
-        self._ended_loads |= self._take([*early, *worker.take_reports()])
+        self._ended_loads |= self._take([*early, *taken.reports])
+        if self._disk is None:
+            return bool(early or taken.reports)
+        copies = self._disk.tier.copies
+        below = [report for report in handed.disk if report.transfer in copies]
+        self._told_early_of_disk.update(report.transfer for report in below)
+        self._disk.take([*below, *taken.disk])
+        return bool(early or taken.reports or below or taken.disk)
+
+    def _below_has_work(self) -> bool:
+        return self._disk is not None and self._disk.tier.has_work()
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must keep stepping, even without requests."""
         told_later = self._failed_loads or self._ended_loads or self._states or self._imports
         if self._outgoing is not None and self._outgoing.has_ended():
             return True
-        if self._disk is not None and self._disk.tier.has_work():
-            return True
-        return bool(told_later) or self._scheduler.has_pending_work()
+        return bool(told_later) or self._below_has_work() or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
         """Whether a store is the last holder of a block: waiting for it is cheaper than a preemption."""

@@ -79,10 +79,11 @@ class WorkerSide:
         self._ended_loads: frozenset[str] = frozenset()
         self._reports: list[WorkerReport] = []
         """Not handed to vLLM yet."""
-        self._handed: deque[list[WorkerReport]] = deque(maxlen=vllm_config.max_concurrent_batches)
+        self._handed: deque[StepReports] = deque(maxlen=vllm_config.max_concurrent_batches)
         """What vLLM got with each of the last outputs. The scheduler may not have seen all of them."""
         self._hanging: set[int] = set()
         """Copies that a step has waited for in vain. No other step does."""
+        self._hanging_on_disk: set[int] = set()
         self.clock: Callable[[], float] = time.monotonic
         self.pause: Callable[[float], None] = time.sleep
         self._sent: WorkerStatistics | None = None
@@ -153,20 +154,28 @@ class WorkerSide:
             self._imports.start(step.imports)
         if self._disk is not None:
             self._disk.start(step.disk)
-        self._wait(worker, step.plan.flush)
+        self._wait(worker, step.plan.flush, step.disk_flush)
 
-    def _wait(self, worker: Worker, transfers: Iterable[int]) -> None:
+    def _wait(self, worker: Worker, transfers: Iterable[int], on_disk: Iterable[int]) -> None:
         """Return when these copies have ended, or after `transfer_timeout_s`: the scheduler's side gives up
-        what hangs, and the engine goes on."""
-        timeout_s = self._options.transfer_timeout_s
+        what hangs, and the engine goes on.
+
+        on_disk: copies of the disk tier.
+        """
+        timeout_s, disk = self._options.transfer_timeout_s, self._disk
         if not timeout_s:
             worker.wait(transfers)
+            if disk is not None:
+                disk.wait(on_disk)
             return
         until = self.clock() + timeout_s
         for pause_s in pauses():
             awaited = worker.unreported(transfers) - self._hanging
-            if not awaited or self.clock() >= until:
+            below = set() if disk is None else disk.unreported(on_disk) - self._hanging_on_disk
+            if not (awaited or below) or self.clock() >= until:
                 self._hanging = worker.unreported(self._hanging | awaited)
+                if disk is not None:
+                    self._hanging_on_disk = disk.unreported(self._hanging_on_disk | below)
                 return
             self._reports += worker.poll()
             self.pause(pause_s)
@@ -197,14 +206,21 @@ class WorkerSide:
 
     def build_connector_worker_meta(self) -> StepReports | None:
         """The copies that have ended. None if nothing ended: vLLM discards falsy metadata."""
-        reports = self.take_reports()
-        self._handed.append(reports)
-        disk = [] if self._disk is None else self._disk.poll()
-        return StepReports(tuple(reports), tuple(disk)) if reports or disk else None
+        taken = self.take_all_reports()
+        self._handed.append(taken)
+        return taken if taken.reports or taken.disk else None
 
-    def handed_reports(self) -> list[WorkerReport]:
+    def handed_reports(self) -> StepReports:
         """The reports in the last outputs. vLLM may still bring them to the scheduler's side."""
-        return [report for reports in self._handed for report in reports]
+        handed = StepReports(())
+        for one in self._handed:
+            handed = handed.aggregate(one)
+        return handed
+
+    def take_all_reports(self) -> StepReports:
+        """The reports since the last call, of the disk tier too."""
+        disk = () if self._disk is None else tuple(self._disk.poll())
+        return StepReports(tuple(self.take_reports()), disk)
 
     def take_reports(self) -> list[WorkerReport]:
         """The reports since the last call."""

@@ -17,6 +17,7 @@ Not simulated: mamba groups, images, adapters, requests that arrive in parts.
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -123,6 +124,8 @@ class Rank:
         # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
         worker.clock = clock.read
         worker.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
+        if shape.disk_blocks:
+            worker.pause = time.sleep  # The copies of the disk are real.
 
     def execute(self, step: Step) -> ModelRunnerOutput:
         """Queue the step's compute, as a worker does, without waiting for anything."""
@@ -221,13 +224,14 @@ class Engine:
         self._random = Random(seed)
         self._directory = TemporaryDirectory(prefix="kvsm-real-scheduler-")
         config, kv_cache = make_configs(shape, self._directory.name)
+        self.clock = Clock()
+        # As in vLLM: what the ranks have found on disk is there when the scheduler begins.
+        self.ranks = [Rank(config, kv_cache, shape, rank, seed, self.clock) for rank in range(shape.ranks)]
         self.scheduler: Any = make_scheduler(shape, config, kv_cache)
         self._side = self.scheduler.connector._side
         self._core = self._side._core
         self.ledger: Ledger = self._core.offloader.ledger
-        self.clock = Clock()
         self._side.deadlines.clock = self.clock.read
-        self.ranks = [Rank(config, kv_cache, shape, rank, seed, self.clock) for rank in range(shape.ranks)]
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         self._runner = ModelRunner(shape, self._random)
         self._truths: dict[str, Truth] = {}
@@ -349,15 +353,21 @@ class Engine:
 
     # Checks.
 
+    def _ledgers(self) -> list[Ledger]:
+        """Of each tier."""
+        below = self._side._disk
+        return [self.ledger] if below is None else [self.ledger, below.tier.disk.ledger]
+
     @property
     def steps_under_way(self) -> int:
         return len(self._scheduled) + len(self._executed)
 
     def check(self) -> None:
         """What must hold at any moment."""
-        broken = check_ledger(self.ledger)
-        if broken:
-            raise PropertyBroken(broken[0].property, broken[0].message)
+        for ledger in self._ledgers():
+            broken = check_ledger(ledger)
+            if broken:
+                raise PropertyBroken(broken[0].property, broken[0].message)
         for rank in self.ranks:
             rank.check()
 
@@ -370,27 +380,28 @@ class Engine:
         else:
             raise PropertyBroken(Property.PROGRESS, f"after {DRAIN_STEPS} steps this is left: {self._left()}")
         self.check()
-        assert_at_rest(self.ledger)
+        for ledger in self._ledgers():
+            assert_at_rest(ledger)
         self._check_free_blocks()
         for name in self._asked:
             self._check_answer(name)
 
     def close(self) -> None:
-        """End the engine. Its log must fold to the same state."""
-        live = digest(self.ledger)
+        """End the engine. The log of each tier must fold to the same state."""
+        live = {digest(one) for one in self._ledgers()}
         self.scheduler.shutdown()
         for rank in self.ranks:
             rank.connector.shutdown()
         with self._directory:
-            (log,) = Path(self._directory.name, "events").iterdir()
-            verified = verify_log(log)
-            if not verified.good:
-                found = verified.breakage or verified.damage or verified.condition
-                raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the log does not verify: {found}")
-            if verified.digest != live:
-                raise PropertyBroken(
-                    Property.EVENTS_ARE_STATE, "the log folds to another state than the live one"
-                )
+            for log in Path(self._directory.name, "events").iterdir():
+                verified = verify_log(log)
+                if not verified.good:
+                    found = verified.breakage or verified.damage or verified.condition
+                    raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the log does not verify: {found}")
+                if verified.digest not in live:
+                    raise PropertyBroken(
+                        Property.EVENTS_ARE_STATE, "the log folds to another state than the live one"
+                    )
 
     def discard(self) -> None:
         """End an engine that has failed."""

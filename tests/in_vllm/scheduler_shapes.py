@@ -29,6 +29,8 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvsm.disk import DiskGeometry
+
 BLOCK_TOKENS = 4
 WORD_BYTES = 8
 """Bytes of one token in each rank's part of the KV cache: one word."""
@@ -48,6 +50,7 @@ class Shape(NamedTuple):
     drafts: speculative tokens of each step.
     failing: share of the copies that fail on each rank.
     hanging: share of the copies that hang on each rank (`hanging_copies`).
+    disk_blocks: slots of each rank's file; 0: there is no disk tier.
     extra: options of the connector.
     """
 
@@ -64,6 +67,7 @@ class Shape(NamedTuple):
     failing: float = 0.0
     hanging: float = 0.0
     on_failed_load: str = "recompute"
+    disk_blocks: int = 0
     extra: Mapping[str, Any] = {}
 
     @property
@@ -179,6 +183,9 @@ def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
         "transfer_timeout_s": TIMEOUT_S,
         **shape.extra,
     }
+    if shape.disk_blocks:
+        size = DiskGeometry(block_bytes, shape.disk_blocks).file_bytes * shape.ranks
+        extra.update(disk_dir=f"{directory}/disk", disk_bytes=size)
     config = changed(
         base,
         cache_config=changed(base.cache_config, num_gpu_blocks=shape.device_blocks),

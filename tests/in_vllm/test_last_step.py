@@ -33,6 +33,9 @@ SHAPES = (
 )
 
 
+DISK = Shape(host_blocks=160, disk_blocks=400, extra=FLUSH)
+
+
 def all_answers(engine: Engine) -> None:
     """Step until every request has ended. Its copies may still be in flight."""
     while engine.scheduler.has_unfinished_requests():
@@ -60,6 +63,20 @@ def test_one_last_step_reports_every_copy(shape: Shape) -> None:
     assert steps_to_rest(engine) <= shape.most_steps
     assert engine.counts["flushes"]
     engine.close()
+
+
+def test_the_steps_after_the_last_request_wait_for_the_copies_to_the_disk() -> None:
+    """Each of them waits for all copies that are in flight. What was stored is on both tiers then."""
+    for shape in (DISK, DISK._replace(is_async=True, shards=2)):
+        engine = Engine(shape, seed=5)
+        engine.arrive(0, 40, 3, 2)
+        all_answers(engine)
+        # The host's copies, then those to the disk; as many steps may be in flight already.
+        assert steps_to_rest(engine) <= 2 * shape.most_steps + 1
+        host, disk = engine._ledgers()
+        assert disk.index.keys() == host.index.keys()
+        assert len(disk.index) > 8
+        engine.close()
 
 
 def test_flush_waits_for_a_load_whose_request_was_aborted() -> None:
@@ -122,6 +139,7 @@ def test_random_lives_of_engines_that_flush() -> None:
     for seed, shape in enumerate(SHAPES):
         counts += walk(seed, acts=250, shape=shape)
         counts += walk(seed, acts=250, shape=shape._replace(failing=0.2, hanging=0.1, device_blocks=48))
+    counts += walk(9, acts=250, shape=DISK._replace(host_blocks=24, is_async=True))
     assert counts["flushes"] > 10
     assert counts["failed loads"]
 
@@ -163,6 +181,23 @@ def test_an_engine_in_its_callers_process_needs_no_further_step(is_async: bool) 
 
 
 @pytest.mark.usefixtures("_own_process")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_engine_in_its_callers_process_has_all_on_disk_with_the_last_answer(is_async: bool) -> None:
+    """Although it takes no further step. It may serve again, from the disk too."""
+    engine = OwnProcess(DISK._replace(is_async=is_async, host_blocks=14), seed=5)
+    for family in (0, 2, 0):
+        engine.arrive(family, 40, 3, 2)
+        assert not engine.after_the_last_answer()
+        host, disk = engine._ledgers()
+        assert not disk.transfers
+        assert {key for key in host.index if host.readable(host.index[key])} <= disk.index.keys()
+        engine.reset(running=False, connector=False)
+    assert engine._side._disk.counts()["disk_blocks_loaded"]
+    engine.drain()
+    engine.close()
+
+
+@pytest.mark.usefixtures("_own_process")
 @pytest.mark.parametrize("failing", [0.0, 1.0])
 def test_a_load_that_ends_outside_a_step_is_told_in_the_next(failing: float) -> None:
     """Its request was aborted. vLLM keeps the request's blocks until a worker reports the load."""
@@ -196,6 +231,7 @@ def test_random_lives_in_the_callers_process() -> None:
     assert counts["aborts"]
     for seed in range(2):
         walk(seed, acts=250, shape=roomy._replace(is_async=bool(seed), device_blocks=48, hanging=0.1))
+        walk(seed, acts=250, shape=DISK._replace(host_blocks=24, is_async=bool(seed)))
 
 
 def test_a_real_engine_in_its_callers_process(tmp_path: Path) -> None:
