@@ -227,9 +227,8 @@ class DiskTier:
 
     def evicted(self, keys: Sequence[bytes]) -> None:
         """The host evicts these keys, and write-back should have stored them before."""
-        for key in keys:
-            self._waiting.pop(key, None)
-            self.counts.not_stored += key not in self.disk.ledger.index
+        below = self.disk.ledger.index
+        self.counts.not_stored += sum([key not in below for key in keys])
 
     def _queue_next_victims(self) -> None:
         """Queue what the host evicts next and the disk lacks.
