@@ -224,7 +224,7 @@ CHECKERS = (
         budgets=Budgets(resets=1, crashes=1),
     ),
     seeded_walk("disk", drawn, runs=3),
-    seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=32),
+    seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=64),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
     machine("scheduler", OffloadMachine, examples=300),
 )
