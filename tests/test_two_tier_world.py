@@ -17,6 +17,7 @@ from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
 from kvsm.cli import main
 from kvsm.disk import recovery
+from kvsm.errors import ConfigError
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier
@@ -147,3 +148,11 @@ def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch:
     monkeypatch.setattr("kvsm.worlds.two_tiers.decide", lambda scans, after: decide(scans[:1], after))
     with pytest.raises(Exception, match="was not sealed with it"):
         crashed()
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    """They may come from the file of a failure that anybody has written."""
+    with pytest.raises(ConfigError, match="writes is 'nobody'; choose one of through, back"):
+        TwoTierOptions(writes="nobody")
+    with pytest.raises(ConfigError, match="host_slots is 0"):
+        TwoTierOptions(host_slots=0)

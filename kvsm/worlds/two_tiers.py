@@ -87,6 +87,9 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name, most in (sizes | {"prompts": len(PROMPTS), "length": 2}).items():
             if not 1 <= getattr(self, name) <= most:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {most}")
+        policies = [one.value for one in WritePolicy]
+        if self.writes not in policies:
+            raise ConfigError(f"writes is {self.writes!r}; choose one of {', '.join(policies)}")
 
 
 class CopyInFlight(msgspec.Struct):
