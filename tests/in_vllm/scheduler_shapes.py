@@ -99,6 +99,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "failing": (0.0, 0.0, 0.2),
     "hanging": (0.0, 0.0, 0.0, 0.1),
     "on_failed_load": ("recompute", "recompute", "fail"),
+    "disk_blocks": (0,),  # Copies of a disk are real, and the clock of a drawn engine is not.
     "extra": (
         {},
         {"policy": "arc"},
