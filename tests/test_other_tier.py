@@ -125,7 +125,7 @@ def test_of_several_processes_the_last_one_has_the_disk_of_a_kept_log(logs: Path
 
 
 def test_a_log_of_one_tier_asks_no_other(tmp_path: Path) -> None:
-    """Not even if its name is that of a disk's log."""
+    """A log named like a disk's log asks no other either."""
     with Offloader.open(OffloadConfig(host_blocks=4, device_blocks=8), tmp_path / "disk") as core:
         core.arrive("r")
         core.prepare_store("r", KEYS[:1], [0])

@@ -58,7 +58,7 @@ _FLUSHED = {
 
 
 class SlotDifference(msgspec.Struct, frozen=True):
-    """A slot of which the log and the disk say something else. A key is in hex digits.
+    """A slot for which the log names another key than the disk. Keys are in hex digits.
 
     logged: the key that the log says is stored there; None: it knows of none.
     found: the key that is found there; None: none.
