@@ -368,6 +368,22 @@ def test_a_block_that_has_to_leave_before_its_copy_is_counted() -> None:
     tiers.check()
 
 
+def test_a_block_that_waits_when_it_leaves_is_counted_once() -> None:
+    """The disk takes no stores meanwhile. A reset counts what still waits, and nothing else."""
+    tiers = written_back()
+    for _ in range(FAILURES):
+        tiers.tier._health.failed("no")
+    tiers.store(KEYS[:HOST])
+    assert tiers.tier.plan() == ()
+    left = [*tiers.tier._waiting]
+    assert len(left) == 1
+    tiers.store(KEYS[HOST : HOST + 1])
+    assert tiers.host.lookup(left[0]) is LookupResult.MISS
+    tiers.host.reset()
+    tiers.tier.reset()
+    assert tiers.tier.counts.not_stored == 1
+
+
 def test_what_a_reset_overtakes_is_never_written() -> None:
     tiers = written_back()
     tiers.write_through(KEYS[: HOST - 1])

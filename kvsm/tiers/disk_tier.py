@@ -229,6 +229,8 @@ class DiskTier:
         """The host evicts these keys, and write-back should have stored them before."""
         below = self.disk.ledger.index
         self.counts.not_stored += sum([key not in below for key in keys])
+        for key in keys:
+            self._waiting.pop(key, None)  # or a reset would count it again
 
     def _queue_next_victims(self) -> None:
         """Queue what the host evicts next and the disk lacks.
