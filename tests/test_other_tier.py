@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
 
 from kvsm.cli import main
 from kvsm.events import OffloadConfig
 from kvsm.log import LogReader
 from kvsm.offloader import Offloader
-from kvsm.plan import WorkerReport
-from kvsm.tiers import DiskTier, disk_config, host_config
 
 KEYS = [bytes([n]) * 8 for n in range(1, 7)]
 TIME, EARLIER = "20261121T171408Z", "20261121T171407Z"
@@ -27,30 +26,11 @@ HOST, DISK = f"{EARLIER}-engine0-13", f"{TIME}-engine0-disk-13"
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two logs, `host` and `below`. Four blocks go to the disk. The host loses two, and they come back."""
     made = tmp_path_factory.mktemp("tiers")
-    config = host_config(OffloadConfig(host_blocks=4, device_blocks=8), places=4)
     with (
-        Offloader.open(config, made / "host") as host,
-        Offloader.open(disk_config(config, 8), made / "below") as disk,
+        Offloader.open(HOST_CONFIG, made / "host") as host,
+        Offloader.open(DISK_CONFIG, made / "below") as disk,
     ):
-        tier = DiskTier(host, disk, lambda _: None, places=4)
-
-        def store(keys: list[bytes]) -> None:
-            job = host.store((("r", len(keys)),), keys, range(len(keys))).job
-            assert job is not None
-            host.submit([job.transfer])
-            host.report(job.transfer, 0, True)
-            host.rewrite(range(8))
-
-        def copy() -> None:
-            for job in tier.plan():
-                tier.report(WorkerReport(job.transfer, 0, True))
-
-        store(KEYS[:4])
-        tier.stored(KEYS[:4])
-        copy()
-        store(KEYS[4:])
-        assert tier.fetch("asker", KEYS[2:4]) is not None
-        copy()
+        live(host, disk, KEYS)
     return made
 
 

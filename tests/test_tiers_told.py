@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from two_tier_life import DISK_CONFIG, HOST_CONFIG, live
 
 import kvsm
 from kvsm.cli import main
-from kvsm.events import OffloadConfig
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
-from kvsm.plan import WorkerReport
-from kvsm.tiers import DiskTier, disk_config, host_config
 
 KEYS = [f"key {n}".encode() for n in range(6)]
 
@@ -24,27 +22,8 @@ KEYS = [f"key {n}".encode() for n in range(6)]
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four blocks go to the disk. The host loses two of them, and they come back."""
     directory = tmp_path_factory.mktemp("tiers") / "log"
-    config = host_config(OffloadConfig(host_blocks=4, device_blocks=8), places=4)
-    with Offloader.open(config, directory) as host:
-        tier = DiskTier(host, Offloader(disk_config(config, 8)), lambda _: None, places=4)
-
-        def store(keys: list[bytes]) -> None:
-            job = host.store((("r", len(keys)),), keys, range(len(keys))).job
-            assert job is not None
-            host.submit([job.transfer])
-            host.report(job.transfer, 0, True)
-            host.rewrite(range(8))
-
-        def copy() -> None:
-            for job in tier.plan():
-                tier.report(WorkerReport(job.transfer, 0, True))
-
-        store(KEYS[:4])
-        tier.stored(KEYS[:4])
-        copy()
-        store(KEYS[4:])
-        assert tier.fetch("asker", KEYS[2:4]) is not None
-        copy()
+    with Offloader.open(HOST_CONFIG, directory) as host:
+        live(host, Offloader(DISK_CONFIG), KEYS)
     return directory
 
 
