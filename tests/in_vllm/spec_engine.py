@@ -27,7 +27,7 @@ class _WithSide:
     @property
     def _side(self) -> Any:
         manager = self.scheduler.manager
-        return SimpleNamespace(_core=manager._engine_core, deadlines=manager.deadlines)
+        return SimpleNamespace(_core=manager._engine_core, _disk=None, deadlines=manager.deadlines)
 
 
 class SpecConnector(_WithSide, OffloadingConnector):
