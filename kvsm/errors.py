@@ -115,10 +115,11 @@ class TraceError(KvsmError):
 
 
 class PropertyBroken(KvsmError):
-    """A property does not hold in running code. Attributes: `property`, and `message` without its name."""
+    """A property does not hold in running code. Attributes: `property`; `message` without its name; `place`: the
+    line that raised an error, if one did."""
 
-    def __init__(self, property: Property, message: str) -> None:
-        self.property, self.message = property, message
+    def __init__(self, property: Property, message: str, place: str = "") -> None:
+        self.property, self.message, self.place = property, message, place
         super().__init__(f"{property}: {message}")
 
 

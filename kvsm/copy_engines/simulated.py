@@ -132,13 +132,16 @@ class _SimulatedKernel(_QueuedWork):
         reads: Iterable[int],
         writes: Iterable[int],
         action: Callable[[], object] | None,
+        on_host: tuple[Iterable[int], Iterable[int]],
     ) -> None:
         super().__init__(operation.name)
         self._detector, self._operation = detector, operation
         self._reads, self._writes, self._action = tuple(reads), tuple(writes), action
+        self._on_host = on_host
 
     def run(self, _place: int) -> bool:
         self._detector.accesses(self._operation, "device block", self._reads, self._writes)
+        self._detector.accesses(self._operation, "host block", *self._on_host)
         if self._action is not None:
             self._action()
         return True
@@ -234,15 +237,17 @@ class SimulatedStream:
         reads: Iterable[int] = (),
         writes: Iterable[int] = (),
         action: Callable[[], object] | None = None,
+        on_host: tuple[Iterable[int], Iterable[int]] = ((), ()),
     ) -> None:
         """Queue a kernel.
 
         reads, writes: the device blocks that it accesses, for the race detector.
         action: what it does to them.
+        on_host: the host blocks that it reads and that it writes.
         """
         self._begin()
         operation = ClockedOperation(self._actor, f"kernel {name!r} on {self.name}")
-        self._put(_SimulatedKernel(self.device.detector, operation, reads, writes, action))
+        self._put(_SimulatedKernel(self.device.detector, operation, reads, writes, action, on_host))
 
     def copy(self, direction: Direction, transfer: int, table: _IdTable) -> None:
         """Queue a copy, for `SimulatedDevice.copy`."""

@@ -64,10 +64,16 @@ class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
 
     property: what is broken; a word of its own if the model is not about kvsm's properties.
     message: what was seen.
+    place: the line that raised an error, "FILE:LINE"; empty if none did, or if it does not matter.
     """
 
     property: Property | str
     message: str
+    place: str = ""
+
+    def is_like(self, other: Finding) -> bool:
+        """Whether both may be one defect: the same property, broken at the same place."""
+        return (self.property, self.place) == (other.property, other.place)
 
     def __str__(self) -> str:
         return f"{self.property}: {self.message}"
@@ -76,7 +82,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
 def finding_of(error: Exception) -> Finding:
     """An error that a world raised, as a finding."""
     if isinstance(error, PropertyBroken):
-        return Finding(error.property, error.message)
+        return Finding(error.property, error.message, error.place)
     if isinstance(error, IllegalTransition | InvalidEvent):
         return Finding(Property.LEGAL_CALLS, f"a legal call was refused: {error}")
     if isinstance(error, KvsmError):

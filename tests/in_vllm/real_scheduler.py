@@ -7,7 +7,7 @@ flight.
 
 A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
 any order, as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
-(`known_content`), and all words that its layers look back at must be correct. This shows a wrong match, a
+(`kvsm.vllm_fuzz.model`), and all words that its layers look back at must be correct. This shows a wrong match, a
 load that was not waited for, and a block that was freed too early; so does the race detector. Rejected drafts
 leave garbage.
 
@@ -30,10 +30,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from hanging_copies import Clock, HangingCopyEngine
-from known_content import ModelRunner, Step, Truth, Words
 from scheduler_shapes import (
     BLOCK_TOKENS,
     CHOICES,
+    MOST_BLOCKS,
     MOST_TOKENS,
     VOCABULARY,
     WORD_BYTES,
@@ -68,9 +68,7 @@ from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
-
-MOST_BLOCKS = 26
-"""As many device blocks as the largest request needs, and the null block."""
+from kvsm.vllm_fuzz.model import ModelRunner, Step, Truth, Words
 
 DRAIN_STEPS = 2000
 """More steps than any of these engines needs to finish all its work."""
@@ -233,7 +231,7 @@ class Engine:
         self.ledger: Ledger = self._core.offloader.ledger
         self._side.deadlines.clock = self.clock.read
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
-        self._runner = ModelRunner(shape, self._random)
+        self._runner = ModelRunner(shape.drafts, self._random)
         self._truths: dict[str, Truth] = {}
         self._asked: dict[str, Request] = {}
         self.told: dict[str, list[int]] = {}

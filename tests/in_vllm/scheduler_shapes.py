@@ -3,42 +3,40 @@ built."""
 
 from __future__ import annotations
 
-import copy
-import json
-import os
 from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
-import torch
 from hanging_copies import TIMEOUT_S
-from vllm import config as vllm
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.config import KVTransferConfig
 
 from kvsm.disk import DiskGeometry
+from kvsm.vllm_fuzz.configs import changed, hasher, make_config, make_kv_cache_config
+from kvsm.vllm_fuzz.configs import make_scheduler as make_vllm_scheduler
+from kvsm.vllm_fuzz.shape import (
+    BLOCK_BYTES,
+    BLOCK_TOKENS,
+    MOST_BLOCKS,
+    MOST_TOKENS,
+    VOCABULARY,
+    WINDOW,
+    WORD_BYTES,
+)
 
-BLOCK_TOKENS = 4
-WORD_BYTES = 8
-"""Bytes of one token in each rank's part of the KV cache: one word."""
-MOST_TOKENS = 48
-"""Most tokens of a request, output included."""
-WINDOW = 6
-"""Tokens of the sliding window: it spans two or three blocks."""
-VOCABULARY = 1024
+__all__ = [
+    "BLOCK_TOKENS",
+    "CHOICES",
+    "MOST_BLOCKS",
+    "MOST_TOKENS",
+    "VOCABULARY",
+    "WINDOW",
+    "WORD_BYTES",
+    "Shape",
+    "changed",
+    "hasher",
+    "make_configs",
+    "make_scheduler",
+    "valid",
+]
 
 
 class Shape(NamedTuple):
@@ -121,108 +119,37 @@ def valid(shape: Shape) -> Shape:
     return shape
 
 
-def changed(config: Any, **changes: Any) -> Any:
-    """A changed copy. (vLLM's configurations recompute their fields when they are constructed.)"""
-    changed = copy.copy(config)
-    for name, value in changes.items():
-        setattr(changed, name, value)
-    return changed
-
-
-@cache
-def hasher() -> Any:
-    init_none_hash(sha256)
-    return get_request_block_hasher(BLOCK_TOKENS, sha256)
-
-
-@cache
-def _base_config(stages: int, shards: int) -> Any:
-    """vLLM's configuration of a small model; there is no model."""
-    size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MOST_TOKENS}
-    kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32"}
-    with TemporaryDirectory() as model:
-        Path(model, "config.json").write_text(json.dumps({**kind, **size, **heads}))
-        return vllm.VllmConfig(
-            model_config=vllm.ModelConfig(model=model, skip_tokenizer_init=True, max_model_len=MOST_TOKENS),
-            cache_config=vllm.CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=True),
-            scheduler_config=vllm.SchedulerConfig(
-                max_num_seqs=4,
-                max_num_batched_tokens=MOST_TOKENS,
-                max_model_len=MOST_TOKENS,
-                is_encoder_decoder=False,
-            ),
-            parallel_config=vllm.ParallelConfig(
-                pipeline_parallel_size=stages, tensor_parallel_size=shards, distributed_executor_backend="mp"
-            ),
-            device_config=vllm.DeviceConfig(device="cpu"),
-        )
-
-
 def make_scheduler(shape: Shape, config: Any, kv_cache: Any) -> Any:
-    with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(shape.runner - 1)):
-        if config.max_concurrent_batches != shape.most_steps:
-            raise AssertionError(f"vLLM has {config.max_concurrent_batches} steps in flight with {shape}")
-        return (AsyncScheduler if shape.is_async else Scheduler)(
-            config,
-            kv_cache,
-            StructuredOutputManager(config),
-            block_size=BLOCK_TOKENS,
-            hash_block_size=BLOCK_TOKENS,
-            log_stats=True,
-        )
+    return make_vllm_scheduler(config, kv_cache, shape.most_steps, shape.runner)
 
 
 def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
     """(configuration of vLLM, configuration of its KV cache)."""
-    base = _base_config(shape.stages, shape.shards)
-    block_bytes = BLOCK_TOKENS * WORD_BYTES
     extra = {
-        "cpu_bytes_to_use": shape.host_blocks * block_bytes * shape.ranks,
+        "cpu_bytes_to_use": shape.host_blocks * BLOCK_BYTES * shape.ranks,
         "event_log": f"{directory}/events",
         "log_durability": "none",
         "transfer_timeout_s": TIMEOUT_S,
         **shape.extra,
     }
     if shape.disk_blocks:
-        size = DiskGeometry(block_bytes, shape.disk_blocks).file_bytes * shape.ranks
+        size = DiskGeometry(BLOCK_BYTES, shape.disk_blocks).file_bytes * shape.ranks
         extra.update(disk_dir=f"{directory}/disk", disk_bytes=size)
-    config = changed(
-        base,
-        cache_config=changed(base.cache_config, num_gpu_blocks=shape.device_blocks),
-        scheduler_config=changed(
-            base.scheduler_config,
-            max_num_seqs=shape.most_running,
-            max_num_batched_tokens=shape.step_tokens,
-            max_num_scheduled_tokens=shape.step_tokens,
-            async_scheduling=shape.is_async,
-            enable_chunked_prefill=True,
-        ),
-        kv_transfer_config=vllm.KVTransferConfig(
-            kv_connector="KvsmConnector",
-            kv_connector_module_path="kvsm.vllm",
-            kv_role="kv_both",
-            kv_load_failure_policy=shape.on_failed_load,
-            kv_connector_extra_config=extra,
-        ),
-        speculative_config=_speculative(base, shape.drafts) if shape.drafts else None,
+    transfer = KVTransferConfig(
+        kv_connector="KvsmConnector",
+        kv_connector_module_path="kvsm.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy=shape.on_failed_load,
+        kv_connector_extra_config=extra,
     )
-    size = shape.device_blocks * block_bytes
-    common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    specs = [FullAttentionSpec(**common), SlidingWindowSpec(**common, sliding_window=WINDOW)][: shape.groups]
-    assert all(spec.page_size_bytes == block_bytes for spec in specs)
-    # Groups overlap, as in vLLM: a block belongs to one group at a time.
-    names = [f"layer.{group}" for group in range(shape.groups)]
-    tensors = [KVCacheTensor(size, [name], layer_stride=size, block_stride=block_bytes) for name in names]
-    groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs)]
-    return config, KVCacheConfig(shape.device_blocks, tensors, groups)
-
-
-def _speculative(base: Any, drafts: int) -> Any:
-    return vllm.SpeculativeConfig(
-        method="ngram",
-        num_speculative_tokens=drafts,
-        prompt_lookup_max=2,
-        target_model_config=base.model_config,
-        target_parallel_config=base.parallel_config,
+    config = make_config(
+        transfer,
+        stages=shape.stages,
+        shards=shape.shards,
+        is_async=shape.is_async,
+        drafts=shape.drafts,
+        device_blocks=shape.device_blocks,
+        step_tokens=shape.step_tokens,
+        most_running=shape.most_running,
     )
+    return config, make_kv_cache_config(shape.device_blocks, shape.groups)

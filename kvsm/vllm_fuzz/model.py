@@ -1,7 +1,7 @@
 """A model that computes only known words, so that a wrong byte is seen where it is read.
 
-The word of a token follows from all tokens up to it, the KV cache group, the epoch of the weights, and the
-rank (which the rank mixes in). The output of a request follows from its prompt alone, so its tokens can be
+The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch of
+the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt alone, so its tokens can be
 checked.
 """
 
@@ -14,21 +14,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scheduler_shapes import BLOCK_TOKENS, VOCABULARY, WINDOW, Shape
-from vllm.v1.request import Request
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, VOCABULARY, WINDOW
 
 Words = NDArray[np.uint64]
 
 
 class Truth:
-    """What a request must compute: its endless tokens, and the hash of the prefix up to each token."""
+    """What a request must compute: its endless tokens, and the hash of the prefix up to each token.
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    salt: requests with different salts share nothing.
+    """
+
+    def __init__(self, prompt: Sequence[int], salt: int = 0) -> None:
         self.tokens: list[int] = []
         self._hashes: list[int] = []
+        self._salt = salt
         for token in prompt:
             self._append(token)
 
@@ -43,7 +46,7 @@ class Truth:
         return self._hashes[first:last]
 
     def _append(self, token: int) -> None:
-        before = self._hashes[-1] if self._hashes else 0
+        before = self._hashes[-1] if self._hashes else self._salt
         self.tokens.append(token)
         self._hashes.append((before * 0x5851F42D4C957F2D + 2 * token + 1) % 2**64)
 
@@ -80,15 +83,19 @@ class Row:
 
 
 class ModelRunner:
-    """Turns each scheduler output into what the ranks read and write. It is the same on all ranks."""
+    """Turns each scheduler output into what the ranks read and write. It is the same on all ranks.
 
-    def __init__(self, shape: Shape, random: Random) -> None:
-        self._shape, self._random = shape, random
+    drafts: speculative tokens of each step.
+    random: decides how many of them are accepted.
+    """
+
+    def __init__(self, drafts: int, random: Random) -> None:
+        self._drafts, self._random = drafts, random
         self._rows: dict[str, Row] = {}
         self.epoch = 0
         """The epoch of the weights. Other weights compute other content."""
 
-    def step(self, output: Any, requests: Mapping[str, Request], truths: Mapping[str, Truth]) -> Step:
+    def step(self, output: Any, requests: Mapping[str, Any], truths: Mapping[str, Truth]) -> Step:
         """The step of an output that was just scheduled."""
         if output.kv_cache_block_copies:
             raise AssertionError("blocks are copied on write; that is not simulated")
@@ -117,7 +124,7 @@ class ModelRunner:
             writes.places(),
             sampled,
             set(output.finished_req_ids),
-            tuple(name for name, tokens in sampled.items() if tokens and self._shape.drafts),
+            tuple(name for name, tokens in sampled.items() if tokens and self._drafts),
         )
 
     def _take_rows(self, output: Any) -> None:
@@ -134,7 +141,7 @@ class ModelRunner:
             for table, more in zip(row.tables, blocks or ()):
                 table += more
             # With drafts in flight, the scheduler assumes that all of them were accepted.
-            if computed != row.computed and not self._shape.drafts:
+            if computed != row.computed and not self._drafts:
                 raise PropertyBroken(
                     Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
                 )

@@ -1,0 +1,16 @@
+"""Any connector of vLLM under vLLM's real schedulers, at random, on a CPU: what `kvsm vllm-fuzz` does.
+
+Real: vLLM's `Scheduler` or `AsyncScheduler` with its block pool, KV cache manager and request queue, both sides
+of the connector, and the code of its workers that orders copies by streams and events. Not real: the model, which
+only writes and checks words (`model.py`), and the device, on which work runs when a seed says so (`runtime.py`).
+
+    shape.py     how large an engine is, and which connector it has
+    configs.py   vLLM's configurations and scheduler for it
+    model.py     the words that each block must hold
+    runtime.py   streams, events and copies as a worker of vLLM sees them, over a simulated device
+    stand_ins.py where vLLM's workers meet a device, and what they meet instead
+    rank.py      a worker: the worker's side of the connector, and its device
+    world.py     the engine as a world: what may happen, and what must hold
+
+`world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
+"""

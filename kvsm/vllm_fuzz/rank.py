@@ -1,0 +1,150 @@
+"""A worker of the engine: the worker's side of a connector, and a device on which compute is queued."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+
+from kvsm.copy_engines import HostPool
+from kvsm.copy_engines.streams import StreamCopyEngine
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+from kvsm.vllm.rank_copies import RankCopies
+from kvsm.vllm_fuzz.configs import changed
+from kvsm.vllm_fuzz.model import Step, Words
+from kvsm.vllm_fuzz.runtime import PoolDevice, Runtime
+from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
+from kvsm.vllm_fuzz.stand_ins import is_simulated
+
+
+class Rank:
+    """One rank.
+
+    connector: the class of the connector.
+    """
+
+    def __init__(self, config: Any, kv_cache: Any, connector: type, shape: EngineShape, number: int) -> None:
+        config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
+        self._number = number
+        self._memory = torch.zeros(shape.device_blocks, BLOCK_BYTES, dtype=torch.int8)
+        self._words: Words = self._memory.numpy().view(np.uint64)
+        self._wrong: list[str] = []
+        self._ends: list[Any] = []
+        self.runtime = Runtime(self._memory)
+        self._pools = count()
+        names = [f"layer.{group}" for group in range(shape.groups)]
+        with (
+            self.runtime.acting(),
+            patch("kvsm.vllm.worker_side.make_copies", self._make_copies),
+            patch("kvsm.vllm.spec_worker.make_copies", self._make_copies),
+        ):
+            self.connector: Any = connector(config, KVConnectorRole.WORKER, kv_cache)
+            self.connector.register_kv_caches({name: self._memory for name in names})
+        self._is_simulated = is_simulated(self.connector)
+        for worker in _workers_of_kvsm(self.connector):
+            # A worker that pauses lets the device go on, and no time passes.
+            worker.clock, worker.pause = (lambda: 0.0), (lambda _pause_s: self.runtime.device.step())
+
+    def execute(self, step: Step) -> ModelRunnerOutput:
+        """Queue a step's compute, as a worker of vLLM does, without waiting for it."""
+        connector, metadata = self.connector, pickle.loads(step.metadata)
+        with self.runtime.acting():
+            connector.handle_preemptions(metadata)
+            connector.bind_connector_metadata(metadata)
+            loads_first = step.output.has_sync_kv_loads
+            if loads_first:
+                connector.start_load_kv(None)
+            if step.sampled:
+                self._compute(step)
+            self._ends.append(self.runtime.device.compute.record())
+            if not self._is_simulated:
+                self._ends[-1].synchronize()
+            if not loads_first:
+                connector.start_load_kv(None)
+            connector.wait_for_save()
+            results = connector.get_transfer_results(step.finished)
+            told = KVConnectorOutput(
+                finished_sending=results.finished_sending or None,
+                finished_recving=results.finished_recving or None,
+                failed_recving=results.failed_recving,
+                invalid_block_ids=connector.get_block_ids_with_load_errors(),
+                kv_connector_stats=connector.get_kv_connector_stats(),
+                kv_cache_events=connector.get_kv_connector_kv_cache_events(),
+                kv_connector_worker_meta=connector.build_connector_worker_meta(),
+            )
+            connector.clear_connector_metadata()
+        names = list(step.sampled)
+        return ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=list(map(list, step.sampled.values())),
+            # vLLM returns nothing of a step that computed nothing and has nothing to report.
+            kv_connector_output=None if told.is_empty() and not names else told,
+        )
+
+    def await_compute(self) -> None:
+        """Let the oldest step that was not waited for compute."""
+        self._ends.pop(0).synchronize()
+
+    def go_on(self, steps: int) -> bool:
+        """Let up to so many steps of the device happen. False if none can."""
+        return any([self.runtime.device.step() for _ in range(steps)])
+
+    def run_all(self) -> None:
+        """Let all that is queued happen."""
+        while self.runtime.device.step():
+            pass
+
+    def check(self) -> None:
+        """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
+        if self._wrong:
+            raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
+        if self.runtime.device.races:
+            raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {self.runtime.device.races[0]}")
+
+    def close(self) -> None:
+        """End the worker's side of the connector."""
+        with self.runtime.acting():
+            self.connector.shutdown()
+
+    def _make_copies(
+        self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
+    ) -> RankCopies:
+        pool = HostPool(host_blocks, BLOCK_BYTES, path=path)
+        device = PoolDevice(self.runtime, list(tensors), pool.blocks, next(self._pools))
+        return RankCopies(StreamCopyEngine(device), pool)
+
+    def _compute(self, step: Step) -> None:
+        reads, writes = step.reads, step.writes
+        mix = np.uint64(2 * self._number + 1)
+
+        def action() -> None:
+            # In each layer, all tokens of a step are written before any token looks back.
+            self._words[writes.blocks, writes.offsets] = writes.words * mix
+            right = self._words[reads.blocks, reads.offsets] == reads.words * mix
+            for place in np.flatnonzero(~right):
+                self._wrong.append(
+                    f"rank {self._number}, device block {reads.blocks[place]} does not hold "
+                    f"{reads.names[place]}"
+                )
+
+        self.runtime.device.launch(
+            "step", sorted({*reads.blocks.tolist()}), sorted({*writes.blocks.tolist()}), action
+        )
+
+
+def _workers_of_kvsm(connector: Any) -> list[Any]:
+    """What of a connector is kvsm's and pauses."""
+    parts = getattr(connector, "_connectors", None) or [connector]
+    found = [getattr(one, "_side", None) for one in parts]
+    found += [getattr(getattr(one, "connector_worker", None), "worker", None) for one in parts]
+    return [one for one in found if hasattr(one, "pause")]

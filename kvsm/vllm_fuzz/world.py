@@ -1,0 +1,353 @@
+"""An engine of vLLM's real scheduler and any connector, as a world: what may happen, and what must hold.
+
+=========================================  ======================================================
+action                                     what happens
+=========================================  ======================================================
+arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same tokens;
+                                           an odd family continues an earlier request
+schedule                                   vLLM schedules a step
+execute                                    every rank takes the oldest scheduled step, and queues its compute
+deliver                                    the oldest step has computed; its output goes to the scheduler
+copy RANK STEPS                            so many steps of a rank's device happen; copies end by them alone
+copies                                     all that is queued on all devices happens
+abort N                                    the Nth unfinished request is aborted
+reset RUNNING CONNECTOR                    `reset_prefix_cache` with these arguments (0 or 1)
+settle                                     copies, then a step from schedule to deliver
+=========================================  ======================================================
+
+Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two accesses of a
+device are unordered (S12). No call raises (S8). At rest every client has its tokens, and no device block is held
+(S4). The way to rest ends (S9). After a reset of all caches the weights are others, so what was stored before is
+wrong wherever it is read (S14 is seen as S15).
+
+Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: pipeline stages, mamba
+groups, adapters, pictures, failing copies, lost reports.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
+from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
+from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
+from kvsm.vllm_fuzz.model import ModelRunner, Step, Truth
+from kvsm.vllm_fuzz.rank import Rank
+from kvsm.vllm_fuzz.shape import KINDS, MOST_TOKENS, VOCABULARY, EngineShape
+from kvsm.vllm_fuzz.stand_ins import host_bytes, install
+from kvsm.worlds.world import Action
+
+MOST_SETTLING = 400
+"""More steps than any of these engines needs to finish all its work once its copies end."""
+
+LONGEST_RUN = 120
+"""How many actions a run has at most. Failures of longer runs are rarely others, and take longer to reduce."""
+
+
+class VllmWorld:
+    """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
+
+    check_every = 25
+    events: Sequence[OffloadingEvent] = ()
+    """None of these: connectors of others keep none."""
+
+    def __init__(self, shape: EngineShape) -> None:
+        install()
+        torch.set_num_threads(1)
+        self.shape = shape
+        self._runner = ModelRunner(shape.drafts, Random(0))
+        self._truths: dict[str, Truth] = {}
+        self._asked: dict[str, Request] = {}
+        self._told: dict[str, list[int]] = {}
+        self._scheduled: list[Step] = []
+        self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
+        self._settled = self._happened = 0
+        self._transfer = _transfer(shape)
+        self._scheduler: Any = None
+        self._ranks: list[Rank] = []
+
+    # The protocol of a world.
+
+    def actions(self) -> list[Action]:
+        """Those without choices of their own; a walk draws the others."""
+        return [("schedule",), ("execute",), ("deliver",), ("copies",), ("settle",)]
+
+    def draw(self, random: Random) -> Action:
+        """Raises `IndexError` at the end of a run."""
+        if self._happened >= LONGEST_RUN:
+            raise IndexError("the run is over")
+        kinds = [kind for kind in KINDS if kind not in self.shape.without]
+        (kind,) = random.choices(kinds, [KINDS[kind] for kind in kinds])
+        if kind == "arrive":
+            length, own = random.randrange(0, 41), random.randint(1, 5)
+            return (
+                kind,
+                random.randrange(8),
+                length,
+                own,
+                random.randint(1, 9),
+                int(random.random() < 0.1),
+            )
+        if kind == "copy":
+            return kind, random.randrange(self.shape.shards), random.randint(1, 6)
+        if kind == "abort":
+            return kind, random.randrange(6)
+        if kind == "reset":
+            return kind, random.randrange(2), int(random.random() < 0.7)
+        return (kind,)
+
+    def do(self, action: Action) -> bool:
+        if self._scheduler is None:
+            self._start()
+        kind, *numbers = action
+        happens = bool(getattr(self, f"_{kind}")(*numbers))
+        self._happened += happens
+        for rank in self._ranks:
+            rank.check()
+        return happens
+
+    def check(self) -> None:
+        for rank in self._ranks:
+            rank.check()
+        if self._scheduler is not None and self._is_at_rest():
+            self._check_device_blocks()
+            for name in self._asked:
+                self._check_answer(name)
+
+    def wind_down(self) -> Action | None:
+        if self._is_at_rest():
+            return None
+        if self._settled > MOST_SETTLING:
+            left = [f"{name} is {one.status.name}" for name, one in self._scheduler.requests.items()]
+            what = "; ".join(left) or "no request, but the connector wants more steps"
+            raise PropertyBroken(
+                Property.PROGRESS, f"all copies have ended, and after {MOST_SETTLING} steps: {what}"
+            )
+        return ("settle",)
+
+    def describe(self) -> dict[str, str]:
+        """Requests, the device's blocks, and what each device has still to do."""
+        if self._scheduler is None:
+            return {}
+        pool = self._scheduler.kv_cache_manager.block_pool
+        told = {
+            f"request {name}": f"{one.status.name.lower()}, {one.num_computed_tokens} of "
+            f"{one.num_tokens} tokens computed"
+            for name, one in self._asked.items()
+        }
+        told["device"] = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} blocks free"
+        told["steps"] = f"{len(self._scheduled)} scheduled, {len(self._executed)} executed"
+        for number, rank in enumerate(self._ranks):
+            told[f"rank {number}"] = f"{rank.runtime.device.backlog} things queued"
+        return told
+
+    def fingerprint(self) -> bytes:
+        """Each moment is another: the state of a connector of others is not known."""
+        return b"%d" % self._happened
+
+    # Actions.
+
+    def _start(self) -> None:
+        """Make the engine. A connector that refuses it is a finding of the first action."""
+        shape, transfer = self.shape, self._transfer
+        connector = KVConnectorFactory.get_connector_class(transfer)
+        extra = {"cpu_bytes_to_use": host_bytes(connector, shape), **transfer.kv_connector_extra_config}
+        transfer.kv_connector_extra_config = extra
+        config = make_config(
+            transfer,
+            shards=shape.shards,
+            is_async=shape.is_async,
+            drafts=shape.drafts,
+            device_blocks=shape.device_blocks,
+            step_tokens=shape.step_tokens,
+            most_running=shape.most_running,
+        )
+        kv_cache = make_kv_cache_config(shape.device_blocks, shape.groups)
+        with self._calling("starting the engine"):
+            self._ranks = [Rank(config, kv_cache, connector, shape, rank) for rank in range(shape.shards)]
+            self._scheduler = make_scheduler(config, kv_cache, shape.most_steps)
+            self._aggregator = KVOutputAggregator.from_connector(self._scheduler.connector, shape.shards)
+
+    def _arrive(self, family: int, length: int, own: int, outputs: int, salt: int) -> bool:
+        if not own or not outputs:
+            return False  # vLLM refuses such requests
+        asked = [truth.tokens for truth in self._truths.values()]
+        shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
+        prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
+        name = f"r{len(self._asked)}"
+        self._truths[name], self._told[name] = Truth(prompt, salt), []
+        sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
+        request = Request(
+            name, prompt, sampling, None, block_hasher=hasher(), cache_salt=str(salt) if salt else None
+        )
+        self._asked[name] = request
+        with self._calling(f"request {name} arrives"):
+            self._scheduler.add_request(request)
+        return True
+
+    def _schedule(self) -> bool:
+        under_way = len(self._scheduled) + len(self._executed)
+        if under_way >= self.shape.most_steps or not self._scheduler.has_requests():
+            return False
+        with self._calling("Scheduler.schedule"):
+            output = self._scheduler.schedule()
+        self._scheduled.append(self._runner.step(output, self._scheduler.requests, self._truths))
+        return True
+
+    def _execute(self) -> bool:
+        if not self._scheduled:
+            return False
+        step = self._scheduled.pop(0)
+        with self._calling("a worker's step"):
+            self._executed.append((step, [rank.execute(step) for rank in self._ranks]))
+        return True
+
+    def _deliver(self) -> bool:
+        if not self._executed and not self._execute():
+            return False
+        step, outputs = self._executed.pop(0)
+        for rank in self._ranks:
+            rank.await_compute()
+        output = outputs[0]
+        with self._calling("Scheduler.update_from_output"):
+            if self.shape.shards > 1:
+                output = self._aggregator.aggregate(outputs, 0)
+            answers = self._scheduler.update_from_output(step.output, output)
+        for answer in [one for answer in answers.values() for one in answer.outputs]:
+            self._told[answer.request_id] += answer.new_token_ids
+        if step.drafted and not self.shape.is_async:
+            # With asynchronous scheduling the workers keep their drafts.
+            drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
+            self._scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
+        return True
+
+    def _copy(self, rank: int, steps: int) -> bool:
+        if rank >= len(self._ranks):
+            return False
+        with self._calling("a copy"):
+            return self._ranks[rank].go_on(steps)
+
+    def _copies(self) -> bool:
+        with self._calling("a copy"):
+            for rank in self._ranks:
+                rank.run_all()
+        return True
+
+    def _abort(self, number: int) -> bool:
+        waiting = [name for name, one in self._asked.items() if not one.is_finished()]
+        if not waiting:
+            return False
+        with self._calling("Scheduler.finish_requests"):
+            self._scheduler.finish_requests(waiting[number % len(waiting)], RequestStatus.FINISHED_ABORTED)
+        return True
+
+    def _reset(self, running: int, connector: int) -> bool:
+        with self._calling("Scheduler.reset_prefix_cache"):
+            try:
+                done = self._scheduler.reset_prefix_cache(bool(running), bool(connector))
+            except RuntimeError as error:
+                # If a copy holds a block, vLLM refuses after it has preempted all requests, and goes on.
+                if "remote KV transfer" not in str(error):
+                    raise
+                done = False
+        if done and connector:
+            self._runner.epoch += 1
+        return True
+
+    def _settle(self) -> bool:
+        self._settled += 1
+        self._copies()
+        while self._schedule():
+            pass
+        self._deliver()
+        return True
+
+    # Checks.
+
+    def _is_at_rest(self) -> bool:
+        if self._scheduler is None:
+            return True
+        return not self._scheduled and not self._executed and not self._scheduler.has_requests()
+
+    def _check_device_blocks(self) -> None:
+        pool = self._scheduler.kv_cache_manager.block_pool
+        held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
+        if held or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
+            raise PropertyBroken(
+                Property.ONE_RELEASE_PER_HOLD,
+                f"no request is left, but device blocks {held} are held, and "
+                f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} are free",
+            )
+
+    def _check_answer(self, name: str) -> None:
+        request, told, truth = self._asked[name], self._told[name], self._truths[name]
+        begin = request.num_prompt_tokens
+        right = [truth.token(begin + place) for place in range(len(told))]
+        if told != right:
+            raise PropertyBroken(Property.CORRECT_BYTES, f"{name} was told tokens {told}, right is {right}")
+        aborted = request.status is RequestStatus.FINISHED_ABORTED
+        if not request.is_finished() or (not aborted and len(told) != request.max_tokens):
+            raise PropertyBroken(
+                Property.PROGRESS,
+                f"request {name} is {request.status.name} at the end, with {len(told)} of "
+                f"{request.max_tokens} tokens",
+            )
+
+    @contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """What a call of the connector or of vLLM raises is a finding that names the line of theirs."""
+        try:
+            yield
+        except KvsmError:
+            raise
+        except Exception as error:
+            place, line = _place(error)
+            raise PropertyBroken(
+                Property.LEGAL_CALLS, f"{what} raised {described(error)}, at {place}: {line}", place
+            ) from error
+
+
+def _place(error: BaseException) -> tuple[str, str]:
+    """("FILE:LINE", what stands there): the innermost line that is not kvsm's checking code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = [one for one in frames if "vllm_fuzz" not in one.filename][-1:] or frames[-1:]
+    file = last[0].filename.split("site-packages/")[-1]
+    return f"{file}:{last[0].lineno}", linecache.getline(last[0].filename, last[0].lineno or 0).strip()
+
+
+def _transfer(shape: EngineShape) -> Any:
+    """vLLM's configuration of the connector. Raises `ConfigError` for a name that it does not know."""
+    names, module = {"KvsmConnector", "KvsmOffloadingConnector"}, None
+    connector = shape.connector
+    if connector in names:
+        module = "kvsm.vllm"
+    elif ":" in connector:
+        module, connector = connector.split(":", 1)
+    transfer = KVTransferConfig(
+        kv_connector=connector,
+        kv_connector_module_path=module,
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config=dict(shape.extra),
+    )
+    try:
+        KVConnectorFactory.get_connector_class(transfer)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"connector {shape.connector}: {error}. Give a name that vLLM knows, or package.module:Class"
+        ) from error
+    return transfer
