@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
+from museum.exhibit import PROJECT
 from museum.search import search, search_all
 from mutants import MUTANTS, Mutant
 from mutants.found import FOUND, MISSED
@@ -91,6 +92,9 @@ def test_what_needs_vllm_is_missed() -> None:
 def test_the_page_says_what_is_pinned() -> None:
     """`PYTHONPATH=specs python -m write_docs` writes it."""
     assert README.read_text(encoding="utf-8") == readme()
+    for page in ("docs/verification.md", "CHANGELOG.md"):
+        text = (PROJECT / page).read_text(encoding="utf-8")
+        assert f"{len(FOUND)} of {len(MUTANTS)} " in text, page
 
 
 @pytest.mark.parametrize("id", QUICK)

@@ -56,6 +56,7 @@ FOUND = {
     "M11": FoundBy(LAZY, Property.ONE_RELEASE_PER_HOLD, 9),
     "M15": FoundBy(DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
     "M16": FoundBy(BARE, Property.CORRECT_BYTES, 7),
+    "M24": FoundBy(SERVING, Property.FULL_OFFLOAD, 159),
     "M25": FoundBy(BARE, Property.PROGRESS, 10),
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
@@ -135,7 +136,8 @@ MISSED = {
     ),
     "M21": Missed(Need.LAYERS, "Two window groups, of which each loses another block."),
     "M22": Missed(
-        Need.LAYERS, "Chunks of two blocks, a hit that ends within one, and a check that the rest is stored."
+        Need.LAYERS,
+        "Chunks of two blocks, a hit that ends within one, and evictions while the request decodes.",
     ),
     "M03": Missed(Need.SESSIONS, "A request that goes on with a next part after its blocks were evicted."),
     "M29": Missed(
@@ -148,7 +150,6 @@ MISSED = {
         "after a loss.",
     ),
     "M12": Missed(Need.LOST, "Lost loads with references: no block of a lost load may be given to anybody."),
-    "M24": Missed(Need.LOST, "A lost load of a request whose prefix on the device was offered before."),
     "M26": Missed(
         Need.LOST,
         "The core loses a load between two steps; an engine that asks `has_pending_work` before each step.",
@@ -257,8 +258,8 @@ MISSED = {
     ),
     "M87": Missed(
         Need.LOG,
-        "The real `LogWriter` on a disk whose sync fails and drops pages: the history of the "
-        "museum's disk world has such a disk.",
+        "The real `LogWriter` on a disk whose sync fails and drops pages, and then a write: the "
+        "history of the museum's disk world has such a disk.",
     ),
     "M88": Missed(Need.LOG, "The killed scope on the real log instead of a model of it."),
     "M91": Missed(

@@ -97,17 +97,19 @@ LOGS = (
     Mutant(
         id="M87",
         area=AREA,
-        title="after a failed sync only the last events count as lost",
-        story="Pages that the kernel dropped when a sync failed count as written, so the log has a "
-        "hole that no reader is told of.",
-        shows_when="A sync fails with an I/O error, and events before it were written since the last good "
-        "one.",
+        title="a write that fails hides a sync that failed before it",
+        story="Only the events of the failed write count as lost, although the pages before them may be gone "
+        "since the failed sync, so after a power loss the log has a hole that no reader is told of.",
+        shows_when="With sync_thread a sync fails in the background, and the next write fails before the "
+        "writer has heard of it.",
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                f"{_WRITER}._lose_unsynced",
-                "self._lose(synced.seq + 1, synced.offset, cause)",
-                "self._lose(self._place.first, self._place.offset, cause)",
+                f"{_WRITER}._lose",
+                """
+                if place.segment.sync_failure is not None and synced.offset < offset:
+                    first, offset = synced.seq + 1, synced.offset
+                """,
             ),
         ),
     ),

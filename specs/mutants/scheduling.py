@@ -320,10 +320,10 @@ SCHEDULING = (
         id="M19",
         area=AREA,
         title="the second group's parts are counted from the first group's slots",
-        story="With several groups the place of each device block is counted as if there were one "
-        "group, so a partial load copies another group's bytes, or is refused.",
-        shows_when="Two groups in chunks of two blocks, and a hit that begins within a chunk.",
-        breaks=Property.CORRECT_BYTES,
+        story="With several groups the place of each device block is counted as if there were one group, "
+        "so the core refuses a load that begins or ends within a chunk: the call raises.",
+        shows_when="Two groups in chunks of two blocks, and a hit that ends within a chunk.",
+        breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
                 f"{_SCHEDULER}._plan_load",
@@ -371,9 +371,10 @@ SCHEDULING = (
         id="M22",
         area=AREA,
         title="a chunk that was loaded in part counts as loaded",
-        story="A chunk of which a load brought the first block and the request computed the second is "
-        "not offered, and never stored.",
-        shows_when="Chunks of two blocks, and a hit that ends within a chunk whose rest differs.",
+        story="A chunk of which a load brought the first block and the request computed the second is not "
+        "offered before the request ends, so if the host has lost it others compute it once more.",
+        shows_when="Chunks of two blocks: all of a prompt but its last block is loaded, the host evicts its "
+        "last chunk, and another request asks for it while the first one decodes.",
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
@@ -402,19 +403,18 @@ SCHEDULING = (
     Mutant(
         id="M24",
         area=AREA,
-        title="cursors fall back with the engine's count",
-        story="After a load that was lost the engine counts fewer tokens than the request had "
-        "offered, and the next offer names fewer than are settled: the call raises into the "
-        "engine.",
-        shows_when="A request with a prefix on the device has offered it, its load is lost, and it "
-        "computes from its first token on.",
-        breaks=Property.LEGAL_CALLS,
+        title="while a reset drains nobody notes that a request fell back",
+        story="A request that recomputes what its failed load did not bring passes the limit of its trusted "
+        "tokens unseen, so nothing more of it is stored, not even at its end.",
+        shows_when="A load fails by a reset, and its request recomputes the prompt while older copies drain.",
+        breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                f"{_BATCH}.collect",
-                "self._cursors[tracked.name] ="
-                " tuple(map(max, full, settled)), tuple(map(max, full, offered))",
-                "self._cursors[tracked.name] = full, full",
+                f"{_SCHEDULER}.build_connector_meta",
+                """
+                else:
+                    self._note_fallen_back(output.scheduled)
+                """,
             ),
         ),
     ),
