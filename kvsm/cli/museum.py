@@ -93,9 +93,9 @@ def museum(
     nothing. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger does
     not let the bug happen.
 
-    Mutants, M01 and so on, are wrong versions of kvsm's own code. Who made them did not look at the checkers,
-    so they tell how many bugs of an unknown kind would be found. Some are not: specs/mutants/README.md says
-    which, and why.
+    Mutants, M01 and so on, are wrong versions of kvsm's own code. They were not chosen by what the checkers
+    see, so they tell how many bugs of an unknown kind would be found. Most are not: specs/mutants/README.md
+    says which, and why.
 
     The exhibits change kvsm's source, so an installed wheel has none. Call this in a clone of the repository
     or in the unpacked source distribution, after `pip install -e '.[test]'` there.

@@ -1,4 +1,4 @@
-"""Mutants: wrong versions of kvsm's code, made without a look at the checkers, which must find them."""
+"""Mutants: wrong versions of kvsm's code, not chosen by what the checkers see, which must find them."""
 
 from __future__ import annotations
 
