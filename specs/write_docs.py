@@ -1,7 +1,8 @@
 """Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
 pictures.
 
-Also the parts of README.md and docs/vllm.md between `<!-- written: ... -->` and `<!-- end -->`.
+Also the parts of README.md, docs/vllm.md and specs/mutants/README.md between `<!-- written: ... -->` and
+`<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from json_schemas import schema_texts, scripts_page
 from museum import EXHIBITS, Exhibit
 from museum.found import FOUND
+from mutants import table as mutants_table
 from vllm_tables import with_vllm_tables
 from written_blocks import with_written_blocks
 
@@ -89,6 +91,7 @@ def main() -> None:
         with suppress(ConfigError):
             (DOCS / "pictures" / f"{machine.name}.svg").write_text(svg(machine), encoding="utf-8")
     README.write_text(readme(), encoding="utf-8")
+    mutants_table.README.write_text(mutants_table.readme(), encoding="utf-8")
     for name, text in pages().items():
         (DOCS / name).parent.mkdir(exist_ok=True)
         (DOCS / name).write_text(text, encoding="utf-8")

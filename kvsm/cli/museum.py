@@ -1,6 +1,7 @@
 """`kvsm museum`: real bugs of other systems, put back one by one, and which checker finds each.
 
-The museum is not in the wheel but in `specs/museum/` of the source, because it changes the source.
+`--mutants` does the same with wrong versions of kvsm's own code. Neither is in the wheel, but in
+`specs/museum/` and `specs/mutants/` of the source, because they change the source.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class MuseumAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
 class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.museum-list/1"):
     """What `kvsm museum --list --json` prints: one line for each exhibit.
 
-    source: where the bug was reported.
+    source: where the bug was reported; of a mutant, the part of kvsm that is wrong.
     """
 
     id: str
@@ -60,6 +61,7 @@ class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 
 @click.command(cls=Command)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
+@click.option("--mutants", is_flag=True, help="Look for all mutants in place of the exhibits.")
 @click.option("--list", "only_list", is_flag=True, help="List the exhibits; search for none.")
 @click.option("--show", metavar="ID", help="Tell the story of one exhibit and show its change.")
 @click.option("--all", "all_look", is_flag=True, help="Ask every checker, even after one has found the bug.")
@@ -74,6 +76,7 @@ class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 def museum(
     context: click.Context,
     ids: tuple[str, ...],
+    mutants: bool,
     only_list: bool,
     show: str | None,
     all_look: bool,
@@ -90,6 +93,10 @@ def museum(
     nothing. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger does
     not let the bug happen.
 
+    Mutants, M01 and so on, are wrong versions of kvsm's own code. They were not chosen by what the checkers
+    see, so they tell how many bugs of an unknown kind would be found. Most are not: specs/mutants/README.md
+    says which, and why.
+
     The exhibits change kvsm's source, so an installed wheel has none. Call this in a clone of the repository
     or in the unpacked source distribution, after `pip install -e '.[test]'` there.
 
@@ -101,18 +108,21 @@ def museum(
     kvsm museum                 all exhibits, some minutes
     kvsm museum B17 B24         two of them, with the steps that lead there
     kvsm museum --show B17      its story and its change as a diff
+    kvsm museum --mutants       all mutants, half an hour
     """
     search = _import_museum("museum.search")
-    exhibits = search.EXHIBITS
     for id in (*ids, *([show] if show else [])):
-        if id not in exhibits:
-            raise click.UsageError(f"there is no exhibit {id}; see kvsm museum --list.")
+        if id not in search.BUGS:
+            raise click.UsageError(
+                f"there is no exhibit {id}; see kvsm museum --list, with --mutants or not."
+            )
+    chosen = ids or tuple(search.MUTANTS if mutants else search.EXHIBITS)
     if show:
-        say_text(_story(exhibits[show]))
+        say_text(_story(search.BUGS[show]))
     elif only_list:
-        _list([exhibits[id] for id in ids] or list(exhibits.values()), as_json)
+        _list([search.BUGS[id] for id in chosen], as_json)
     else:
-        sought = (*(ids or exhibits), search.CLEAN)
+        sought = (*chosen, search.CLEAN)
         results = search.search_all(sought, jobs, seconds, all_look=all_look)
         context.exit(_tell(search, results, as_json=as_json, with_steps=bool(ids)))
 
@@ -136,18 +146,19 @@ def _import_museum(name: str) -> Any:
 def _list(exhibits: Sequence[Any], as_json: bool) -> None:
     if as_json:
         for one in exhibits:
-            say_json(ListedExhibit(id=one.id, source=one.source, property_id=one.breaks.id, title=one.title))
+            say_json(ListedExhibit(id=one.id, source=one.origin, property_id=one.breaks.id, title=one.title))
         return
     for one in exhibits:
-        say(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.source})")
+        say(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.origin})")
 
 
 def _story(exhibit: Any) -> str:
     lines = [
         f"{exhibit.id}  {exhibit.title}",
-        f"source: {exhibit.source}; breaks {exhibit.breaks}",
+        f"source: {exhibit.origin}; breaks {exhibit.breaks}",
         "",
         click.wrap_text(exhibit.story, width=100),
+        *([f"It shows when: {exhibit.shows_when}"] if hasattr(exhibit, "shows_when") else []),
         "",
         exhibit.diff(),
     ]
@@ -193,7 +204,7 @@ def _answer(result: Any) -> MuseumAnswer:
 
 def _result_lines(search: Any, result: Any) -> Iterator[str]:
     """A bug, and who has found it."""
-    exhibit = search.EXHIBITS.get(result.id)
+    exhibit = search.BUGS.get(result.id)
     yield f"{result.id}  " + (f"{exhibit.title}; breaks {exhibit.breaks}" if exhibit else UNCHANGED)
     if result.finding is not None:
         is_refused = exhibit and exhibit.stop and exhibit.stop in result.finding.message

@@ -1,4 +1,6 @@
-"""An exhibit: a bug of another system, and the smallest change of kvsm's code that brings it back.
+"""A bug of kvsm's code that is put in for a while: an exhibit is one of another system, brought back.
+
+`specs/mutants` has bugs of another kind.
 
 The change edits a function's source text. During a `with` block the function is replaced by the compiled
 result. So an exhibit can be shown as a diff, and it fails by itself if the line that it edits is gone.
@@ -7,10 +9,9 @@ result. So an exhibit can be shown as a diff, and it fails by itself if the line
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from difflib import unified_diff
-from inspect import getsourcefile, getsourcelines
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import dedent, indent
@@ -55,24 +56,32 @@ class Edit(msgspec.Struct, frozen=True):
         return [*lines[: places[0]], *replaced, *lines[places[0] + len(old) :]]
 
 
-class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
+class Bug(msgspec.Struct, frozen=True, kw_only=True):
     """One bug.
 
-    source: the issue, pull request or commit.
     breaks: the property that it breaks.
-    edits: what brings it back.
+    edits: what puts it into the code.
     stop: if kvsm refuses what the bug does, a part of its message.
     without_stop: edits that remove this guard as well, to show what it prevents.
     """
 
     id: str
-    source: str
     title: str
     story: str
     breaks: Property
     edits: tuple[Edit, ...]
     stop: str = ""
     without_stop: tuple[Edit, ...] = ()
+
+    @property
+    def origin(self) -> str:
+        """Where the bug comes from, for people."""
+        raise NotImplementedError
+
+    @property
+    def needs_vllm(self) -> bool:
+        """Whether it is in a module that imports vLLM, and can be put in only where vLLM is."""
+        return any(edit.target.startswith("kvsm.vllm.") for edit in self.edits)
 
     def put_back(self, *, without_stop: bool = False) -> ExitStack:
         """The bug, until the end of a `with` block."""
@@ -94,6 +103,19 @@ class Exhibit(msgspec.Struct, frozen=True, kw_only=True):
         return diff_of(self.without_stop)
 
 
+class Exhibit(Bug, frozen=True, kw_only=True):
+    """A bug that another system had.
+
+    source: the issue, pull request or commit.
+    """
+
+    source: str
+
+    @property
+    def origin(self) -> str:
+        return self.source
+
+
 class FunctionChange(msgspec.Struct, frozen=True):
     """All edits of one function."""
 
@@ -104,19 +126,23 @@ class FunctionChange(msgspec.Struct, frozen=True):
         owner, name = self._place()
         function = getattr(owner, name)
         made: dict[str, Any] = {}
-        text = "from __future__ import annotations\n" + dedent("".join(self._edited(function)))
+        _, _, edited = self._in_source()
+        text = dedent("".join(edited))
+        # A method that calls `super()` has a variable of the scope around it, `__class__`.
+        outer = _plain(function).__code__.co_freevars
+        within = f"def within({', '.join(outer)}):\n{indent(text, '    ')}\n    return {name}\n"
+        text = f"from __future__ import annotations\n{within}"
         exec(compile(text, f"<{self.target}, edited>", "exec"), function.__globals__, made)
+        other = made["within"](*outer)
         if self.target == BLOCK_ROWS:
-            return rows_replaced(block.BLOCK, made[name]())
-        return code_replaced(_plain(function), _plain(made[name]))
+            return rows_replaced(block.BLOCK, other())
+        return code_replaced(_plain(function), _plain(other))
 
     def diff(self) -> str:
-        owner, name = self._place()
-        function = getattr(owner, name)
-        path = Path(getsourcefile(function) or "")
-        lines, start = getsourcelines(function)
+        """As `git diff` would show it. The module need not be importable: vLLM may not be there."""
+        path, (first, last), edited = self._in_source()
         whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        changed = [*whole[: start - 1], *self._edited(function), *whole[start - 1 + len(lines) :]]
+        changed = [*whole[:first], *edited, *whole[last:]]
         named = path.relative_to(PROJECT).as_posix()
         return "".join(unified_diff(whole, changed, f"a/{named}", f"b/{named}"))
 
@@ -125,13 +151,22 @@ class FunctionChange(msgspec.Struct, frozen=True):
         *owners, name = path.split(".")
         return resolve_name(":".join([module, ".".join(owners)]) if owners else module), name
 
-    def _edited(self, function: Callable[..., Any]) -> list[str]:
-        """The lines of the function after the edits, indented as in their file."""
-        lines, _ = getsourcelines(function)
+    def _in_source(self) -> tuple[Path, tuple[int, int], list[str]]:
+        """(file of the function, its first line and the one behind it, its lines after the edits)."""
+        module, _, name = self.target.partition(":")
+        path = PROJECT.joinpath(*module.split(".")).with_suffix(".py")
+        text = path.read_text(encoding="utf-8")
+        node: Any = ast.parse(text)
+        for part in name.split("."):
+            node = next((one for one in node.body if getattr(one, "name", "") == part), None)
+            if node is None:
+                raise ValueError(f"{self.target}: there is no {part} (was the source changed since?)")
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1
+        lines = text.splitlines(keepends=True)[first : node.end_lineno]
         for edit in self.edits:
             lines = edit.applied_to(lines, self.target)
         ast.parse(dedent("".join(lines)))
-        return lines
+        return path, (first, node.end_lineno), lines
 
 
 def diff_of(edits: tuple[Edit, ...]) -> str:

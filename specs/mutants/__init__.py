@@ -1,0 +1,22 @@
+"""Mutants: wrong versions of kvsm's code, not chosen by what the checkers see, which must find them."""
+
+from __future__ import annotations
+
+from mutants.adapting import ADAPTING
+from mutants.checking import CHECKING
+from mutants.folding import FOLDING
+from mutants.logs import LOGS
+from mutants.mutant import Mutant
+from mutants.offloading import OFFLOADING
+from mutants.saving import SAVING
+from mutants.scheduling import SCHEDULING
+from mutants.tiering import TIERING
+from mutants.vllm_adapting import VLLM_ADAPTING
+
+MUTANTS: dict[str, Mutant] = {
+    one.id: one
+    for area in (SCHEDULING, OFFLOADING, FOLDING, TIERING, SAVING, LOGS, CHECKING, ADAPTING, VLLM_ADAPTING)
+    for one in area
+}
+
+__all__ = ["MUTANTS", "Mutant"]
