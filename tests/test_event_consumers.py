@@ -31,6 +31,7 @@ from kvsm.ledger import Ledger
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, book, concern, event_filter
 from kvsm.replay.fold import Moment
 from kvsm.replay.render import FIELDS
+from kvsm.tiers import logged_copies
 from kvsm.whatif import demand
 from kvsm.worlds.core_options import draw_options
 
@@ -51,6 +52,7 @@ KINDS = OffloadingEvent.__subclasses__()
         ("HANDLERS in kvsm/analysis/extract.py", extract.HANDLERS),
         ("HANDLERS in kvsm/whatif/demand.py", demand.HANDLERS),
         ("NOTES in kvsm/analysis/live.py", live.NOTES),
+        ("NOTES in kvsm/tiers/logged_copies.py", logged_copies.NOTES),
         ("STEPS in kvsm/checker/conformance/offload_steps.py", offload_steps.STEPS),
         ("REQUEST_STEPS in kvsm/checker/conformance/request_steps.py", request_steps.REQUEST_STEPS),
         ("FAILURES in kvsm/replay/event_filter.py", event_filter.FAILURES),

@@ -104,6 +104,20 @@ def test_of_several_processes_the_last_one_has_the_disk_of_a_kept_log(logs: Path
     assert elsewhere["log"] == str(tmp_path / DISK)
 
 
+def test_two_processes_of_one_number_keep_their_own_logs(logs: Path, tmp_path: Path) -> None:
+    """A process in a container often has the number of the one before it."""
+    laid(logs, tmp_path, HOST, DISK)
+    later = [name.replace("20261121", "20261122") for name in (HOST, DISK)]
+    laid(logs, tmp_path, *later)
+    for host, disk in ((HOST, DISK), later):
+        for one, other in ((host, disk), (disk, host)):
+            (elsewhere,) = why(tmp_path / one, "--key", KEYS[2].hex())["elsewhere"]
+            assert elsewhere["log"] == str(tmp_path / other)
+    shutil.rmtree(tmp_path / DISK)
+    (elsewhere,) = why(tmp_path / HOST, "--key", KEYS[2].hex())["elsewhere"]
+    assert elsewhere["log"] is None
+
+
 def test_a_log_of_one_tier_asks_no_other(tmp_path: Path) -> None:
     """A log named like a disk's log asks no other either."""
     with Offloader.open(OffloadConfig(host_blocks=4, device_blocks=8), tmp_path / "disk") as core:

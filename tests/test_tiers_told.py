@@ -61,7 +61,10 @@ def test_a_report_tells_what_went_to_the_disk_and_what_came_back(log: Path) -> N
 
 
 def test_a_story_names_the_disk(log: Path) -> None:
-    story = told("show", str(log), "--request", "disk-store-1")
+    with kvsm.open(log) as opened:
+        [(requests,)] = opened.sql("SELECT requests FROM transfers WHERE target = 'disk'").fetchall()
+    [copy] = json.loads(requests)
+    story = told("show", str(log), "--request", copy)
     assert "is planned: slots 0..3 (4) to disk" in story
     assert "another engine" not in story
     assert "for disk" in told("show", str(log), "--block", "0")

@@ -302,6 +302,79 @@ class ElsewhereFigures(msgspec.Struct, frozen=True, kw_only=True):
     took: Spread
 
 
+class HeldFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tier holds where the figures end.
+
+    log: its directory.
+    slots: of the tier. blocks: in them that could be read.
+    evicted: blocks that made room for others.
+    """
+
+    log: str
+    slots: int
+    blocks: int
+    evicted: int
+
+
+class TierHitFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the blocks of prompts were, in device blocks. A request counts once, as in `HitFigures`.
+
+    asked: of all requests. device, host: that had them.
+    disk: that came from the disk for the request that asked.
+    computed: that no tier had in time.
+    """
+
+    asked: int
+    device: int
+    host: int
+    disk: int
+    computed: int
+
+
+class DiskFailureFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies to and from the disk that ranks reported as bad.
+
+    stores: to the disk. loads: from it. reports: good and bad ones, of all ranks.
+    first_ns, last_ns: Unix time (ns) of the first and the last of them; None: there is none.
+    errors: what the ranks said most often, with counts.
+    """
+
+    stores: int
+    loads: int
+    reports: int
+    first_ns: int | None
+    last_ns: int | None
+    errors: tuple[tuple[str, int], ...]
+
+
+class TiersFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A host pool and the disk below it, from the logs of both. A block is a slot of the host.
+
+    host, disk: None: the log of this tier is not there, or cannot be read. why_not: then why.
+    hits: None: there are several KV cache groups, whose slots do not add up to blocks of a prompt, or the log
+        does not tell.
+    found: blocks that the disk had at its start, from earlier processes.
+    to_disk: blocks that were stored on the disk.
+    not_stored: blocks whose copy to the disk did not complete, or for which the disk had no room. Blocks that
+        the host lost before their copy began are in no log.
+    from_disk: blocks that came back. unused: how many of them no lookup has hit.
+    failures: of the disk.
+
+    What the log of one tier alone tells is None if that log is not there.
+    """
+
+    host: HeldFigures | None
+    disk: HeldFigures | None
+    why_not: str | None
+    hits: TierHitFigures | None
+    found: int | None
+    to_disk: int | None
+    not_stored: int | None
+    from_disk: int
+    unused: int | None
+    failures: DiskFailureFigures | None
+
+
 class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How the log ends.
 

@@ -23,10 +23,11 @@ from kvsm.analysis.detectors import (
     OVERDUE_LEAST_NS,
     OVERDUE_TIMES,
 )
-from kvsm.analysis.figures import CheckFigures, EndFigures, LogFigures
+from kvsm.analysis.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
 from kvsm.analysis.measures import Tables
 from kvsm.analysis.opened import OpenedLog
-from kvsm.analysis.troubles import Trouble, troubles
+from kvsm.analysis.tier_measures import OpenedTier, same_time, tiers_figures
+from kvsm.analysis.troubles import Trouble, of_both, troubles
 from kvsm.errors import LogDamaged
 from kvsm.log import LogEnd
 from kvsm.log.frames import segment_paths
@@ -40,6 +41,7 @@ from kvsm.replay.unfinished import (
     UnfinishedWait,
 )
 from kvsm.replay.window import Window
+from kvsm.tiers.disk_tier import DISK, HOST
 
 VERIFY_BYTES = 8 << 20
 """Logs up to this size are verified without being asked to: about 3 s for the largest of them."""
@@ -53,9 +55,11 @@ class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvs
     """What `kvsm report --json` prints: the figures of a log, and what stands out in it.
 
     troubles: what stands out, the most urgent first. Empty: nothing does.
+    tiers: a host pool and the disk below it; null: there is no disk.
     """
 
     troubles: tuple[Trouble, ...]
+    tiers: TiersFigures | None = None
 
 
 def make_report(
@@ -66,21 +70,39 @@ def make_report(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
     now_ns: int | None = None,
+    other: OpenedTier | None = None,
 ) -> Report:
     """The report of a log.
 
     window: the events that it is about. The end of the log is told only if it is in the window.
+    other: the other tier, whose figures and troubles are told too, cut to the same time; None: there is none.
     verify: whether every property is checked at every event. None: if the log is small, `VERIFY_BYTES`.
     allow_policies, max_slots: for `verify_log`.
     now_ns: Unix time, to tell how old the last event of an unclosed log is; None: the clock's.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
-    check = check_figures(log, verify, allow_policies, max_slots)
-    figures = _figures(log, window, check)
-    end = end_figures(log, now_ns, reached=figures.last == log.last)
-    figures = msgspec.structs.replace(figures, log=str(log.directory), end=end, check=check)
+
+    def judged(log: OpenedLog, window: Window) -> LogFigures:
+        check = check_figures(log, verify, allow_policies, max_slots)
+        figures = _figures(log, window, check)
+        end = end_figures(log, now_ns, reached=figures.last == log.last)
+        return msgspec.structs.replace(figures, log=str(log.directory), end=end, check=check)
+
+    figures = judged(log, window)
     named = {name: getattr(figures, name) for name in figures.__struct_fields__}
-    return Report(**named, troubles=troubles(figures))
+    if other is None:
+        return Report(**named, troubles=troubles(figures))
+    found = troubles(figures, HOST if other.tier == DISK else DISK)
+    asked, beside, why_not = Tables(log, window), None, other.why_not
+    if other.log is not None:
+        its_window = same_time(other.log, asked)
+        if its_window is None:
+            why_not = f"{other.log.directory}: no event at this time"
+        else:
+            beside = Tables(other.log, its_window)
+            found = of_both(found, troubles(judged(other.log, its_window), other.tier))
+    host, disk = (asked, beside) if other.tier == DISK else (beside, asked)
+    return Report(**named, troubles=found, tiers=tiers_figures(host, disk, why_not))
 
 
 _MEMO = "figures 4"

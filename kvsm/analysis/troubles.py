@@ -10,7 +10,7 @@ pool is not called too small as well.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import msgspec
 from kvsm.analysis import detectors
 from kvsm.analysis.detectors import Limit, Noticed
 from kvsm.analysis.figures import LogFigures
+from kvsm.tiers.disk_tier import DISK
 
 
 class Urgency(IntEnum):
@@ -48,6 +49,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     text: what is wrong, with the number that says so.
     evidence: more numbers, a line each.
     commands: what shows it, the best first.
+    tier: whose log tells it, `host` or `disk`; null: there is one log.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     evidence: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
+    tier: str | None = None
 
 
 class Detector(NamedTuple):
@@ -74,15 +77,33 @@ class Detector(NamedTuple):
     detect: Callable[[LogFigures, Limit], Noticed | None]
 
 
-def troubles(figures: LogFigures) -> tuple[Trouble, ...]:
-    """What stands out in a log, the most urgent first."""
+def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...]:
+    """What stands out in a log, the most urgent first.
+
+    tier: whose log it is; None: there is one log.
+    """
     found = []
     for one in DETECTORS:
+        if tier == DISK and one.urgency is Urgency.COSTLY:
+            continue  # These limits are for what requests of an engine look for. A disk has none.
         noticed = one.detect(figures, one.limit)
         if noticed is not None:
-            trouble = Trouble(name=one.name, urgency=one.urgency.name, **noticed._asdict())
-            found.append((one.urgency, -noticed.impact, trouble))
-    return tuple([trouble for _, _, trouble in sorted(found, key=lambda one: one[:2])])
+            found.append(Trouble(name=one.name, urgency=one.urgency.name, tier=tier, **noticed._asdict()))
+    return in_order(found)
+
+
+def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
+    """The most urgent first, and of these the one that costs most."""
+    return tuple(sorted(found, key=lambda one: (Urgency[one.urgency], -one.impact)))
+
+
+def of_both(found: Sequence[Trouble], others: Sequence[Trouble]) -> tuple[Trouble, ...]:
+    """What stands out in the logs of two tiers. Both tell how their engine ended: it is told once.
+
+    found: in the log that was asked. others: in the log of the other tier.
+    """
+    ends = {one.name for one in found} & {"engine stopped", "engine killed"}
+    return in_order([*found, *[one for one in others if one.name not in ends]])
 
 
 DETECTORS = (

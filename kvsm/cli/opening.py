@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.opened import open as open_log
+from kvsm.analysis.other_tier import other_tier
+from kvsm.analysis.tier_measures import OpenedTier
 from kvsm.cli.counting import counting
 from kvsm.cli.output import complain
+from kvsm.errors import LogError
 
 
 @contextmanager
@@ -20,6 +23,23 @@ def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
         if opened.note is not None:
             complain(opened.note)
         yield opened
+
+
+@contextmanager
+def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
+    """The other tier of a log, with its own log opened if that can be. None: there is no other tier."""
+    other = other_tier(log)
+    if other is None:
+        yield None
+    elif other.log is None:
+        yield OpenedTier(other.tier, None, f"no log of the {other.tier} lies beside {log.directory}")
+    else:
+        with ExitStack() as opened:
+            try:
+                found = OpenedTier(other.tier, opened.enter_context(opened_log(other.log, **trust)))
+            except LogError as error:
+                found = OpenedTier(other.tier, None, str(error))
+            yield found
 
 
 def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:

@@ -10,12 +10,20 @@ from typing import Any
 import click
 
 from kvsm.analysis.detectors import number, percent
-from kvsm.analysis.figures import ElsewhereFigures, HandOverFigures, LogFigures, RankFigures, Spread
+from kvsm.analysis.figures import (
+    DiskFailureFigures,
+    ElsewhereFigures,
+    HandOverFigures,
+    LogFigures,
+    RankFigures,
+    Spread,
+    TierHitFigures,
+)
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.report import Report, left_open, make_report
 from kvsm.cli.log_answers import end_lines, leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opening import opened_log, opened_tier
 from kvsm.cli.output import Command, say, say_json
 from kvsm.log import LogReader
 from kvsm.replay.times import duration, utc
@@ -48,6 +56,9 @@ def report(
     Hits, evictions, copies by rank, waits, the pool, and how LOG ends. Then what stands out, the most urgent
     first, with the commands that show it. They can be pasted. If nothing stands out, it says so.
 
+    If the log of the other tier, host pool or disk, lies beside LOG, both tiers are told, with what stands
+    out in either log.
+
     \b
     Examples:
       kvsm report kvsm-log
@@ -57,9 +68,9 @@ def report(
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
     leaves the exit code at 0.
     """
-    with opened_log(log, **trust) as opened:
+    with opened_log(log, **trust) as opened, opened_tier(opened, **trust) as other:
         window = find_window(LogReader(log), since, until)
-        found = make_report(opened, window, verify=verify, **trust)
+        found = make_report(opened, window, verify=verify, other=other, **trust)
         if as_json:
             say_json(found)
         else:
@@ -79,6 +90,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         ("copies", _copies(found)),
         ("waits", _waits(found)),
         ("pool", _pool(found)),
+        ("tiers", _tiers(found)),
         ("lives", _lives(found)),
         ("besides", _others(found)),
         ("properties", _properties(found)),
@@ -252,6 +264,48 @@ def _pool(found: LogFigures) -> Iterator[str]:
         yield f"at most {', '.join(rest)}"
 
 
+def _tiers(found: Report) -> Iterator[str]:
+    """The host pool and the disk below it. Nothing if there is no disk."""
+    tiers = found.tiers
+    if tiers is None:
+        return
+    for name, held in (("host", tiers.host), ("disk", tiers.disk)):
+        if held is None:
+            yield f"{name}    {tiers.why_not}"
+        else:
+            yield (
+                f"{name}    {number(held.blocks, 'block')} at the end, of {held.slots:,}; "
+                f"{held.evicted:,} evicted (by {held.log})"
+            )
+    if tiers.hits is not None:
+        yield f"prompts {_served(tiers.hits)}"
+    if tiers.found is not None:
+        yield f"found   {number(tiers.found, 'block')} on the disk at the start"
+    if tiers.to_disk is not None:
+        yield f"stored  {number(tiers.to_disk, 'block')} on the disk, {tiers.not_stored or 0:,} not"
+    unused = "" if tiers.unused is None else f", {tiers.unused:,} of them never read"
+    yield f"back    {number(tiers.from_disk, 'block')} from the disk{unused}"
+    if tiers.failures is not None:
+        yield from _disk_failures(tiers.failures)
+
+
+def _served(hits: TierHitFigures) -> str:
+    """Which tier had the blocks of prompts."""
+    parts = ((getattr(hits, name), name) for name in ("device", "host", "disk", "computed"))
+    return ", ".join(f"{name} {blocks:,} ({percent(blocks, hits.asked)})" for blocks, name in parts)
+
+
+def _disk_failures(found: DiskFailureFigures) -> Iterator[str]:
+    if found.first_ns is None or found.last_ns is None:
+        yield "failed  no copy of the disk"
+        return
+    yield (
+        f"failed  {found.stores:,} stores and {found.loads:,} loads of {found.reports:,} reported by ranks, "
+        f"the first at {utc(found.first_ns)}, the last at {utc(found.last_ns)}"
+    )
+    yield from (f"        {times:,} times: {error}" for error, times in found.errors)
+
+
 def _lives(found: LogFigures) -> Iterator[str]:
     """The processes that wrote the log one after another. Nothing if one wrote all of it."""
     restarts = found.restarts
@@ -314,7 +368,8 @@ def _troubles(found: Report) -> Iterator[str]:
         return
     yield "what stands out:"
     for place, one in enumerate(found.troubles, 1):
-        yield f"{place}. {one.text}"
+        tier = "" if one.tier is None else f"{one.tier.capitalize()}: "
+        yield f"{place}. {tier}{one.text}"
         yield from (f"     {line}" for line in one.evidence)
         yield from (f"   $ {line}" for line in one.commands)
 

@@ -1,21 +1,50 @@
-"""`kvsm verify`: check every property that a log can show, at every event. It needs no torch."""
+"""`kvsm verify`: check every property that a log can show, at every event. It needs no torch.
+
+If the log has a log of the other tier beside it, both are verified, and what they say of the copies between
+the tiers is compared.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 
+from kvsm.analysis.other_tier import is_named_disk, log_of
 from kvsm.checker.conformance.verdict import ProtocolVerdict, ProtocolVerification
 from kvsm.cli.counting import counting
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.log_answers import end_lines, leave, print_rows
+from kvsm.cli.log_answers import end_lines, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.errors import LogError
 from kvsm.invariants import PROPERTIES
+from kvsm.properties import Property
 from kvsm.replay import Verification, verify_log
+from kvsm.tiers import LogAgreement, LoggedCopies, VerifiedLog, compare_logs
+from kvsm.tiers.disk_tier import DISK, HOST
+
+
+class OtherTierVerification(msgspec.Struct, frozen=True, kw_only=True):
+    """What `kvsm verify` finds in the log of the other tier.
+
+    tier: `host` or `disk`.
+    good, finished, protocols: as in the answer.
+    verification: null if there is no such log, or it cannot be read.
+    why_not: then why.
+    agreement: whether both logs tell the same of the copies between the tiers; null if one cannot be read.
+    """
+
+    tier: str
+    is_good: bool | None = msgspec.field(name="good", default=None)
+    is_finished: bool | None = msgspec.field(name="finished", default=None)
+    verification: Verification | None = None
+    protocols: tuple[ProtocolVerification, ...] = ()
+    why_not: str | None = None
+    agreement: LogAgreement | None = None
 
 
 class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.verify/1"):
@@ -35,11 +64,51 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
     protocols: with `--protocol`, for each declared protocol whether each event is an instance of its actions.
+    other_tier: what was found in the log of the other tier; null: there is no other tier, or `--alone`.
     """
 
     is_good: bool = msgspec.field(name="good")
     is_finished: bool = msgspec.field(name="finished")
     protocols: tuple[ProtocolVerification, ...] = ()
+    other_tier: OtherTierVerification | None = None
+
+
+class _Checked(NamedTuple):
+    """What was found in one log."""
+
+    found: Verification
+    copies: LoggedCopies
+    protocols: tuple[ProtocolVerification, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.found.unfinished is not None and self.found.unfinished.finished
+
+    def passes(self, strict: bool) -> bool:
+        verdicts = [one.verdict for one in self.protocols]
+        return self.found.good and ProtocolVerdict.DIFFERS not in verdicts and (self.finished or not strict)
+
+
+class _Other(NamedTuple):
+    """The other tier, and what was found in its log."""
+
+    tier: str
+    checked: _Checked | None = None
+    agreement: LogAgreement | None = None
+    why_not: str | None = None
+    is_there: bool = False
+
+    def answer(self) -> OtherTierVerification:
+        one = self.checked
+        return OtherTierVerification(
+            tier=self.tier,
+            is_good=None if one is None else one.found.good,
+            is_finished=None if one is None else one.finished,
+            verification=None if one is None else one.found,
+            protocols=() if one is None else one.protocols,
+            why_not=self.why_not,
+            agreement=self.agreement,
+        )
 
 
 @click.command(cls=Command)
@@ -57,30 +126,75 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     help="Also compare LOG with the protocols of `kvsm check protocol` and `kvsm check requests`: each event "
     "must be an instance of their declared actions.",
 )
+@click.option("--alone", is_flag=True, help="Verify LOG, and not the log of the other tier beside it.")
 @trust_options
 @json_option
-def verify(log: Path, strict: bool, with_protocol: bool, as_json: bool, **trust: Any) -> None:
+def verify(log: Path, strict: bool, with_protocol: bool, alone: bool, as_json: bool, **trust: Any) -> None:
     """Check every property that LOG can show, at every event.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
     Then tells what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
 
-    Exits with 1 if a property is broken, if an event differs from the protocol, or if the log is damaged or
-    lacks events.
+    Host pool and disk have a log each. If the other one lies beside LOG, it is verified too, and both must
+    tell the same of each copy between the tiers.
+
+    Exits with 1 if a property is broken, if an event differs from the protocol, if a log is damaged or lacks
+    events, or if the logs of two tiers tell a copy differently.
     """
-    with counting("verified", "events") as progress:
-        verification = verify_log(log, progress=progress, **trust)
-    protocols = _compare_with_protocols(log, trust) if with_protocol else ()
-    finished = verification.unfinished is not None and verification.unfinished.finished
+    checked = _check(log, with_protocol, trust)
+    other = None if alone else _check_other(log, checked, with_protocol, trust)
     if as_json:
-        facts = msgspec.structs.asdict(verification)
-        say_json(VerifyAnswer(**facts, is_good=verification.good, is_finished=finished, protocols=protocols))
+        answer = VerifyAnswer(
+            **msgspec.structs.asdict(checked.found),
+            is_good=checked.found.good,
+            is_finished=checked.finished,
+            protocols=checked.protocols,
+            other_tier=None if other is None else other.answer(),
+        )
+        say_json(answer)
     else:
-        _print_verification(verification, protocols)
-    verdicts = [one.verdict for one in protocols]
-    conforms = ProtocolVerdict.DIFFERS not in verdicts
-    leave(verification.condition, good=verification.good and conforms and (finished or not strict))
-    if ProtocolVerdict.UNDETERMINED in verdicts:
+        _print_log(checked, None if other is None else checked.copies.tier)
+        if other is not None:
+            _print_other(other)
+    _leave(checked, other, strict)
+
+
+def _check(log: Path, with_protocol: bool, trust: dict[str, Any]) -> _Checked:
+    copies = LoggedCopies(is_named_disk(log))
+    with counting("verified", "events") as progress:
+        found = verify_log(log, progress=progress, on_event=copies.hear, **trust)
+    return _Checked(found, copies, _compare_with_protocols(log, trust) if with_protocol else ())
+
+
+def _check_other(log: Path, checked: _Checked, with_protocol: bool, trust: dict[str, Any]) -> _Other | None:
+    """What the log of the other tier says; None if there is no other tier."""
+    tier = HOST if checked.copies.tier == DISK else DISK
+    other = log_of(tier, log)
+    if other.log is None:
+        exchanges = tier == HOST or checked.copies.first
+        return _Other(tier, why_not=f"no log of the {tier} lies beside {log}") if exchanges else None
+    try:
+        found = _check(other.log, with_protocol, trust)
+    except LogError as error:
+        return _Other(tier, why_not=str(error), is_there=True)
+    if found.copies.tier != tier:
+        return None
+    logs = {one.copies.tier: VerifiedLog(one.found, one.copies) for one in (checked, found)}
+    return _Other(tier, found, compare_logs(logs[HOST], logs[DISK], other.one_process), is_there=True)
+
+
+def _leave(checked: _Checked, other: _Other | None, strict: bool) -> None:
+    """Say on standard error what is wrong with the logs, and exit with the worst that was found."""
+    logs = [checked] if other is None or other.checked is None else [checked, other.checked]
+    for one in logs:
+        for note in one.found.condition.notes():
+            complain(note if other is None else f"log of the {one.copies.tier}: {note}")
+    differ = other is not None and other.agreement is not None and other.agreement.difference is not None
+    if differ or not all(one.passes(strict) for one in logs):
+        raise SystemExit(ExitCode.BROKEN)
+    if other is not None and other.is_there and other.checked is None:
+        raise SystemExit(ExitCode.UNUSABLE)
+    if any(two.verdict is ProtocolVerdict.UNDETERMINED for one in logs for two in one.protocols):
         raise SystemExit(ExitCode.UNDETERMINED)
 
 
@@ -94,9 +208,12 @@ def _compare_with_protocols(log: Path, trust: dict[str, Any]) -> tuple[ProtocolV
     return tuple(found)
 
 
-def _print_verification(found: Verification, protocols: tuple[ProtocolVerification, ...]) -> None:
+def _print_log(checked: _Checked, tier: str | None) -> None:
+    """tier: whose log it is; None if there is only one."""
+    found, protocols = checked.found, checked.protocols
     rate = found.events / found.seconds if found.seconds else 0
     print_rows(
+        *(() if tier is None else (("tier", tier),)),
         ("log", found.log),
         ("events", f"{found.events:,} ({found.first:,} to {found.last:,}), {found.entries:,} entries"),
         *(("restart", line) for line in found.restarts),
@@ -115,6 +232,28 @@ def _print_verification(found: Verification, protocols: tuple[ProtocolVerificati
         say("", "at the end:", *end_lines(found.unfinished))
     if found.damage is not None:
         complain(found.damage)
+
+
+def _print_other(other: _Other) -> None:
+    say("")
+    if other.checked is None or other.agreement is None:
+        print_rows(("tier", other.tier), ("verdict", in_yellow(f"not verified: {other.why_not}")))
+        return
+    _print_log(other.checked, other.tier)
+    say("", "both tiers:")
+    print_rows(*_agreement_rows(other.agreement))
+
+
+def _agreement_rows(agreement: LogAgreement) -> Iterator[tuple[str, str]]:
+    difference, steps = agreement.difference, f"{agreement.steps:,} steps of copies between the tiers"
+    if difference is not None:
+        yield "verdict", in_red(f"broken: {Property.CONSERVATION}; the logs differ after {steps}")
+        yield from (("difference", line) for line in difference.told())
+    elif agreement.steps:
+        yield "verdict", in_green(f"both logs tell the same of {steps}")
+    else:
+        yield "verdict", in_yellow("no step of a copy between the tiers was compared")
+    yield from (("left out", in_yellow(line)) for line in agreement.not_compared)
 
 
 def _in_colour(protocol: ProtocolVerification) -> str:

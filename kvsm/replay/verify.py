@@ -48,6 +48,9 @@ EVENTS_SHOWN = 10
 Progress = Callable[[int], None]
 """Called now and then with the number of events verified so far."""
 
+OnEvent = Callable[[Ledger, OffloadingEvent], None]
+"""Called with each event that breaks nothing, after the ledger was changed by it."""
+
 
 class Breakage(msgspec.Struct, frozen=True, kw_only=True):
     """The first event that breaks a property.
@@ -175,6 +178,7 @@ def verify_log(
     *,
     every: int = EVERY,
     progress: Progress | None = None,
+    on_event: OnEvent | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Verification:
@@ -182,6 +186,7 @@ def verify_log(
 
     every: events and entries from one full check to the next.
     progress: called now and then.
+    on_event: takes each event, for a caller who wants more of the same pass.
     allow_policies, max_slots: as in `Trust`.
 
     A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
@@ -189,13 +194,19 @@ def verify_log(
     """
     trust = Trust(allow_policies, max_slots)
     with trust.guarded(log):
-        return _verify(log, every, progress, trust)
+        return _verify(log, every, progress, on_event, trust)
 
 
-def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, trust: Trust) -> Verification:
+def _verify(
+    log: str | os.PathLike[str],
+    every: int,
+    progress: Progress | None,
+    on_event: OnEvent | None,
+    trust: Trust,
+) -> Verification:
     began = time.perf_counter()
     reader = LogReader(log)
-    run = _Pass(reader, every, progress, trust)
+    run = _Pass(reader, every, progress, on_event, trust)
     damage = None
     try:
         for segment in reader.segments():
@@ -234,12 +245,19 @@ def _verify(log: str | os.PathLike[str], every: int, progress: Progress | None, 
 class _Pass:
     """One pass over a log, with the last state that was checked whole and found good."""
 
-    def __init__(self, reader: LogReader, every: int, progress: Progress | None, trust: Trust) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        every: int,
+        progress: Progress | None,
+        on_event: OnEvent | None,
+        trust: Trust,
+    ) -> None:
         self.auditor: Auditor | None = None
         self.breakage: Breakage | None = None
         self.first = self.events = self.entries = 0
         self._directory, self._every, self._progress = reader.directory, every, progress
-        self._trust = trust
+        self._on_event, self._trust = on_event, trust
         self.restarts: list[str] = []
         self._saved, self._good_until = b"", 0
         self._weight = 0
@@ -266,7 +284,7 @@ class _Pass:
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment. Returns whether one breaks something."""
         assert self.auditor is not None
-        apply = self.auditor.apply
+        apply, ledger, on_event = self.auditor.apply, self.auditor.ledger, self._on_event
         for batch in segment.batches():
             for event in batch:
                 if type(event) is Restarted:
@@ -275,6 +293,8 @@ class _Pass:
                 if broken:
                     self._count(batch[: event.seq - batch[0].seq + 1])
                     return self._locate(broken, event.seq)
+                if on_event is not None:
+                    on_event(ledger, event)
             self._count(batch)
             if self._weight >= self._every and self.check():
                 return True

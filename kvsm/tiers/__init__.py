@@ -10,15 +10,21 @@ from kvsm.tiers.agreement import disagreements
 from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, disk_config, host_config
 from kvsm.tiers.found import adopt_found
 from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
+from kvsm.tiers.logged_copies import LogAgreement, LogDifference, LoggedCopies, VerifiedLog, compare_logs
 
 __all__ = [
     "DiskTier",
     "LastLog",
+    "LogAgreement",
+    "LogDifference",
     "LoggedBlocks",
+    "LoggedCopies",
     "SlotDifference",
     "TierCopy",
+    "VerifiedLog",
     "WritePolicy",
     "adopt_found",
+    "compare_logs",
     "compare_with_last_log",
     "disagreements",
     "disk_config",

@@ -14,6 +14,10 @@ from the disk   a store from another source: a request       a load into the hos
                 waits for its key as for any in flight
 ==============  ===========================================  ================================================
 
+Each of the two loads is for a request of its own. Its name has the number of the transfer at the
+other end: `disk-store-57` in the host's ledger copies what store 57 of the disk's ledger stores, and
+`fetch-41-for-r7` in the disk's ledger brings what store 41 of the host's ledger stores.
+
 What a report says of each end:
 
 ==============  =======  ===========================================  =======================================
@@ -37,7 +41,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
-from itertools import count, islice
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -49,8 +53,9 @@ from kvsm.ids import listed
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob, WorkerReport
 
-DISK = "disk"
-"""How the host's log names the other end of these copies: `StorePlanned.source`, `LoadPlanned.target`."""
+HOST, DISK = "host", "disk"
+"""The tiers, for people. The host's log names the disk as the other end of these copies:
+`StorePlanned.source`, `LoadPlanned.target`."""
 
 PLACES = 256
 """How many blocks may be on their way to the disk at once."""
@@ -184,7 +189,6 @@ class DiskTier:
         self._waiting: dict[bytes, None] = {}
         """Keys to store on the disk, the oldest first."""
         self._planned: list[TransferJob] = []
-        self._names = count(1)
 
     # What comes back.
 
@@ -208,7 +212,7 @@ class DiskTier:
         if job is None:
             return None
         record = host.ledger.transfers[job.transfer]
-        asker = f"fetch-{next(self._names)}-for-{request}"
+        asker = f"fetch-{job.transfer}-for-{request}"
         found = [disk.ledger.index[key] for key in record.keys]
         below = self._load(disk, asker, found, listed(record.slots))
         if below is None:
@@ -299,7 +303,7 @@ class DiskTier:
             return False
         record = disk.ledger.transfers[job.transfer]
         slots = list(listed(record.device_blocks))
-        asker = f"disk-store-{next(self._names)}"
+        asker = f"disk-store-{job.transfer}"
         places = tuple(self._places[: len(slots)])
         above = self._load(host, asker, slots, [block for place in places for block in place], DISK)
         if above is None:

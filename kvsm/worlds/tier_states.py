@@ -55,7 +55,6 @@ declare(
     _health=PART,
     _waiting=COMPARED,
     _planned=COMPARED,
-    _names=Fixed("names for people; none is used twice"),
 )
 declare(
     HealthWatch,
