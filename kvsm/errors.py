@@ -115,8 +115,8 @@ class TraceError(KvsmError):
 
 
 class PropertyBroken(KvsmError):
-    """A property does not hold in running code. Attributes: `property`; `message` without its name; `place`: the
-    line that raised an error, if one did."""
+    """A property does not hold in running code. Attributes: `property`; `message` without its name; `place`:
+    the line that raised an error, if one did."""
 
     def __init__(self, property: Property, message: str, place: str = "") -> None:
         self.property, self.message, self.place = property, message, place

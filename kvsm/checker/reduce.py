@@ -72,7 +72,8 @@ def reduce(
     *,
     most_reruns: int = MOST_RERUNS,
 ) -> Reduction:
-    """Reduce to few actions that break the same property at the same place. Raises `NotRepeated` if all together do not.
+    """Reduce to few actions that break the same property at the same place. Raises `NotRepeated` if all
+    together do not.
 
     make_world: makes a fresh world with the configuration of the failed run.
     """

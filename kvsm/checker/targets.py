@@ -12,13 +12,13 @@ from kvsm.canonical import declared
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import CoreOptions, draw_options
 from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
-from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
 from kvsm.worlds.world import Action, World
 

@@ -127,14 +127,14 @@ def vllm_fuzz(
 ) -> None:
     """Drive any connector of vLLM by vLLM's real scheduler, at random, and reduce what goes wrong.
 
-    No model and no GPU are needed. Each run is a small engine of its own: vLLM's scheduler, its block pool and
-    both sides of the connector are real; the model only writes and checks words, and copies are steps of a
-    simulated device, which end when the seed says so. Requests share prefixes, are preempted, aborted and
-    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows and two
-    ranks.
+    No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
+    and both sides of the connector are real. The model only writes and checks words. Copies are steps of a
+    simulated device, and end when the seed says so. Requests share prefixes, and are preempted, aborted and
+    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows and
+    two ranks.
 
-    Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no call
-    raises; all work ends; and then every client has its tokens, and no device block is held.
+    Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
+    call raises; all work ends; and then every client has its tokens, and no device block is held.
 
     \b
     Examples:
@@ -143,9 +143,9 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector SimpleCPUOffloadConnector --config '{"lazy_offload": true}'
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
 
-    Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it is
-    mended. `kvsm fuzz --replay DIR` repeats it. Two defects count as one if they break the same property, by an
-    error at the same line.
+    Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
+    is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
+    property, by an error at the same line.
 
     \b
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, and nothing found.

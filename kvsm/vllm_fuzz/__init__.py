@@ -1,8 +1,9 @@
 """Any connector of vLLM under vLLM's real schedulers, at random, on a CPU: what `kvsm vllm-fuzz` does.
 
-Real: vLLM's `Scheduler` or `AsyncScheduler` with its block pool, KV cache manager and request queue, both sides
-of the connector, and the code of its workers that orders copies by streams and events. Not real: the model, which
-only writes and checks words (`model.py`), and the device, on which work runs when a seed says so (`runtime.py`).
+Real: vLLM's `Scheduler` or `AsyncScheduler` with its block pool, KV cache manager and request queue, both
+sides of the connector, and the code of its workers that orders copies by streams and events. Not real: the
+model, which only writes and checks words (`model.py`), and the device, on which work runs when a seed says
+so (`runtime.py`).
 
     shape.py     how large an engine is, and which connector it has
     configs.py   vLLM's configurations and scheduler for it

@@ -1,8 +1,8 @@
 """A model that computes only known words, so that a wrong byte is seen where it is read.
 
-The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch of
-the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt alone, so its tokens can be
-checked.
+The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch
+of the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt
+alone, so its tokens can be checked.
 """
 
 from __future__ import annotations

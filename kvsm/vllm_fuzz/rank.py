@@ -48,7 +48,7 @@ class Rank:
             patch("kvsm.vllm.spec_worker.make_copies", self._make_copies),
         ):
             self.connector: Any = connector(config, KVConnectorRole.WORKER, kv_cache)
-            self.connector.register_kv_caches({name: self._memory for name in names})
+            self.connector.register_kv_caches(dict.fromkeys(names, self._memory))
         self._is_simulated = is_simulated(self.connector)
         for worker in _workers_of_kvsm(self.connector):
             # A worker that pauses lets the device go on, and no time passes.
@@ -97,7 +97,10 @@ class Rank:
 
     def go_on(self, steps: int) -> bool:
         """Let up to so many steps of the device happen. False if none can."""
-        return any([self.runtime.device.step() for _ in range(steps)])
+        happened = 0
+        while happened < steps and self.runtime.device.step():
+            happened += 1
+        return bool(happened)
 
     def run_all(self) -> None:
         """Let all that is queued happen."""

@@ -1,9 +1,10 @@
 """Streams, events and copies as a worker of vLLM sees them, over a simulated device.
 
-A worker of vLLM makes streams, lets them wait for events, and queues copies between addresses. Each rank of the
-engine has a `Runtime`. While a rank acts, the classes `Stream` and `Event` belong to its runtime, as CUDA's belong
-to the current device of a thread. Nothing moves by itself: a copy is up to `PIECES` steps of the device, which
-run when an action says so, or when somebody waits for them. The race detector hears of every access.
+A worker of vLLM makes streams, lets them wait for events, and queues copies between addresses. Each rank of
+the engine has a `Runtime`. While a rank acts, the classes `Stream` and `Event` belong to its runtime, as
+CUDA's belong to the current device of a thread. Nothing moves by itself: a copy is up to `PIECES` steps of
+the device, which run when an action says so, or when somebody waits for them. The race detector hears of
+every access.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,7 +69,7 @@ class Runtime:
     def copy(self, stream: SimulatedStream, name: str, copies: Sequence[tuple[int, int, int]]) -> None:
         """Queue copies: (source address, destination address, bytes) each."""
         cuts = [len(copies) * piece // PIECES for piece in range(PIECES + 1)]
-        for first, last in zip(cuts, cuts[1:]):
+        for first, last in pairwise(cuts):
             if first < last:
                 self._launch(stream, name, copies[first:last])
 
@@ -91,10 +93,10 @@ class Runtime:
         )
 
     def _is_device(self, address: int) -> bool:
-        return self._first <= address < self._end
+        return bool(self._first <= address < self._end)
 
     def _block(self, address: int) -> int:
-        return (address - self._first) // self._row_bytes
+        return int((address - self._first) // self._row_bytes)
 
 
 _acting: Runtime | None = None
@@ -212,7 +214,7 @@ class PoolDevice:
     ) -> object:
         pairs = list(zip(listed(device_blocks), listed(host_blocks)))
         cuts = [len(pairs) * piece // PIECES for piece in range(PIECES + 1)]
-        for first, last in zip(cuts, cuts[1:]):
+        for first, last in pairwise(cuts):
             if first < last:
                 self._launch(stream, transfer, direction, pairs[first:last])
         return None

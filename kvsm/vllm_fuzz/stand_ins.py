@@ -3,7 +3,7 @@
 ==========================================  ===================================================
 vLLM's                                      here
 ==========================================  ===================================================
-CPUOffloadingSpec.get_worker                its own CPUOffloadingWorker, for a KV cache in host memory
+CPUOffloadingSpec.get_worker                its own worker, over a KV cache in host memory
 streams and events of that worker           `runtime.Stream`, `runtime.Event`
 its swap_blocks_batch                       `Runtime.copy`
 streams and events of SimpleCPUOffload      the same
@@ -11,9 +11,9 @@ its cuMemcpyBatchAsync                      `Runtime.copy`
 its copying thread                          a submitter of the simulated device: each item is a step
 ==========================================  ===================================================
 
-kvsm's own workers make their copy engine over the same device (`rank.py`). All else of a connector runs as it is.
-A connector that none of these knows copies in host memory, with whatever it has; then a step computes before the
-connector's next call returns (`is_simulated`).
+kvsm's own workers make their copy engine over the same device (`rank.py`). All else of a connector runs as
+it is. A connector that none of these knows copies in host memory, with whatever it has; then a step
+computes before the connector's next call returns (`is_simulated`).
 
 The stand-ins stay for the rest of the process, which should serve no real engine then.
 """
@@ -61,7 +61,7 @@ def host_bytes(connector: type, shape: EngineShape) -> int:
     blocks, ranks = shape.host_blocks, shape.shards
     if issubclass(connector, OffloadingConnector) and "spec_name" not in shape.extra:
         chunk = BLOCK_BYTES * ranks * int(shape.extra.get("blocks_per_chunk", 1))
-        page = CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT
+        page = int(CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT)
         return blocks * (-(-chunk // page) * page)
     return blocks * BLOCK_BYTES * ranks
 
@@ -71,7 +71,7 @@ def install() -> None:
     """Put the stand-ins in place. A second call does nothing."""
     events = _With(torch, Event=Event, cuda=_With(torch.cuda, Stream=Stream, current_stream=current_stream))
     platform = {"Stream": Stream, "current_stream": current_stream, "stream": stream}
-    for module, names in {
+    stand_ins: dict[Any, dict[str, Any]] = {
         gpu_worker: {"torch": events, "ops": _With(gpu_worker.ops, swap_blocks_batch=_swap_blocks)},
         simple_worker: {"torch": events},
         copy_backend: {
@@ -81,7 +81,8 @@ def install() -> None:
             "queue": SimpleNamespace(SimpleQueue=_SubmitterQueue),
             "threading": _With(threading, Thread=_SubmitterThread),
         },
-    }.items():
+    }
+    for module, names in stand_ins.items():
         for name, stand_in in names.items():
             setattr(module, name, stand_in)
     for module in (gpu_worker, copy_backend):

@@ -3,8 +3,8 @@
 =========================================  ======================================================
 action                                     what happens
 =========================================  ======================================================
-arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same tokens;
-                                           an odd family continues an earlier request
+arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same
+                                           tokens; an odd family continues an earlier request
 schedule                                   vLLM schedules a step
 execute                                    every rank takes the oldest scheduled step, and queues its compute
 deliver                                    the oldest step has computed; its output goes to the scheduler
@@ -15,13 +15,13 @@ reset RUNNING CONNECTOR                    `reset_prefix_cache` with these argum
 settle                                     copies, then a step from schedule to deliver
 =========================================  ======================================================
 
-Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two accesses of a
-device are unordered (S12). No call raises (S8). At rest every client has its tokens, and no device block is held
-(S4). The way to rest ends (S9). After a reset of all caches the weights are others, so what was stored before is
-wrong wherever it is read (S14 is seen as S15).
+Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two
+accesses of a device are unordered (S12). No call raises (S8). At rest every client has its tokens, and no
+device block is held (S4). The way to rest ends (S9). After a reset of all caches the weights are others, so
+what was stored before is wrong wherever it is read (S14 is seen as S15).
 
-Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: pipeline stages, mamba
-groups, adapters, pictures, failing copies, lost reports.
+Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: pipeline stages,
+mamba groups, adapters, pictures, failing copies, lost reports.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ MOST_SETTLING = 400
 """More steps than any of these engines needs to finish all its work once its copies end."""
 
 LONGEST_RUN = 120
-"""How many actions a run has at most. Failures of longer runs are rarely others, and take longer to reduce."""
+"""The most actions of a run. Longer runs rarely fail otherwise, and take longer to reduce."""
 
 
 class VllmWorld:
@@ -227,7 +227,7 @@ class VllmWorld:
             if self.shape.shards > 1:
                 output = self._aggregator.aggregate(outputs, 0)
             answers = self._scheduler.update_from_output(step.output, output)
-        for answer in [one for answer in answers.values() for one in answer.outputs]:
+        for answer in [one for outputs_of in answers.values() for one in outputs_of.outputs]:
             self._told[answer.request_id] += answer.new_token_ids
         if step.drafted and not self.shape.is_async:
             # With asynchronous scheduling the workers keep their drafts.

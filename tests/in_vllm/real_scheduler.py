@@ -7,9 +7,9 @@ flight.
 
 A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
 any order, as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
-(`kvsm.vllm_fuzz.model`), and all words that its layers look back at must be correct. This shows a wrong match, a
-load that was not waited for, and a block that was freed too early; so does the race detector. Rejected drafts
-leave garbage.
+(`kvsm.vllm_fuzz.model`), and all words that its layers look back at must be correct. This shows a wrong
+match, a load that was not waited for, and a block that was freed too early; so does the race detector.
+Rejected drafts leave garbage.
 
 Not simulated: mamba groups, images, adapters, requests that arrive in parts.
 """

@@ -1,0 +1,168 @@
+"""`kvsm vllm-fuzz`: connectors with bugs are caught blind, good ones are not blamed, and what is found is
+repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
+import msgspec
+from broken_connectors import BROKEN
+from click.testing import CliRunner, Result
+
+from kvsm.checker.failures import load
+from kvsm.checker.reduce import rerun
+from kvsm.checker.walk import WalkResult, walk
+from kvsm.cli import main
+from kvsm.cli.exit_codes import ExitCode
+from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
+from kvsm.vllm_fuzz.world import VllmWorld
+from kvsm.worlds.world import Action
+
+RUNS = 60
+
+
+def walked(connector: str, runs: int, seed: int = 1, **extra: object) -> WalkResult:
+    def make(random: object) -> VllmWorld:
+        return VllmWorld(msgspec.structs.replace(draw_shape(random), connector=connector, extra=extra))  # type: ignore[arg-type]
+
+    return walk(make, seed, runs=runs)  # type: ignore[arg-type]
+
+
+def fuzz(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["vllm-fuzz", *arguments])
+
+
+@pytest.mark.parametrize("connector", BROKEN, ids=lambda one: one.__name__)
+def test_a_connector_with_a_bug_is_caught(connector: type) -> None:
+    """The walk knows nothing of the bugs. Each takes a few seconds."""
+    assert walked(f"broken_connectors:{connector.__name__}", RUNS).failure is not None
+
+
+@pytest.mark.parametrize(
+    ("connector", "extra"),
+    [
+        ("KvsmConnector", {}),
+        ("KvsmConnector", {"store": "lazy", "lazy_target_blocks": 6}),
+        ("KvsmOffloadingConnector", {}),
+        ("SimpleCPUOffloadConnector", {}),
+    ],
+)
+def test_a_good_connector_is_not_blamed(connector: str, extra: dict[str, object]) -> None:
+    failure = walked(connector, 24, **extra).failure
+    assert failure is None, str(failure)
+
+
+def test_a_seed_gives_the_same_run_every_time() -> None:
+    """Determinism (S11)."""
+    first, second = [walked("OffloadingConnector", RUNS, seed=3) for _ in range(2)]
+    assert first.failure is not None
+    assert first.failure == second.failure
+
+
+def outcome_of(shape: EngineShape, actions: tuple[Action, ...]) -> str:
+    return str(rerun(lambda: VllmWorld(shape), actions, to_rest=True).finding)
+
+
+TWO_RESETS: tuple[Action, ...] = (("arrive", 0, 0, 4, 1, 0), ("settle",), ("reset", 0, 1), ("reset", 0, 1))
+RESET_IN_MID_REQUEST: tuple[Action, ...] = (
+    ("arrive", 0, 1, 3, 7, 0),
+    ("settle",),
+    ("settle",),
+    ("settle",),
+    ("reset", 1, 0),
+    ("settle",),
+)
+
+
+@pytest.mark.parametrize(
+    ("actions", "line"),
+    [
+        (TWO_RESETS, "assert not self._current_batch_jobs_to_flush"),
+        (RESET_IN_MID_REQUEST, "assert self._jobs[any_jid].is_store"),
+    ],
+)
+def test_what_is_told_of_vllms_own_connector_is_true(actions: tuple[Action, ...], line: str) -> None:
+    """docs/findings.md tells these two."""
+    shape = EngineShape(connector="OffloadingConnector", is_async=len(actions) == 4, host_blocks=160)
+    assert line in outcome_of(shape, actions)
+    assert outcome_of(msgspec.structs.replace(shape, connector="KvsmConnector"), actions) == "None"
+
+
+def test_vllms_lazy_connector_copies_for_ever_when_nothing_is_asked() -> None:
+    """docs/findings.md tells it. Two groups, and a host pool smaller than what a lazy store keeps free."""
+    shape = EngineShape(
+        connector="SimpleCPUOffloadConnector",
+        extra={"lazy_offload": True},
+        windows=True,
+        device_blocks=26,
+        host_blocks=6,
+        step_tokens=8,
+        most_running=2,
+    )
+    request: tuple[Action, ...] = (("arrive", 0, 34, 1, 1, 0),)
+    assert "the connector wants more steps" in outcome_of(shape, request)
+    assert outcome_of(msgspec.structs.replace(shape, host_blocks=40), request) == "None"
+
+
+def test_each_defect_is_told_saved_and_repeated(tmp_path: Path) -> None:
+    result = fuzz(
+        "--connector",
+        "OffloadingConnector",
+        "--seed",
+        "1",
+        "--runs",
+        "40",
+        "--log",
+        f"{tmp_path}/f",
+        "--json",
+    )
+    assert result.exit_code == ExitCode.BROKEN, result.output
+    findings = json.loads(result.output)["findings"]
+    assert findings
+    for finding in findings:
+        saved = load(Path(finding["directory"]))
+        again = rerun(saved.case().make, saved.actions, to_rest=True).finding
+        assert again is not None
+        assert again.property == saved.property
+        assert (Path(finding["directory"]) / "steps.txt").read_text().count("\n") > 3
+
+
+def test_the_saved_test_fails_until_the_defect_is_mended(tmp_path: Path) -> None:
+    fuzz(
+        "--connector",
+        "broken_connectors:NeedsToBeScheduled",
+        "--seed",
+        "1",
+        "--runs",
+        "40",
+        "--first",
+        "--log",
+        f"{tmp_path}/f",
+    )
+    (test,) = (tmp_path / "f" / "1").glob("test_*.py")
+    space: dict[str, object] = {}
+    exec(compile(test.read_text(), str(test), "exec"), space)
+    (check,) = [one for name, one in space.items() if name.startswith("test_")]
+    with pytest.raises(AssertionError, match="KeyError"):
+        check()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--connector", "NoSuchConnector"), "NoSuchConnector"),
+        (("--connector", "no.such.module:Connector"), "no.such.module"),
+        (("--connector", "KvsmConnector", "--config", "[1]"), "give an object"),
+        (("--connector", "KvsmConnector", "--config", "{"), "not JSON"),
+    ],
+)
+def test_unusable_input_is_one_line(arguments: tuple[str, ...], says: str) -> None:
+    result = fuzz(*arguments)
+    assert result.exit_code == ExitCode.UNUSABLE
+    assert says in result.stderr
+    assert len(result.stderr.splitlines()) == 1
