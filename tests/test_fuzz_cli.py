@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import runpy
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,7 @@ def test_ctrl_c_saves_the_walk_and_says_how_to_continue(
     def interrupted(*arguments: Any, **options: Any) -> WalkResult:
         return walk(*arguments, **{**options, "progress": press})
 
-    # By way of the import system: `kvsm.cli.fuzz` may also be the command of that name.
-    monkeypatch.setattr(import_module("kvsm.cli.fuzz"), "walk", interrupted)
+    monkeypatch.setattr("kvsm.cli.walking.walk", interrupted)
     monkeypatch.chdir(tmp_path)
     result = fuzz("--seed", 3, "--jobs", 1)
     assert result.exit_code == ExitCode.INTERRUPTED

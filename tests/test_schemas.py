@@ -23,9 +23,11 @@ from test_check_cli import Commit
 from test_vllm_cli import comparison
 from test_whatif import served
 
+from kvsm.checker.failures import SavedFailure
 from kvsm.checker.models import MODELS
 from kvsm.cli import COMMANDS, main
 from kvsm.cli.schemas import SCHEMAS
+from kvsm.cli.vllm_fuzz import VllmFuzzAnswer, VllmFuzzFinding
 from kvsm.copy_engines import HostPool, KeptPool
 from kvsm.identity import PoolIdentity
 from kvsm.properties import Property
@@ -69,6 +71,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
     "kvsm.museum/1": ("museum --json",),
     "kvsm.museum-list/1": ("museum --list --json",),
     "kvsm.vllm-check/1": ("vllm-check --json",),
+    "kvsm.vllm-fuzz/1": ("vllm-fuzz --connector KvsmConnector --json",),
     "kvsm.bench-vllm/1": ("bench vllm --json",),
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
@@ -163,6 +166,32 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(museum.search, "search_all", lambda *_, **__: [found, clean])
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
     monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
+    monkeypatch.setattr(import_module("kvsm.cli.vllm_fuzz").Hunt, "run", lambda *_, **__: hunted())
+
+
+def hunted() -> VllmFuzzAnswer:
+    """What a walk of a connector may have found."""
+    failure = SavedFailure(
+        target="vllm",
+        options={"connector": "KvsmConnector"},
+        actions=(("settle",),),
+        property=Property.PROGRESS,
+        message="it goes on",
+        seed=1,
+        run=2,
+        found=3,
+        reruns=4,
+    )
+    return VllmFuzzAnswer(
+        connector="KvsmConnector",
+        version="0.32.0",
+        seed=1,
+        runs=2,
+        operations=3,
+        seconds=4.0,
+        interrupted=False,
+        findings=(VllmFuzzFinding(failure, 1, "found/1"),),
+    )
 
 
 @pytest.mark.usefixtures("_quick")

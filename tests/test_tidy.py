@@ -52,7 +52,7 @@ FLOORS = (
         "hand_over",
     ),
     ("scheduler",),
-    ("traces", "serving", "worlds", "vllm"),
+    ("traces", "serving", "worlds", "vllm", "vllm_fuzz"),
     ("analysis", "checker", "timeline", "whatif"),
     ("testing",),
     ("cli", "__main__"),

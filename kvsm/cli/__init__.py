@@ -62,7 +62,7 @@ COMMANDS = {
     "vllm-fuzz": Listed(
         "vllm_fuzz",
         CHECK,
-        "Drive any connector of vLLM by vLLM's real scheduler, at random, and reduce what goes wrong.",
+        "Drive any vLLM connector by vLLM's scheduler, and reduce failures.",
     ),
     "diagram": Listed("diagram", CHECK, "Draw MACHINE as its table declares it."),
 }

@@ -27,6 +27,7 @@ from kvsm.cli.tail import TailAnswer
 from kvsm.cli.timeline import TimelineAnswer
 from kvsm.cli.verify import VerifyAnswer
 from kvsm.cli.vllm import VllmCheckAnswer
+from kvsm.cli.vllm_fuzz import VllmFuzzAnswer
 from kvsm.cli.whatif import WhatIfAnswer
 from kvsm.cli.why import WhyAnswer
 from kvsm.serving.workload_run import RunResult
@@ -59,6 +60,7 @@ SCHEMAS: dict[str, type] = {
     "kvsm.museum/1": MuseumAnswer,
     "kvsm.museum-list/1": ListedExhibit,
     "kvsm.vllm-check/1": VllmCheckAnswer,
+    "kvsm.vllm-fuzz/1": VllmFuzzAnswer,
     "kvsm.bench-vllm/1": Comparison,
 }
 """Each struct by its tag: `class ReplayAnswer(msgspec.Struct, tag_field="schema", tag="kvsm.replay/1")`."""

@@ -34,9 +34,10 @@ class VllmFuzzFinding(msgspec.Struct, frozen=True):
 
 
 class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.vllm-fuzz/1"):
-    """What `kvsm vllm-fuzz --json` prints.
+    """What `kvsm vllm-fuzz --json` prints: the defects of a connector that a walk met.
 
-    connector, version: what was walked: the connector's name, and the version of vLLM.
+    connector: its name.
+    version: of vLLM.
     seconds: of walking, without the reductions.
     findings: the different defects, in the order in which they were met.
     """
@@ -51,7 +52,7 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
     findings: tuple[VllmFuzzFinding, ...]
 
 
-class _Choices(msgspec.Struct, frozen=True):
+class Choices(msgspec.Struct, frozen=True):
     """What is walked."""
 
     connector: str
@@ -125,7 +126,7 @@ def vllm_fuzz(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Drive any connector of vLLM by vLLM's real scheduler, at random, and reduce what goes wrong.
+    """Drive any vLLM connector by vLLM's scheduler, and reduce failures.
 
     No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
     and both sides of the connector are real. The model only writes and checks words. Copies are steps of a
@@ -152,13 +153,15 @@ def vllm_fuzz(
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM would log to standard output
     logging.getLogger("vllm").setLevel(logging.ERROR)
-    choices = _Choices(connector, extra, tuple(without))
     seed = SystemRandom().getrandbits(32) if seed is None else seed
-    choices.case(Random(0)).make()  # a wrong name is told before the walk
-    directory = directory or Path(f"kvsm-vllm-fuzz-{seed}")
-    if not as_json:
-        say(f"connector {connector}, vLLM {_version()}, seed {seed}")
-    answer = _Hunt(choices, seed, jobs or os.cpu_count() or 1, directory, as_json).run(**limits)
+    hunt = Hunt(
+        Choices(connector, extra, tuple(without)),
+        seed,
+        jobs or os.cpu_count() or 1,
+        directory or Path(f"kvsm-vllm-fuzz-{seed}"),
+        as_json,
+    )
+    answer = hunt.run(**limits)
     if as_json:
         say_json(answer)
     else:
@@ -169,16 +172,23 @@ def vllm_fuzz(
         raise SystemExit(ExitCode.INTERRUPTED)
 
 
-class _Hunt:
-    """A walk that goes on after a failure, and keeps each different one."""
+class Hunt:
+    """A walk that goes on after a failure, and keeps each different one.
 
-    def __init__(self, choices: _Choices, seed: int, jobs: int, directory: Path, quiet: bool) -> None:
+    directory: where they are saved. quiet: print nothing meanwhile.
+    """
+
+    def __init__(self, choices: Choices, seed: int, jobs: int, directory: Path, quiet: bool) -> None:
         self._choices, self._seed, self._jobs = choices, seed, jobs
         self._directory, self._quiet = directory, quiet
         self._found: list[tuple[Finding, VllmFuzzFinding]] = []
 
     def run(self, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
-        """Walk until a limit. first: or until the first defect."""
+        """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
+        not there."""
+        self._choices.case(Random(0)).make()
+        if not self._quiet:
+            say(f"connector {self._choices.connector}, vLLM {_version()}, seed {self._seed}")
         if seconds is None and runs is None:
             seconds = DEFAULT_SECONDS
         total = WalkResult(seed=self._seed)

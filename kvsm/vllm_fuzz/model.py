@@ -22,7 +22,7 @@ from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, VOCABULARY, WINDOW
 Words = NDArray[np.uint64]
 
 
-class Truth:
+class KnownTokens:
     """What a request must compute: its endless tokens, and the hash of the prefix up to each token.
 
     salt: requests with different salts share nothing.
@@ -42,6 +42,7 @@ class Truth:
         return self.tokens[place]
 
     def hashes(self, first: int, last: int) -> list[int]:
+        """The hashes up to the tokens from `first` to `last`, without the last one."""
         self.token(last)
         return self._hashes[first:last]
 
@@ -60,7 +61,7 @@ class Places(NamedTuple):
     names: tuple[str, ...]
 
 
-class Step(NamedTuple):
+class EngineStep(NamedTuple):
     """A step in flight.
 
     finished: requests that ended since the step before.
@@ -75,7 +76,7 @@ class Step(NamedTuple):
     drafted: tuple[str, ...]
 
 
-class Row:
+class RunnerRow:
     """A request in a model runner: the block table of each group, and how many tokens have KV cache."""
 
     def __init__(self, tables: Sequence[Sequence[int]], computed: int) -> None:
@@ -91,11 +92,11 @@ class ModelRunner:
 
     def __init__(self, drafts: int, random: Random) -> None:
         self._drafts, self._random = drafts, random
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RunnerRow] = {}
         self.epoch = 0
         """The epoch of the weights. Other weights compute other content."""
 
-    def step(self, output: Any, requests: Mapping[str, Any], truths: Mapping[str, Truth]) -> Step:
+    def step(self, output: Any, requests: Mapping[str, Any], truths: Mapping[str, KnownTokens]) -> EngineStep:
         """The step of an output that was just scheduled."""
         if output.kv_cache_block_copies:
             raise AssertionError("blocks are copied on write; that is not simulated")
@@ -117,7 +118,7 @@ class ModelRunner:
             row.computed = right
             # Each accepted draft is a token, and one more token is sampled after it.
             sampled[name] = [truth.token(right - n) for n in range(accepted, -1, -1)] if is_last else []
-        return Step(
+        return EngineStep(
             output,
             pickle.dumps(output.kv_connector_metadata),
             reads.places(),
@@ -131,11 +132,11 @@ class ModelRunner:
         for name in output.finished_req_ids:
             self._rows.pop(name, None)
         for new in output.scheduled_new_reqs:
-            self._rows[new.req_id] = Row(new.block_ids, new.num_computed_tokens)
+            self._rows[new.req_id] = RunnerRow(new.block_ids, new.num_computed_tokens)
         cached = output.scheduled_cached_reqs
         for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
             if name in cached.resumed_req_ids:
-                self._rows[name] = Row(blocks, computed)
+                self._rows[name] = RunnerRow(blocks, computed)
                 continue
             row = self._rows[name]
             for table, more in zip(row.tables, blocks or ()):

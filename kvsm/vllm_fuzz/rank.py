@@ -20,13 +20,13 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.vllm.rank_copies import RankCopies
 from kvsm.vllm_fuzz.configs import changed
-from kvsm.vllm_fuzz.model import Step, Words
+from kvsm.vllm_fuzz.model import EngineStep, Words
 from kvsm.vllm_fuzz.runtime import PoolDevice, Runtime
 from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 from kvsm.vllm_fuzz.stand_ins import is_simulated
 
 
-class Rank:
+class SimulatedRank:
     """One rank.
 
     connector: the class of the connector.
@@ -54,7 +54,7 @@ class Rank:
             # A worker that pauses lets the device go on, and no time passes.
             worker.clock, worker.pause = (lambda: 0.0), (lambda _pause_s: self.runtime.device.step())
 
-    def execute(self, step: Step) -> ModelRunnerOutput:
+    def execute(self, step: EngineStep) -> ModelRunnerOutput:
         """Queue a step's compute, as a worker of vLLM does, without waiting for it."""
         connector, metadata = self.connector, pickle.loads(step.metadata)
         with self.runtime.acting():
@@ -126,7 +126,7 @@ class Rank:
         device = PoolDevice(self.runtime, list(tensors), pool.blocks, next(self._pools))
         return RankCopies(StreamCopyEngine(device), pool)
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: EngineStep) -> None:
         reads, writes = step.reads, step.writes
         mix = np.uint64(2 * self._number + 1)
 

@@ -45,8 +45,8 @@ from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
 from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
-from kvsm.vllm_fuzz.model import ModelRunner, Step, Truth
-from kvsm.vllm_fuzz.rank import Rank
+from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
+from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.shape import KINDS, MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.vllm_fuzz.stand_ins import host_bytes, install
 from kvsm.worlds.world import Action
@@ -70,15 +70,15 @@ class VllmWorld:
         torch.set_num_threads(1)
         self.shape = shape
         self._runner = ModelRunner(shape.drafts, Random(0))
-        self._truths: dict[str, Truth] = {}
+        self._truths: dict[str, KnownTokens] = {}
         self._asked: dict[str, Request] = {}
         self._told: dict[str, list[int]] = {}
-        self._scheduled: list[Step] = []
-        self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
+        self._scheduled: list[EngineStep] = []
+        self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
         self._settled = self._happened = 0
         self._transfer = _transfer(shape)
         self._scheduler: Any = None
-        self._ranks: list[Rank] = []
+        self._ranks: list[SimulatedRank] = []
 
     # The protocol of a world.
 
@@ -178,7 +178,9 @@ class VllmWorld:
         )
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.groups)
         with self._calling("starting the engine"):
-            self._ranks = [Rank(config, kv_cache, connector, shape, rank) for rank in range(shape.shards)]
+            self._ranks = [
+                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.shards)
+            ]
             self._scheduler = make_scheduler(config, kv_cache, shape.most_steps)
             self._aggregator = KVOutputAggregator.from_connector(self._scheduler.connector, shape.shards)
 
@@ -189,7 +191,7 @@ class VllmWorld:
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
         prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
         name = f"r{len(self._asked)}"
-        self._truths[name], self._told[name] = Truth(prompt, salt), []
+        self._truths[name], self._told[name] = KnownTokens(prompt, salt), []
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
         request = Request(
             name, prompt, sampling, None, block_hasher=hasher(), cache_salt=str(salt) if salt else None

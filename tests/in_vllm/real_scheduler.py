@@ -68,7 +68,7 @@ from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
-from kvsm.vllm_fuzz.model import ModelRunner, Step, Truth, Words
+from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner, Words
 
 DRAIN_STEPS = 2000
 """More steps than any of these engines needs to finish all its work."""
@@ -125,7 +125,7 @@ class Rank:
         if shape.disk_blocks:
             worker.pause = time.sleep  # The copies of the disk are real.
 
-    def execute(self, step: Step) -> ModelRunnerOutput:
+    def execute(self, step: EngineStep) -> ModelRunnerOutput:
         """Queue the step's compute, as a worker does, without waiting for anything."""
         connector, metadata = self.connector, pickle.loads(step.metadata)
         connector.handle_preemptions(metadata)
@@ -187,7 +187,7 @@ class Rank:
         if self.device.races:
             raise PropertyBroken(Property.COPY_ORDER, str(self.device.races[0]))
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: EngineStep) -> None:
         reads, writes = step.reads, step.writes
         mix = np.uint64(2 * self._number + 1)
 
@@ -232,14 +232,14 @@ class Engine:
         self._side.deadlines.clock = self.clock.read
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         self._runner = ModelRunner(shape.drafts, self._random)
-        self._truths: dict[str, Truth] = {}
+        self._truths: dict[str, KnownTokens] = {}
         self._asked: dict[str, Request] = {}
         self.told: dict[str, list[int]] = {}
         self.handed: dict[str, dict[str, Any] | None] = {}
         """What the clients of finished requests got as `kv_transfer_params`."""
         self.plan = TransferPlan()
-        self._scheduled: list[Step] = []
-        self._executed: list[tuple[Step, list[ModelRunnerOutput]]] = []
+        self._scheduled: list[EngineStep] = []
+        self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
 
     # Acts.
 
@@ -259,7 +259,7 @@ class Engine:
     def ask(self, prompt: list[int], outputs: int, parameters: dict[str, Any] | None = None) -> str:
         """A request with this prompt arrives. parameters: its `kv_transfer_params`. Returns its name."""
         name = f"r{len(self._asked)}"
-        self._truths[name] = Truth(prompt)
+        self._truths[name] = KnownTokens(prompt)
         self.told[name] = []
         extra = None if parameters is None else {"kv_transfer_params": parameters}
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0, extra_args=extra)
@@ -405,7 +405,7 @@ class Engine:
         """End an engine that has failed."""
         self._directory.cleanup()
 
-    def _check_scheduled(self, step: Step) -> None:
+    def _check_scheduled(self, step: EngineStep) -> None:
         if self._core.offloader.leased(sorted(set(step.writes.blocks.tolist()))):
             where = f"step {self.counts['steps']}"
             raise PropertyBroken(

@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 from broken_connectors import BROKEN
 from click.testing import CliRunner, Result
+from vllm import __version__
 
 from kvsm.checker.failures import load
 from kvsm.checker.reduce import rerun
@@ -80,16 +81,18 @@ RESET_IN_MID_REQUEST: tuple[Action, ...] = (
 
 
 @pytest.mark.parametrize(
-    ("actions", "line"),
+    ("actions", "line", "versions"),
     [
-        (TWO_RESETS, "assert not self._current_batch_jobs_to_flush"),
-        (RESET_IN_MID_REQUEST, "assert self._jobs[any_jid].is_store"),
+        (TWO_RESETS, "assert not self._current_batch_jobs_to_flush", ("0.32", "0.33")),
+        (RESET_IN_MID_REQUEST, "assert self._jobs[any_jid].is_store", ("0.32",)),
     ],
 )
-def test_what_is_told_of_vllms_own_connector_is_true(actions: tuple[Action, ...], line: str) -> None:
-    """docs/findings.md tells these two."""
+def test_what_is_told_of_vllms_own_connector_is_true(
+    actions: tuple[Action, ...], line: str, versions: tuple[str, ...]
+) -> None:
+    """docs/findings.md tells these two, and which versions have them."""
     shape = EngineShape(connector="OffloadingConnector", is_async=len(actions) == 4, host_blocks=160)
-    assert line in outcome_of(shape, actions)
+    assert (line in outcome_of(shape, actions)) == __version__.startswith(versions)
     assert outcome_of(msgspec.structs.replace(shape, connector="KvsmConnector"), actions) == "None"
 
 
