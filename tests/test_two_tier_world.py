@@ -106,9 +106,9 @@ def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
 ) -> None:
     """`kvsm fuzz --target tiers`, as any other target: numbered steps, a log, and a test that fails."""
     a_failed_load_is_good_for_the_host(monkeypatch)
-    failure = walk(drawn, 1, runs=60).failure
+    failure = walk(drawn, 2, runs=60).failure
     assert failure is not None
-    saved = failures.reduced("tiers", 1, failure)
+    saved = failures.reduced("tiers", 2, failure)
     assert len(saved.actions) <= 6 < len(failure.actions)
     test = failures.save(saved, tmp_path / "it")[2]
     told = (tmp_path / "it" / "steps.txt").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,21 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     hits: int
     waits_for: int | None = None
+
+
+class PendingHit(NamedTuple):
+    """A hit that a request wants and that is not readable yet.
+
+    keys: all that it needs of the host.
+    missed, asked, on_device, on_host: what its match will say; see `HitMatched`.
+    """
+
+    request: str
+    keys: Sequence[bytes]
+    missed: bytes | None = None
+    asked: int | None = None
+    on_device: int | None = None
+    on_host: int | None = None
 
 
 def lookup(core: EventEmitter, key: bytes) -> LookupResult:

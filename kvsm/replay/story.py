@@ -416,7 +416,7 @@ _Teller = Callable[[_Telling, Any], str]
 
 _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fields) | {
     ev.RequestArrived: lambda _, event: (
-        f"request {event.request} {f'begins: a copy to {event.target}' if event.target else 'arrives'}"
+        f"request {event.request} {f'begins: for copies between host and {event.target}' if event.target else 'arrives'}"
     ),
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from kvsm.tiers.agreement import disagreements
 from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, disk_config, host_config
+from kvsm.tiers.fetches import DEFER_TICKS
 from kvsm.tiers.found import adopt_found
 from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
 
 __all__ = [
+    "DEFER_TICKS",
     "DiskTier",
     "LastLog",
     "LoggedBlocks",
