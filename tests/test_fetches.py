@@ -150,8 +150,10 @@ def test_a_request_that_has_waited_long_enough_computes() -> None:
         assert tiers.host.waits_for("r2") == first
         tiers.host.tick()
     assert tiers.host.waits_for("r2") is None
+    assert tiers.tier.fetch(PendingHit("r2", KEYS[3:6])) is None, "nothing is brought in vain"
     assert not tiers.host.defer("r2", first or 0)
     assert tiers.host.match("r2", KEYS[3:6]).hits == 0
+    assert len(loads(tiers)) == 1
 
 
 def test_nobody_waits_if_nothing_is_in_flight() -> None:

@@ -200,14 +200,19 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
     if transfer not in core.ledger.transfers:
         raise InvalidEvent(core.ledger.seq + 1, f"transfer {transfer} is not live")
     entry = core.ledger.requests.get(request) or RequestRecord(request)
-    tick, ticks = core.ledger.tick, core.config.defer_ticks
-    patience = entry.patience if entry.patience >= 0 else tick + ticks
-    if not ticks or patience <= tick:
+    if not may_defer(core, request):
         return False
+    patience = entry.patience if entry.patience >= 0 else core.ledger.tick + core.config.defer_ticks
     if entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)
     core.emit(ev.RequestDeferred, request, transfer, patience)
     return True
+
+
+def may_defer(core: EventEmitter, request: str) -> bool:
+    """Whether the request has not waited long enough."""
+    entry, ticks = core.ledger.requests.get(request), core.config.defer_ticks
+    return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > core.ledger.tick)
 
 
 def release(core: EventEmitter, request: str) -> None:

@@ -48,6 +48,7 @@ from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed
 from kvsm.offloader import Offloader, PendingHit
+from kvsm.offloader.matching import may_defer
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.tiers.fetches import Fetches
 
@@ -201,13 +202,15 @@ class DiskTier:
     def fetch(self, hit: PendingHit) -> int | None:
         """Bring what the host lacks of this hit, if that may begin now (`Fetches`).
 
-        hit: the host or the disk has each of its keys, which are in prefix order.
+        hit: the host or the disk has each of its keys, which are in prefix order. Nothing is brought for a
+            request that has waited long enough.
 
         Returns the transfer of the host's ledger after which to ask again; None: nothing comes. When all of
         the hit has come, and the request waits for it, it is matched.
         """
         index, fetches = self.host.ledger.index, self._fetches
-        if self.host.ledger.draining() or self.disk.ledger.draining():
+        draining = self.host.ledger.draining() or self.disk.ledger.draining()
+        if draining or not may_defer(self.host, hit.request):
             return None
         in_flight = fetches.in_flight(hit)
         if in_flight is not None:
