@@ -211,8 +211,8 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
 
 def may_defer(core: EventEmitter, request: str) -> bool:
     """Whether the request has not waited long enough."""
-    entry, ticks = core.ledger.requests.get(request), core.config.defer_ticks
-    return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > core.ledger.tick)
+    entry, now, ticks = core.ledger.requests.get(request), core.ledger.tick, core.config.defer_ticks
+    return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)
 
 
 def release(core: EventEmitter, request: str) -> None:

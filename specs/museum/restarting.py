@@ -131,8 +131,8 @@ RESTARTING = (
         edits=(
             Edit(
                 "kvsm.offloader.matching:may_defer",
-                "ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > core.ledger.tick)",
-                "ticks > 0",
+                "return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)",
+                "return ticks > 0",
             ),
         ),
     ),
