@@ -176,7 +176,8 @@ class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
     """The core hears of a request for the first time.
 
     target: where its blocks are copied, if no request of the engine is behind it: "disk", the tier below.
-        Such a copy is matched and loaded as for a request. Empty: it is a request of the engine.
+        Such a copy is matched and loaded as for a request. Or it loads nothing, and holds blocks while others
+        come from there. Empty: it is a request of the engine.
     """
 
     request: str

@@ -17,7 +17,7 @@ from kvsm.invariants import check_ledger
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
-from kvsm.offloader import LookupResult, Offloader
+from kvsm.offloader import LookupResult, Offloader, PendingHit
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.states.block import STORED
@@ -113,7 +113,7 @@ def test_a_block_that_the_host_has_lost_comes_back_from_the_disk() -> None:
     tiers.write_through(KEYS[:2])
     tiers.write_through(KEYS[2:6])
     assert tiers.host.lookup(KEYS[0]) is LookupResult.MISS
-    transfer = tiers.tier.fetch("r", KEYS[:2])
+    transfer = tiers.tier.fetch(PendingHit("r", KEYS[:2]))
     assert tiers.host.match("r", KEYS[:2]).waits_for == transfer
     (job,) = tiers.tier.plan()
     assert (job.direction, job.keys) == (Direction.LOAD, tuple(KEYS[:2]))
@@ -129,7 +129,7 @@ def test_what_a_prompt_has_on_the_host_is_not_evicted_for_its_rest() -> None:
     tiers.write_through(KEYS[3:6])
     # The host has keys 0 and 3 to 5; key 0 would be evicted next.
     assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
-    assert tiers.tier.fetch("r", KEYS[:3]) is not None
+    assert tiers.tier.fetch(PendingHit("r", KEYS[:3])) is not None
     assert tiers.host.lookup(KEYS[0]) is LookupResult.HIT
 
 
@@ -150,7 +150,7 @@ def test_a_copy_from_the_disk_that_fails_leaves_the_key_on_no_tier() -> None:
     tiers = Tiers()
     tiers.write_through(KEYS[:2])
     tiers.write_through(KEYS[2:6])
-    tiers.tier.fetch("r", KEYS[:2])
+    tiers.tier.fetch(PendingHit("r", KEYS[:2]))
     (job,) = tiers.tier.plan()
     assert not tiers.end(job, good=False)
     assert [tiers.tier.has(key) for key in KEYS[:2]] == [False] * 2
@@ -163,7 +163,7 @@ def test_after_a_reset_neither_tier_serves_anything_and_later_stores_reach_the_d
     tiers = Tiers()
     tiers.write_through(KEYS[:2])
     tiers.write_through(KEYS[2:6])
-    tiers.tier.fetch("r", KEYS[:2])
+    tiers.tier.fetch(PendingHit("r", KEYS[:2]))
     tiers.end(tiers.tier.plan()[0])
     tiers.host.reset("v2")
     tiers.tier.reset("v2")
@@ -181,7 +181,7 @@ def test_a_reset_leaves_copies_in_flight_to_end_and_takes_back_planned_ones() ->
     tiers.store(KEYS[:2])
     (flying,) = tiers.tier.plan()
     tiers.write_through(KEYS[2:4])
-    tiers.tier.fetch("r", KEYS[2:4])
+    tiers.tier.fetch(PendingHit("r", KEYS[2:4]))
     assert not tiers.host.reset()
     tiers.tier.reset()
     assert list(tiers.tier.copies) == [flying.transfer]
@@ -214,7 +214,7 @@ def test_a_copy_that_is_never_reported_retires_what_it_may_touch_on_both_tiers()
     tiers = Tiers()
     tiers.write_through(KEYS[:2])
     tiers.write_through(KEYS[2:6])
-    tiers.tier.fetch("r", KEYS[:2])
+    tiers.tier.fetch(PendingHit("r", KEYS[:2]))
     (job,) = tiers.tier.plan()
     tiers.tier.lose(job.transfer)
     assert not tiers.host.ledger.transfers

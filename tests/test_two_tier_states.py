@@ -8,7 +8,12 @@ from random import Random
 import msgspec
 import pytest
 from planted_bugs import plant
-from test_two_tier_world import a_reset_begins_no_era, nothing_is_adopted, other_meanings_are_believed
+from test_two_tier_world import (
+    a_reset_begins_no_era,
+    nothing_is_adopted,
+    other_meanings_are_believed,
+    what_has_come_is_not_held,
+)
 
 from kvsm.checker.counterexample import render
 from kvsm.checker.explorer import explore
@@ -113,6 +118,15 @@ def test_the_shortest_way_to_what_is_planted_is_found(
     assert found.refutation is not None
     assert found.refutation.finding.property is broken, found.refutation.finding
     assert len(found.refutation.path) == steps
+
+
+@pytest.mark.slow
+def test_what_has_come_and_is_not_held_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A match holds what it counts (S7), as soon as a request has waited for it."""
+    what_has_come_is_not_held(monkeypatch)
+    found = MODELS["tiers"].explore(SCOPES["waiting"], ExplorationLimits())
+    assert found.refutation is not None
+    assert found.refutation.finding.property is Property.MATCH_HOLDS
 
 
 def test_a_refutation_is_told_and_its_events_are_a_log(monkeypatch: pytest.MonkeyPatch) -> None:

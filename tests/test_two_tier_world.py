@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from planted_bugs import plant
 
 from kvsm.checker import failures
 from kvsm.checker.targets import draw_case
@@ -21,6 +22,7 @@ from kvsm.errors import ConfigError
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier
+from kvsm.tiers.fetches import Fetches
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action, World
 
@@ -85,17 +87,33 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Offloader, "report", always_good)
 
 
+def what_has_come_is_not_held(patch: pytest.MonkeyPatch) -> None:
+    """Until its request asks again, stores and other copies may evict it."""
+    patch.setattr(Fetches, "match", lambda *_: None)
+
+
+def what_was_there_is_held_for_ever(patch: pytest.MonkeyPatch) -> None:
+    plant(patch, DiskTier._end, "self.host.finish(copy.holder)", "pass")
+
+
+def a_turn_comes_after_a_copy_that_is_over(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Fetches, "turn", lambda fetches: fetches._host.ledger.seq)
+
+
 @pytest.mark.parametrize(
-    ("plant", "broken"),
+    ("bug", "broken"),
     [
         (a_reset_begins_no_era, Property.NO_STALE_DATA),
         (places_are_kept, Property.CONSERVATION),
         (a_failed_load_is_good_for_the_host, Property.FAILURE_IS_NOT_SUCCESS),
+        (what_has_come_is_not_held, Property.MATCH_HOLDS),
+        (what_was_there_is_held_for_ever, Property.PROGRESS),
+        (a_turn_comes_after_a_copy_that_is_over, Property.LEGAL_CALLS),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
-def test_what_is_planted_is_found(plant: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
+def test_what_is_planted_is_found(bug: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
     failure = walk(drawn, 1, runs=60).failure
     assert failure is not None
     assert failure.finding.property == broken, failure.finding
@@ -106,9 +124,9 @@ def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
 ) -> None:
     """`kvsm fuzz --target tiers`, as any other target: numbered steps, a log, and a test that fails."""
     a_failed_load_is_good_for_the_host(monkeypatch)
-    failure = walk(drawn, 1, runs=60).failure
+    failure = walk(drawn, 2, runs=60).failure
     assert failure is not None
-    saved = failures.reduced("tiers", 1, failure)
+    saved = failures.reduced("tiers", 2, failure)
     assert len(saved.actions) <= 6 < len(failure.actions)
     test = failures.save(saved, tmp_path / "it")[2]
     told = (tmp_path / "it" / "steps.txt").read_text()

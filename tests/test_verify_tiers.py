@@ -29,7 +29,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
 from kvsm.log import LogEnd, LogReader, LogWriter
-from kvsm.offloader import Offloader
+from kvsm.offloader import Offloader, PendingHit
 from kvsm.plan import WorkerReport
 from kvsm.replay import Verification, verify_log
 from kvsm.serving import RunOptions, run_workload
@@ -248,7 +248,7 @@ def long_life(host: Offloader, disk: Offloader, rounds: int) -> None:
         tier.stored(keys)
         before = f"{number - 3:06}-0".encode()
         if number % 2 and tier.has(before):
-            tier.fetch("r", [before])
+            tier.fetch(PendingHit("r", [before]))
         for copy in tier.plan():
             tier.report(WorkerReport(copy.transfer, 0, number % 7 > 0))
 

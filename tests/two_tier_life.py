@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.events import OffloadConfig
-from kvsm.offloader import Offloader
+from kvsm.offloader import Offloader, PendingHit
 from kvsm.plan import WorkerReport
 from kvsm.tiers import DiskTier, disk_config, host_config
 
@@ -32,5 +32,5 @@ def live(host: Offloader, disk: Offloader, keys: Sequence[bytes]) -> None:
     tier.stored(keys[:4])
     copy()
     store(keys[4:])
-    assert tier.fetch("asker", keys[2:4]) is not None
+    assert tier.fetch(PendingHit("asker", keys[2:4])) is not None
     copy()

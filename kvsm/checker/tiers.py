@@ -24,6 +24,17 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[TwoTierWorld], bool]]] = {
         "a block that the host has lost comes back from the disk",
         lambda world: world.tier.counts.from_disk > 0,
     ),
+    "held": (
+        "a request holds what has come from the disk",
+        lambda world: bool(world.tier._fetches._matched),
+    ),
+    "its turn": (
+        "a request waits for its turn to fetch",
+        lambda world: any(
+            hit.request in world.host.ledger.deferred and not world.host.ledger.index.keys() >= set(hit.keys)
+            for hit in world.requests.hits.values()
+        ),
+    ),
     "not stored": (
         "a copy to the disk comes to nothing",
         lambda world: world.tier.counts.not_stored > 0,
@@ -139,6 +150,7 @@ _SMALLEST = TwoTierOptions(
     crashes=1,
     damages=1,
     most=1,
+    defer_ticks=1,
 )
 """Two keys that displace each other on both tiers, and one thing that goes wrong, whichever."""
 _MET = ("from disk", "not stored", "an overtaken copy", "a restart", "a retired place")
@@ -160,6 +172,11 @@ SCOPES: Mapping[str, TierScope] = {
             _MET,
         ),
         ("write-back", {"writes": WritePolicy.BACK.value}, _MET),
+        (
+            "waiting",
+            {"crashes": 0, "damages": 0, "losses": 0, "waiting": 2},
+            ("from disk", "held", "its turn", "not stored", "an overtaken copy"),
+        ),
         ("full", {"most": 2}, (*_MET, "nothing is left")),
     )
 }

@@ -57,7 +57,11 @@ def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any
 @_option("--policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
 @_option("--store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
 @_option("--store-threshold", int, "Store a block when it is offered for the n-th time.")
-@_option("--defer-ticks", int, "Steps that a request waits for a block in flight.")
+@click.option(
+    "--defer-ticks",
+    type=int,
+    help="Steps that a request waits for a block in flight.  [default: 64; 2048 with a disk]",
+)
 @click.option(
     "--last-step",
     type=click.Choice(LAST_STEPS),

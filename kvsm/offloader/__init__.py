@@ -15,7 +15,7 @@ the host serves (matching.py), loads, reports and losses (transfers.py), what is
 """
 
 from kvsm.offloader.emitter import EventSink, LogFlush
-from kvsm.offloader.matching import LookupResult, Match
+from kvsm.offloader.matching import LookupResult, Match, PendingHit
 from kvsm.offloader.offloader import Offloader
 from kvsm.offloader.storing import PreparedStore
 from kvsm.offloader.transfers import Ended, ReportResult
@@ -27,6 +27,7 @@ __all__ = [
     "LookupResult",
     "Match",
     "Offloader",
+    "PendingHit",
     "PreparedStore",
     "ReportResult",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,6 +38,21 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
     hits: int
     waits_for: int | None = None
+
+
+class PendingHit(NamedTuple):
+    """A hit that a request wants and that is not readable yet.
+
+    keys: all that it needs of the host.
+    missed, asked, on_device, on_host: what its match will say; see `HitMatched`.
+    """
+
+    request: str
+    keys: Sequence[bytes]
+    missed: bytes | None = None
+    asked: int | None = None
+    on_device: int | None = None
+    on_host: int | None = None
 
 
 def lookup(core: EventEmitter, key: bytes) -> LookupResult:
@@ -184,14 +200,19 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
     if transfer not in core.ledger.transfers:
         raise InvalidEvent(core.ledger.seq + 1, f"transfer {transfer} is not live")
     entry = core.ledger.requests.get(request) or RequestRecord(request)
-    tick, ticks = core.ledger.tick, core.config.defer_ticks
-    patience = entry.patience if entry.patience >= 0 else tick + ticks
-    if not ticks or patience <= tick:
+    if not may_defer(core, request):
         return False
+    patience = entry.patience if entry.patience >= 0 else core.ledger.tick + core.config.defer_ticks
     if entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)
     core.emit(ev.RequestDeferred, request, transfer, patience)
     return True
+
+
+def may_defer(core: EventEmitter, request: str) -> bool:
+    """Whether the request has not waited long enough."""
+    entry, now, ticks = core.ledger.requests.get(request), core.ledger.tick, core.config.defer_ticks
+    return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)
 
 
 def release(core: EventEmitter, request: str) -> None:

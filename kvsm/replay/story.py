@@ -226,6 +226,11 @@ def _by_its_fields(_telling: _Telling, event: OffloadingEvent) -> str:
     return render(event)
 
 
+def _arrived(_telling: _Telling, event: ev.RequestArrived) -> str:
+    what = f"begins, for copies to or from {event.target}" if event.target else "arrives"
+    return f"request {event.request} {what}"
+
+
 def _matched(telling: _Telling, event: ev.HitMatched) -> str:
     matched = to_list(event.slots)
     if telling.slots:
@@ -415,9 +420,7 @@ def _blocks(start: int, end: int) -> str:
 _Teller = Callable[[_Telling, Any], str]
 
 _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fields) | {
-    ev.RequestArrived: lambda _, event: (
-        f"request {event.request} {f'begins: a copy to {event.target}' if event.target else 'arrives'}"
-    ),
+    ev.RequestArrived: _arrived,
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
     ev.HitMatched: _matched,

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from kvsm.offloader import PendingHit
+
 
 class EngineRequest(Protocol):
     """A request as the engine knows it. It is read here, and never written."""
@@ -185,8 +187,12 @@ class TierBelow(Protocol):
         """Whether it serves this key."""
         ...
 
-    def fetch(self, request: str, keys: Sequence[bytes]) -> int | None:
-        """Begin to bring what the host lacks of these keys. Returns the transfer of the host's ledger."""
+    def fetch(self, hit: PendingHit) -> int | None:
+        """Bring what the host lacks of this hit, now or in its turn. When all of it has come, a request that
+        waits for it is matched.
+
+        Returns the transfer of the host's ledger after which to ask again; None: nothing comes.
+        """
         ...
 
     def stored(self, keys: Collection[bytes]) -> None:

@@ -22,7 +22,7 @@ from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, Offer, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
-from kvsm.offloader import Ended, LogFlush, Offloader
+from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit
 from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
@@ -126,7 +126,9 @@ class OffloadScheduler:
         lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.keys, num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
         if self.below is not None:
-            self._fetch(self.below, tracked, lookup, limit)
+            brought = self._fetch(self.below, tracked, lookup, limit)
+            if brought is not None and core.defer(name, brought):
+                return None, False
         end = lookup.longest_hit(limit, index.__contains__)
         slots = self._slots(lookup, tracked, end)
         awaited = core.in_flight(slots)
@@ -141,17 +143,15 @@ class OffloadScheduler:
             slots = self._slots(lookup, tracked, end)
         return self._pin(tracked, slots, end, lookup.lacking)
 
-    def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> None:
-        """Let the tier below bring what would make the hit longer. The request then waits for it as for any
-        block in flight."""
+    def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
+        """Let the tier below bring what would make the hit longer. Returns the transfer to wait for."""
         index = self.offloader.ledger.index
         end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
         if end <= tracked.local:
-            return
+            return None
         spans = zip(tracked.keys, lookup.needed(end))
         needed = [key for keys, (first, last) in spans for key in keys[first:last]]
-        if any(key not in index for key in needed):
-            below.fetch(tracked.name, needed)
+        return below.fetch(PendingHit(tracked.name, needed, lookup.lacking, *self._told(tracked, end)))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader
@@ -189,9 +189,12 @@ class OffloadScheduler:
     ) -> None:
         """Pin these slots, which serve the tokens up to `end`. The log hears how much was asked for, and how
         much of it the device had."""
+        self.offloader.pin(tracked.name, slots, missed, *self._told(tracked, end))
+
+    def _told(self, tracked: TrackedRequest, end: int) -> tuple[int, int, int]:
+        """What the log hears of a match up to token `end`: blocks asked for, on the device, on the host."""
         size, local = self._block_tokens, tracked.local
-        asked, on_device, on_host = tracked.request.num_tokens // size, local // size, (end - local) // size
-        self.offloader.pin(tracked.name, slots, missed, asked, on_device, on_host)
+        return tracked.request.num_tokens // size, local // size, (end - local) // size
 
     def update_state_after_alloc(
         self, request: EngineRequest, block_ids: Sequence[Sequence[int]], num_external_tokens: int

@@ -6,6 +6,7 @@ import re
 from math import gcd
 
 import msgspec
+from msgspec.structs import replace
 
 from kvsm.disk import FlushPolicy
 from kvsm.errors import ConfigError
@@ -14,7 +15,7 @@ from kvsm.policies import make_policy
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
-from kvsm.tiers import WritePolicy, host_config
+from kvsm.tiers import DEFER_TICKS, WritePolicy, host_config
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
 
 STORES = tuple(mode.value for mode in StoreMode)
@@ -47,7 +48,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     policy: eviction policy of host and disk, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
     workers: ranks.
     store: a `StoreMode`.
-    store_threshold, defer_ticks: as in `OffloadConfig`.
+    store_threshold: as in `OffloadConfig`.
+    defer_ticks: as in `OffloadConfig`; None: its default, or `kvsm.tiers.DEFER_TICKS` with a disk tier.
     last_step: a `LastStep`; None: flush, or keep stepping with a disk tier.
     remote_decode: share of the requests that are for remote decode.
     abort_rate: share of the requests whose client leaves.
@@ -77,7 +79,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     workers: int = 2
     store: str = StoreMode.EAGER.value
     store_threshold: int = 1
-    defer_ticks: int = 64
+    defer_ticks: int | None = None
     last_step: str | None = None
     remote_decode: float = 0.0
     abort_rate: float = 0.0
@@ -155,11 +157,12 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             workers=self.workers,
             blocks_per_chunk=self.blocks_per_chunk,
             policy=self.policy,
-            defer_ticks=self.defer_ticks,
             store_threshold=self.store_threshold,
             block_tokens=self.scheduler_config().alignment,
         )
-        return config if self.disk_dir is None else host_config(config)
+        if self.disk_dir is not None:
+            config = host_config(replace(config, defer_ticks=DEFER_TICKS))
+        return config if self.defer_ticks is None else replace(config, defer_ticks=self.defer_ticks)
 
     def scheduler_config(self) -> SchedulerConfig:
         """The configuration of the offload scheduler.

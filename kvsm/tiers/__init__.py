@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from kvsm.tiers.agreement import disagreements
 from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, disk_config, host_config
+from kvsm.tiers.fetches import DEFER_TICKS
 from kvsm.tiers.found import adopt_found
 from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
 from kvsm.tiers.logged_copies import LogAgreement, LogDifference, LoggedCopies, VerifiedLog, compare_logs
 
 __all__ = [
+    "DEFER_TICKS",
     "DiskTier",
     "LastLog",
     "LogAgreement",

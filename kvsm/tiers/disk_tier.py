@@ -33,7 +33,8 @@ from the disk   bad      bad: the key is not on the host              bad: the d
 The host's eviction never waits for a copy. A block that has to leave before its copy is lost, and counted.
 
 A block's way: `stored` queues it, or `plan` with write-back. `plan` begins its copy, and `report` ends it.
-When a prompt comes again and the host has lost it, `fetch` begins the copy back.
+When a prompt comes again and the host has lost it, `fetch` begins the copy back, in the request's turn
+(`Fetches`).
 """
 
 from __future__ import annotations
@@ -50,8 +51,10 @@ from kvsm.disk.health import HealthWatch
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed
-from kvsm.offloader import Offloader
+from kvsm.offloader import Offloader, PendingHit
+from kvsm.offloader.matching import may_defer
 from kvsm.plan import TransferJob, WorkerReport
+from kvsm.tiers.fetches import Fetches
 
 HOST, DISK = "host", "disk"
 """The tiers, for people. The host's log names the disk as the other end of these copies:
@@ -84,12 +87,14 @@ class TierCopy(NamedTuple):
 
     direction: as the disk's ledger has it: `STORE` is to the disk.
     places: chunks of device blocks that stand for the disk in the host's ledger.
+    holder: a request of the host's ledger that holds blocks until the copy is over.
     """
 
     host: int
     disk: int
     direction: Direction
     places: tuple[range, ...] = ()
+    holder: str = ""
 
 
 class TierCounts(msgspec.Struct):
@@ -186,6 +191,7 @@ class DiskTier:
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
+        self._fetches = Fetches(host)
         self._waiting: dict[bytes, None] = {}
         """Keys to store on the disk, the oldest first."""
         self._planned: list[TransferJob] = []
@@ -197,29 +203,63 @@ class DiskTier:
         slot = self.disk.ledger.index.get(key)
         return slot is not None and self.disk.ledger.readable(slot)
 
-    def fetch(self, request: str, keys: Sequence[bytes]) -> int | None:
-        """Begin to bring what the host lacks of these keys. Returns the transfer of the host's ledger; None
-        if nothing is brought now.
+    def fetch(self, hit: PendingHit) -> int | None:
+        """Bring what the host lacks of this hit, if that may begin now (`Fetches`).
 
-        request: who asks, for people who read the logs.
-        keys: in prefix order; the host or the disk has each. What the host has is not evicted to make room.
+        hit: the host or the disk has each of its keys, which are in prefix order. Nothing is brought for a
+            request that has waited long enough.
+
+        Returns the transfer of the host's ledger after which to ask again; None: nothing comes. When all of
+        the hit has come, and the request waits for it, it is matched.
+        """
+        index, fetches = self.host.ledger.index, self._fetches
+        draining = self.host.ledger.draining() or self.disk.ledger.draining()
+        if draining or not may_defer(self.host, hit.request):
+            return None
+        in_flight = fetches.in_flight(hit)
+        if in_flight is not None:
+            return in_flight
+        resident = [index[key] for key in hit.keys if key in index]
+        lacking = len(hit.keys) - len(resident)
+        if not lacking:
+            return None
+        if _has_room(self.host) and _has_room(self.disk) and fetches.may_begin(resident, lacking):
+            return self._bring(hit, resident)
+        return fetches.turn()
+
+    def _bring(self, hit: PendingHit, resident: Sequence[int]) -> int | None:
+        """Plan the copy of what the host lacks. Returns its transfer in the host's ledger, if there is room.
+
+        resident: what the host has. It is held until the copy ends.
         """
         host, disk = self.host, self.disk
-        if host.ledger.draining() or disk.ledger.draining() or not _has_room(disk):
+        holder = f"hold-{host.ledger.seq}-for-{hit.request}"
+        if resident and not self._hold(holder, resident):
             return None
-        prepared = host.import_blocks(((request, len(keys)),), keys, DISK)
-        job = prepared.job
-        if job is None:
-            return None
-        record = host.ledger.transfers[job.transfer]
-        asker = f"fetch-{job.transfer}-for-{request}"
-        found = [disk.ledger.index[key] for key in record.keys]
-        below = self._load(disk, asker, found, listed(record.slots))
-        if below is None:
+        job = host.import_blocks(((hit.request, len(hit.keys)),), hit.keys, DISK).job
+        if job is not None:
+            record = host.ledger.transfers[job.transfer]
+            found = [disk.ledger.index[key] for key in record.keys]
+            asker = f"fetch-{job.transfer}-for-{hit.request}"
+            below = self._load(disk, asker, found, listed(record.slots))
+            if below is not None:
+                self._fetches.begin(job.transfer, hit)
+                copy = TierCopy(job.transfer, below.transfer, Direction.LOAD, holder=holder)
+                self._begin(copy, below, record.keys)
+                return job.transfer
             host.cancel(job.transfer)
-            return None
-        self._begin(TierCopy(job.transfer, below.transfer, Direction.LOAD), below, record.keys)
-        return job.transfer
+        host.finish(holder)
+        return None
+
+    def _hold(self, name: str, slots: Sequence[int]) -> bool:
+        """Let a request of this name hold slots of the host. Whether it can."""
+        self.host.arrive(name, DISK)
+        try:
+            self.host.pin(name, slots, None)
+        except LimitReached:
+            self.host.finish(name)
+            return False
+        return True
 
     # What is stored below.
 
@@ -364,18 +404,20 @@ class DiskTier:
         if copy is None or result.rejected is not None:
             return False
         to_disk = copy.direction is Direction.STORE
+        waiting = self._fetches.waiting(copy.host)
         self.host.report(copy.host, report.worker, report.good or to_disk, report.error)
         if to_disk and not report.good:
             self._health.failed(report.error)
         ended = result.ended
         if ended is None:
             return False
+        if ended.good and not to_disk:
+            self.counts.from_disk += len(ended.device_blocks)
+            self._fetches.match(waiting)
         self._end(copy)
         if to_disk:
             self._note_store(good=ended.good, blocks=len(ended.keys))
-            return False
-        self.counts.from_disk += len(ended.device_blocks) if ended.good else 0
-        return ended.good
+        return ended.good and not to_disk
 
     def lose(self, transfer: int) -> None:
         """Give up a copy that some worker will never report. Both ledgers retire what it may still touch.
@@ -412,6 +454,8 @@ class DiskTier:
 
     def _end(self, copy: TierCopy) -> None:
         del self.copies[copy.disk]
+        self._fetches.end(copy.host)
+        self.host.finish(copy.holder)
         self._places += copy.places
 
     def _note_store(self, *, good: bool, blocks: int) -> None:

@@ -32,7 +32,7 @@ from kvsm.scheduler import (
     StepOutput,
     StoreMode,
 )
-from kvsm.tiers import host_config
+from kvsm.tiers import DEFER_TICKS, host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import disk_place
@@ -466,8 +466,9 @@ def _core_config(
         policy=options.policy,
         store_threshold=options.store_threshold,
         # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
-        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer. A disk takes longer.
-        defer_ticks=256 if options.disk_dir is None else 2048,
+        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer. A disk takes longer,
+        # and requests take turns there.
+        defer_ticks=256 if options.disk_dir is None else DEFER_TICKS,
         transfer_ticks=0,
         block_tokens=block_tokens,
     )

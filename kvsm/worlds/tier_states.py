@@ -17,16 +17,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvsm.canonical import FIXED, PART, Dropped, Fixed, Names, compared, declare
+from kvsm.canonical import FIXED, NOBODY, PART, Dropped, Fixed, Names, compared, declare
 from kvsm.disk.era import DiskEra
 from kvsm.disk.formats import SlotGeneration
 from kvsm.disk.health import FAILURES, HealthWatch
 from kvsm.events import Direction
 from kvsm.ids import listed
-from kvsm.offloader import Offloader
+from kvsm.offloader import Offloader, PendingHit
 from kvsm.plan import TransferJob
 from kvsm.replay.render import render_key
+from kvsm.states.request import MATCHED
+from kvsm.states.words import STATE_MASK
 from kvsm.tiers import DiskTier, WritePolicy
+from kvsm.tiers.fetches import Fetches
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import slots_in_order
 from kvsm.worlds.parts import lru_order
@@ -53,9 +56,11 @@ declare(
     _looked_at=Dropped("to look again when nothing has happened finds nothing else"),
     _places=COMPARED,
     _health=PART,
+    _fetches=PART,
     _waiting=COMPARED,
     _planned=COMPARED,
 )
+declare(Fetches, _host=PART, _most=FIXED, _hits=COMPARED, _matched=COMPARED)
 declare(
     HealthWatch,
     _name=TOLD,
@@ -115,9 +120,16 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
         compared(tier.host.ledger, host),
         compared(tier.disk.ledger, disk),
         [
-            (host.transfers[one.host], disk.transfers[one.disk], len(one.places))
+            (
+                host.transfers[one.host],
+                disk.transfers[one.disk],
+                len(one.places),
+                host.requests.get(one.holder, NOBODY),
+            )
             for one in tier.copies.values()
         ],
+        _fetches(tier._fetches, host),
+        [(prompt, *_hit(hit, host)) for prompt, hit in world.requests.hits.items()],
         list(tier._waiting),
         tier._writes is WritePolicy.BACK and tier._since_look >= tier._look_after,
         [(disk.transfers[job.transfer], job.keys) for job in tier._planned],
@@ -142,6 +154,26 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
 def _copy(copy: CopyInFlight, names: Names) -> tuple[Any, ...]:
     transfer = copy.job.transfer
     return names.transfers[transfer], names.ledger.transfers[transfer].keys, copy.waits, copy.failed
+
+
+def _fetches(fetches: Fetches, names: Names) -> Sequence[Any]:
+    """Who waits for what comes, and who holds what has come. A request that is over counts as none."""
+    known, requests = names.requests, names.ledger.requests
+    return (
+        [
+            (names.transfers[transfer], [_hit(hit, names) for hit in hits.values() if hit.request in known])
+            for transfer, hits in fetches._hits.items()
+        ],
+        sorted(
+            known[name]
+            for name in fetches._matched
+            if name in known and requests[name].word & STATE_MASK == MATCHED
+        ),
+    )
+
+
+def _hit(hit: PendingHit, names: Names) -> tuple[Any, ...]:
+    return names.requests.get(hit.request, NOBODY), hit.keys, hit.missed, hit.asked, hit.on_host
 
 
 def _host_names(world: TwoTierWorld, renamed: bool) -> Names:

@@ -11,12 +11,14 @@ Watched, besides all that a ledger shows:
 - what can be read on a tier holds the bytes of its key, on every rank: correct bytes (S15);
 - no slot that a copy touches is given to another block: no reuse in flight (S3);
 - what comes back after a crash was stored on every rank: publish after commit (S2);
+- what came from the disk for a request that waits is held until the request loads it: a match holds what it
+  counts (S7);
 - a copy that failed leaves its key on no tier to which it went: failure is not success (S6);
 - after a reset, with other weights or another meaning of the bytes, nothing of before comes back, from disk
   either: no stale data (S14);
 - what was sealed and flushed is there after a crash, and the ledger holds what the scan has found: full
   offload (S16) and conservation (S1);
-- at rest nothing is in flight: progress (S9).
+- at rest nothing is in flight, and nobody waits: progress (S9).
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
-from kvsm.worlds.tier_states import COMPARED, TOLD, canonical_tiers, describe_tiers
+from kvsm.worlds.tier_requests import TierRequests
+from kvsm.worlds.tier_states import COMPARED, canonical_tiers, describe_tiers
 from kvsm.worlds.world import Action
 
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
@@ -57,6 +60,8 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_blocks: of the engine.
     places: how many blocks may be on their way to the disk.
     writes: when blocks go to the disk, a `WritePolicy`.
+    waiting: how many requests may wait at once, for a copy or for device blocks; others leave.
+    defer_ticks: how long a request waits for a copy.
     ranks: 1 or 2.
     prompts: how many different ones there are.
     length: the most keys of a prompt.
@@ -72,6 +77,8 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_blocks: int = 4
     places: int = 2
     writes: str = WritePolicy.THROUGH.value
+    waiting: int = 0
+    defer_ticks: int = 3
     ranks: int = 1
     prompts: int = len(PROMPTS)
     length: int = 2
@@ -111,7 +118,6 @@ class TwoTierWorld:
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._left["most"] = options.most or sum(self._left.values())
         self._epoch, self._meaning = 0, 0
-        self._requests = 0
         self._ticks = 0
         self.era = DiskEra("v1")
         disk = [EMPTY] * options.disk_slots
@@ -130,7 +136,7 @@ class TwoTierWorld:
                 host_blocks=options.host_slots,
                 device_blocks=options.device_blocks,
                 workers=options.ranks,
-                defer_ticks=3,
+                defer_ticks=options.defer_ticks,
             ),
             options.places,
         )
@@ -140,6 +146,7 @@ class TwoTierWorld:
         self.disk.adopt_blocks(list(kept), list(kept.values()), "an earlier process")
         writes = WritePolicy(options.writes)
         self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places, writes=writes)
+        self.requests = TierRequests(self.host, self.tier, options.waiting)
         self.bind()
         self._host_copies: list[CopyInFlight] = []
         self._disk_copies: list[CopyInFlight] = []
@@ -151,7 +158,9 @@ class TwoTierWorld:
     def parts(self) -> Sequence[object]:
         """All objects that it is made of, in a fixed order."""
         host, disk = self.host, self.disk
-        return [self, host, host.ledger, self.log, disk, disk.ledger, self.tier, self.tier._health]
+        tier = self.tier
+        below = [disk, disk.ledger, tier, tier._health, tier._fetches]
+        return [self, self.requests, host, host.ledger, self.log, *below]
 
     def bind(self) -> None:
         """Let the tier ask this world, and no other. To be called after it was loaded."""
@@ -174,7 +183,8 @@ class TwoTierWorld:
             yield "store", number
             yield "ask", number
         yield ("plan",)
-        if not self.tier._health.read().takes_stores:
+        yield from (("leave", number) for number in self.requests.hits)
+        if self.host.ledger.deferred or not self.tier._health.read().takes_stores:
             yield ("tick",)  # nothing else waits
         if self.may("crashes") and any(rank.unflushed() for rank in self.ranks):
             yield ("flush",)
@@ -204,7 +214,7 @@ class TwoTierWorld:
         kind = random.choice(_LIKELY) if random.random() < 0.85 else random.choice(tuple(_DO))
         if random.random() < 0.1 and any(len(one.waits) < options.ranks for one in self._disk_copies):
             kind = "crash"  # when one rank has a block and another one has not
-        if kind in ("store", "ask"):
+        if kind in ("store", "ask", "leave"):
             return kind, random.randrange(options.prompts)
         if kind in ("host", "disk"):
             copies = self._host_copies if kind == "host" else self._disk_copies
@@ -260,26 +270,17 @@ class TwoTierWorld:
         return True
 
     def _ask(self, number: int) -> bool:
-        """A request for a prompt comes. What only the disk has is fetched; what the host serves is loaded."""
+        """A request for a prompt comes, or asks again. What only the disk has is fetched, and what the host
+        serves is loaded."""
         if number >= self.options.prompts:
             return False
-        keys, index = list(PROMPTS[number][: self.options.length]), self.host.ledger.index
-        name = f"r{self._requests}"
-        self._requests += 1
-        found = 0
-        while found < len(keys) and (keys[found] in index or self.tier.has(keys[found])):
-            found += 1
-        if any(key not in index for key in keys[:found]):
-            self.tier.fetch(name, keys[:found])
-        hits = self.host.match(name, keys).hits
-        blocks = self._free_blocks(hits)
-        if hits and len(blocks) == hits:
-            job = self.host.prepare_load(name, blocks)
-            if job is not None:
-                self._loads[job.transfer] = keys[:hits]
-                self._leave(job)
-        self.host.finish(name)
-        return True
+        before = self.host.ledger.seq
+        keys = PROMPTS[number][: self.options.length]
+        job = self.requests.ask(number, keys, self._free_blocks(self.options.length))
+        if job is not None:
+            self._loads[job.transfer] = list(keys[: len(listed(job.pairs()[0]))])
+            self._leave(job)
+        return self.host.ledger.seq != before
 
     def _free_blocks(self, wanted: int) -> list[int]:
         leases = self.host.ledger.leases.words
@@ -350,16 +351,15 @@ class TwoTierWorld:
         copy = self._ending(self._disk_copies, number, rank, good)
         if copy is None:
             return False
-        job, was_stale = (
-            copy.job,
-            self.disk.ledger.transfers[copy.job.transfer].epoch != self.disk.ledger.epoch,
-        )
+        job = copy.job
+        was_stale = self.disk.ledger.transfers[job.transfer].epoch != self.disk.ledger.epoch
         is_good = self.ranks[rank].end(job, self.life, bool(good))
+        served = self.requests.served_by(self.tier.copies[job.transfer].host)
         self.tier.report(WorkerReport(job.transfer, rank, is_good, "" if is_good else "it broke"))
+        if not copy.waits:
+            self.requests.check_held(served)
         copy.failed = copy.failed or not is_good
-        if copy.waits or was_stale:
-            return True
-        if copy.failed:
+        if copy.failed and not copy.waits and not was_stale:
             self._check_failed(job)
         return True
 
@@ -515,6 +515,9 @@ class TwoTierWorld:
         self._watch()
         if self.wind_down() is None and (self.host.ledger.transfers or self.disk.ledger.transfers):
             raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
+        if self.wind_down() is None and self.host.ledger.requests:
+            left = next(iter(self.host.ledger.requests))
+            raise PropertyBroken(Property.PROGRESS, f"request {left} is left, and nobody will end it")
 
     def wind_down(self) -> Action | None:
         """The next action on the way to rest."""
@@ -523,7 +526,8 @@ class TwoTierWorld:
                 return name, 0, copies[0].waits[0], 1
         if self.tier.has_work():
             return ("plan",)
-        return None
+        asks = self.requests.next_to_ask()
+        return None if asks is None else ("ask", asks)
 
     def describe(self) -> dict[str, str]:
         """What can be seen of both tiers."""
@@ -545,7 +549,7 @@ declare(
     _left=COMPARED,
     _epoch=COMPARED,
     _meaning=COMPARED,
-    _requests=TOLD,
+    requests=PART,
     _ticks=COMPARED,
     era=COMPARED,
     ranks=COMPARED,
@@ -562,6 +566,7 @@ _BUDGETS = ("failures", "losses", "resets", "crashes", "damages")
 _DO: dict[str, Callable[..., bool]] = {
     "store": TwoTierWorld._store,
     "ask": TwoTierWorld._ask,
+    "leave": lambda world, number: world.requests.leave(number),
     "plan": TwoTierWorld._plan,
     "tick": TwoTierWorld._tick,
     "flush": TwoTierWorld._flush,
@@ -578,11 +583,13 @@ _DO: dict[str, Callable[..., bool]] = {
 def draw_two_tier_options(random: Random) -> TwoTierOptions:
     """A small world in which everything may go wrong a few times."""
     return TwoTierOptions(
-        host_slots=random.randint(2, 4),
+        host_slots=random.randint(2, 6),
         disk_slots=random.randint(2, 6),
         device_blocks=random.randint(2, 4),
         places=random.randint(1, 3),
         writes=random.choice(list(WritePolicy)).value,
+        waiting=random.choice((0, 1, 4)),
+        defer_ticks=random.choice((1, 3)),
         ranks=random.choice((1, 2)),
         failures=random.choice((0, 3)),
         losses=random.choice((0, 0, 1)),

@@ -130,9 +130,9 @@ RESTARTING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.matching:defer",
-                "if not ticks or patience <= tick:",
-                "if not ticks:",
+                "kvsm.offloader.matching:may_defer",
+                "return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)",
+                "return ticks > 0",
             ),
         ),
     ),

@@ -28,7 +28,7 @@ TIERING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                f"{_TIER}.fetch",
+                f"{_TIER}._bring",
                 "below = self._load(disk, asker, found, listed(record.slots))",
                 "below = self._load(disk, asker, found, listed(record.slots)[::-1])",
             ),
