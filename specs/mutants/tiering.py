@@ -110,9 +110,9 @@ TIERING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                f"{_TIER}.fetch",
+                f"{_TIER}._bring",
                 "found = [disk.ledger.index[key] for key in record.keys]",
-                "found = [disk.ledger.index[key] for key in keys if self.has(key)][: len(record.keys)]",
+                "found = [disk.ledger.index[key] for key in hit.keys if self.has(key)][: len(record.keys)]",
             ),
         ),
     ),
