@@ -96,7 +96,7 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_planted_is_found(plant: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
-    failure = walk(drawn, 1, runs=60).failure
+    failure = walk(drawn, 3, runs=60).failure
     assert failure is not None
     assert failure.finding.property == broken, failure.finding
 
