@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -56,11 +57,10 @@ class Core(CheckedModel):
 
 
 @pytest.fixture(autouse=True)
-def _toys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in MODELS.copy():
-        monkeypatch.delitem(MODELS, name)
-    for one in (Commit(), Core()):
-        monkeypatch.setitem(MODELS, one.name, one)
+def _toys() -> Iterator[None]:
+    """Afterwards the models stand in their own order again, in which a page is written of them."""
+    with patch.dict(MODELS, {one.name: one for one in (Commit(), Core())}, clear=True):
+        yield
 
 
 def run(*arguments: str) -> Result:

@@ -45,7 +45,7 @@ TROUBLE: list[object] = [
 ]
 EVERYTHING = [
     *TROUBLE,
-    *("--requests", 150, "--device-blocks", 300, "--host-blocks", 200, "--block-bytes", 64),
+    *("--requests", 100, "--device-blocks", 300, "--host-blocks", 200, "--block-bytes", 64),
     *("--preempt", 0.02, "--reset-every", 300),
 ]
 
@@ -326,7 +326,7 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: obje
     return log
 
 
-LAZY = ["--store", "lazy", "--requests", 120, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
+LAZY = ["--store", "lazy", "--requests", 80, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
 
 
 @pytest.mark.parametrize("options", [EVERYTHING, LAZY])

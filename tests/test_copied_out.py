@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvsm.events import OffloadConfig
@@ -99,6 +99,7 @@ Step = tuple[Any, ...]
 @example(
     steps=[("copy_out", 0, [0]), ("match", 0), ("leave", 0), ("match", 1), ("leave", 1), ("end_copy", 0)]
 )
+@settings(max_examples=60)
 @given(steps=STEPS)
 def test_copies_to_another_tier_change_nothing_of_the_eviction_order(policy: str, steps: list[Step]) -> None:
     """The same uses without any copy leave the same order, whatever overlaps."""

@@ -198,7 +198,7 @@ def assert_concern_names_every_change(config: OffloadConfig, events: list[Offloa
         before = after
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100)
 @given(OPERATIONS, CONFIGS)
 def test_what_an_event_changes_it_concerns(operations: Operations, config: dict[str, Any]) -> None:
     """Else `kvsm show` leaves the event out of a life that it changed."""

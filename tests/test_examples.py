@@ -109,11 +109,14 @@ def failure_of(path: Path) -> PropertyBroken:
     return caught.value
 
 
-# The state of a policy is caught as a policy is, and takes longest.
+# The state of a policy is caught as a policy is, and `test_testing.py` has another broken connector.
+SLOW = ("test_connector", "test_policy_state")
+
+
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem == "test_policy_state" else [])
+        pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in SLOW else [])
         for path in BROKEN
     ],
 )

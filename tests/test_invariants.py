@@ -20,7 +20,7 @@ from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100)
 @given(OPERATIONS)
 def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[str, int, int]]) -> None:
     """Every property that a ledger shows, after every operation of an engine that does anything."""
@@ -30,7 +30,7 @@ def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[st
         assert check_ledger(life.core.ledger) == []
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100)
 @given(OPERATIONS)
 def test_when_all_is_over_nothing_is_left(operations: list[tuple[str, int, int]]) -> None:
     """Progress (S9): let all copies end and all requests finish, from any state."""

@@ -186,7 +186,7 @@ def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[Small
 
 
 @given(st.sampled_from(["legacy", "described", "described", "offloading"]), LIVES, ACTS)
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], acts: list[int]) -> None:
     """Events are state (S10) in every form, under failures, losses, resets, evictions and aborts. What was
     kept for a store goes with it."""

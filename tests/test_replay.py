@@ -32,7 +32,7 @@ from kvsm.snapshot import digest
 # Folding.
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100)
 @given(OPERATIONS, CONFIGS)
 def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, config: dict[str, Any]) -> None:
     """Events are state (S10): each prefix of a log folds to the state that was live then."""

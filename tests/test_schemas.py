@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import click
 import jsonschema
@@ -151,13 +152,9 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A bug for the walk, a small model for the explorer, and results of what takes long."""
     free_slots_under_copies(monkeypatch)
-    for name in MODELS.copy():
-        monkeypatch.delitem(MODELS, name)
-    monkeypatch.setitem(MODELS, "commit", Commit())
-    monkeypatch.setitem(MODELS, "lamps", Lamps())
     monkeypatch.setattr(Lamps, "made", [without_invariants(lamps(size)) for size in (1, 2)])
     found = museum.search.SearchResult(
         id="B19", checker="core", finding=Finding(Property.LEGAL_CALLS, "refused"), trace=(("arrive", 1),)
@@ -167,6 +164,8 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
     monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
     monkeypatch.setattr(import_module("kvsm.cli.vllm_fuzz").Hunt, "run", lambda *_, **__: hunted())
+    with patch.dict(MODELS, {"commit": Commit(), "lamps": Lamps()}, clear=True):
+        yield
 
 
 def hunted() -> VllmFuzzAnswer:

@@ -254,7 +254,7 @@ disasters = st.lists(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     before=disasters,
     disaster=st.sampled_from(["lose", "die", "close", "poll"]),

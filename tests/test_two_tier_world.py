@@ -114,7 +114,7 @@ def a_turn_comes_after_a_copy_that_is_over(patch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_planted_is_found(bug: Planted, broken: Property, monkeypatch: pytest.MonkeyPatch) -> None:
     bug(monkeypatch)
-    failure = walk(drawn, 1, runs=60).failure
+    failure = walk(drawn, 3, runs=60).failure
     assert failure is not None
     assert failure.finding.property == broken, failure.finding
 

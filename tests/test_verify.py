@@ -54,7 +54,7 @@ def test_no_life_of_the_core_breaks_a_property(operations: Operations, config: d
         assert auditor.check() == []
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=100)
 @given(OPERATIONS, CONFIGS, st.integers(0, 80))
 def test_a_witness_can_start_in_the_middle(
     operations: Operations, config: dict[str, Any], skipped: int
@@ -71,9 +71,9 @@ def test_a_witness_can_start_in_the_middle(
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=10_000)
+@settings(deadline=None, max_examples=4_000)
 @given(OPERATIONS, CONFIGS)
-def test_no_life_of_the_core_breaks_a_property_in_ten_thousand(
+def test_no_life_of_the_core_breaks_a_property_in_thousands(
     operations: Operations, config: dict[str, Any]
 ) -> None:
     """The same with more examples."""

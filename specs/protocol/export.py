@@ -72,14 +72,14 @@ def sort_of(term: Term) -> Sort:
 def all_parts(term: Term) -> Iterator[Term]:
     """The term and all its parts, at any depth."""
     yield term
-    for part in term.parts():
+    for part in term.parts:
         yield from all_parts(part)
 
 
 def simplified(term: Term) -> Term:
     """An equal term without what no person writes: `not not x`, `x = TRUE`, a conjunction of one term."""
     changed: dict[str, Any] = {}
-    for one in fields(term):
+    for one in fields(term) if term.parts else ():
         value = getattr(term, one.name)
         if isinstance(value, Term):
             changed[one.name] = simplified(value)

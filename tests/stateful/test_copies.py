@@ -32,6 +32,7 @@ from kvsm.copy_engines import (
 )
 from kvsm.copy_engines.simulated import SimulatedDevice
 from kvsm.cuda_io import CudaCopyEngine
+from kvsm.cuda_io.paths import PathTable
 from kvsm.disk import FlushPolicy
 from kvsm.events import Direction
 from kvsm.testing import CopyEngineMachine
@@ -140,7 +141,8 @@ class FakeDevice(CopyEngineMachine):
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         self.fake = usable_fake()
         self.fake.page_lock(host)
-        return CudaCopyEngine(device, host, compute=lambda: 0)
+        # Without a table it measures the fake driver for 15 s, and keeps the result in the user's cache.
+        return CudaCopyEngine(device, host, compute=lambda: 0, path_table=PathTable.default())
 
     def compute(self, action: Callable[[], None], reads: Sequence[int], writes: Sequence[int]) -> None:
         self.fake.run(0)

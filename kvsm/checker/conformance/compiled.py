@@ -23,7 +23,6 @@ from kvsm.checker.conformance.formulas import (
     cells_bound,
     cells_read,
     demands,
-    free_params,
     indices_of,
     simplified,
     substituted,
@@ -186,8 +185,8 @@ class _ActionWriter(ExpressionWriter):
             wanted, value = demands(conditions[0]), value.then
         elif conditions:
             wanted = (Or(tuple(conditions)),)
-        outside = [self.said(one) for one in wanted if param not in free_params(one)]
-        inside = [one for one in wanted if param in free_params(one)]
+        outside = [self.said(one) for one in wanted if param not in one.free_params]
+        inside = [one for one in wanted if param in one.free_params]
         first = self.cells[assign.cell.variable.name].variable.domain.initial
         if not inside and isinstance(value, Const) and value.value == first:
             # Other cells have the initial value already.

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvsm.checker.conformance.cells import Member, ProtocolCells
-from kvsm.checker.conformance.formulas import demands, free_params, variables_read
+from kvsm.checker.conformance.formulas import demands, variables_read
 from kvsm.checker.protocol.terms import (
     Add,
     After,
@@ -105,7 +105,7 @@ class ExpressionWriter:
 
     def said(self, term: Term) -> str:
         """The term as an expression. What is asked twice, or before a loop, has a line of its own."""
-        free = bool(free_params(term) & self._bound)
+        free = not self._bound.isdisjoint(term.free_params)
         if free or isinstance(term, Const | Param):
             return self._said(term)
         if isinstance(term, Read | After) or self._bound:
@@ -211,8 +211,8 @@ class ExpressionWriter:
             # Both sets are at hand, and the smaller one is searched.
             first, second = places
             return f"(not {first}.isdisjoint({second}))"
-        domain, left = self.source(param, [one for one in wanted if param in free_params(one)])
-        outside = [one for one in wanted if param not in free_params(one)]
+        domain, left = self.source(param, [one for one in wanted if param in one.free_params])
+        outside = [one for one in wanted if param not in one.free_params]
         with self.binding(param):
             conditions = [self.said(one) for one in left]
             inner = f"any({' and '.join(conditions) or 'True'} for {named(param)} in {domain})"
@@ -303,8 +303,8 @@ class ExpressionWriter:
         if not isinstance(wanted, Exists):
             return None
         inner = demands(wanted.body)
-        before = [one for one in inner if param not in free_params(one)]
-        after = [one for one in inner if param in free_params(one)]
+        before = [one for one in inner if param not in one.free_params]
+        after = [one for one in inner if param in one.free_params]
         try:
             domain, left = self.source(wanted.param, before)
             with self.binding(wanted.param):
@@ -319,7 +319,7 @@ class ExpressionWriter:
         )
 
     def _is_given(self, term: Term, param: Param) -> bool:
-        return param not in free_params(term) and variables_read(term) <= self.cells.keys()
+        return param not in term.free_params and variables_read(term) <= self.cells.keys()
 
 
 def _one_member(value: Any) -> tuple[Any, ...]:

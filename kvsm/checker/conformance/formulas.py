@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, cast
 
-from kvsm.checker.protocol import terms
 from kvsm.checker.protocol.terms import (
     FALSE,
     TRUE,
@@ -31,14 +30,9 @@ from kvsm.checker.protocol.terms import (
 def variables_read(term: Term) -> set[str]:
     """The names of the variables that a term reads."""
     found = {term.variable.name} if isinstance(term, Read) else set()
-    for part in term.parts():
+    for part in term.parts:
         found |= variables_read(part)
     return found
-
-
-def free_params(term: Term) -> frozenset[Param]:
-    """The parameters of a term that it does not bind itself."""
-    return frozenset(terms.free_params(term))
 
 
 def cells_read(term: Term) -> Iterator[Read]:
@@ -46,15 +40,15 @@ def cells_read(term: Term) -> Iterator[Read]:
     if isinstance(term, Read):
         yield term
     bound = term.param if isinstance(term, ForAll | Exists | Total) else None
-    for part in term.parts():
-        yield from (read for read in cells_read(part) if bound is None or bound not in free_params(read))
+    for part in term.parts:
+        yield from (read for read in cells_read(part) if bound is None or bound not in read.free_params)
 
 
 def cells_bound(term: Term) -> Iterator[Read]:
     """The reads of a term that have a parameter which it binds itself."""
     if isinstance(term, ForAll | Exists | Total):
-        yield from (read for read in cells_read(term.body) if term.param in free_params(read))
-    for part in term.parts():
+        yield from (read for read in cells_read(term.body) if term.param in read.free_params)
+    for part in term.parts:
         yield from cells_bound(part)
 
 

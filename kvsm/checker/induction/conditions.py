@@ -117,7 +117,7 @@ def _words_after(term: Term, params: frozenset[Term]) -> Iterator[After]:
         yield term
     if isinstance(term, ForAll | Exists):
         params -= {term.param}
-    for part in term.parts():
+    for part in term.parts:
         yield from _words_after(part, params)
 
 
@@ -127,7 +127,7 @@ def _cells_at(term: Term, params: frozenset[Term]) -> list[Read]:
     def read(one: Term) -> Iterator[Read]:
         if isinstance(one, Read) and set(one.indices) <= params:
             yield one
-        for part in one.parts():
+        for part in one.parts:
             yield from read(part)
 
     return list(dict.fromkeys(read(term)))
@@ -152,7 +152,7 @@ def parts_of(declared: Declaration, claim: Claim) -> tuple[Term, ...]:
 def variables_read(term: Term) -> set[str]:
     """The names of the variables that a term reads."""
     found = {term.variable.name} if isinstance(term, Read) else set()
-    return found.union(*(variables_read(part) for part in term.parts()))
+    return found.union(*(variables_read(part) for part in term.parts))
 
 
 def asks_for_witness(term: Term, holds: bool = True, given: bool = False) -> bool:
@@ -167,12 +167,12 @@ def asks_for_witness(term: Term, holds: bool = True, given: bool = False) -> boo
         case Not(inner):
             return asks_for_witness(inner, not holds, given)
         case And() | Read():
-            return any(asks_for_witness(part, holds, given) for part in term.parts())
+            return any(asks_for_witness(part, holds, given) for part in term.parts)
         case If(condition, then, otherwise):
             both = any(asks_for_witness(condition, one, given) for one in (True, False))
             return both or any(asks_for_witness(one, holds, given) for one in (then, otherwise))
     either = (holds, not holds) if isinstance(term, Equal) else (holds,)
-    return any(asks_for_witness(part, one, given) for part in term.parts() for one in either)
+    return any(asks_for_witness(part, one, given) for part in term.parts for one in either)
 
 
 class Induction:

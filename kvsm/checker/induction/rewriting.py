@@ -53,7 +53,7 @@ def substituted(term: Term, param: Param, value: Term) -> Term:
 
 def mentions(term: Term, param: Param) -> bool:
     """Whether a parameter occurs in a term."""
-    return term == param or any(mentions(part, param) for part in term.parts())
+    return term == param or any(mentions(part, param) for part in term.parts)
 
 
 def alternatives(term: Term) -> Iterator[Term]:

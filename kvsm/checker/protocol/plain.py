@@ -140,7 +140,7 @@ def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
             for member in range(param.members.size):
                 yield from _read_by(body, layout, {**binding, param: member})
         case _:
-            for part in term.parts():
+            for part in term.parts:
                 yield from _read_by(part, layout, binding)
 
 

@@ -14,7 +14,6 @@ The steps of blocks, transfers and leases come from the machines' own tables (`k
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from functools import cached_property
@@ -203,13 +202,22 @@ Domain = Truth | UpTo | OneOf | Labels | Words
 class Term:
     """Something that has a value in a state, once its parameters are given."""
 
-    def parts(self) -> Iterator[Term]:
+    @cached_property
+    def parts(self) -> tuple[Term, ...]:
         """The terms that it is made of, a bound parameter included."""
-        for one in fields(self):
-            value = getattr(self, one.name)
-            for part in value if isinstance(value, tuple) else (value,):
-                if isinstance(part, Term):
-                    yield part
+        values = (getattr(self, one.name) for one in fields(self))
+        every = (part for value in values for part in (value if isinstance(value, tuple) else (value,)))
+        return tuple(part for part in every if isinstance(part, Term))
+
+    @cached_property
+    def free_params(self) -> tuple[Param, ...]:
+        """The parameters that no quantifier in it binds, in the order in which they occur first."""
+        match self:
+            case Param():
+                return (self,)
+            case ForAll(param, body) | Exists(param, body) | Total(param, body):
+                return tuple(one for one in body.free_params if one != param)
+        return tuple(dict.fromkeys(one for part in self.parts for one in part.free_params))
 
     def __and__(self, other: Term) -> Term:
         return And((self, other))
@@ -406,21 +414,9 @@ def implies(condition: Term, then: Term) -> Term:
 
 def for_all(term: Term) -> Term:
     """The term holds for all values of its free parameters."""
-    for param in reversed(list(dict.fromkeys(free_params(term)))):
+    for param in reversed(term.free_params):
         term = ForAll(param, term)
     return term
-
-
-def free_params(term: Term) -> Iterator[Param]:
-    """The parameters of a term that no quantifier binds, in the order in which they occur."""
-    match term:
-        case Param():
-            yield term
-        case ForAll(param, body) | Exists(param, body) | Total(param, body):
-            yield from (one for one in free_params(body) if one != param)
-        case _:
-            for part in term.parts():
-                yield from free_params(part)
 
 
 def word_in(variable: Variable, state: IntEnum) -> Const:
