@@ -96,7 +96,7 @@ class SimulatedRank:
         self._ends.pop(0).synchronize()
 
     def go_on(self, steps: int) -> bool:
-        """Let up to so many steps of the device happen. False if none can."""
+        """Let at most this number of steps of the device happen. False if none can."""
         happened = 0
         while happened < steps and self.runtime.device.step():
             happened += 1

@@ -49,7 +49,7 @@ class Runtime:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """In a `with` block, new streams, events and copies are of this device."""
+        """In a `with` block, this device makes new streams and events, and runs their copies."""
         global _acting
         before, _acting = _acting, self
         try:
@@ -187,7 +187,7 @@ def _simulated(stream: Stream | None) -> SimulatedStream:
 class PoolDevice:
     """A `StreamDevice` for kvsm's own copy engine: the device of a rank, with a host pool of its own.
 
-    number: of the pool on this rank; its host blocks are other places than those of other pools.
+    number: the number of the pool on this rank. No two pools share a host block.
     """
 
     def __init__(self, runtime: Runtime, tensors: Any, host: Any, number: int) -> None:
