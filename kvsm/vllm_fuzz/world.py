@@ -8,7 +8,7 @@ arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a famil
 schedule                                   vLLM schedules a step
 execute                                    every rank takes the oldest scheduled step, and queues its compute
 deliver                                    the oldest step has computed; its output goes to the scheduler
-copy RANK STEPS                            this number of steps of a rank's device happen; only they end copies
+copy RANK STEPS                            this number of device steps of a rank; only they end copies
 copies                                     all that is queued on all devices happens
 abort N                                    the Nth unfinished request is aborted
 reset RUNNING CONNECTOR                    `reset_prefix_cache` with these arguments (0 or 1)
