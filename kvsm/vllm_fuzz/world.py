@@ -51,8 +51,9 @@ from kvsm.vllm_fuzz.shape import KINDS, MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.vllm_fuzz.stand_ins import host_bytes, install
 from kvsm.worlds.world import Action
 
-MOST_SETTLING = 400
-"""More steps than any of these engines needs to finish all its work once its copies end."""
+MOST_SETTLING, MOST_SETTLING_A_REQUEST = 100, 30
+"""More steps than any of these engines needs to finish all its work once its copies end. A request alone has
+at most 6 steps of prompt and 9 of output, and may be preempted."""
 
 LONGEST_RUN = 120
 """The most actions of a run. Longer runs rarely fail otherwise, and take longer to reduce."""
@@ -131,12 +132,11 @@ class VllmWorld:
     def wind_down(self) -> Action | None:
         if self._is_at_rest():
             return None
-        if self._settled > MOST_SETTLING:
+        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self._asked)
+        if self._settled > most:
             left = [f"{name} is {one.status.name}" for name, one in self._scheduler.requests.items()]
             what = "; ".join(left) or "no request, but the connector wants more steps"
-            raise PropertyBroken(
-                Property.PROGRESS, f"all copies have ended, and after {MOST_SETTLING} steps: {what}"
-            )
+            raise PropertyBroken(Property.PROGRESS, f"all copies have ended, and after {most} steps: {what}")
         return ("settle",)
 
     def describe(self) -> dict[str, str]:
