@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
@@ -193,6 +194,7 @@ TARGETS: dict[str, WalkTarget] = {
 
 
 def _vllm_world(shape: EngineShape) -> World:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM would log to standard output
     try:
         from kvsm.vllm_fuzz.world import VllmWorld
     except ModuleNotFoundError as error:

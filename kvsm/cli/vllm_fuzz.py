@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 from pathlib import Path
@@ -151,8 +150,6 @@ def vllm_fuzz(
     \b
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, and nothing found.
     """
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM would log to standard output
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     seed = SystemRandom().getrandbits(32) if seed is None else seed
     hunt = Hunt(
         Choices(connector, extra, tuple(without)),
