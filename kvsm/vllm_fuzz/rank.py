@@ -114,11 +114,6 @@ class SimulatedRank:
         if self.runtime.device.races:
             raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {self.runtime.device.races[0]}")
 
-    def close(self) -> None:
-        """End the worker's side of the connector."""
-        with self.runtime.acting():
-            self.connector.shutdown()
-
     def _make_copies(
         self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
     ) -> RankCopies:
