@@ -76,7 +76,7 @@ class TierRequests:
         return next((prompt for prompt, hit in self.hits.items() if hit.request not in waits), None)
 
     def served_by(self, transfer: int) -> list[PendingHit]:
-        """The hits of which this copy from the disk brings blocks, and whose requests wait for it."""
+        """The hits that wait for this copy from the disk, because it brings some of their blocks."""
         ledger = self.host.ledger
         brought = set(ledger.transfers[transfer].keys)
         return [
