@@ -22,11 +22,13 @@ from museum import EXHIBITS
 from museum.checkers import CHECKERS, Checker, Sighting
 from museum.exhibit import Edit, Exhibit
 from museum.found import FOUND
-from museum.search import CLEAN, SCENARIO, search, search_all
+from museum.search import CLEAN, SCENARIO, search
 
 import kvsm.cli.museum as command
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.museum import search_all
+from kvsm.executors.processes import ForkedProcesses
 from kvsm.ledger import Ledger
 from kvsm.properties import Property
 from kvsm.states import machines_digest
@@ -152,7 +154,7 @@ def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
 def test_every_bug_is_found_and_the_unchanged_code_is_clean() -> None:
     """The traces of explorations are shortest; those of walks are reduced."""
     found = {}
-    for result in search_all([*EXHIBITS, CLEAN], jobs=2):
+    for result in search_all([*EXHIBITS, CLEAN], ForkedProcesses(2)):
         assert result.is_as_expected, result
         if result.finding is not None:
             found[result.id] = result.checker, result.finding.property, len(result.trace)
@@ -229,7 +231,9 @@ def test_a_killed_process_is_reported_with_exit_code_2(jobs: str, monkeypatch: p
     monkeypatch.setattr("museum.search.CHECKERS", (Checker("fatal", Killed()),))
     result = museum("B17", "B19", "--jobs", jobs)
     assert result.exit_code == 2
-    assert re.search(r"kvsm: the process that looked for (B17|B19|none) was killed, perhaps", result.stderr)
+    assert re.search(
+        r"kvsm: the search for (B17|B19|none): 3 workers were lost at it, .* perhaps", result.stderr
+    )
     assert active_children() == []
 
 
@@ -244,7 +248,9 @@ def test_a_failing_checker_is_reported_with_its_exhibit_and_traceback(
     monkeypatch.setattr("museum.search.CHECKERS", (Checker("broken", fail),))
     result = museum("B19", "--jobs", "1")
     assert result.exit_code == ExitCode.BUG
-    assert re.search(r"the search for B19 failed:\n(?s:.*)KeyError: 'of the checker'", result.stderr)
+    assert re.search(
+        r"the search for B19 failed in a worker:\n(?s:.*)KeyError: 'of the checker'", result.stderr
+    )
 
 
 def test_results_come_in_the_order_of_the_ids_which_may_repeat(
@@ -253,7 +259,7 @@ def test_results_come_in_the_order_of_the_ids_which_may_repeat(
     monkeypatch.setattr("museum.search.CHECKERS", ())
     monkeypatch.setattr("museum.search.scenario_of", lambda _id: lambda: None)
     asked = ["B17", "B04", "B17", CLEAN]
-    assert [one.id for one in search_all(asked, jobs=3)] == asked
+    assert [one.id for one in search_all(asked, ForkedProcesses(3))] == asked
 
 
 def oracle(name: str, knows: bool = True) -> Checker:
@@ -281,7 +287,7 @@ def test_a_finding_before_the_time_is_up_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("museum.search.CHECKERS", (oracle("first"), oracle("second")))
     cut = search("B19", seconds=1, all_look=True)
     assert (cut.checker, cut.also, cut.cut, cut.is_as_expected) == ("first", (), True, False)
-    monkeypatch.setattr("museum.search.search_all", lambda *_, **__: [cut])
+    monkeypatch.setattr("kvsm.cli.museum.search_all", lambda *_, **__: [cut])
     result = museum("B19", "--all")
     assert result.exit_code == ExitCode.UNDETERMINED
     assert [line.strip() for line in result.stdout.splitlines()][2] == "not finished: time was up"

@@ -13,12 +13,14 @@ from click.testing import CliRunner, Result
 from museum import EXHIBITS
 from museum.checkers import CHECKERS
 from museum.exhibit import PROJECT
-from museum.search import search, search_all
+from museum.search import search
 from mutants import MUTANTS, Mutant
 from mutants.found import FOUND, MACHINE, MISSED
 from mutants.table import README, readme
 
 from kvsm.cli import main
+from kvsm.cli.museum import search_all
+from kvsm.executors.processes import ForkedProcesses
 
 QUICK = ("M15", "M40")
 """Found by the first explorations, in less than a second each."""
@@ -112,7 +114,7 @@ def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
     found = [id for id, one in FOUND.items() if one.checker != MACHINE]
     missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
     ids = [*drawn.sample(found, FOUND_IN_SAMPLE), *drawn.sample(missed, MISSED_IN_SAMPLE)]
-    for result in search_all(ids, jobs=2):
+    for result in search_all(ids, ForkedProcesses(2)):
         seen = None
         if result.finding is not None and result.checker != MACHINE:
             seen = result.checker, result.finding.property, len(result.trace)

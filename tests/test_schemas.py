@@ -160,7 +160,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         id="B19", checker="core", finding=Finding(Property.LEGAL_CALLS, "refused"), trace=(("arrive", 1),)
     )
     clean = museum.search.SearchResult(id=museum.search.CLEAN)
-    monkeypatch.setattr(museum.search, "search_all", lambda *_, **__: [found, clean])
+    monkeypatch.setattr("kvsm.cli.museum.search_all", lambda *_, **__: [found, clean])
     monkeypatch.setattr("kvsm.cli.vllm.check_installation", lambda *_: INSTALLED)
     monkeypatch.setattr("kvsm.cli.vllm.compare", lambda *_, **__: comparison())
     monkeypatch.setattr(import_module("kvsm.cli.vllm_fuzz").Hunt, "run", lambda *_, **__: hunted())

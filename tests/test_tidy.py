@@ -38,6 +38,7 @@ FLOORS = (
         "kv_events",
         "log",
         "invariants",
+        "executors",
     ),
     (
         "offloader",

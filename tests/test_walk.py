@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -61,7 +63,7 @@ def test_the_first_failing_run_is_reported_for_any_number_of_processes(
     assert alone == together
 
 
-class _Killed(Counting):
+class _Fatal(Counting):
     """Kills its process, but not that of the tests."""
 
     tests = os.getpid()
@@ -72,11 +74,24 @@ class _Killed(Counting):
         return super().draw(random)
 
 
-def test_a_process_that_is_killed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the walk would wait for its runs endlessly."""
-    monkeypatch.setattr(walking, "_LIVENESS_S", 0.02)
-    with pytest.raises(ConfigError, match="a process of the walk was killed, perhaps for lack of memory"):
-        walk(lambda _: _Killed(most=10**6), 1, runs=1, jobs=2)
+def test_runs_that_kill_every_process_are_told() -> None:
+    """Otherwise the walk would make them endlessly."""
+    with pytest.raises(ConfigError, match=r"runs 0 to 7: 3 workers were lost at it, .* try fewer --jobs"):
+        walk(lambda _: _Fatal(most=10**6), 1, runs=1, jobs=2)
+
+
+def test_a_process_that_is_killed_changes_no_result(tmp_path: Path) -> None:
+    """Its runs are made again by another one."""
+    alone = walk(lambda random: drawn_world(random), 8, runs=10)
+
+    def make(random: Random) -> CoreWorld:
+        with suppress(FileExistsError):
+            (tmp_path / "killed").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return drawn_world(random)
+
+    assert totals(walk(make, 8, runs=10, jobs=2)) == totals(alone)
+    assert (tmp_path / "killed").exists()
 
 
 def test_a_limit_ends_the_walk() -> None:

@@ -13,21 +13,19 @@ same result as one, because runs are counted in order.
 from __future__ import annotations
 
 import gc
-import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
-from multiprocessing import active_children, get_context
-from multiprocessing.pool import AsyncResult
-from multiprocessing.process import BaseProcess
 from random import Random
 from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.errors import PropertyBroken
+from kvsm.executors.executor import Executor
+from kvsm.executors.processes import ForkedProcesses
 from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding, World, finding_of
 
@@ -43,8 +41,6 @@ FEW_WINDING = 500
 """After this many actions the way to rest is searched for a cycle, which costs time."""
 _BATCH = 8
 """Runs that a process makes at a time. Garbage is collected between batches; a run makes little of it."""
-_LIVENESS_S = 1.0
-"""How long to wait for a batch before checking that all processes are alive."""
 _SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
 _TRIES = 16
 
@@ -99,20 +95,22 @@ def walk(
     seconds: float | None = None,
     swarm: bool = True,
     jobs: int = 1,
+    executor: Executor | None = None,
     progress: Callable[[WalkResult], None] | None = None,
 ) -> WalkResult:
     """Make runs from `first_run` on until one fails, a limit is reached, or Ctrl-C. Without a limit,
     endlessly.
 
-    With `runs` or `operations` the result is the same every time, for any `jobs`.
+    With `runs` or `operations` the result is the same every time, for any `jobs` and any executor.
 
     jobs: how many processes. They are forked, so `make_world` need not be picklable.
+    executor: who makes the runs, in place of processes of this machine.
     progress: called after every run.
 
-    Raises `ConfigError` if a process is killed.
+    Raises `ConfigError` if some runs lose one worker after the other.
     """
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
-    with _runs_of(_RunMaker(make_world, seed, swarm), first_run, jobs) as made:
+    with _runs_of(_RunMaker(make_world, seed, swarm), first_run, jobs, executor) as made:
         try:
             for number, run in enumerate(made, first_run):
                 result = msgspec.structs.replace(
@@ -141,10 +139,6 @@ def walk(
 def random_of(seed: int, run: int) -> Random:
     """The random numbers of a run. `make_world(random_of(seed, run))` makes its initial world."""
     return Random(f"{seed}/{run}")
-
-
-Batch = AsyncResult[list[_RunResult]]
-"""Runs that a process is working on."""
 
 
 class _RunMaker:
@@ -262,14 +256,16 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 
 
 @contextmanager
-def _runs_of(task: _RunMaker, first_run: int, jobs: int) -> Iterator[Iterator[_RunResult]]:
+def _runs_of(
+    task: _RunMaker, first_run: int, jobs: int, executor: Executor | None
+) -> Iterator[Iterator[_RunResult]]:
     """An endless series of runs in order, made in this process or in others."""
-    if jobs > 1:
-        others = set(active_children())
-        with get_context("fork").Pool(jobs, _begin_process, (task,)) as pool:
-            processes = set(active_children()) - others
-            made = _in_order(lambda first: pool.apply_async(_batch_of_process, (first,)), first_run, jobs)
-            yield (run for batch in made for run in _awaited(batch, processes))
+    if executor is None and jobs > 1:
+        executor = ForkedProcesses(jobs)
+    if executor is not None:
+        firsts = count(first_run, _BATCH)
+        with executor.results(partial(_batch_of, task), firsts, name=_batch_named) as batches:
+            yield (run for batch in batches for run in batch)
         return
     was_enabled = gc.isenabled()
     gc.disable()
@@ -287,36 +283,13 @@ def _one_by_one(task: _RunMaker, first_run: int) -> Iterator[_RunResult]:
             gc.collect()
 
 
-def _in_order(begin: Callable[[int], Batch], first_run: int, jobs: int) -> Iterator[Batch]:
-    waiting: deque[Batch] = deque()
-    for first in count(first_run, _BATCH):
-        waiting.append(begin(first))
-        if len(waiting) > 2 * jobs:
-            yield waiting.popleft()
+def _batch_of(task: _RunMaker, first: int) -> list[_RunResult]:
+    gc.disable()  # a batch collects when it ends
+    try:
+        return task.batch(first)
+    finally:
+        gc.enable()
 
 
-def _awaited(batch: Batch, processes: set[BaseProcess]) -> list[_RunResult]:
-    """Wait for a batch. A pool replaces a killed process silently, and then its batch would never come."""
-    while not batch.ready():
-        batch.wait(_LIVENESS_S)
-        if not batch.ready() and not processes <= set(active_children()):
-            raise ConfigError(
-                "a process of the walk was killed, perhaps for lack of memory; try fewer --jobs"
-            )
-    return batch.get()
-
-
-_task_of_process: _RunMaker
-"""Inherited by fork, because `make_world` may not be picklable."""
-
-
-def _begin_process(task: _RunMaker) -> None:
-    global _task_of_process
-    _task_of_process = task
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gc.disable()
-    gc.freeze()
-
-
-def _batch_of_process(first: int) -> list[_RunResult]:
-    return _task_of_process.batch(first)
+def _batch_named(first: int) -> str:
+    return f"runs {first} to {first + _BATCH - 1}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from random import Random, SystemRandom
 from typing import Any
@@ -14,11 +13,13 @@ from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
 from kvsm.checker.reduce import rerun
 from kvsm.checker.targets import TARGETS, draw_case
 from kvsm.checker.walk import WalkResult
+from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor
 from kvsm.private_files import write_whole
 from kvsm.worlds.world import World
 
@@ -84,7 +85,8 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
 )
-@click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU]", metavar="N")
+@jobs_option
+@cluster_option
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -114,7 +116,12 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fuzz(
-    replayed: Path | None, jobs: int | None, as_json: bool, allow_policies: tuple[str, ...], **choices: Any
+    replayed: Path | None,
+    jobs: int | None,
+    cluster: str | None,
+    as_json: bool,
+    allow_policies: tuple[str, ...],
+    **choices: Any,
 ) -> None:
     """Walk at random through the real code, and reduce a failure.
 
@@ -137,6 +144,7 @@ def fuzz(
       kvsm fuzz                                   10 seconds of the core
       kvsm fuzz --target all --seconds 3600 --resume walk.json      continue a walk
       kvsm fuzz --seed 7 --runs 500               the same 500 runs, every time
+      kvsm fuzz --target all --seconds 3600 --cluster ray://head:10001      on many machines
       kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
 
     A failure is printed as numbered steps and saved in a directory: the actions, a log for `kvsm show`,
@@ -147,8 +155,9 @@ def fuzz(
     Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, and nothing found.
     """
     if replayed is None:
-        _find(_FuzzOptions(**choices), jobs or os.cpu_count() or 1, as_json)
-    elif any(one is not None for one in choices.values()):
+        with chosen_executor(cluster, jobs) as executor:
+            _find(_FuzzOptions(**choices), executor, as_json)
+    elif cluster is not None or any(one is not None for one in choices.values()):
         raise click.UsageError("--replay repeats what was saved; only --json and --allow-policy go with it")
     else:
         _do_again(load(replayed, allow_policies), as_json)
@@ -165,14 +174,14 @@ class _FuzzOptions(msgspec.Struct, frozen=True):
     directory: Path | None
 
 
-def _find(choices: _FuzzOptions, jobs: int, as_json: bool) -> None:
+def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> None:
     start = _begin(choices)
     if choices.directory is not None:
         claim(choices.directory)
     if not as_json:
         say(f"target {start.target}, seed {start.seed}, from run {start.next_run:,}")
     seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
-    result = _walk(start, seconds, choices.runs, jobs)
+    result = _walk(start, seconds, choices.runs, executor)
     progress = start.and_(result)
     _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
     report = _report(progress, result, choices.directory)
@@ -205,17 +214,19 @@ def _begin(choices: _FuzzOptions) -> FuzzProgress:
     return kept
 
 
-def _walk(start: FuzzProgress, seconds: float | None, runs: int | None, jobs: int) -> WalkResult:
+def _walk(
+    start: FuzzProgress, seconds: float | None, runs: int | None, executor: Executor | None
+) -> WalkResult:
     def make_world(random: Random) -> World:
         return draw_case(start.target, random).make()
 
     return shown_walk(
         make_world,
         start.seed,
+        executor,
         first_run=start.next_run,
         seconds=seconds,
         runs=runs,
-        jobs=jobs,
         text=lambda result: _totals(start.and_(result), result.operations_per_second),
     )
 

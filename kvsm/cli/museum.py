@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ import click
 import msgspec
 
 import kvsm
+from kvsm.cli.executors import cluster_option, executor_of_processes
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, say, say_json, say_text
 from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor
 
 UNCHANGED = "the unchanged code"
 ROOT = Path(kvsm.__file__).resolve().parents[1]
@@ -65,7 +68,12 @@ class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 @click.option("--list", "only_list", is_flag=True, help="List the exhibits; search for none.")
 @click.option("--show", metavar="ID", help="Tell the story of one exhibit and show its change.")
 @click.option("--all", "all_look", is_flag=True, help="Ask every checker, even after one has found the bug.")
-@click.option("--jobs", type=click.IntRange(min=1), default=2, show_default=True, help="Processes.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes.  [default: 2; one per CPU of the cluster with --cluster]",
+)
+@cluster_option
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0),
@@ -80,7 +88,8 @@ def museum(
     only_list: bool,
     show: str | None,
     all_look: bool,
-    jobs: int,
+    jobs: int | None,
+    cluster: str | None,
     seconds: float | None,
     as_json: bool,
 ) -> None:
@@ -109,6 +118,7 @@ def museum(
     kvsm museum B17 B24         two of them, with the steps that lead there
     kvsm museum --show B17      its story and its change as a diff
     kvsm museum --mutants       all mutants, half an hour
+    kvsm museum --mutants --cluster ray://head:10001      on many machines, each with the source
     """
     search = _import_museum("museum.search")
     for id in (*ids, *([show] if show else [])):
@@ -123,8 +133,27 @@ def museum(
         _list([search.BUGS[id] for id in chosen], as_json)
     else:
         sought = (*chosen, search.CLEAN)
-        results = search.search_all(sought, jobs, seconds, all_look=all_look)
-        context.exit(_tell(search, results, as_json=as_json, with_steps=bool(ids)))
+        with executor_of_processes(cluster, jobs if cluster else jobs or 2) as executor:
+            results = search_all(sought, executor, seconds, all_look=all_look)
+            code = _tell(search, results, as_json=as_json, with_steps=bool(ids))
+        context.exit(code)
+
+
+def search_all(
+    ids: Sequence[str], executor: Executor, seconds: float | None = None, *, all_look: bool = False
+) -> Iterator[Any]:
+    """Search for many exhibits (`museum.search.search`). Results come in the order of `ids`.
+
+    Each exhibit has its own process, which takes the change with it when it ends.
+    """
+    task = partial(_search, seconds=seconds, all_look=all_look)
+    with executor.results(task, ids, name="the search for {}".format, fresh=True) as results:
+        yield from results
+
+
+def _search(id: str, *, seconds: float | None, all_look: bool) -> Any:
+    """The search for one exhibit. A worker may not have imported the museum."""
+    return _import_museum("museum.search").search(id, seconds, all_look=all_look)
 
 
 def _import_museum(name: str) -> Any:

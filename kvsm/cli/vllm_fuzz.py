@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from random import Random, SystemRandom
+from socket import gethostname
 from typing import Any
 
 import click
@@ -15,9 +15,12 @@ import msgspec
 from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
 from kvsm.checker.targets import WalkCase
 from kvsm.checker.walk import WalkResult, random_of
+from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.walking import shown_walk
+from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor
 from kvsm.vllm_fuzz.shape import KINDS, draw_shape
 from kvsm.worlds.world import Finding, World
 
@@ -99,7 +102,8 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
 )
-@click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU]", metavar="N")
+@jobs_option
+@cluster_option
 @click.option(
     "--without",
     multiple=True,
@@ -121,6 +125,7 @@ def vllm_fuzz(
     without: tuple[str, ...],
     seed: int | None,
     jobs: int | None,
+    cluster: str | None,
     directory: Path | None,
     as_json: bool,
     **limits: Any,
@@ -151,14 +156,15 @@ def vllm_fuzz(
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, and nothing found.
     """
     seed = SystemRandom().getrandbits(32) if seed is None else seed
-    hunt = Hunt(
-        Choices(connector, extra, tuple(without)),
-        seed,
-        jobs or os.cpu_count() or 1,
-        directory or Path(f"kvsm-vllm-fuzz-{seed}"),
-        as_json,
-    )
-    answer = hunt.run(**limits)
+    with chosen_executor(cluster, jobs) as executor:
+        hunt = Hunt(
+            Choices(connector, extra, tuple(without)),
+            seed,
+            executor,
+            directory or Path(f"kvsm-vllm-fuzz-{seed}"),
+            as_json,
+        )
+        answer = hunt.run(**limits)
     if as_json:
         say_json(answer)
     else:
@@ -175,8 +181,10 @@ class Hunt:
     directory: where they are saved. quiet: print nothing meanwhile.
     """
 
-    def __init__(self, choices: Choices, seed: int, jobs: int, directory: Path, quiet: bool) -> None:
-        self._choices, self._seed, self._jobs = choices, seed, jobs
+    def __init__(
+        self, choices: Choices, seed: int, executor: Executor | None, directory: Path, quiet: bool
+    ) -> None:
+        self._choices, self._seed, self._executor = choices, seed, executor
         self._directory, self._quiet = directory, quiet
         self._found: list[tuple[Finding, VllmFuzzFinding]] = []
 
@@ -220,8 +228,12 @@ class Hunt:
         )
 
     def _walk(self, before: WalkResult, seconds: float | None, runs: int | None) -> WalkResult:
+        choices, ours = self._choices, _version()
+
         def make_world(random: Random) -> World:
-            return self._choices.case(random).make()
+            if _version() != ours:
+                raise ConfigError(f"a worker on {gethostname()} has vLLM {_version()}, and here is {ours}")
+            return choices.case(random).make()
 
         def text(result: WalkResult) -> str:
             made, done = before.runs + result.runs, before.operations + result.operations
@@ -231,10 +243,10 @@ class Hunt:
         return shown_walk(
             make_world,
             self._seed,
+            self._executor,
             first_run=before.next_run,
             seconds=seconds,
             runs=runs,
-            jobs=self._jobs,
             text=text,
         )
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, say, say_json, say_table
@@ -68,6 +70,8 @@ class WhatIfAnswer(PoolComparison, frozen=True, kw_only=True, tag_field="schema"
 @click.option(
     "--store", type=click.Choice(("eager", "lazy")), default="eager", show_default=True, help="Store mode."
 )
+@jobs_option
+@cluster_option
 @window_options
 @trust_options
 @json_option
@@ -77,6 +81,8 @@ def whatif(
     policies: str | None,
     thresholds: str | None,
     store: str,
+    jobs: int | None,
+    cluster: str | None,
     since: LogPoint | None,
     until: LogPoint | None,
     as_json: bool,
@@ -96,6 +102,7 @@ def whatif(
       kvsm whatif LOG                                       would a larger pool help?
       kvsm whatif LOG --host-blocks 300..2400 --policy all  which size, which policy?
       kvsm whatif LOG --store-threshold 1,2,3               are stores worth refusing?
+      kvsm whatif LOG --host-blocks 1000..64000 --policy all --cluster ray://head:10001   on many machines
     """
     if store == "lazy":
         raise ConfigError(
@@ -119,7 +126,7 @@ def whatif(
         )
     )
     _check(scenarios)
-    demand, comparison = _with_progress(reader, allowed, scenarios, window)
+    demand, comparison = _with_progress(reader, allowed, scenarios, window, jobs, cluster)
     if as_json:
         answer = {name: getattr(comparison, name) for name in PoolComparison.__struct_fields__}
         say_json(WhatIfAnswer(log=str(log), first=demand.first, last=demand.last, **answer))
@@ -194,19 +201,29 @@ def _check(scenarios: Sequence[Scenario]) -> None:
 
 
 def _with_progress(
-    reader: LogReader, trust: Trust, scenarios: Sequence[Scenario], window: Window
+    reader: LogReader,
+    trust: Trust,
+    scenarios: Sequence[Scenario],
+    window: Window,
+    jobs: int | None,
+    cluster: str | None,
 ) -> tuple[Demand, PoolComparison]:
     console, name = Console(stderr=True), str(reader.directory)
     if not console.is_terminal:
         demand = read_demand(reader, trust)
-        return demand, compare(name, demand, scenarios, window)
+        with chosen_executor(cluster, jobs) as executor:
+            return demand, compare(name, demand, scenarios, window, executor=executor)
     columns = (TextColumn("{task.description} {task.completed:,.0f}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        reading = progress.add_task("events read:", total=None)
-        demand = read_demand(reader, trust, lambda events: progress.update(reading, completed=events))
+    # Refreshed by hand, because a process must not fork beside a thread.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+
+        def show(line: TaskID, done: int) -> None:
+            progress.update(line, completed=done, refresh=True)
+
+        demand = read_demand(reader, trust, partial(show, progress.add_task("events read:", total=None)))
         trying = progress.add_task(f"configurations of {len(scenarios)} tried:", total=None)
-        found = compare(name, demand, scenarios, window, lambda done: progress.update(trying, completed=done))
-    return demand, found
+        with chosen_executor(cluster, jobs) as executor:
+            return demand, compare(name, demand, scenarios, window, partial(show, trying), executor)
 
 
 # For people.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from itertools import product
 
 import msgspec
 
 from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor, Item, Result
 from kvsm.replay.window import Window
 from kvsm.whatif.accuracy import SCOPE, error_points, refuse_failing, refuse_unlike
 from kvsm.whatif.demand import Demand
@@ -68,12 +71,14 @@ def compare(
     scenarios: Sequence[Scenario],
     window: Window = EVERYTHING,
     progress: Callable[[int], None] | None = None,
+    executor: Executor | None = None,
 ) -> PoolComparison:
     """Simulate all scenarios.
 
     log: its name, for errors.
     window: which lookups are counted.
     progress: is told how many scenarios are done.
+    executor: who simulates, in place of this process. The result is the same.
 
     Raises `ConfigError` for a scenario that cannot be, and `LogError` if the log does not behave like those
     for which predictions were measured, or if the window holds no lookup.
@@ -83,33 +88,23 @@ def compare(
     as_logged, own = recorded(lookups), Scenario.of(demand.config)
     if not as_logged.asked:
         raise ConfigError(f"{log}: no lookup of a whole block is between --since and --until")
-    optimum = Optimum(demand, lookups)
-    bounds: dict[int, float] = {}
-
-    def outcome(scenario: Scenario, served: Served) -> Outcome:
-        size = scenario.host_blocks
-        if size not in bounds:
-            bounds[size] = optimum.found_share(size)
-        return Outcome(
-            size,
-            scenario.policy,
-            scenario.store_threshold,
-            served.host_share,
-            served.found_share,
-            error_points(demand, scenario),
-            bounds[size],
-            served.stored,
-            served.evicted,
-        )
-
     itself = simulate(demand, own, lookups)
     refuse_unlike(log, itself, as_logged)
-    outcomes = []
-    for number, scenario in enumerate(scenarios, 1):
-        served = itself if scenario == own else simulate(demand, scenario, lookups)
-        outcomes.append(outcome(scenario, served))
-        if progress is not None:
-            progress(number)
+    optimum = Optimum(demand, lookups)
+    others = [one for one in scenarios if one != own]
+    served_by = {own: itself}
+    with _results(executor, partial(simulate, demand, lookups=lookups), others) as results:
+        for scenario, served in zip(others, results):
+            served_by[scenario] = served
+            if progress is not None:
+                progress(len(served_by))
+    sizes = sorted({one.host_blocks for one in (own, *scenarios)})
+    with _results(executor, optimum.found_share, sizes) as shares:
+        bounds = dict(zip(sizes, shares))
+
+    def outcome(scenario: Scenario, served: Served) -> Outcome:
+        return _outcome(scenario, served, error_points(demand, scenario), bounds[scenario.host_blocks])
+
     return PoolComparison(
         lookups=as_logged.lookups,
         asked=as_logged.asked,
@@ -119,8 +114,34 @@ def compare(
         logged=outcome(own, as_logged),
         itself=outcome(own, itself),
         unlimited_share=optimum.unlimited,
-        outcomes=tuple(outcomes),
+        outcomes=tuple([outcome(one, served_by[one]) for one in scenarios]),
     )
+
+
+def _outcome(scenario: Scenario, served: Served, error: float, bound: float) -> Outcome:
+    return Outcome(
+        scenario.host_blocks,
+        scenario.policy,
+        scenario.store_threshold,
+        served.host_share,
+        served.found_share,
+        error,
+        bound,
+        served.stored,
+        served.evicted,
+    )
+
+
+@contextmanager
+def _results(
+    executor: Executor | None, task: Callable[[Item], Result], items: Sequence[Item]
+) -> Iterator[Iterator[Result]]:
+    """Results in order, made by an executor or in this process."""
+    if executor is None or len(items) < 2:
+        yield map(task, items)
+        return
+    with executor.results(task, items) as results:
+        yield results
 
 
 def verdict(found: PoolComparison) -> list[str]:

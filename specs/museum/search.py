@@ -8,21 +8,15 @@ so the museum finds the same things every day.
 
 from __future__ import annotations
 
-import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from traceback import format_exc
 from typing import Any
 
 import msgspec
 from mutants import MUTANTS
 
-from kvsm.errors import ConfigError
 from kvsm.worlds.world import Action, Finding, finding_of
 from museum import EXHIBITS
 from museum.checkers import CHECKERS, Checker, Sighting, Unexplored
@@ -133,79 +127,3 @@ def _seen_in(scenario: Callable[[], Any]) -> Sighting | None:
     except Exception as error:
         return Sighting(finding_of(error), ())
     return None
-
-
-# Many exhibits.
-
-
-def search_all(
-    ids: Sequence[str], jobs: int, seconds: float | None = None, *, all_look: bool = False
-) -> Iterator[SearchResult]:
-    """Search for many exhibits, `jobs` at a time. Results come in the order of `ids`.
-
-    Each exhibit has its own process, which takes the change with it when it ends. Raises `ConfigError` if a
-    process is killed.
-    """
-    # A pool would report a killed process late or never, and not which exhibit it had.
-    left = deque(enumerate(ids))
-    running: list[_SearchProcess] = []
-    found: dict[int, SearchResult] = {}
-    try:
-        for wanted in range(len(ids)):
-            while wanted not in found:
-                while left and len(running) < jobs:
-                    running.append(_SearchProcess(*left.popleft(), seconds, all_look))
-                for searching in _that_ended(running):
-                    found[searching.number] = searching.result()
-                    running.remove(searching)
-                    searching.end()
-            yield found.pop(wanted)
-    finally:
-        for searching in running:
-            searching.end()
-
-
-def _that_ended(running: Sequence[_SearchProcess]) -> list[_SearchProcess]:
-    ready = wait([one.connection for one in running])
-    return [one for one in running if one.connection in ready]
-
-
-class _SearchProcess:
-    """A process that looks for one exhibit."""
-
-    def __init__(self, number: int, id: str, seconds: float | None, all_look: bool) -> None:
-        self.number, self._id = number, id
-        # Forked, so that it sees changes made in this process.
-        context = get_context("fork")
-        self.connection, there = context.Pipe(duplex=False)
-        self._process = context.Process(target=_search, args=(there, id, seconds, all_look), daemon=True)
-        self._process.start()
-        # Otherwise the connection would stay open after the end of the process.
-        there.close()
-
-    def result(self) -> SearchResult:
-        """The result that it sent."""
-        try:
-            answer: SearchResult | str = self.connection.recv()
-        except (EOFError, OSError):
-            looked = f"the process that looked for {self._id} was killed"
-            raise ConfigError(f"{looked}, perhaps for lack of memory; try fewer --jobs") from None
-        if isinstance(answer, str):
-            raise RuntimeError(f"the search for {self._id} failed:\n{answer}")
-        return answer
-
-    def end(self) -> None:
-        self._process.terminate()
-        self._process.join()
-        self.connection.close()
-
-
-def _search(there: Connection, id: str, seconds: float | None, all_look: bool) -> None:
-    """The main function of such a process. An error is sent as text, since some cannot be pickled."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command decides when to stop
-    answer: SearchResult | str
-    try:
-        answer = search(id, seconds, all_look=all_look)
-    except Exception:
-        answer = format_exc()
-    there.send(answer)

@@ -1,0 +1,147 @@
+"""The workers of a Ray cluster: `local`, a small one on this machine, or one that runs.
+
+An item is a Ray task. Ray decides where it runs. Ray's own retries are off: who makes an item again, and how
+often, is decided in `kvsm.executors.executor`, and told.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvsm.errors import ConfigError
+from kvsm.executors.executor import (
+    Done,
+    Heard,
+    Item,
+    Lost,
+    LostWorker,
+    OrderedResults,
+    Raised,
+    Result,
+    Task,
+    unheard,
+)
+from kvsm.executors.ray_worker import asked, code_digest
+
+LOCAL = "local"
+_STORE_BYTES = 80 << 20
+"""Memory for objects of a local cluster. Ray refuses less than 75 MiB."""
+
+
+class RayCluster:
+    """An executor on a Ray cluster. A context manager: it connects at its begin, and leaves at its end.
+
+    address: `local` starts a cluster on this machine that ends with the executor. Others are Ray's:
+        `ray://HOST:PORT` or `HOST:PORT`; `auto` is the cluster that runs on this machine.
+    workers: how many items are worked on at once. Default: one for each CPU of the cluster.
+    heard: is told of each worker that was lost and made up for.
+
+    Raises `ConfigError` if Ray is not installed, if there is no such cluster, or if it has no CPUs.
+    """
+
+    def __init__(self, address: str, workers: int | None = None, heard: Heard = unheard) -> None:
+        self._ray = _import_ray()
+        self._address, self._wanted, self._heard = address, workers, heard
+        self.workers, self.losses = workers or 0, 0
+
+    def __enter__(self) -> RayCluster:
+        ray = self._ray
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        try:
+            if self._address == LOCAL:
+                cpus = self._wanted or os.cpu_count() or 1
+                ray.init(
+                    num_cpus=cpus,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    object_store_memory=_STORE_BYTES,
+                    **quiet,
+                )
+            else:
+                ray.init(self._address, **quiet)
+        except (ConnectionError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
+            raise ConfigError(f"--cluster {self._address}: {error}") from error
+        try:
+            self.workers = self._wanted or int(ray.cluster_resources().get("CPU", 0))
+            if not self.workers:
+                raise ConfigError(f"--cluster {self._address}: this cluster has no CPUs; give --jobs")
+        except BaseException:
+            ray.shutdown()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    @contextmanager
+    def results(
+        self,
+        task: Task[Item, Result],
+        items: Iterable[Item],
+        *,
+        name: Callable[[Item], str] = str,
+        fresh: bool = False,
+    ) -> Iterator[Iterator[Result]]:
+        """As `Executor.results`. The task, items and results are pickled."""
+        crew = _RayCrew(self._ray, task, fresh)
+        try:
+            yield OrderedResults(crew, self.workers, items, name, self._lose)
+        finally:
+            crew.close()
+
+    def _lose(self, lost: LostWorker) -> None:
+        self.losses += 1
+        self._heard(lost)
+
+
+class _RayCrew:
+    """The items that Ray works on."""
+
+    def __init__(self, ray: Any, task: Callable[[Any], Any], fresh: bool) -> None:
+        self._ray, self._ours, self._number = ray, code_digest(), uuid.uuid4().hex
+        self._task = ray.put(ray.cloudpickle.dumps(task))
+        self._ask = ray.remote(max_retries=0, max_calls=1 if fresh else 0)(asked())
+        self._busy: dict[Any, int] = {}
+
+    def begin(self, number: int, item: Any) -> None:
+        pickled = self._ray.cloudpickle.dumps(item)
+        self._busy[self._ask.remote(self._ours, self._number, self._task, pickled)] = number
+
+    def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
+        wait, busy = self._ray.wait, list(self._busy)
+        ready, rest = wait(busy)
+        if rest:
+            ready += wait(rest, num_returns=len(rest), timeout=0)[0]
+        return [(self._busy.pop(one), self._outcome(one)) for one in ready]
+
+    def _outcome(self, reference: Any) -> Done | Raised | Lost:
+        exceptions = self._ray.exceptions
+        try:
+            answer: bytes | str = self._ray.get(reference)
+        except exceptions.RayTaskError as error:  # such as a task that cannot be unpickled there
+            return Raised(None, str(error))
+        except exceptions.RayError as error:
+            return Lost(str(error).partition("\n")[0])
+        if isinstance(answer, str):
+            raise ConfigError(f"{answer}; install the kvsm of this machine on every machine of the cluster")
+        outcome: Done | Raised = pickle.loads(answer)
+        return outcome
+
+    def close(self) -> None:
+        for reference in self._busy:
+            self._ray.cancel(reference, force=True)
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(f"{error}; --cluster needs Ray: pip install 'kvsm[ray]'") from error
+    return ray

@@ -1,0 +1,310 @@
+"""What every executor promises: forked processes, and a real Ray cluster on this machine (slow)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from pathlib import Path
+from random import Random
+from threading import Thread, get_ident
+
+import pytest
+from toy_worlds import Counting
+
+from kvsm.checker.targets import draw_case
+from kvsm.checker.walk import walk
+from kvsm.errors import ConfigError, LogError
+from kvsm.executors.executor import AHEAD, MOST_LOSSES, Executor, LostWorker
+from kvsm.executors.processes import ForkedProcesses
+from kvsm.executors.ray_cluster import RayCluster
+from kvsm.worlds.world import World
+
+WORKERS = 3
+
+MakeExecutor = Callable[[int], Executor]
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[LostWorker]:
+    """The workers that were lost."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def cluster(heard: list[LostWorker]) -> Iterator[RayCluster]:
+    """One cluster for all tests, which takes seconds to start."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsm[ray]'")
+    with RayCluster("local", WORKERS, heard.append) as started:
+        yield started
+
+
+@pytest.fixture(params=["processes", pytest.param("ray", marks=pytest.mark.slow)])
+def make(request: pytest.FixtureRequest, heard: list[LostWorker]) -> MakeExecutor:
+    """Makes an executor with so many workers."""
+    heard.clear()
+    if request.param == "processes":
+        return lambda workers: ForkedProcesses(workers, heard.append)
+    started: RayCluster = request.getfixturevalue("cluster")
+
+    def limited(workers: int) -> RayCluster:
+        started.workers = workers
+        return started
+
+    return limited
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended. One that nobody has waited for has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.01)
+
+
+# Tasks. A cluster imports this module.
+
+
+def squared(number: int) -> int:
+    return number * number
+
+
+def lingering(number: int) -> int:
+    """Later items end first."""
+    time.sleep(0.03 * (4 - number % 5))
+    return number
+
+
+def counted(directory: Path, number: int) -> int:
+    """How many do this at the same time."""
+    mine = directory / str(number)
+    mine.touch()
+    time.sleep(0.05)
+    found = len(list(directory.iterdir()))
+    mine.unlink()
+    return found
+
+
+def endless_from(directory: Path, first: int, number: int) -> int:
+    """From one item on it never returns. It leaves the number of its process."""
+    if number >= first:
+        (directory / str(os.getpid())).touch()
+        time.sleep(10_000)
+    return number
+
+
+def fatal_once(directory: Path, fatal: int, number: int) -> int:
+    """The first process that does this item is killed."""
+    if number == fatal:
+        with suppress(FileExistsError):
+            (directory / "killed").touch(exist_ok=False)
+            os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def fatal(number: int) -> int:
+    if number == 4:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def failing(number: int) -> float:
+    return 1 / (number - 4)
+
+
+def refusing(number: int) -> int:
+    raise LogError(f"log {number} is no log")
+
+
+# The promises.
+
+
+def test_results_come_in_the_order_of_the_items(make: MakeExecutor) -> None:
+    with make(WORKERS).results(lingering, range(20)) as results:
+        assert list(results) == list(range(20))
+
+
+def test_no_items_are_no_results(make: MakeExecutor) -> None:
+    with make(2).results(squared, []) as results:
+        assert list(results) == []
+
+
+def test_a_task_may_be_a_closure(make: MakeExecutor) -> None:
+    with make(2).results(lambda number: number + WORKERS, range(3)) as results:
+        assert list(results) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_so_many_work_at_once_and_no_more(make: MakeExecutor, workers: int, tmp_path: Path) -> None:
+    with make(workers).results(partial(counted, tmp_path), range(16)) as results:
+        assert max(results) == workers
+
+
+def test_endless_items_are_begun_as_far_as_results_are_wanted(make: MakeExecutor) -> None:
+    """Else the results that nobody takes would fill the memory."""
+    items = count()
+    with make(2).results(squared, items) as results:
+        assert [next(results) for _ in range(10)] == [number * number for number in range(10)]
+        time.sleep(0.2)
+    assert next(items) <= 10 + AHEAD + 1
+
+
+def test_no_worker_goes_on_after_the_block(make: MakeExecutor, tmp_path: Path) -> None:
+    """A walk stops at its first failure, and runs beyond it may never end."""
+    with make(2).results(partial(endless_from, tmp_path, 3), count()) as results:
+        assert [next(results) for _ in range(3)] == [0, 1, 2]
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    wait_for(lambda: all(map(gone, workers)))
+
+
+def test_no_worker_goes_on_after_an_exception_in_the_block(make: MakeExecutor, tmp_path: Path) -> None:
+    main = get_ident()
+
+    def consume() -> None:
+        with make(2).results(partial(endless_from, tmp_path, 0), count()) as results:
+            Thread(target=interrupt, daemon=True).start()
+            next(results)
+
+    def interrupt() -> None:
+        wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        consume()
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    wait_for(lambda: all(map(gone, workers)))
+
+
+def test_a_worker_that_is_killed_is_made_up_for(
+    make: MakeExecutor, heard: list[LostWorker], tmp_path: Path
+) -> None:
+    executor = make(2)
+    before = executor.losses
+    task, name = partial(fatal_once, tmp_path, 4), "number {}".format
+    with executor.results(task, range(30), name=name) as results:
+        assert list(results) == list(range(30))
+    assert executor.losses == before + 1
+    assert [one.name for one in heard] == ["number 4"]
+    assert str(heard[0]).startswith("a worker was lost: ")
+    assert str(heard[0]).endswith("; another one takes what it had: number 4")
+
+
+def test_a_worker_that_is_killed_from_outside_is_made_up_for(make: MakeExecutor, tmp_path: Path) -> None:
+    """While others work, and this process has a thread."""
+    unhurt = tmp_path / "killed"
+
+    def task(number: int) -> int:
+        if number == 5 and not unhurt.exists():
+            (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+            time.sleep(10_000)
+        return number
+
+    def kill() -> None:
+        wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
+        unhurt.touch()
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+
+    with make(2).results(task, range(40)) as results:
+        killer = Thread(target=kill)
+        killer.start()
+        assert list(results) == list(range(40))
+        killer.join()
+
+
+def test_an_item_that_kills_every_worker_is_named(make: MakeExecutor, heard: list[LostWorker]) -> None:
+    with make(2).results(fatal, range(9), name="number {}".format) as results:
+        assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+        with pytest.raises(
+            ConfigError, match=rf"^number 4: {MOST_LOSSES} workers were lost at it, .* fewer --jobs"
+        ):
+            next(results)
+    assert len(heard) == MOST_LOSSES - 1
+
+
+def test_an_exception_names_the_item_and_has_the_traceback_of_the_worker(make: MakeExecutor) -> None:
+    with make(2).results(failing, range(9), name="number {}".format) as results:
+        assert [next(results) for _ in range(4)] == [-1 / 4, -1 / 3, -1 / 2, -1]
+        with pytest.raises(
+            RuntimeError, match=r"number 4 failed in a worker:\n(?s:.*)in failing\n(?s:.*)ZeroDivision"
+        ):
+            next(results)
+
+
+def test_an_error_of_kvsm_comes_as_it_is(make: MakeExecutor) -> None:
+    """The commands know it, and print it in one line."""
+    with make(2).results(refusing, [7]) as results, pytest.raises(LogError, match=r"^log 7 is no log$"):
+        next(results)
+
+
+def test_a_result_that_cannot_be_pickled_is_named(make: MakeExecutor) -> None:
+    with (
+        make(2).results(lambda _: Thread(), [7], name="number {}".format) as results,
+        pytest.raises(RuntimeError, match=r"number 7 failed in a worker:\n(?s:.*)pickle"),
+    ):
+        next(results)
+
+
+def test_each_item_has_a_process_of_its_own_if_that_is_asked(make: MakeExecutor) -> None:
+    """The museum changes the code in its process."""
+    with make(2).results(lambda _: os.getpid(), range(5), fresh=True) as results:
+        assert len(set(results)) == 5
+
+
+# What they are for.
+
+
+def facts(world: Callable[[Random], World], executor: Executor | None, runs: int) -> tuple[object, ...]:
+    result = walk(world, 3, runs=runs, executor=executor)
+    return result.next_run, result.runs, result.operations, result.most_in_flight, result.failure
+
+
+@pytest.mark.slow
+def test_a_walk_has_the_same_result_whoever_makes_its_runs(make: MakeExecutor) -> None:
+    def world(random: Random) -> World:
+        return draw_case("all", random).make()
+
+    alone = facts(world, None, 20)
+    for workers in (1, 2, 3):
+        assert facts(world, make(workers), 20) == alone
+
+
+def test_a_walk_ends_with_the_same_failure_whoever_makes_its_runs(make: MakeExecutor) -> None:
+    def world(random: Random) -> World:
+        return Counting(random.choice((9, 10**6, 10**6, 10**6, 10**6)))
+
+    alone = facts(world, None, 99)
+    assert alone[-1] is not None
+    for workers in (1, 2, 3):
+        assert facts(world, make(workers), 99) == alone
+
+
+def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
+    """Even by `kill -9`, when it can tell nobody."""
+    program = (
+        "import sys, test_executors as tests\n"
+        "from functools import partial\n"
+        "from pathlib import Path\n"
+        "task = partial(tests.endless_from, Path(sys.argv[1]), 0)\n"
+        "with tests.ForkedProcesses(2).results(task, range(9)) as results:\n"
+        "    next(results)\n"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], cwd=Path(__file__).parent)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+    killed.kill()
+    killed.wait()
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    wait_for(lambda: all(map(gone, workers)))
