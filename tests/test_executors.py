@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Thread, get_ident
+from unittest.mock import patch
 
 import pytest
 from toy_worlds import Counting
@@ -41,7 +42,8 @@ def heard() -> list[LostWorker]:
 def cluster(heard: list[LostWorker]) -> Iterator[RayCluster]:
     """One cluster for all tests, which takes seconds to start."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsm[ray]'")
-    with RayCluster("local", WORKERS, heard.append) as started:
+    path = {"PYTHONPATH": str(Path(__file__).parent)}  # its workers import the tasks below
+    with patch.dict(os.environ, path), RayCluster("local", WORKERS, heard.append) as started:
         yield started
 
 
