@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,21 +15,29 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from random import Random
+from socket import gethostname, socket
+from tempfile import TemporaryDirectory
 from threading import Thread, get_ident
 from unittest.mock import patch
 
 import pytest
+from click.testing import CliRunner
 from toy_worlds import Counting
 
+import kvsm
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
+from kvsm.cli import main
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.errors import ConfigError, LogError
 from kvsm.executors.executor import AHEAD, MOST_LOSSES, Executor, LostWorker
 from kvsm.executors.processes import ForkedProcesses
 from kvsm.executors.ray_cluster import RayCluster
+from kvsm.executors.ray_worker import answered, asked, code_digest
 from kvsm.worlds.world import World
 
 WORKERS = 3
+NO_RAY = "Ray is not installed: pip install 'kvsm[ray]'"
 
 MakeExecutor = Callable[[int], Executor]
 
@@ -41,9 +51,10 @@ def heard() -> list[LostWorker]:
 @pytest.fixture(scope="module")
 def cluster(heard: list[LostWorker]) -> Iterator[RayCluster]:
     """One cluster for all tests, which takes seconds to start."""
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsm[ray]'")
-    path = {"PYTHONPATH": str(Path(__file__).parent)}  # its workers import the tasks below
-    with patch.dict(os.environ, path), RayCluster("local", WORKERS, heard.append) as started:
+    pytest.importorskip("ray", reason=NO_RAY)
+    # Its workers import the tasks below. It is a cluster of its own, whatever the environment names.
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": f"127.0.0.1:{free_port()}"}
+    with patch.dict(os.environ, environment), RayCluster("local", WORKERS, heard.append) as started:
         yield started
 
 
@@ -53,11 +64,17 @@ def make(request: pytest.FixtureRequest, heard: list[LostWorker]) -> MakeExecuto
     heard.clear()
     if request.param == "processes":
         return lambda workers: ForkedProcesses(workers, heard.append)
-    started: RayCluster = request.getfixturevalue("cluster")
+    made: MakeExecutor = request.getfixturevalue("make_on_ray")
+    return made
+
+
+@pytest.fixture
+def make_on_ray(cluster: RayCluster) -> MakeExecutor:
+    """The same, with Ray only."""
 
     def limited(workers: int) -> RayCluster:
-        started.workers = workers
-        return started
+        cluster.workers = workers
+        return cluster
 
     return limited
 
@@ -294,6 +311,56 @@ def test_a_walk_ends_with_the_same_failure_whoever_makes_its_runs(make: MakeExec
         assert facts(world, make(workers), 99) == alone
 
 
+# Clusters that cannot work.
+
+
+@pytest.mark.slow
+def test_a_worker_with_another_kvsm_refuses(
+    make_on_ray: MakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results would not be ours."""
+    monkeypatch.setattr("kvsm.executors.ray_cluster.code_digest", lambda: "another")
+    with (
+        make_on_ray(2).results(squared, range(3)) as results,
+        pytest.raises(ConfigError, match=r"runs another kvsm, from .*; install the kvsm of this machine on"),
+    ):
+        next(results)
+
+
+def test_a_worker_without_kvsm_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asks it comes from here, by value."""
+    monkeypatch.setitem(sys.modules, "kvsm.executors.ray_worker", None)
+    assert re.fullmatch(r"a worker on .+ has no such kvsm: .+", str(asked()("digest", "1", b"", b"")))
+
+
+def test_another_kvsm_is_seen_by_its_code() -> None:
+    assert code_digest() == code_digest()
+    assert answered("another digest", "1", b"", b"") == (
+        f"a worker on {gethostname()} runs another kvsm, from {Path(kvsm.__file__).parent}"
+    )
+
+
+@pytest.mark.slow
+def test_a_cluster_that_is_not_there_is_told_at_once() -> None:
+    pytest.importorskip("ray", reason=NO_RAY)
+    for address in (f"ray://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"):
+        with pytest.raises(ConfigError, match=f"^--cluster {address}: .*refused"), RayCluster(address):
+            pass
+
+
+def test_without_ray_an_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    result = CliRunner().invoke(main, ["fuzz", "--cluster", "local", "--runs", "1"])
+    assert result.exit_code == ExitCode.UNUSABLE
+    assert "--cluster needs Ray: pip install 'kvsm[ray]'" in result.stderr
+
+
+def free_port() -> int:
+    with socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
 def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     """Even by `kill -9`, when it can tell nobody."""
     program = (
@@ -310,3 +377,55 @@ def test_workers_end_with_a_process_that_is_killed(tmp_path: Path) -> None:
     killed.wait()
     workers = [int(path.name) for path in tmp_path.iterdir()]
     wait_for(lambda: all(map(gone, workers)))
+
+
+# The commands.
+
+
+@pytest.fixture
+def running_cluster() -> Iterator[tuple[str, str]]:
+    """The addresses of a cluster that another program has started: for clients, and for nodes."""
+    pytest.importorskip("ray", reason=NO_RAY)
+    client, node = free_port(), free_port()
+    with TemporaryDirectory(prefix="kvsm-", dir="/tmp") as directory:  # a socket there needs a short path
+        started = subprocess.Popen(
+            [
+                Path(sys.executable).with_name("ray"),
+                *("start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"),
+                *(f"--port={node}", f"--ray-client-server-port={client}", "--node-ip-address=127.0.0.1"),
+                *("--object-store-memory=80000000", f"--temp-dir={directory}"),
+            ],
+            env=OPEN_RAY,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            wait_for(lambda: listens(client) and listens(node), 60)
+            yield f"ray://127.0.0.1:{client}", f"127.0.0.1:{node}"
+        finally:
+            started.terminate()
+            started.wait()
+
+
+OPEN_RAY = {
+    **os.environ,
+    "PYTHONPATH": str(Path(kvsm.__file__).parents[1]),
+    "RAY_AUTH_MODE": "disabled",  # some releases of Ray ask for a token; only this machine reaches it
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def listens(port: int) -> bool:
+    with socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.slow
+def test_a_walk_has_the_same_totals_on_a_cluster_that_runs(running_cluster: tuple[str, str]) -> None:
+    fuzz = [sys.executable, "-m", "kvsm", "fuzz", "--runs", "20", "--seed", "7", "--json"]
+    found = []
+    for where in (["--jobs", "1"], *(["--cluster", address] for address in running_cluster)):
+        ended = subprocess.run([*fuzz, *where], env=OPEN_RAY, stdout=subprocess.PIPE, check=True, timeout=120)
+        found.append({**json.loads(ended.stdout)["progress"], "seconds": 0})
+    assert found[0]["runs"] == 20
+    assert found == [found[0]] * 3

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ from kvsm.executors.ray_worker import asked, code_digest
 LOCAL = "local"
 _STORE_BYTES = 80 << 20
 """Memory for objects of a local cluster. Ray refuses less than 75 MiB."""
+_KNOCK_SECONDS = 10
+_TOKEN_HINT = (
+    "a cluster that asks for a token needs RAY_AUTH_MODE=token here too (see the documentation of Ray)"
+)
 
 
 class RayCluster:
@@ -50,33 +55,37 @@ class RayCluster:
         self.workers, self.losses = workers or 0, 0
 
     def __enter__(self) -> RayCluster:
-        ray = self._ray
-        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        ray, named = self._ray, f"--cluster {self._address}"
         try:
-            if self._address == LOCAL:
-                cpus = self._wanted or os.cpu_count() or 1
-                ray.init(
-                    num_cpus=cpus,
-                    num_gpus=0,
-                    include_dashboard=False,
-                    object_store_memory=_STORE_BYTES,
-                    **quiet,
-                )
-            else:
-                ray.init(self._address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
-            raise ConfigError(f"--cluster {self._address}: {error}") from error
-        try:
-            self.workers = self._wanted or int(ray.cluster_resources().get("CPU", 0))
-            if not self.workers:
-                raise ConfigError(f"--cluster {self._address}: this cluster has no CPUs; give --jobs")
-        except BaseException:
+            self._connect()
+            cpus = int(ray.cluster_resources().get("CPU", 0))
+        except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
             ray.shutdown()
-            raise
+            hint = "" if self._address == LOCAL else f"; {_TOKEN_HINT}"
+            raise ConfigError(f"{named}: {error}{hint}") from error
+        if not cpus:
+            ray.shutdown()
+            raise ConfigError(f"{named}: this cluster has no CPUs")
+        self.workers = self._wanted or cpus
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
+
+    def _connect(self) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self._address != LOCAL:
+            _knock(self._address)
+            self._ray.init(self._address, **quiet)
+            return
+        self._ray.init(
+            "local",  # not the cluster that RAY_ADDRESS or an earlier `ray start` names
+            num_cpus=self._wanted or os.cpu_count() or 1,
+            num_gpus=0,
+            include_dashboard=False,
+            object_store_memory=_STORE_BYTES,
+            **quiet,
+        )
 
     @contextmanager
     def results(
@@ -88,11 +97,14 @@ class RayCluster:
         fresh: bool = False,
     ) -> Iterator[Iterator[Result]]:
         """As `Executor.results`. The task, items and results are pickled."""
-        crew = _RayCrew(self._ray, task, fresh)
         try:
-            yield OrderedResults(crew, self.workers, items, name, self._lose)
-        finally:
-            crew.close()
+            crew = _RayCrew(self._ray, task, fresh)
+            try:
+                yield OrderedResults(crew, self.workers, items, name, self._lose)
+            finally:
+                crew.close()
+        except ConnectionError as error:
+            raise ConfigError(f"--cluster {self._address}: the connection was lost: {error}") from error
 
     def _lose(self, lost: LostWorker) -> None:
         self.losses += 1
@@ -126,7 +138,7 @@ class _RayCrew:
         except exceptions.RayTaskError as error:  # such as a task that cannot be unpickled there
             return Raised(None, str(error))
         except exceptions.RayError as error:
-            return Lost(str(error).partition("\n")[0])
+            return Lost(str(error).partition("\n")[0].partition(". ")[0])
         if isinstance(answer, str):
             raise ConfigError(f"{answer}; install the kvsm of this machine on every machine of the cluster")
         outcome: Done | Raised = pickle.loads(answer)
@@ -135,6 +147,13 @@ class _RayCrew:
     def close(self) -> None:
         for reference in self._busy:
             self._ray.cancel(reference, force=True)
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` if nobody listens there. Ray would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 def _import_ray() -> Any:
