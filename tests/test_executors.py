@@ -190,6 +190,27 @@ def test_no_worker_goes_on_after_the_block(make: MakeExecutor, tmp_path: Path) -
     wait_for(lambda: all(map(gone, workers)))
 
 
+@pytest.mark.slow
+def test_a_worker_of_a_cluster_that_heeds_an_interrupt_works_again(
+    make_on_ray: MakeExecutor, tmp_path: Path
+) -> None:
+    """A new process would import all again."""
+
+    def task(number: int) -> int:
+        while number:
+            (tmp_path / str(number)).touch()
+            time.sleep(0.01)
+        return os.getpid()
+
+    with make_on_ray(1).results(task, count()) as results:
+        worker = next(results)
+        wait_for((tmp_path / "1").exists)
+    (tmp_path / "1").unlink()
+    with make_on_ray(1).results(task, [0]) as results:
+        assert list(results) == [worker]
+    assert not (tmp_path / "1").exists()
+
+
 def test_no_worker_goes_on_after_an_exception_in_the_block(make: MakeExecutor, tmp_path: Path) -> None:
     main = get_ident()
 

@@ -33,6 +33,9 @@ LOCAL = "local"
 _STORE_BYTES = 80 << 20
 """Memory for objects of a local cluster. Ray refuses less than 75 MiB."""
 _KNOCK_SECONDS = 10
+_HEED_SECONDS = 1.0
+"""How long an interrupted process may take to heed it. Then it can work for the next `results`; a new process
+would have to import everything."""
 _TOKEN_HINT = (
     "a cluster that asks for a token needs RAY_AUTH_MODE=token here too (see the documentation of Ray)"
 )
@@ -115,6 +118,7 @@ class _RayCrew:
     """The items that Ray works on."""
 
     def __init__(self, ray: Any, task: Callable[[Any], Any], fresh: bool) -> None:
+        self._fresh = fresh
         self._ray, self._ours, self._number = ray, code_digest(), uuid.uuid4().hex
         self._task = ray.put(ray.cloudpickle.dumps(task))
         self._ask = ray.remote(max_retries=0, max_calls=1 if fresh else 0)(asked())
@@ -145,8 +149,14 @@ class _RayCrew:
         return outcome
 
     def close(self) -> None:
-        for reference in self._busy:
-            self._ray.cancel(reference, force=True)
+        """Interrupt what is worked on. A process that does not heed this in time is killed."""
+        ray, busy = self._ray, list(self._busy)
+        if not self._fresh:
+            for reference in busy:
+                ray.cancel(reference)
+            busy = ray.wait(busy, num_returns=len(busy), timeout=_HEED_SECONDS)[1] if busy else []
+        for reference in busy:
+            ray.cancel(reference, force=True)
 
 
 def _knock(address: str) -> None:

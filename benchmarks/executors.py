@@ -1,0 +1,213 @@
+"""The walk of the core with 1 and 2 workers, by forked processes and by a Ray cluster on this machine.
+
+All contestants make the same runs from one seed, by turns, in several rounds. Beside them the runs are made
+in this process. Starting a Ray cluster is not counted; its workers are warm, as in a long walk.
+
+Then what bounds a driver with many workers: how many bytes cross for a batch of runs, and how long the driver
+is busy with an item if there is nothing to do. The processor time of a batch, divided by the driver's for an
+item, is how many workers a driver could keep busy.
+
+    python benchmarks/executors.py --output benchmarks/results/executors.md
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import click
+from page import markdown_table, publish
+
+from kvsm.checker import walk as walking
+from kvsm.checker.targets import draw_case
+from kvsm.checker.walk import walk
+from kvsm.executors.executor import Executor
+from kvsm.executors.processes import ForkedProcesses
+from kvsm.executors.ray_cluster import RayCluster
+from kvsm.worlds.world import World
+
+NO_OPS = 3000
+ALONE = "this process"
+
+
+class Measured(NamedTuple):
+    """What a walk took, in seconds. driver: processor time of this process. all: with its descendants."""
+
+    wall: float
+    driver: float
+    all: float
+
+
+def make_world(random: Random) -> World:
+    """A run of the core."""
+    return draw_case("core", random).make()
+
+
+def measured(work: Callable[[], object]) -> Measured:
+    """Do it, and tell what it took."""
+    wall, driver, all_ = time.monotonic(), time.process_time(), _with_descendants()
+    work()
+    return Measured(time.monotonic() - wall, time.process_time() - driver, _with_descendants() - all_)
+
+
+def _with_descendants() -> float:
+    """Processor time of this process and of all below it, with those that have ended."""
+    times: dict[int, float] = {}
+    below: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            below[int(fields[1])].append(int(entry.name))
+            times[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    todo, total = [os.getpid()], 0.0
+    while todo:
+        one = todo.pop()
+        total += times.get(one, 0.0)
+        todo += below[one]
+    return total
+
+
+def walks(contestants: dict[str, Executor | None], runs: int, rounds: int) -> list[list[str]]:
+    """A row for each contestant: medians, and ratios to this process in the same round."""
+    found: dict[str, list[Measured]] = defaultdict(list)
+    results = set()
+    for number in range(rounds):
+        for name, executor in contestants.items():
+
+            def work(executor: Executor | None = executor, seed: int = number) -> None:
+                result = walk(make_world, seed, runs=runs, executor=executor)
+                results.add((seed, result.runs, result.operations))
+
+            found[name].append(measured(work))
+            click.echo(f"  round {number}, {name}: {found[name][-1]}", err=True)
+    assert len(results) == rounds, "equal seeds gave other results"
+    rows = []
+    for name, mine in found.items():
+        faster = [alone.wall / one.wall for alone, one in zip(found[ALONE], mine)]
+        dearer = [one.all / alone.all for alone, one in zip(found[ALONE], mine)]
+        rows.append(
+            [
+                name,
+                f"{runs / statistics.median(one.wall for one in mine):.1f}",
+                f"{statistics.median(faster):.2f} ({min(faster):.2f} to {max(faster):.2f})",
+                f"{statistics.median(dearer):.2f} ({min(dearer):.2f} to {max(dearer):.2f})",
+                f"{1000 * statistics.median(one.driver for one in mine) / runs:.2f}" if name != ALONE else "",
+            ]
+        )
+    return rows
+
+
+def no_ops(contestants: dict[str, Executor | None], seconds: float, payload: int) -> list[list[str]]:
+    """A row for each executor: what an item costs the driver, and how many workers it could keep busy.
+
+    seconds: processor time of a batch of runs. payload: bytes of its results.
+    """
+    rows = []
+    for name, executor in contestants.items():
+        if executor is None:
+            continue
+
+        def work(executor: Executor = executor) -> None:
+            with executor.results(Answering(payload), range(NO_OPS)) as results:
+                for _ in results:
+                    pass
+
+        took = min((measured(work) for _ in range(3)), key=lambda one: one.driver)
+        each = took.driver / NO_OPS
+        rows.append([name, f"{1e6 * each:.0f}", f"{NO_OPS / took.wall:,.0f}", f"{seconds / each:,.0f}"])
+    return rows
+
+
+class Answering:
+    """A task that does nothing, with an answer of some bytes."""
+
+    def __init__(self, size: int) -> None:
+        self._answer = bytes(size)
+
+    def __call__(self, _number: int) -> bytes:
+        return self._answer
+
+
+def batch_facts(runs: int) -> tuple[float, int, int]:
+    """Processor seconds of a batch of runs, bytes of its results, and bytes of the item."""
+    maker = walking._RunMaker(make_world, 1, True)
+    first, sizes, began = 0, [], time.process_time()
+    while first < runs:
+        made = maker.batch(first)
+        sizes.append(len(pickle.dumps(made)))
+        first += len(made)
+    return (time.process_time() - began) / len(sizes), max(sizes), len(pickle.dumps(first))
+
+
+@click.command()
+@click.option("--runs", default=96, show_default=True, help="Runs of a walk.")
+@click.option("--rounds", default=5, show_default=True, help="Walks of each contestant.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
+def main(runs: int, rounds: int, output: Path | None) -> None:
+    """Compare the executors."""
+    contestants: dict[str, Any] = {ALONE: None}
+    contestants |= {f"{workers} forked": ForkedProcesses(workers) for workers in (1, 2)}
+    forked_first = measured(lambda: walk(make_world, 0, runs=8, executor=contestants["2 forked"]))
+    click.echo(f"  warm: {forked_first}", err=True)
+    seconds, payload, item = batch_facts(runs)
+    with RayCluster("local", 2) as cluster:
+        for workers in (1, 2):
+            limited = _Limited(cluster, workers)
+            contestants[f"{workers} in Ray"] = limited
+            walk(make_world, 0, runs=16, executor=limited)
+        rows = walks(contestants, runs, rounds)
+        idle = no_ops(contestants, seconds, payload)
+    lines = [
+        f"{rounds} rounds of {runs} runs. Ratios are those of one round: median, least and most.",
+        "",
+        *markdown_table(
+            [
+                "who works",
+                "runs a second",
+                "times as fast as this process",
+                "processor time, as a ratio",
+                "driver (ms a run)",
+            ],
+            rows,
+        ),
+        "",
+        "### What a driver can keep busy",
+        "",
+        f"A batch is 8 runs: {1000 * seconds:.0f} ms of processor time, {payload:,} bytes of results at "
+        f"most, {item} bytes of an item. Each item below does nothing and answers with as many bytes.",
+        "",
+        *markdown_table(
+            ["who works", "driver (us an item)", "items a second", "workers that a driver could keep busy"],
+            idle,
+        ),
+    ]
+    publish("Executors", "two cores that others use too", lines, output)
+
+
+class _Limited:
+    """A part of the workers of a cluster."""
+
+    def __init__(self, cluster: RayCluster, workers: int) -> None:
+        self._cluster, self.workers = cluster, workers
+
+    @property
+    def losses(self) -> int:
+        return self._cluster.losses
+
+    def results(self, *arguments: Any, **options: Any) -> Any:
+        self._cluster.workers = self.workers
+        return self._cluster.results(*arguments, **options)
+
+
+if __name__ == "__main__":
+    main()
