@@ -20,11 +20,15 @@ from tempfile import TemporaryDirectory
 from threading import Thread, get_ident
 from unittest.mock import patch
 
+import msgspec
 import pytest
 from click.testing import CliRunner
+from toy_models import TwoPhaseCommit
 from toy_worlds import Counting
 
 import kvsm
+from kvsm.checker.explorer import explore
+from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.targets import draw_case
 from kvsm.checker.walk import walk
 from kvsm.cli import main
@@ -330,6 +334,32 @@ def test_a_walk_ends_with_the_same_failure_whoever_makes_its_runs(make: MakeExec
     assert alone[-1] is not None
     for workers in (1, 2, 3):
         assert facts(world, make(workers), 99) == alone
+
+
+def test_an_exploration_has_the_same_result_whoever_expands_the_states(make: MakeExecutor) -> None:
+    """A proof and a shortest counterexample."""
+    for hasty in (False, True):
+        alone = explore(TwoPhaseCommit(3, hasty))
+        for workers in (1, 2):
+            found = explore(TwoPhaseCommit(3, hasty), executor=make(workers))
+            assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+@pytest.mark.slow
+def test_an_exploration_of_real_code_takes_the_same_edges_whoever_expands_the_states(
+    make: MakeExecutor,
+) -> None:
+    checked = MODELS["serving"]
+    model = checked.model(checked.bounded(checked.scopes["small"], {"requests": 1}))
+    alone, found = explore(model), explore(model, executor=make(2))
+    assert alone.edges
+    assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+def test_a_model_of_arrays_needs_no_cluster() -> None:
+    limits = ExplorationLimits(executor=ForkedProcesses(2))
+    with pytest.raises(ConfigError, match="protocol is explored by arrays on one machine, without --cluster"):
+        MODELS["protocol"].explore(MODELS["protocol"].scopes["small"], limits)
 
 
 # Clusters that cannot work.

@@ -32,9 +32,11 @@ import msgspec
 from kvsm.checker import coverage
 from kvsm.checker.coverage import TableEdge
 from kvsm.checker.expansion import Expander, Expansion, Processes, collecting_young_objects
+from kvsm.checker.expansion_tasks import ExpansionTasks
 from kvsm.checker.model import INTERRUPT, Exploration, Kind, Model, Refutation, Verdict
 from kvsm.checker.winding import END, UNEXPLORED, wind_down
 from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor
 from kvsm.worlds.world import Finding
 
 PROGRESS_SECONDS = 0.25
@@ -60,6 +62,7 @@ def explore(
     model: Model[Any, Any],
     *,
     jobs: int = 1,
+    executor: Executor | None = None,
     max_states: int | None = None,
     max_depth: int | None = None,
     max_seconds: float | None = None,
@@ -70,6 +73,7 @@ def explore(
     A limit that is reached, or Ctrl-C, leaves the verdict undetermined.
 
     jobs: how many processes. They are forked, so start no threads before.
+    executor: who expands the states, in place of processes of this machine. The result is the same.
     progress: called a few times a second.
 
     Raises `ConfigError` for an unusable limit, and whatever the model raises outside of `next` and of its
@@ -83,7 +87,7 @@ def explore(
     with (
         collecting_young_objects(),
         _noticing_interrupts(search),
-        _expanding(model, jobs, search) as (expand, edges_elsewhere),
+        _expanding(model, jobs, executor, search) as (expand, edges_elsewhere),
     ):
         search.run(expand)
         edges = coverage.taken() | edges_elsewhere()
@@ -95,9 +99,13 @@ Expand = Callable[[list[Any]], Iterable[Expansion]]
 
 @contextmanager
 def _expanding(
-    model: Model[Any, Any], jobs: int, search: _ExplorerSearch
+    model: Model[Any, Any], jobs: int, executor: Executor | None, search: _ExplorerSearch
 ) -> Iterator[tuple[Expand, Callable[[], set[TableEdge]]]]:
     """A function that expands a level, and one that returns the edges taken in other processes."""
+    if executor is not None:
+        with ExpansionTasks(model, executor) as tasks:
+            yield tasks.expand, tasks.edges
+        return
     if jobs == 1:
         expander = Expander(model, search.numbers)
         yield (lambda level: map(expander.expand, level)), set

@@ -36,6 +36,7 @@ from kvsm.checker.tiers import SCOPES as TIER_SCOPES
 from kvsm.checker.tiers import TierScope, TiersModel
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
+from kvsm.executors.executor import Executor
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions
 from kvsm.worlds.serving import ServingWorld
@@ -55,6 +56,7 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     jobs: int = 1
+    executor: Executor | None = None
     max_states: int | None = None
     max_depth: int | None = None
     max_seconds: float | None = None
@@ -67,7 +69,7 @@ class CheckedModel:
 
     says: one line for people.
     machines: the machines whose tables it exercises.
-    takes_depth: whether `ExplorationLimits.max_depth` is supported.
+    takes_depth: whether `ExplorationLimits.max_depth` and `executor` are supported.
     """
 
     name: str
@@ -132,6 +134,8 @@ class _DeclaredChecks(CheckedModel):
         given = msgspec.structs.asdict(limits)
         if given.pop("max_depth") is not None:
             raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
+        if given.pop("executor") is not None:
+            raise ConfigError(f"{self.name} is explored by arrays on one machine, without --cluster")
         return explore_declaration(self.declared(scope), **given)
 
 

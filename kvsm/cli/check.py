@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from kvsm.checker.induction.solvers import Solver, chosen_solvers
 from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
 from kvsm.cli.any_size import check_any_size, keep_events
+from kvsm.cli.executors import cluster_option, executor_of_processes
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -117,6 +119,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     "--no-symmetry", is_flag=True, help="Do not merge symmetric states: more states, the same verdict."
 )
 @click.option("--jobs", type=click.IntRange(1, 256), help="Processes.  [default: one per CPU]", metavar="N")
+@cluster_option
 @click.option("--seconds", "max_seconds", type=click.FloatRange(min=0), help="Limit for each model.")
 @click.option("--states", "max_states", type=click.IntRange(min=1), help="Limit for each model.")
 @click.option(
@@ -148,6 +151,7 @@ def check(
     bounds: tuple[str, ...],
     no_symmetry: bool,
     jobs: int | None,
+    cluster: str | None,
     log: Path | None,
     any_size: bool,
     solver: str,
@@ -166,6 +170,7 @@ def check(
     kvsm check                                 a small scope of each model, some seconds
     kvsm check serving --scope full            minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
+    kvsm check tiers --scope full --cluster ray://head:10001      on many machines
     kvsm check --list                          all models and scopes
     kvsm check protocol --any-size             a proof by two solvers, a minute (pip install 'kvsm[proof]')
 
@@ -182,9 +187,22 @@ def check(
     if log is not None:
         _check_free(log, [model.name for model, _ in chosen])
     limit = ExplorationLimits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
+    with nullcontext() if cluster is None else executor_of_processes(cluster, jobs) as executor:
+        limit = msgspec.structs.replace(limit, executor=executor)
+        _explore_all(chosen, limit, bool(models), log, as_json)
+
+
+def _explore_all(
+    chosen: Sequence[tuple[CheckedModel, Any]],
+    limit: ExplorationLimits,
+    are_named: bool,
+    log: Path | None,
+    as_json: bool,
+) -> None:
+    """Explore one model after the other, and end the command with the worst of their exit codes."""
     codes = set()
     for model, wanted in chosen:
-        found = _explore(model, wanted, limit if models else _those_taken(limit, model))
+        found = _explore(model, wanted, limit if are_named else _those_taken(limit, model))
         way = _way(found)
         told = None if way is None else model.retell(wanted, way)
         if as_json:
@@ -223,6 +241,7 @@ _OF_EXPLORATIONS = {
     "scope": "--scope",
     "bounds": "--bound",
     "no_symmetry": "--no-symmetry",
+    "cluster": "--cluster",
     "max_seconds": "--seconds",
     "max_states": "--states",
     "max_depth": "--depth",
@@ -280,10 +299,12 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
 
 def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLimits:
     """The limits that this model supports. A model that was not named drops the others with a notice."""
-    if limit.max_depth is None or model.takes_depth:
+    if model.takes_depth:
         return limit
-    complain(f"{model.name} does not support --depth and is explored without it")
-    return msgspec.structs.replace(limit, max_depth=None)
+    for option, given in (("--depth", limit.max_depth), ("--cluster", limit.executor)):
+        if given is not None:
+            complain(f"{model.name} does not support {option} and is explored without it")
+    return msgspec.structs.replace(limit, max_depth=None, executor=None)
 
 
 def _print_list(as_json: bool) -> None:
