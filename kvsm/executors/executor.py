@@ -10,7 +10,7 @@ What every executor promises:
 - A task is deterministic: its result depends on its item only. So a lost worker is made up for: another one
   takes its item. An item that loses `MOST_LOSSES` workers is an error that names it.
 - Items may be endless. No more than `workers` are worked on at once, and no more than `AHEAD` (or four for
-  each worker) are begun beyond the one whose result is wanted.
+  each that may be begun at once) are taken beyond the one whose result is wanted.
 - At the end of the `with` block, for whatever reason, no worker goes on.
 - An exception in a task names the item. An error of kvsm (`KvsmError`) comes as it is. Both come in the order
   of the items, after the results before them.

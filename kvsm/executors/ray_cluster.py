@@ -55,21 +55,21 @@ class RayCluster:
     def __init__(self, address: str, workers: int | None = None, heard: Heard = unheard) -> None:
         self._ray = _import_ray()
         self._address, self._wanted, self._heard = address, workers, heard
-        self.workers, self.losses = workers or 0, 0
+        self.workers, self.losses, self._cpus = workers or 0, 0, 0
 
     def __enter__(self) -> RayCluster:
         ray, named = self._ray, f"--cluster {self._address}"
         try:
             self._connect()
-            cpus = int(ray.cluster_resources().get("CPU", 0))
+            self._cpus = int(ray.cluster_resources().get("CPU", 0))
         except (OSError, ValueError, RuntimeError, ImportError, ray.exceptions.RayError) as error:
             ray.shutdown()
             hint = "" if self._address == LOCAL else f"; {_TOKEN_HINT}"
             raise ConfigError(f"{named}: {error}{hint}") from error
-        if not cpus:
+        if not self._cpus:
             ray.shutdown()
             raise ConfigError(f"{named}: this cluster has no CPUs")
-        self.workers = self._wanted or cpus
+        self.workers = self._wanted or self._cpus
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -103,11 +103,19 @@ class RayCluster:
         try:
             crew = _RayCrew(self._ray, task, fresh)
             try:
-                yield OrderedResults(crew, self.workers, items, name, self._lose)
+                yield OrderedResults(crew, self._submitted(), items, name, self._lose)
             finally:
                 crew.close()
         except ConnectionError as error:
             raise ConfigError(f"--cluster {self._address}: the connection was lost: {error}") from error
+
+    def _submitted(self) -> int:
+        """How many items Ray has at once.
+
+        If all CPUs work, as many items again wait there. A worker for which none waits is given back and
+        asked for again, which costs the driver twice as much.
+        """
+        return self.workers if self.workers < self._cpus else 2 * self.workers
 
     def _lose(self, lost: LostWorker) -> None:
         self.losses += 1
