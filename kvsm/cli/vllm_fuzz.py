@@ -15,8 +15,10 @@ import msgspec
 from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
 from kvsm.checker.targets import WalkCase
 from kvsm.checker.walk import WalkResult, random_of
+from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
+from kvsm.cli.signals import ends_with_sigterm
 from kvsm.cli.walking import shown_walk
 from kvsm.vllm_fuzz.shape import KINDS, draw_shape
 from kvsm.worlds.world import Finding, World
@@ -114,6 +116,13 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     metavar="DIR",
     help="New or empty directory for the defects. Default: kvsm-vllm-fuzz-SEED.",
 )
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the result as JUnit XML, too.",
+)
+@click.option("--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def vllm_fuzz(
     connector: str,
@@ -122,6 +131,8 @@ def vllm_fuzz(
     seed: int | None,
     jobs: int | None,
     directory: Path | None,
+    junit: Path | None,
+    github: bool,
     as_json: bool,
     **limits: Any,
 ) -> None:
@@ -148,7 +159,8 @@ def vllm_fuzz(
     property, by an error at the same line.
 
     \b
-    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, and nothing found.
+    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, 143 SIGTERM, and
+    nothing found.
     """
     seed = SystemRandom().getrandbits(32) if seed is None else seed
     hunt = Hunt(
@@ -158,15 +170,18 @@ def vllm_fuzz(
         directory or Path(f"kvsm-vllm-fuzz-{seed}"),
         as_json,
     )
-    answer = hunt.run(**limits)
+    with ends_with_sigterm() as ending:
+        answer = hunt.run(**limits)
     if as_json:
         say_json(answer)
     else:
         _print_totals(answer)
+    if junit is not None or github:
+        tell_ci(_ci_report(answer), junit, github=github, quiet=as_json)
     if answer.findings:
         raise SystemExit(ExitCode.BROKEN)
     if answer.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
+        raise SystemExit(ending.code or ExitCode.INTERRUPTED)
 
 
 class Hunt:
@@ -262,6 +277,23 @@ def _version() -> str:
     from vllm import __version__
 
     return str(__version__)
+
+
+def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
+    return WalkReport(
+        command="kvsm vllm-fuzz",
+        target=answer.connector,
+        name=f"seed {answer.seed}, vLLM {answer.version}",
+        seconds=answer.seconds,
+        totals=f"{answer.runs:,} runs, {answer.operations:,} actions in {answer.seconds:.0f} s",
+        made_by=f"kvsm vllm-fuzz --connector {answer.connector} --seed {answer.seed} --runs {answer.runs}",
+        failures=[
+            failure_report(
+                one.failure, told(one.failure), Path(one.directory), f"kvsm fuzz --replay {one.directory}"
+            )
+            for one in answer.findings
+        ],
+    )
 
 
 def _print_totals(answer: VllmFuzzAnswer) -> None:

@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.walk import MakeWorld, WalkResult, walk
+from kvsm.checker.walk import MakeWorld, RunMaker, WalkResult, walk
 
 
 def shown_walk(
-    make_world: MakeWorld, seed: int, *, text: Callable[[WalkResult], str], **limits: Any
+    make_world: MakeWorld | RunMaker, seed: int, *, text: Callable[[WalkResult], str], **limits: Any
 ) -> WalkResult:
     """`walk`, with a line on standard error while it lasts if that is a terminal.
 
