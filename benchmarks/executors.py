@@ -140,7 +140,7 @@ class Answering:
 
 def batch_facts(runs: int) -> tuple[float, int, int]:
     """Processor seconds of a batch of runs, bytes of its results, and bytes of the item."""
-    maker = walking._RunMaker(make_world, 1, True)
+    maker = walking.WorldRuns(make_world, 1, True)
     first, sizes, began = 0, [], time.process_time()
     while first < runs:
         made = maker.batch(first)

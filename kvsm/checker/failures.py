@@ -10,7 +10,8 @@ A directory of a failure holds
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -61,6 +62,11 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     def case(self) -> WalkCase:
         """The world. Raises `ConfigError` if this version of kvsm does not have it."""
         return case_of(self.target, self.options)
+
+
+def slug_of(failure: SavedFailure) -> str:
+    """The target in names of files and functions."""
+    return re.sub(r"\W+", "_", failure.target)
 
 
 def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
@@ -145,21 +151,27 @@ def save(failure: SavedFailure, directory: Path) -> list[Path]:
     """Write the files named above and return their paths. Raises `LogError` for an unusable directory."""
     claim(directory)
     outcome = rerun(failure.case().make, failure.actions)
-    test = directory / f"test_{failure.target}_{failure.seed}_{failure.run}.py"
+    test = f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py"
     encoded = msgspec.json.format(msgspec.json.encode(failure), indent=1)
-    written = {directory / FILE: encoded, directory / "steps.txt": (told(failure) + "\n").encode()}
-    written[test] = regression_test(failure).encode()
+    texts = {FILE: encoded, "steps.txt": (told(failure) + "\n").encode()}
+    texts[test] = regression_test(failure).encode()
+    written = write_files(directory, texts)
+    if not outcome.world.events:
+        return written
+    save_log(outcome.world.events, directory / "log")
+    return [*written, directory / "log"]
+
+
+def write_files(directory: Path, texts: Mapping[str, bytes]) -> list[Path]:
+    """Write new files into a claimed directory. Raises `LogError`."""
     try:
-        for path, text in written.items():
+        for name, text in texts.items():
             # "x": a link that another user put here after the directory was claimed is not followed.
-            with path.open("xb") as file:
+            with (directory / name).open("xb") as file:
                 file.write(text)
     except OSError as error:
         raise LogError(f"{directory}: {error}") from error
-    if not outcome.world.events:
-        return [*written]
-    save_log(outcome.world.events, directory / "log")
-    return [*written, directory / "log"]
+    return [directory / name for name in texts]
 
 
 def claim(directory: Path) -> None:
@@ -172,26 +184,31 @@ def claim(directory: Path) -> None:
         raise LogError(f"{directory}: {error}") from error
 
 
-def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
-    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable.
-
-    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
-    """
+def read(directory: Path) -> SavedFailure:
+    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable."""
     path = directory / FILE
     try:
-        failure = msgspec.json.decode(path.read_bytes(), type=SavedFailure)
+        return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}; name a directory that `kvsm fuzz` has written"
         ) from error
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
+    """Read a saved failure of a world of kvsm. Raises `ConfigError`.
+
+    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
+    """
+    failure = read(directory)
     try:
         policy = getattr(failure.case().options, "policy", None)
         if policy is not None:
             refuse_foreign(policy, allow_policies)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{directory / FILE}: {error}") from error
     return failure
 
 
@@ -221,7 +238,7 @@ def regression_test(failure: SavedFailure) -> str:
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
         command=_command(failure),
-        name=failure.target.replace("-", "_"),
+        name=slug_of(failure),
         seed=failure.seed,
         run=failure.run,
         found=failure.found,

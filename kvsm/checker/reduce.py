@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from kvsm.checker.walk import rest
 from kvsm.errors import KvsmError
 from kvsm.worlds.world import Action, Finding, World, finding_of
+
+Item = TypeVar("Item")
 
 MOST_RERUNS = 4000
 
@@ -88,6 +91,32 @@ def reduce(
     return Reduction(tuple(reducer.best), reducer.finding, reducer.reruns)
 
 
+def reduce_pieces(
+    items: Sequence[Item], tried: Callable[[Sequence[Item]], Sequence[Item] | None]
+) -> Sequence[Item]:
+    """Delta debugging: leave out halves, quarters, and so on; then single items, until none can be left out.
+
+    tried: what is left of these items if they still show what is wanted, else None. It may end the search by
+    `StopIteration`.
+    """
+    best, size = items, max(1, len(items) // 2)
+    while True:
+        before, start = len(best), 0
+        while start < len(best):
+            try:
+                fewer = tried([*best[:start], *best[start + size :]])
+            except StopIteration:
+                return best
+            if fewer is None:
+                start += size
+            else:
+                best = fewer
+        if size > 1:
+            size //= 2
+        elif len(best) == before:
+            return best
+
+
 class _Reducer:
     """Keeps the shortest failing list so far as `best`.
 
@@ -126,18 +155,13 @@ class _Reducer:
             self.fails([action for action in self.best if action[:2] != thing])
 
     def leave_out_pieces(self) -> None:
-        """Delta debugging: halves, quarters, and so on; then single actions until none can be left out."""
-        size = max(1, len(self.best) // 2)
-        while True:
-            before = len(self.best)
-            start = 0
-            while start < len(self.best):
-                if not self.fails(self.best[:start] + self.best[start + size :]):
-                    start += size
-            if size > 1:
-                size //= 2
-            elif len(self.best) == before or self.reruns >= self._most_reruns:
-                return
+        """Halves, quarters, and so on; then single actions until none can be left out."""
+        reduce_pieces(self.best, self._tried)
+
+    def _tried(self, candidate: Sequence[Action]) -> list[Action] | None:
+        if self.reruns >= self._most_reruns:
+            raise StopIteration
+        return self.best if self.fails(list(candidate)) else None
 
     def make_numbers_small(self) -> None:
         """Try 0 and 1 in place of larger numbers. This may shorten the list, and never lengthens it."""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from kvsm.canonical import declared
+from kvsm.checker.own_code import is_path, make_own_world
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
@@ -22,6 +23,8 @@ from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWor
 from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
 from kvsm.worlds.world import Action, World
+
+PATH_FORM = "package.module:name"
 
 
 class WalkTarget(msgspec.Struct, frozen=True):
@@ -46,24 +49,35 @@ class WalkCase(msgspec.Struct, frozen=True):
 
     def make(self) -> World:
         """A new world of this case."""
+        if isinstance(self.options, OwnWorldOptions):
+            return make_own_world(self.target, Random(self.options.seed))
         return _ALL[self.target].world(self.options)
 
 
+class OwnWorldOptions(msgspec.Struct, frozen=True):
+    """Of a world that the user's code makes. seed: of the random numbers that it gets."""
+
+    seed: str
+
+
 def draw_case(target: str, random: Random) -> WalkCase:
-    """Draw a case of this target, or of `all`. Raises `ConfigError` for an unknown target."""
+    """Draw a case of a target, of `all`, or of the user's own. Raises `ConfigError` if it is unknown."""
     if target == "all":
         target = random.choice([name for name, one in TARGETS.items() for _ in range(one.share)])
+    if is_path(target):
+        return WalkCase(target, OwnWorldOptions(f"{random.getrandbits(64):016x}"))
     if target not in TARGETS:
-        raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}, or all")
+        raise ConfigError(f"target {target!r}: choose one of {', '.join(TARGETS)}, all, or {PATH_FORM}")
     return WalkCase(target, TARGETS[target].draw(random))
 
 
 def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
     """A case from the options in a file. Raises `ConfigError`."""
-    if target not in _ALL:
+    if target not in _ALL and not is_path(target):
         raise ConfigError(f"target {target!r}: choose one of {', '.join(_ALL)}")
+    kind = OwnWorldOptions if is_path(target) else _ALL[target].options
     try:
-        return WalkCase(target, msgspec.convert(options, _ALL[target].options))
+        return WalkCase(target, msgspec.convert(options, kind))
     except msgspec.ValidationError as error:
         raise ConfigError(f"options of target {target}: {error}") from error
 

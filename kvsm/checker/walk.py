@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -23,6 +24,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from kvsm.checker.shard import WHOLE, Shard
 from kvsm.errors import PropertyBroken
 from kvsm.executors.executor import Executor
 from kvsm.executors.processes import ForkedProcesses
@@ -60,6 +62,7 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     operations: as the world counts them, or else how many actions happened.
     most_in_flight: the most copies at once, if the world counts them.
     interrupted: whether Ctrl-C ended the walk.
+    reached: the runs that reached something new, if they are watched (`kvsm.checker.guided`).
     """
 
     seed: int
@@ -70,6 +73,7 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     most_in_flight: int = 0
     interrupted: bool = False
     failure: WalkFailure | None = None
+    reached: tuple[NewlyReached, ...] = ()
 
     @property
     def operations_per_second(self) -> float:
@@ -77,16 +81,31 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.operations / self.seconds if self.seconds else 0.0
 
 
-class _RunResult(msgspec.Struct, frozen=True):
+class NewlyReached(msgspec.Struct, frozen=True):
+    """A run that reached something new.
+
+    features: what it reached, by name.
+    actions: those up to the one that reached the last of them.
+    choices: in place of actions, for a machine of Hypothesis: the bytes that it drew from.
+    """
+
+    run: int
+    features: frozenset[str]
+    actions: tuple[Action, ...] = ()
+    choices: bytes = b""
+
+
+class WalkedRun(msgspec.Struct, frozen=True):
     """What one run adds to a `WalkResult`."""
 
     operations: int
     most_in_flight: int
     failure: WalkFailure | None
+    reached: tuple[NewlyReached, ...] = ()
 
 
 def walk(
-    make_world: MakeWorld,
+    make_world: MakeWorld | RunMaker,
     seed: int,
     *,
     first_run: int = 0,
@@ -96,6 +115,7 @@ def walk(
     swarm: bool = True,
     jobs: int = 1,
     executor: Executor | None = None,
+    shard: Shard = WHOLE,
     progress: Callable[[WalkResult], None] | None = None,
 ) -> WalkResult:
     """Make runs from `first_run` on until one fails, a limit is reached, or Ctrl-C. Without a limit,
@@ -103,30 +123,38 @@ def walk(
 
     With `runs` or `operations` the result is the same every time, for any `jobs` and any executor.
 
+    make_world: or what makes the runs in another way.
+    runs: of the whole walk. A shard makes those of them that belong to it.
     jobs: how many processes. They are forked, so `make_world` need not be picklable.
     executor: who makes the runs, in place of processes of this machine.
     progress: called after every run.
 
     Raises `ConfigError` if some runs lose one worker after the other.
     """
+    maker = make_world if isinstance(make_world, RunMaker) else WorldRuns(make_world, seed, swarm)
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
-    with _runs_of(_RunMaker(make_world, seed, swarm), first_run, jobs, executor) as made:
+    first, end = shard.place(first_run), None if runs is None else first_run + runs
+    if end is not None and shard.place(end) == first:  # none of them belongs to the shard
+        return msgspec.structs.replace(result, next_run=end)
+    with _runs_of(maker if shard == WHOLE else _ShardRuns(maker, shard), first, jobs, executor) as made:
         try:
-            for number, run in enumerate(made, first_run):
+            for place, run in enumerate(made, first):
+                is_last = end is not None and shard.place(end) == place + 1
                 result = msgspec.structs.replace(
                     result,
-                    next_run=number + 1,
+                    next_run=end if is_last else shard.run(place) + 1,
                     runs=result.runs + 1,
                     operations=result.operations + run.operations,
                     most_in_flight=max(result.most_in_flight, run.most_in_flight),
                     seconds=time.monotonic() - start,
                     failure=run.failure,
+                    reached=result.reached + run.reached,
                 )
                 if progress is not None:
                     progress(result)
                 if (
                     run.failure is not None
-                    or (runs is not None and result.runs >= runs)
+                    or is_last
                     or (operations is not None and result.operations >= operations)
                     or (seconds is not None and result.seconds >= seconds)
                 ):
@@ -141,20 +169,55 @@ def random_of(seed: int, run: int) -> Random:
     return Random(f"{seed}/{run}")
 
 
-class _RunMaker:
+class RunMaker(ABC):
     """Makes runs; holds all that decides what happens in them."""
 
-    def __init__(self, make_world: MakeWorld, seed: int, swarm: bool) -> None:
+    @abstractmethod
+    def run(self, number: int) -> WalkedRun:
+        """Make the run with this number. What comes of it depends on the number alone."""
+
+    def batch(self, first: int) -> list[WalkedRun]:
+        """A batch of runs from `first` on. It ends early after a failed run."""
+        made: list[WalkedRun] = []
+        while len(made) < _BATCH and not (made and made[-1].failure):
+            made.append(self.run(first + len(made)))
+        gc.collect()
+        return made
+
+
+class _ShardRuns(RunMaker):
+    """The runs that belong to a shard, by their places in it."""
+
+    def __init__(self, maker: RunMaker, shard: Shard) -> None:
+        self._maker, self._shard = maker, shard
+
+    def run(self, number: int) -> WalkedRun:
+        return self._maker.run(self._shard.run(number))
+
+
+class WorldRuns(RunMaker):
+    """Runs of a world. `kvsm.checker.guided` begins them in places that earlier runs have reached."""
+
+    def __init__(self, make_world: MakeWorld, seed: int, swarm: bool = True) -> None:
         self.make_world, self.seed, self.swarm = make_world, seed, swarm
 
-    def run(self, number: int) -> _RunResult:
+    def begin(self, number: int, random: Random) -> tuple[World, Sequence[Action]]:  # noqa: ARG002
+        """The world of a run, and the actions that happen in it before any is drawn."""
+        return self.make_world(random), ()
+
+    def run(self, number: int) -> WalkedRun:
         """Make the run with this number."""
+        return self.make(number, [])[1]
+
+    def make(self, number: int, done: list[Action]) -> tuple[World, WalkedRun]:
+        """The same. `done` has at any time the actions that have happened."""
         random = random_of(self.seed, number)
-        world = self.make_world(random)
+        world, planned = self.begin(number, random)
         draw = _swarm_of(world, f"{self.seed}/{number}") if self.swarm else _draw
-        done: list[Action] = []
         check_every = getattr(world, "check_every", CHECK_EVERY)
         try:
+            for action in planned:
+                _do(world, action, done)
             for place in range(random.randint(FEWEST_ACTIONS, MOST_ACTIONS)):
                 try:
                     action = draw(world, random)
@@ -166,16 +229,9 @@ class _RunMaker:
             world.check()
             rest(world, done)
         except Exception as error:  # whatever the real code raises is a finding
-            return _run_of(world, done, WalkFailure(number, tuple(done), finding_of(error)))
-        return _run_of(world, done, None)
-
-    def batch(self, first: int) -> list[_RunResult]:
-        """A batch of runs from `first` on. It ends early after a failed run."""
-        made: list[_RunResult] = []
-        while len(made) < _BATCH and not (made and made[-1].failure):
-            made.append(self.run(first + len(made)))
-        gc.collect()
-        return made
+            failure = WalkFailure(number, tuple(done), finding_of(error))
+            return world, _run_of(world, done, failure)
+        return world, _run_of(world, done, None)
 
 
 def rest(world: World, done: list[Action]) -> None:
@@ -215,9 +271,9 @@ def _draw(world: World, random: Random) -> Action:
     return world.draw(random)
 
 
-def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> _RunResult:
+def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> WalkedRun:
     operations = getattr(world, "operations", len(done))
-    return _RunResult(operations, getattr(world, "most_in_flight", 0), failure)
+    return WalkedRun(operations, getattr(world, "most_in_flight", 0), failure)
 
 
 @runtime_checkable
@@ -257,8 +313,8 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 
 @contextmanager
 def _runs_of(
-    task: _RunMaker, first_run: int, jobs: int, executor: Executor | None
-) -> Iterator[Iterator[_RunResult]]:
+    task: RunMaker, first_run: int, jobs: int, executor: Executor | None
+) -> Iterator[Iterator[WalkedRun]]:
     """An endless series of runs in order, made in this process or in others."""
     if executor is None and jobs > 1:
         executor = ForkedProcesses(jobs)
@@ -276,14 +332,14 @@ def _runs_of(
             gc.enable()
 
 
-def _one_by_one(task: _RunMaker, first_run: int) -> Iterator[_RunResult]:
+def _one_by_one(task: RunMaker, first_run: int) -> Iterator[WalkedRun]:
     for number in count(first_run):
         yield task.run(number)
         if not number % _BATCH:
             gc.collect()
 
 
-def _batch_of(task: _RunMaker, first: int) -> list[_RunResult]:
+def _batch_of(task: RunMaker, first: int) -> list[WalkedRun]:
     gc.disable()  # a batch collects when it ends
     try:
         return task.batch(first)

@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     BUG = 70, "kvsm itself failed. It prints a traceback; please report it."
     OUTPUT_LOST = 74, "Standard output cannot be written, so the result is not told in full."
     INTERRUPTED = 130, "Ctrl-C."
+    TERMINATED = 143, "SIGTERM. `kvsm fuzz` and `kvsm vllm-fuzz` save what they have first."
 
     says: str
     """The meaning, for people."""
@@ -28,3 +29,7 @@ class ExitCode(IntEnum):
         member = int.__new__(cls, number)
         member._value_, member.says = number, says
         return member
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came (`kvsm.cli.signals`). Whatever ends well with Ctrl-C ends well with this."""

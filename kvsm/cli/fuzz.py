@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random, SystemRandom
+from random import SystemRandom
 from typing import Any
 
 import click
 import msgspec
 
-from kvsm.checker.failures import SavedFailure, claim, load, reduced, save, told
-from kvsm.checker.reduce import rerun
-from kvsm.checker.targets import TARGETS, draw_case
-from kvsm.checker.walk import WalkResult
+from kvsm.checker.corpus import CorpusEntry
+from kvsm.checker.failures import SavedFailure, claim, read, slug_of
+from kvsm.checker.fuzz_target import FuzzTarget
+from kvsm.checker.own_code import is_path
+from kvsm.checker.rounds import Corpus, CorpusTotals, walk_in_rounds
+from kvsm.checker.shard import WHOLE, Shard
+from kvsm.checker.walk import RunMaker, WalkResult
+from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
-from kvsm.cli.output import Command, in_green, say, say_json
+from kvsm.cli.fuzz_targets import TargetName, check_name, saved_target, target_of
+from kvsm.cli.output import Command, complain, in_green, say, say_json
+from kvsm.cli.signals import ends_with_sigterm
 from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
 from kvsm.private_files import write_whole
-from kvsm.worlds.world import World
 
 DEFAULT_SECONDS = 10.0
 STATE_FILE = Path("kvsm-fuzz.json")
@@ -29,10 +34,15 @@ STATE_FILE = Path("kvsm-fuzz.json")
 
 
 class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of a walk so far, from which it can continue. next_run: each run before it was made once."""
+    """The totals of a walk so far, from which it can continue.
+
+    next_run: each run before it that belongs to the shard was made once.
+    shard: "3/8"; "1/1" is the whole walk.
+    """
 
     target: str
     seed: int
+    shard: str = str(WHOLE)
     next_run: int = 0
     runs: int = 0
     operations: int = 0
@@ -41,9 +51,8 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     def and_(self, more: WalkResult) -> FuzzProgress:
         """The sum of these totals and the totals of further runs."""
-        return FuzzProgress(
-            target=self.target,
-            seed=self.seed,
+        return msgspec.structs.replace(
+            self,
             next_run=more.next_run,
             runs=self.runs + more.runs,
             operations=self.operations + more.operations,
@@ -55,9 +64,11 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
 class FuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fuzz/1"):
     """What `kvsm fuzz --json` prints: what a walk found.
 
-    interrupted: Ctrl-C ended the walk.
-    failure: what broke, reduced; null if nothing did.
+    interrupted: Ctrl-C or SIGTERM ended the walk.
+    failure: what broke, reduced; null if nothing did. The actions of a machine of Hypothesis are the lines of
+        its program.
     directory: where the failure was saved.
+    corpus: what the corpus holds now; null without --corpus.
     """
 
     progress: FuzzProgress
@@ -65,6 +76,7 @@ class FuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", 
     interrupted: bool
     failure: SavedFailure | None = None
     directory: str | None = None
+    corpus: CorpusTotals | None = None
 
 
 class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.fuzz-replay/1"):
@@ -74,11 +86,19 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
     finding: ToldFinding | None
 
 
+def _shard(context: click.Context, option: click.Parameter, value: str | None) -> Shard | None:
+    try:
+        return None if value is None else Shard.parse(value)
+    except ConfigError as error:
+        raise click.BadParameter(f"{error}.", context, option) from error
+
+
 @click.command(cls=Command)
 @click.option(
     "--target",
-    type=click.Choice([*TARGETS, "all"]),
-    help="What to walk through (core).",
+    type=TargetName(),
+    metavar="TARGET",
+    help="What to walk through (core): one of the targets below, or package.module:name of yours.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop after this time (10).")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs instead.")
@@ -87,6 +107,18 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
 )
 @jobs_option
 @cluster_option
+@click.option(
+    "--shard",
+    callback=_shard,
+    metavar="K/N",
+    help="Make only each N-th run: K from 1 to N, one for each machine. Give all of them one seed.",
+)
+@click.option(
+    "--corpus",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Begin runs with the schedules kept there, and keep those that reach something new.",
+)
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -105,7 +137,7 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
     "replayed",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Repeat the failure saved there.",
+    help="Repeat the failure saved there. One of your own code needs its --target, too.",
 )
 @click.option(
     "--allow-policy",
@@ -114,6 +146,13 @@ class FuzzReplayAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvs
     multiple=True,
     help="With --replay: run the code of this eviction policy if the failure names it. Repeatable.",
 )
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the result as JUnit XML, too.",
+)
+@click.option("--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fuzz(
     replayed: Path | None,
@@ -138,6 +177,9 @@ def fuzz(
       hand-over   a prefill engine hands the blocks of prompts to a decode engine
       tiers       a host pool with a disk below it: failures, resets, kills and power losses
       all         all of these
+      package.module:name
+                  your own: a machine of kvsm.testing or of Hypothesis, or what makes a
+                  World from a Random (docs/testing.md)
 
     \b
     Examples:
@@ -145,22 +187,31 @@ def fuzz(
       kvsm fuzz --target all --seconds 3600 --resume walk.json      continue a walk
       kvsm fuzz --seed 7 --runs 500               the same 500 runs, every time
       kvsm fuzz --target all --seconds 3600 --cluster ray://head:10001      on many machines
+      kvsm fuzz --target test_policy:Policy --corpus corpus --seconds 300
+      kvsm fuzz --seed 7 --shard 3/8 --seconds 600 --junit fuzz.xml --github
       kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
 
     A failure is printed as numbered steps and saved in a directory: the actions, a log for `kvsm show`,
-    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. Ctrl-C saves the
-    walk and prints how to continue.
+    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. Ctrl-C and
+    SIGTERM save the walk and the corpus, and print how to continue.
+
+    A corpus is a directory with a small file for each schedule. To share it, copy files: those of two
+    machines can lie in one directory, and the next walk drops what is not needed.
 
     \b
-    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, and nothing found.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, 143 SIGTERM, and nothing found.
     """
     if replayed is None:
         with chosen_executor(cluster, jobs) as executor:
             _find(_FuzzOptions(**choices), executor, as_json)
-    elif cluster is not None or any(one is not None for one in choices.values()):
-        raise click.UsageError("--replay repeats what was saved; only --json and --allow-policy go with it")
-    else:
-        _do_again(load(replayed, allow_policies), as_json)
+        return
+    target = choices.pop("target")
+    if cluster is not None or any(one not in (None, False) for one in choices.values()):
+        raise click.UsageError(
+            "--replay repeats what was saved; only --json, --allow-policy and --target go with it"
+        )
+    failure = read(replayed)
+    _do_again(saved_target(failure, replayed, target, allow_policies), failure, as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
@@ -170,65 +221,147 @@ class _FuzzOptions(msgspec.Struct, frozen=True):
     seconds: float | None
     runs: int | None
     seed: int | None
+    shard: Shard | None
+    corpus: Path | None
     resume: Path | None
     directory: Path | None
+    junit: Path | None
+    github: bool
 
 
 def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> None:
     start = _begin(choices)
+    target = target_of(start.target)
     if choices.directory is not None:
         claim(choices.directory)
     if not as_json:
-        say(f"target {start.target}, seed {start.seed}, from run {start.next_run:,}")
-    seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
-    result = _walk(start, seconds, choices.runs, executor)
-    progress = start.and_(result)
-    _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
-    report = _report(progress, result, choices.directory)
+        shard = "" if start.shard == str(WHOLE) else f", shard {start.shard}"
+        say(f"target {start.target}, seed {start.seed}{shard}, from run {start.next_run:,}")
+    with ends_with_sigterm() as ending:
+        walked = _Walk(target, start, choices, executor)
+        result = walked.walk()
+        progress = start.and_(result)
+        _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
+        report = walked.report(progress, result)
     if as_json:
         say_json(report)
     else:
-        _print(report, choices.resume)
+        _print(report, target, choices.resume)
+    _tell_ci(report, target, choices, as_json)
     if report.failure is not None:
         raise SystemExit(ExitCode.BROKEN)
     if report.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
+        raise SystemExit(ending.code or ExitCode.INTERRUPTED)
 
 
 def _begin(choices: _FuzzOptions) -> FuzzProgress:
     """Where the walk continues or starts."""
     resume, target, seed = choices.resume, choices.target, choices.seed
+    shard = None if choices.shard is None else str(choices.shard)
     if resume is not None and not resume.parent.is_dir():
         raise ConfigError(f"{resume}: the walk cannot be saved: there is no directory {resume.parent}")
     if resume is None or not resume.exists():
         return FuzzProgress(
-            target=target or "core", seed=SystemRandom().getrandbits(32) if seed is None else seed
+            target=target or "core",
+            seed=SystemRandom().getrandbits(32) if seed is None else seed,
+            shard=shard or str(WHOLE),
         )
     try:
         kept = msgspec.json.decode(resume.read_bytes(), type=FuzzProgress)
-    except (OSError, msgspec.DecodeError) as error:
+        Shard.parse(kept.shard)
+    except (OSError, msgspec.DecodeError, ConfigError) as error:
         raise ConfigError(f"{resume}: no walk to continue: {error}") from error
-    for name, given, value in (("--target", target, kept.target), ("--seed", seed, kept.seed)):
+    if is_path(kept.target) and target is None:
+        raise ConfigError(
+            f"{resume} holds a walk through code of its own: {kept.target}; if you trust it, allow that: "
+            f"--target {kept.target}"
+        )
+    check_name(kept.target)
+    for name, given, value in (
+        ("--target", target, kept.target),
+        ("--seed", seed, kept.seed),
+        ("--shard", shard, kept.shard),
+    ):
         if given not in (None, value):
             raise ConfigError(f"{resume} holds a walk with {name} {value}, not {name} {given}")
     return kept
 
 
-def _walk(
-    start: FuzzProgress, seconds: float | None, runs: int | None, executor: Executor | None
-) -> WalkResult:
-    def make_world(random: Random) -> World:
-        return draw_case(start.target, random).make()
+class _Walk:
+    """One walk, with or without a corpus."""
 
-    return shown_walk(
-        make_world,
-        start.seed,
-        executor,
-        first_run=start.next_run,
-        seconds=seconds,
-        runs=runs,
-        text=lambda result: _totals(start.and_(result), result.operations_per_second),
-    )
+    def __init__(
+        self, target: FuzzTarget, start: FuzzProgress, choices: _FuzzOptions, executor: Executor | None
+    ) -> None:
+        self._target, self._start, self._choices, self._executor = target, start, choices, executor
+        self._shard = Shard.parse(start.shard)
+        self._entries: list[CorpusEntry] = []
+        """Those with which the last runs could begin."""
+        self._corpus = None if choices.corpus is None else Corpus(target, choices.corpus)
+        for message in [] if self._corpus is None else self._corpus.wrong:
+            complain(message)
+
+    def walk(self) -> WalkResult:
+        """Walk until a limit, a failure or a signal, and save the corpus."""
+        start, choices, corpus = self._start, self._choices, self._corpus
+        seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
+        if corpus is None:
+            maker = self._target.runs(start.seed)
+            return self._round(
+                maker, start.seed, first_run=start.next_run, seconds=seconds, runs=choices.runs
+            )
+        if corpus.broken is not None:
+            return WalkResult(seed=start.seed, next_run=start.next_run)
+        result, self._entries = walk_in_rounds(
+            self._target,
+            corpus,
+            start.seed,
+            self._round,
+            first_run=start.next_run,
+            runs=choices.runs,
+            seconds=seconds,
+            shards=self._shard.of,
+        )
+        if not result.interrupted:
+            try:
+                corpus.reduce(result.operations)
+            except KeyboardInterrupt:
+                result = msgspec.structs.replace(result, interrupted=True)
+        corpus.save()
+        return result
+
+    def _round(
+        self, maker: RunMaker, seed: int, before: WalkResult | None = None, **limits: Any
+    ) -> WalkResult:
+        start = self._start if before is None else self._start.and_(before)
+        return shown_walk(
+            maker,
+            seed,
+            self._executor,
+            shard=self._shard,
+            text=lambda result: _totals(start.and_(result), result.operations_per_second),
+            **limits,
+        )
+
+    def report(self, progress: FuzzProgress, result: WalkResult) -> FuzzAnswer:
+        """What came of it. A failure is reduced and saved."""
+        failure, directory = None, self._choices.directory
+        broken = None if self._corpus is None else self._corpus.broken
+        if result.failure is not None:
+            failure = self._target.reduced(progress.seed, result.failure, self._entries)
+        elif broken is not None:
+            failure = self._target.reduced_entry(*broken)
+        if failure is not None:
+            directory = directory or Path(f"kvsm-fuzz-{slug_of(failure)}-{failure.seed}-{failure.run}")
+            self._target.save(failure, directory)
+        return FuzzAnswer(
+            progress=progress,
+            operations_per_second=round(result.operations_per_second),
+            interrupted=result.interrupted,
+            failure=failure,
+            directory=str(directory) if failure else None,
+            corpus=None if self._corpus is None else self._corpus.totals,
+        )
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:
@@ -241,21 +374,6 @@ def _keep(progress: FuzzProgress, path: Path | None) -> None:
         raise ConfigError(f"{path}: the walk cannot be saved: {error.strerror}") from error
 
 
-def _report(progress: FuzzProgress, result: WalkResult, directory: Path | None) -> FuzzAnswer:
-    failure = None
-    if result.failure is not None:
-        failure = reduced(progress.target, progress.seed, result.failure)
-        directory = directory or Path(f"kvsm-fuzz-{failure.target}-{failure.seed}-{failure.run}")
-        save(failure, directory)
-    return FuzzAnswer(
-        progress=progress,
-        operations_per_second=round(result.operations_per_second),
-        interrupted=result.interrupted,
-        failure=failure,
-        directory=str(directory) if failure else None,
-    )
-
-
 def _totals(progress: FuzzProgress, rate: float) -> str:
     # Not every world counts its copies.
     peak = progress.most_in_flight
@@ -264,28 +382,64 @@ def _totals(progress: FuzzProgress, rate: float) -> str:
     return f"{done}, {copies}{progress.seconds:.0f} s"
 
 
-def _print(report: FuzzAnswer, resume: Path | None) -> None:
+def _print(report: FuzzAnswer, target: FuzzTarget, resume: Path | None) -> None:
     say(_totals(report.progress, report.operations_per_second))
+    if report.corpus is not None:
+        kept = report.corpus
+        say(
+            f"corpus: {kept.schedules:,} schedules reach {kept.features:,} features, {kept.new:,} of them new"
+        )
     if report.interrupted:
-        say(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}")
+        say(f"interrupted; to continue: kvsm fuzz --resume {resume or STATE_FILE}{_own(target)}")
     if report.failure is None:
         say(in_green("no property was broken"))
         return
-    say("", *told(report.failure).split("\n"), "")
-    say(f"saved in {report.directory}; to repeat it: kvsm fuzz --replay {report.directory}")
+    say("", *target.told(report.failure).split("\n"), "")
+    say(f"saved in {report.directory}; to repeat it: {_replay(report, target)}")
 
 
-def _do_again(failure: SavedFailure, as_json: bool) -> None:
+def _replay(report: FuzzAnswer, target: FuzzTarget) -> str:
+    return f"kvsm fuzz --replay {report.directory}{_own(target)}"
+
+
+def _own(target: FuzzTarget) -> str:
+    """The option that allows the user's code to run."""
+    return f" --target {target.name}" if is_path(target.name) else ""
+
+
+def _tell_ci(report: FuzzAnswer, target: FuzzTarget, choices: _FuzzOptions, as_json: bool) -> None:
+    if choices.junit is None and not choices.github:
+        return
+    progress, found = report.progress, []
+    if report.failure is not None:
+        told, directory = target.told(report.failure), Path(str(report.directory))
+        found = [failure_report(report.failure, told, directory, _replay(report, target), target.source)]
+    shard = "" if progress.shard == str(WHOLE) else f" --shard {progress.shard}"
+    corpus = "" if choices.corpus is None else f" --corpus {choices.corpus}"
+    walk = f"kvsm fuzz --target {progress.target} --seed {progress.seed}{shard}{corpus}"
+    made = WalkReport(
+        command="kvsm fuzz",
+        target=progress.target,
+        name=f"seed {progress.seed}" + shard.replace(" --", ", "),
+        seconds=progress.seconds,
+        totals=_totals(progress, report.operations_per_second),
+        made_by=f"{walk} --runs {progress.next_run}",
+        failures=found,
+    )
+    tell_ci(made, choices.junit, github=choices.github, quiet=as_json)
+
+
+def _do_again(target: FuzzTarget, failure: SavedFailure, as_json: bool) -> None:
     """Repeat a failure. Exit code 1 if it fails in any way."""
-    outcome = rerun(failure.case().make, failure.actions, to_rest=True)
-    if outcome.finding is not None:
-        failure = failure.after(outcome.actions, outcome.finding)
+    again = target.again(failure)
     if as_json:
-        found = outcome.finding
-        say_json(FuzzReplayAnswer(found is not None, None if found is None else told_finding(found)))
-    elif outcome.finding is None:
-        say(f"{len(failure.actions)} actions, and no property is broken: it no longer fails")
+        say_json(
+            FuzzReplayAnswer(again is not None, None if again is None else told_finding(again.finding()))
+        )
+    elif again is None:
+        many = len(failure.actions)
+        say(f"{many} {'action' if many == 1 else 'actions'}, and no property is broken: it no longer fails")
     else:
-        say(*told(failure).split("\n"))
-    if outcome.finding is not None:
+        say(*target.told(again).split("\n"))
+    if again is not None:
         raise SystemExit(ExitCode.BROKEN)

@@ -139,6 +139,17 @@ def complain(text: str) -> None:
             _discard(err)
 
 
+def announce(line: str) -> None:
+    """Print a line to standard error as it is: for another program that reads it, such as GitHub's runner."""
+    err = sys.stderr
+    if err is not None:
+        try:
+            err.write(f"{encodable(line, err)}\n")
+            err.flush()
+        except OSError:
+            _discard(err)
+
+
 @contextmanager
 def writing() -> Iterator[TextIO]:
     """Around each write to standard output. Ends the command if the output cannot be written."""

@@ -15,9 +15,11 @@ import msgspec
 from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
 from kvsm.checker.targets import WalkCase
 from kvsm.checker.walk import WalkResult, random_of
+from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
+from kvsm.cli.signals import ends_with_sigterm
 from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
@@ -118,6 +120,13 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     metavar="DIR",
     help="New or empty directory for the defects. Default: kvsm-vllm-fuzz-SEED.",
 )
+@click.option(
+    "--junit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the result as JUnit XML, too.",
+)
+@click.option("--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def vllm_fuzz(
     connector: str,
@@ -127,6 +136,8 @@ def vllm_fuzz(
     jobs: int | None,
     cluster: str | None,
     directory: Path | None,
+    junit: Path | None,
+    github: bool,
     as_json: bool,
     **limits: Any,
 ) -> None:
@@ -153,10 +164,11 @@ def vllm_fuzz(
     property, by an error at the same line.
 
     \b
-    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, and nothing found.
+    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, 143 SIGTERM, and
+    nothing found.
     """
     seed = SystemRandom().getrandbits(32) if seed is None else seed
-    with chosen_executor(cluster, jobs) as executor:
+    with chosen_executor(cluster, jobs) as executor, ends_with_sigterm() as ending:
         hunt = Hunt(
             Choices(connector, extra, tuple(without)),
             seed,
@@ -169,10 +181,12 @@ def vllm_fuzz(
         say_json(answer)
     else:
         _print_totals(answer)
+    if junit is not None or github:
+        tell_ci(_ci_report(answer), junit, github=github, quiet=as_json)
     if answer.findings:
         raise SystemExit(ExitCode.BROKEN)
     if answer.interrupted:
-        raise SystemExit(ExitCode.INTERRUPTED)
+        raise SystemExit(ending.code or ExitCode.INTERRUPTED)
 
 
 class Hunt:
@@ -274,6 +288,23 @@ def _version() -> str:
     from vllm import __version__
 
     return str(__version__)
+
+
+def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
+    return WalkReport(
+        command="kvsm vllm-fuzz",
+        target=answer.connector,
+        name=f"seed {answer.seed}, vLLM {answer.version}",
+        seconds=answer.seconds,
+        totals=f"{answer.runs:,} runs, {answer.operations:,} actions in {answer.seconds:.0f} s",
+        made_by=f"kvsm vllm-fuzz --connector {answer.connector} --seed {answer.seed} --runs {answer.runs}",
+        failures=[
+            failure_report(
+                one.failure, told(one.failure), Path(one.directory), f"kvsm fuzz --replay {one.directory}"
+            )
+            for one in answer.findings
+        ],
+    )
 
 
 def _print_totals(answer: VllmFuzzAnswer) -> None:

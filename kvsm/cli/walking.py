@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.walk import MakeWorld, WalkResult, walk
+from kvsm.checker.walk import MakeWorld, RunMaker, WalkResult, walk
 from kvsm.cli.executors import told_workers
 from kvsm.executors.executor import Executor
 
 
 def shown_walk(
-    make_world: MakeWorld,
+    make_world: MakeWorld | RunMaker,
     seed: int,
     executor: Executor | None,
     *,

@@ -59,7 +59,7 @@ class Codec:
             raise ValueError(f"machine {machine.name} does not fit in 31 bits")
         self.shifts = tuple(shifts)
         self.limits = tuple(counter.limit for counter in machine.counters)
-        self.next = tuple(_Memo(self, trigger) for trigger in machine.triggers)
+        self.next: tuple[dict[int, int], ...] = tuple(_Memo(self, trigger) for trigger in machine.triggers)
 
     def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
         """The word of a state with these counts; absent ones are 0."""

@@ -1,0 +1,178 @@
+"""What a walk tells a CI system: a JUnit file, and GitHub's annotations and summary."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from kvsm.checker.failures import SavedFailure
+from kvsm.cli.output import announce, say
+from kvsm.errors import ConfigError
+from kvsm.private_files import write_whole
+from kvsm.testing.recording import story
+
+
+class WalkFailureReport(NamedTuple):
+    """A failure for a CI system.
+
+    told: its steps, for people.
+    directory: where it is saved.
+    replay: the command that repeats it.
+    log: what `kvsm show` tells of it.
+    place: file and line to mark.
+    """
+
+    failure: SavedFailure
+    told: str
+    directory: Path
+    replay: str
+    log: Sequence[str]
+    place: tuple[str, int]
+
+
+class WalkReport(NamedTuple):
+    """A walk for a CI system.
+
+    command: "kvsm fuzz". target: what was walked. name: of the walk: its seed and its shard.
+    totals: what was done, in a line.
+    made_by: the command that makes the same walk.
+    """
+
+    command: str
+    target: str
+    name: str
+    seconds: float
+    totals: str
+    made_by: str
+    failures: Sequence[WalkFailureReport]
+
+
+def failure_report(
+    failure: SavedFailure, told: str, directory: Path, replay: str, place: tuple[str, int] | None = None
+) -> WalkFailureReport:
+    """The report of a failure that is saved. place: the user's code; by default the test that was written."""
+    log = directory / "log"
+    lines = story(log, failure.message) if log.is_dir() else []
+    tests = sorted(directory.glob("test_*.py"))
+    return WalkFailureReport(
+        failure, told, directory, replay, lines, place or (str(tests[0] if tests else directory), 1)
+    )
+
+
+def tell_ci(report: WalkReport, junit: Path | None, *, github: bool, quiet: bool) -> None:
+    """Write and print what the user asked for.
+
+    quiet: standard output belongs to JSON. GitHub reads standard error, too.
+    """
+    if junit is not None:
+        write_junit(junit, report)
+    if github:
+        for line in error_lines(report):
+            announce(line) if quiet else say(line)
+        write_summary(report)
+
+
+# JUnit.
+
+
+def write_junit(path: Path, report: WalkReport) -> None:
+    """One test case for each failure, or one that passed. Raises `ConfigError`.
+
+    The schema is the one that Jenkins, GitLab and pytest share.
+    """
+    counts = {
+        "tests": str(max(1, len(report.failures))),
+        "failures": str(len(report.failures)),
+        "errors": "0",
+        "skipped": "0",
+        "time": f"{report.seconds:.3f}",
+    }
+    suites = ElementTree.Element("testsuites", {"name": report.command, **counts})
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": report.command, **counts})
+    seconds = report.seconds / max(1, len(report.failures))
+    for one in report.failures:
+        _add_case(suite, report, one, seconds)
+    if not report.failures:
+        _add_case(suite, report, None, seconds)
+    ElementTree.indent(suites)
+    content = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    try:
+        write_whole(path, content + b"\n")
+        path.chmod(0o644)  # another user of the CI system reads it
+    except OSError as error:
+        raise ConfigError(f"{path}: the JUnit file cannot be written: {error.strerror}") from error
+
+
+def _add_case(
+    suite: ElementTree.Element, report: WalkReport, found: WalkFailureReport | None, seconds: float
+) -> None:
+    name = report.name if found is None else f"{report.name}, run {found.failure.run}"
+    case = ElementTree.SubElement(
+        suite, "testcase", {"classname": _xml(report.target), "name": name, "time": f"{seconds:.3f}"}
+    )
+    lines = [report.totals, f"made by {report.made_by}"]
+    if found is not None:
+        finding = found.failure.finding()
+        about = {"message": _xml(_line(str(finding))), "type": found.failure.property.name}
+        ElementTree.SubElement(case, "failure", about).text = _xml(found.told)
+        lines += [f"saved in {found.directory}; to repeat it: {found.replay}", *found.log]
+    ElementTree.SubElement(case, "system-out").text = _xml("\n".join(lines))
+
+
+_NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML 1.0 has no way to write."""
+    return _NOT_XML.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+# GitHub.
+
+
+def error_lines(report: WalkReport) -> list[str]:
+    """GitHub's workflow commands: one `::error` for each failure."""
+    lines = []
+    for one in report.failures:
+        file, line = one.place
+        title = f"{one.failure.target}: {one.failure.property} is broken"
+        about = ",".join(
+            f"{name}={_escaped(value, True)}"
+            for name, value in (("file", file), ("line", str(line)), ("title", title))
+        )
+        message = f"{one.failure.message}\nto repeat it: {one.replay}"
+        lines.append(f"::error {about}::{_escaped(message)}")
+    return lines
+
+
+def _escaped(text: str, is_property: bool = False) -> str:
+    """As GitHub's runner reads it."""
+    for old, new in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
+        text = text.replace(old, new)
+    return text.replace(":", "%3A").replace(",", "%2C") if is_property else text
+
+
+def write_summary(report: WalkReport) -> None:
+    """Add the walk to the summary of GitHub's job, if this is one. Raises `ConfigError`."""
+    name = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not name:
+        return
+    verdict = f"{len(report.failures)} failed" if report.failures else "no property was broken"
+    lines = [f"### {report.command}: {report.target}", "", f"{report.name}: {verdict}. {report.totals}."]
+    for one in report.failures:
+        fence = "`" * max([3, *[len(run) + 1 for run in re.findall("`+", one.told)]])
+        lines += ["", fence, one.told, fence]
+    lines += ["", f"Made by `{report.made_by}`", "", ""]
+    try:
+        with open(name, "a", encoding="utf-8") as file:
+            file.write("\n".join(lines))
+    except OSError as error:
+        raise ConfigError(f"{name}: the summary of the job cannot be written: {error.strerror}") from error
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

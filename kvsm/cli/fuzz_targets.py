@@ -1,0 +1,91 @@
+"""From the name of a target to what is walked: a world of kvsm, or the user's own world or machine."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+from unittest import TestCase
+
+import click
+from click.shell_completion import CompletionItem
+
+from kvsm.checker.failures import FILE, SavedFailure, load
+from kvsm.checker.fuzz_target import FuzzTarget, WorldTarget
+from kvsm.checker.own_code import KINDS, find_own, is_path, make_own_world
+from kvsm.checker.targets import PATH_FORM, TARGETS
+from kvsm.errors import ConfigError
+
+
+class TargetName(click.ParamType[str]):
+    """The name of a target, or an import path. What the path names is looked at later."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what is neither."""
+        try:
+            check_name(value)
+        except ConfigError as error:
+            self.fail(f"{error}.", param, ctx)
+        return str(value)
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The names of kvsm's own targets."""
+        says = {**{name: one.says for name, one in TARGETS.items()}, "all": "all of these"}
+        return [CompletionItem(name, help=says[name]) for name in says if name.startswith(incomplete)]
+
+
+def check_name(name: str) -> None:
+    """Raises `ConfigError` for a name that is neither a target of kvsm nor an import path."""
+    if name not in (*TARGETS, "all") and not is_path(name):
+        raise ConfigError(f"{name!r} is not one of {', '.join(TARGETS)}, all, and no {PATH_FORM}")
+
+
+def target_of(name: str) -> FuzzTarget:
+    """What this name means. Raises `ConfigError` if its code is missing or of the wrong kind."""
+    if not is_path(name):
+        return WorldTarget(name)
+    thing = find_own(name)
+    if _is_machine(thing):
+        return _machine_target(name, thing)
+    if isinstance(thing, type) and issubclass(thing, TestCase):
+        raise ConfigError(f"target {name} is a TestCase; name the machine that it was made from: {KINDS}")
+    make_own_world(name, Random(0))
+    return WorldTarget(name)
+
+
+def _is_machine(thing: Any) -> bool:
+    """Whether it is a machine of Hypothesis. Only a module that uses Hypothesis can have one."""
+    base = "hypothesis.stateful", "RuleBasedStateMachine"
+    return isinstance(thing, type) and base in [(one.__module__, one.__name__) for one in thing.__mro__]
+
+
+def _machine_target(name: str, machine: Any) -> FuzzTarget:
+    from kvsm.testing.machine_target import MachineTarget  # only here: it imports Hypothesis
+
+    return MachineTarget(name, machine)
+
+
+def saved_target(
+    failure: SavedFailure, directory: Any, given: str | None, policies: tuple[str, ...]
+) -> FuzzTarget:
+    """The target of a saved failure. given: the own code that the user allows to run.
+
+    Raises `ConfigError`: a file must not choose which code runs.
+    """
+    if not is_path(failure.target):
+        if given is not None:
+            raise ConfigError(f"{directory / FILE}: is a failure of {failure.target}; leave out --target")
+        load(directory, policies)
+        return WorldTarget(failure.target)
+    if given != failure.target:
+        raise ConfigError(
+            f"{directory / FILE}: to repeat it runs the code of {failure.target}; if you trust it, allow "
+            f"that: --target {failure.target}"
+        )
+    return target_of(failure.target)

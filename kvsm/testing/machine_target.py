@@ -1,0 +1,412 @@
+"""A state machine of Hypothesis as a target of `kvsm fuzz`: a machine of `kvsm.testing`, or any other one.
+
+A run of a walk is a handful of examples. Hypothesis generates half of them, with a seed made from the seed of
+the walk and the number of the run. The other half is drawn from bytes (Hypothesis' `fuzz_one_input`), which
+are random or made from those of earlier examples that reached something new: that is how the corpus guides a
+machine. Hypothesis shrinks a failure of either half.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import hypothesis
+import msgspec
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.control import current_build_context
+from hypothesis.database import ExampleDatabase
+from hypothesis.errors import DidNotReproduce
+from hypothesis.reporting import with_reporter
+from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
+
+from kvsm.checker.corpus import CorpusEntry
+from kvsm.checker.failures import FILE, SavedFailure, claim, slug_of, write_files
+from kvsm.checker.fuzz_target import MOST_REDUCING, FuzzTarget, Redone, Shortened
+from kvsm.checker.guided import GUIDED, chance_of
+from kvsm.checker.reduce import reduce_pieces
+from kvsm.checker.walk import NewlyReached, RunMaker, WalkedRun, WalkFailure
+from kvsm.checker.watch import Watch, watching
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.testing import recording
+from kvsm.worlds.world import Finding, finding_of
+
+GENERATED, FROM_BYTES = 10, 10
+"""Examples of a run that Hypothesis generates, and those that are drawn from bytes."""
+LENGTHS = (200, 800, 3000)
+"""How many bytes an example may draw from. It takes as many as it needs."""
+
+_ALWAYS: dict[str, Any] = {
+    "deadline": None,
+    "derandomize": False,  # Hypothesis sets it under CI
+    "report_multiple_bugs": False,
+    "suppress_health_check": list(HealthCheck),  # they judge how fast a computer is
+}
+_BLOB = re.compile(r"@reproduce_failure\('[^']+', (b'[^']*')\)")
+_NOISE = ("Retried draw from ", "gave up because", "invalid because")
+"""Events of Hypothesis' own."""
+
+
+class MachineOptions(msgspec.Struct, frozen=True):
+    """How a failure of a machine is repeated: `@reproduce_failure(version, blob)`.
+
+    version: of Hypothesis. trace: what the machine told when it failed.
+    """
+
+    version: str
+    blob: str
+    trace: tuple[str, ...] = ()
+
+
+class MachineTarget(FuzzTarget):
+    """A machine by its import path."""
+
+    def __init__(self, name: str, machine: type[RuleBasedStateMachine]) -> None:
+        super().__init__(name)
+        self._machine = machine
+
+    def runs(self, seed: int) -> RunMaker:
+        return MachineRuns(self._machine, seed, None, frozenset())
+
+    def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
+        return MachineRuns(self._machine, seed, [_choices(entry) for entry in entries], known)
+
+    def check_entry(self, entry: CorpusEntry) -> None:
+        try:
+            found = bool(_choices(entry))
+        except ValueError as error:
+            raise ConfigError(f"its choices are not hexadecimal: {error}") from error
+        if not found:
+            raise ConfigError("it has no choices")
+
+    def entry(self, seed: int, reached: NewlyReached, entries: Sequence[CorpusEntry]) -> CorpusEntry:  # noqa: ARG002
+        return CorpusEntry(target=self.name, seed=seed, run=reached.run, choices=reached.choices.hex())
+
+    def redo(self, entry: CorpusEntry) -> Redone:
+        features, finding = _Examples(self._machine).from_bytes(_choices(entry))
+        return Redone(features, None if finding is None else WalkFailure(entry.run, (), finding))
+
+    def shortened(self, entry: CorpusEntry, wanted: Collection[str]) -> Shortened:
+        needed, examples = frozenset(wanted), _Examples(self._machine)
+
+        def tried(fewer: Sequence[int]) -> Sequence[int] | None:
+            if examples.made >= MOST_REDUCING:
+                raise StopIteration
+            return fewer if needed <= examples.from_bytes(bytes(fewer))[0] else None
+
+        choices: Sequence[int] = _choices(entry)
+        shorter = reduce_pieces(choices, tried)
+        reduced = msgspec.structs.replace(entry, choices=bytes(shorter).hex(), reduced=True)
+        return Shortened(reduced, examples.steps)
+
+    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        """Repeat the run that failed, and let Hypothesis shrink what it finds."""
+        corpus = [_choices(entry) for entry in entries] or None
+        examples = _Examples(self._machine, _Found())
+        MachineRuns(self._machine, seed, corpus, frozenset()).run_with(failure.run, examples)
+        return self._shrunk(seed, failure, examples)
+
+    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+        examples = _Examples(self._machine, _Found())
+        examples.from_bytes(_choices(entry))
+        return self._shrunk(entry.seed, failure, examples)
+
+    def _shrunk(self, seed: int, failure: WalkFailure, examples: _Examples) -> SavedFailure:
+        """The failure that these examples met. What Hypothesis does not fail again is told unshrunk."""
+        found, made = examples.failed_after, examples.made
+        error = examples.shrink()
+        notes = "\n".join(getattr(error, "__notes__", []))
+        blob = _BLOB.search(notes)
+        steps, trace = _program(notes)
+        options = MachineOptions(hypothesis.__version__, blob[1] if blob else "", trace)
+        finding = failure.finding if error is None else _finding(error)
+        return SavedFailure(
+            target=self.name,
+            options=msgspec.to_builtins(options),
+            actions=tuple([(step,) for step in steps]),
+            property=finding.property,  # type: ignore[arg-type]  # machines name only kvsm's properties
+            message=finding.message,
+            seed=seed,
+            run=failure.run,
+            found=found,
+            reruns=examples.made - made,
+        )
+
+    def again(self, failure: SavedFailure) -> SavedFailure | None:
+        finding = self._repeated(failure)
+        if finding is None:
+            return None
+        return msgspec.structs.replace(failure, property=finding.property, message=finding.message)
+
+    def _repeated(self, failure: SavedFailure) -> Finding | None:
+        options = _options(failure)
+        if options.version != hypothesis.__version__:
+            raise ConfigError(
+                f"the failure was found with Hypothesis {options.version}, and only that can repeat it; this "
+                f"is {hypothesis.__version__}: pip install hypothesis=={options.version}"
+            )
+        return _Examples(self._machine).repeat(options)
+
+    def told(self, failure: SavedFailure) -> str:
+        many = len(failure.actions)
+        steps = f"{many} {'step' if many == 1 else 'steps'}, shrunk from {failure.found} by Hypothesis"
+        lines = [f"{failure.target}: {failure.property} is broken: {steps}"]
+        lines.append(f"  seed {failure.seed}, run {failure.run}")
+        lines += [f"  {number}. {step}" for number, (step,) in enumerate(failure.actions, 1)]
+        return "\n".join([*lines, f"broken: {failure.finding()}", *_options(failure).trace])
+
+    def save(self, failure: SavedFailure, directory: Path) -> None:
+        claim(directory)
+        self._repeated(failure)  # the events of its core are the last ones
+        files = {
+            FILE: msgspec.json.format(msgspec.json.encode(failure), indent=1),
+            "steps.txt": (self.told(failure) + "\n").encode(),
+            f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py": regression_test(failure).encode(),
+        }
+        write_files(directory, files)
+        if recording.remembered():
+            recording.save(recording.remembered(), directory / "log")
+
+
+def _choices(entry: CorpusEntry) -> bytes:
+    return bytes.fromhex(entry.choices)
+
+
+def _options(failure: SavedFailure) -> MachineOptions:
+    try:
+        return msgspec.convert(failure.options, MachineOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"options of target {failure.target}: {error}") from error
+
+
+def _finding(error: BaseException) -> Finding:
+    """What an example raised. An assertion of the user's own machine is a finding like any other."""
+    if isinstance(error, PropertyBroken) or not isinstance(error, AssertionError):
+        return finding_of(error)  # type: ignore[arg-type]
+    found = finding_of(error)
+    return Finding(found.property, f"the machine says: {error}" if str(error) else "an assertion failed")
+
+
+def _program(notes: str) -> tuple[list[str], tuple[str, ...]]:
+    """The steps that Hypothesis printed, without the first and the last one, and what the machine told."""
+    lines = notes.splitlines()
+    first = next((place for place, line in enumerate(lines) if line.startswith("state = ")), len(lines))
+    end = next((place for place, line in enumerate(lines) if line == "state.teardown()"), len(lines))
+    trace = [line for line in lines[end + 1 :] if line and not line.startswith("You can reproduce")]
+    return lines[first + 1 : end], tuple(trace)
+
+
+class MachineRuns(RunMaker):
+    """Runs of a machine.
+
+    corpus: the choices of its entries; None if there is no corpus, and nothing is watched.
+    known: features that are not new.
+    """
+
+    def __init__(
+        self,
+        machine: type[RuleBasedStateMachine],
+        seed: int,
+        corpus: Sequence[bytes] | None,
+        known: Collection[str],
+    ) -> None:
+        self._machine, self._seed, self._corpus, self._known = machine, seed, corpus, known
+
+    def run(self, number: int) -> WalkedRun:
+        return self.run_with(number, _Examples(self._machine))
+
+    def run_with(self, number: int, examples: _Examples) -> WalkedRun:
+        """The run, by these examples: they hold the failing one, if any."""
+        reached: list[NewlyReached] = []
+        known = set(self._known)
+        finding = examples.generate(f"{self._seed}/{number}", GENERATED)
+        for choices in self._drawn(number):
+            if finding is not None:
+                break
+            features, finding = examples.from_bytes(choices)
+            if self._corpus is not None and finding is None and not features <= known:
+                known |= features
+                reached.append(NewlyReached(number, features, (), choices))
+        failure = None if finding is None else WalkFailure(number, (), finding)
+        return WalkedRun(examples.steps, 0, failure, tuple(reached))
+
+    def _drawn(self, number: int) -> Iterator[bytes]:
+        """The bytes of the examples of a run."""
+        chance = chance_of(self._seed, number)
+        for _ in range(FROM_BYTES):
+            fresh = chance.randbytes(chance.choice(LENGTHS))
+            if self._corpus and chance.random() < GUIDED:
+                yield _changed(chance, self._corpus, fresh)
+            else:
+                yield fresh
+
+
+def _changed(chance: Random, corpus: Sequence[bytes], fresh: bytes) -> bytes:
+    """An entry that goes on at random, with another place in it, or as another entry does."""
+    entry, other, way = chance.choice(corpus), chance.choice(corpus), chance.randrange(3)
+    cut = chance.randrange(len(entry) + 1)
+    if way == 0:
+        return entry[:cut] + fresh
+    if way == 1:
+        many = chance.randrange(1, 9)
+        return entry[:cut] + fresh[:many] + entry[cut + many :] + fresh[many:]
+    return entry[:cut] + other[chance.randrange(len(other) + 1) :] + fresh
+
+
+class _Found(ExampleDatabase):
+    """In place of Hypothesis' database: the one failing example, to be shrunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.example: bytes | None = None
+
+    def save(self, key: bytes, value: bytes) -> None:  # noqa: ARG002
+        self.example = value
+
+    def fetch(self, key: bytes) -> Iterable[bytes]:
+        # Hypothesis takes an example of its first list for one that is shrunk already.
+        return [self.example] if self.example is not None and key.endswith(b".secondary") else []
+
+    def delete(self, key: bytes, value: bytes) -> None:
+        """It stays."""
+
+
+class _Examples:
+    """Runs examples of a machine, and counts them.
+
+    steps, made: of all examples, and how many there were.
+    failed_after: the steps of the first example that failed.
+    """
+
+    def __init__(self, machine: type[RuleBasedStateMachine], found: _Found | None = None) -> None:
+        self._machine, self._found = machine, found
+        self._settings = settings(machine.TestCase.settings, database=found, **_ALWAYS)
+        self._fuzz: Callable[[bytes], bytes | None] | None = None
+        self._generated: tuple[str, int] | None = None
+        """What `generate` was asked for if it failed."""
+        self._data: Any = None
+        self.steps = self.made = self.failed_after = 0
+        self._steps_before = 0
+
+    def generate(self, seed: str, many: int) -> Finding | None:
+        """Examples that Hypothesis generates from a seed. What fails, if one does."""
+        error = self._generate(seed, many, [Phase.generate])
+        self._generated = None if error is None else (seed, many)
+        return None if error is None else _finding(error)
+
+    def _generate(self, seed: str, many: int, phases: Sequence[Phase]) -> BaseException | None:
+        number = int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big")
+        chosen = settings(self._settings, max_examples=many, phases=phases, print_blob=True)
+        return self._error_of(hypothesis.seed(number)(self._test(chosen)))
+
+    def from_bytes(self, choices: bytes) -> tuple[frozenset[str], Finding | None]:
+        """What one example that draws from these bytes reaches, and how it fails if it does."""
+        if self._fuzz is None:
+            self._fuzz = self._test(self._settings).hypothesis.fuzz_one_input
+        fuzz = self._fuzz
+        with watching() as watch:
+            error = self._error_of(lambda: fuzz(choices))
+            self._note_events(watch)
+        return frozenset(watch.new), None if error is None else _finding(error)
+
+    def shrink(self) -> BaseException | None:
+        """The error of the smallest example that Hypothesis makes of the one that failed."""
+        if self._generated is not None:
+            # Hypothesis keeps no examples of a test with a seed of its own; it finds them again.
+            return self._generate(*self._generated, [Phase.generate, Phase.shrink])
+        chosen = settings(self._settings, phases=[Phase.reuse, Phase.shrink], print_blob=True)
+        return self._error_of(self._test(chosen))
+
+    def repeat(self, options: MachineOptions) -> Finding | None:
+        """What the example of a saved failure raises now."""
+        test = self._test(self._settings)
+        blob = options.blob[2:-1].encode()
+        error = self._error_of(hypothesis.reproduce_failure(options.version, blob)(test))
+        return None if error is None or isinstance(error, DidNotReproduce) else _finding(error)
+
+    def _error_of(self, call: Callable[[], object]) -> BaseException | None:
+        with with_reporter(lambda _: None):  # what it says is in the error's notes, too
+            try:
+                call()
+            except Exception as error:
+                self.failed_after = self.failed_after or self.steps - self._steps_before
+                return error
+        return None
+
+    def _test(self, chosen: settings) -> Any:
+        # Hypothesis calls what it is given; it need not be a class.
+        return get_state_machine_test(self._make, settings=chosen)  # type: ignore[arg-type]
+
+    def _make(self) -> RuleBasedStateMachine:
+        """A machine whose steps are counted. Called by Hypothesis for each example."""
+        machine = self._machine()
+        self.made += 1
+        self._steps_before = self.steps
+        self._data = current_build_context().data
+        check = machine.check_invariants
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            self.steps += 1
+            check(*arguments, **options)
+
+        machine.check_invariants = counted  # type: ignore[method-assign]
+        return machine
+
+    def _note_events(self, watch: Watch) -> None:
+        """`hypothesis.event`s of the last example."""
+        events = getattr(self._data, "events", {})
+        watch.say(
+            f"{name}: {value}" if value not in ("", None) else str(name)
+            for name, value in events.items()
+            if not str(name).startswith(_NOISE)
+        )
+
+
+_TEST = '''"""{finding}
+
+Found by `kvsm fuzz --target {target} --seed {seed}` in run {run}, and shrunk by Hypothesis {version}.
+It fails until the bug is fixed.
+
+{steps}
+"""
+
+from contextlib import suppress
+
+from hypothesis import reproduce_failure
+from hypothesis.errors import DidNotReproduce
+from hypothesis.stateful import get_state_machine_test
+from {module} import {machine}
+
+
+def test_{name}_keeps_{property}() -> None:
+    with suppress(DidNotReproduce):  # the bug is fixed
+        reproduce_failure("{version}", {blob})(get_state_machine_test({machine}))()
+'''
+
+
+def regression_test(failure: SavedFailure) -> str:
+    """The text of a test for pytest that repeats the failure."""
+    options = _options(failure)
+    module, _, machine = failure.target.partition(":")
+    steps = "\n".join(["    state = " + machine + "()", *[f"    {step}" for (step,) in failure.actions]])
+    return _TEST.format(
+        finding=_quotable(str(failure.finding())),
+        steps=_quotable(steps),
+        target=failure.target,
+        seed=failure.seed,
+        run=failure.run,
+        version=options.version,
+        blob=options.blob,
+        module=module,
+        machine=machine,
+        name=slug_of(failure),
+        property=failure.property.name.lower(),
+    )
+
+
+def _quotable(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"""', "'''")
