@@ -451,7 +451,7 @@ def running_cluster() -> Iterator[tuple[str, str]]:
             stderr=subprocess.DEVNULL,
         )
         try:
-            wait_for(lambda: listens(client) and listens(node), 60)
+            wait_for(lambda: listens(client) and listens(node), 120)
             yield f"ray://127.0.0.1:{client}", f"127.0.0.1:{node}"
         finally:
             started.terminate()
@@ -462,6 +462,7 @@ OPEN_RAY = {
     **os.environ,
     "PYTHONPATH": str(Path(kvsm.__file__).parents[1]),
     "RAY_AUTH_MODE": "disabled",  # some releases of Ray ask for a token; only this machine reaches it
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # a busy machine starts it slowly
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
@@ -476,7 +477,7 @@ def test_a_walk_has_the_same_totals_on_a_cluster_that_runs(running_cluster: tupl
     fuzz = [sys.executable, "-m", "kvsm", "fuzz", "--runs", "20", "--seed", "7", "--json"]
     found = []
     for where in (["--jobs", "1"], *(["--cluster", address] for address in running_cluster)):
-        ended = subprocess.run([*fuzz, *where], env=OPEN_RAY, stdout=subprocess.PIPE, check=True, timeout=120)
+        ended = subprocess.run([*fuzz, *where], env=OPEN_RAY, stdout=subprocess.PIPE, check=True, timeout=240)
         found.append({**json.loads(ended.stdout)["progress"], "seconds": 0})
     assert found[0]["runs"] == 20
     assert found == [found[0]] * 3

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from kvsm.cli import main
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
+from kvsm.executors.processes import ForkedProcesses
 from kvsm.log import LogReader
 from kvsm.offloader import Offloader
 from kvsm.policies import POLICIES
@@ -417,3 +418,14 @@ def test_comparison_has_the_error_of_what_was_changed(demand: Demand) -> None:
     found = compare("log", demand, [own, other, rare])
     assert [one.error_points for one in found.outcomes] == [ITSELF_POINTS, CHANGED_POINTS, CHANGED_POINTS]
     assert found.outcomes[0].found_share == found.itself.found_share
+
+
+def test_the_comparison_is_the_same_whoever_simulates(demand: Demand) -> None:
+    """By an executor, and in this process. The progress ends with as many as were asked for."""
+    own = Scenario.of(demand.config)
+    tried = [own, *(msgspec.structs.replace(own, host_blocks=size) for size in (100, 50))]
+    told: list[int] = []
+    found = compare("log", demand, tried, progress=told.append, executor=ForkedProcesses(2))
+    assert found == compare("log", demand, tried)
+    compare("log", demand, tried[1:], progress=told.append)
+    assert told == [2, 3, 1, 2]

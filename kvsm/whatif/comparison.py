@@ -94,10 +94,10 @@ def compare(
     others = [one for one in scenarios if one != own]
     served_by = {own: itself}
     with _results(executor, partial(simulate, demand, lookups=lookups), others) as results:
-        for scenario, served in zip(others, results):
+        for number, (scenario, served) in enumerate(zip(others, results), len(scenarios) - len(others) + 1):
             served_by[scenario] = served
             if progress is not None:
-                progress(len(served_by))
+                progress(number)
     sizes = sorted({one.host_blocks for one in (own, *scenarios)})
     with _results(executor, optimum.found_share, sizes) as shares:
         bounds = dict(zip(sizes, shares))
