@@ -34,6 +34,6 @@ SCOPES: dict[str, ThreadScope] = {
     ),
     "closed-twice": ThreadScope(scenario=ClosedTwice, delays=True),
     "submitters-lines": ThreadScope(scenario=SubmittedCopies, preemptions=1, delays=True, lines=True),
-    "full": ThreadScope(scenario=HostCopies, sizes={"pieces": 3, "threads": 3}),
+    "full": ThreadScope(scenario=HostCopies, preemptions=1, sizes={"pieces": 3, "threads": 3}),
 }
 """A `small` one takes a second, the others up to some minutes."""
