@@ -240,7 +240,7 @@ def test_a_terminal_shows_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         import_module("kvsm.cli.check"),
         "progress_line",
-        lambda name, progress: shown.append(name) or str(progress.states),
+        lambda name, progress, _counts: shown.append(name) or str(progress.states),
     )
     assert run("commit").exit_code == 0
     assert shown == ["commit"] * 56

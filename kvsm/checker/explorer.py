@@ -25,7 +25,7 @@ import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -86,7 +86,7 @@ def explore(
     coverage.forget()
     with (
         collecting_young_objects(),
-        _noticing_interrupts(search),
+        noticing_interrupts(search),
         _expanding(model, jobs, executor, search) as (expand, edges_elsewhere),
     ):
         search.run(expand)
@@ -114,8 +114,14 @@ def _expanding(
         yield processes.expand, processes.edges
 
 
+class Interruptible(Protocol):
+    """A search that looks at this now and again."""
+
+    is_interrupted: bool
+
+
 @contextmanager
-def _noticing_interrupts(search: _ExplorerSearch) -> Iterator[None]:
+def noticing_interrupts(search: Interruptible) -> Iterator[None]:
     """The first Ctrl-C ends the search and keeps its results; the second one works as usual."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -32,6 +32,8 @@ from kvsm.checker.protocol.terms import Declaration
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
+from kvsm.checker.threads import SCOPES as THREAD_SCOPES
+from kvsm.checker.threads import ThreadScope, explore_schedules, retell_schedule
 from kvsm.checker.tiers import SCOPES as TIER_SCOPES
 from kvsm.checker.tiers import TierScope, TiersModel
 from kvsm.errors import ConfigError
@@ -70,6 +72,7 @@ class CheckedModel:
     says: one line for people.
     machines: the machines whose tables it exercises.
     takes_depth: whether `ExplorationLimits.max_depth` and `executor` are supported.
+    counts: what it counts as states, for people.
     """
 
     name: str
@@ -77,6 +80,7 @@ class CheckedModel:
     machines: tuple[str, ...] = ()
     scopes: Mapping[str, Any]
     takes_depth = True
+    counts = "states"
 
     def versions(self) -> dict[str, tuple[Declaration, ...]]:
         """What is proved for any size; empty if nothing is.
@@ -267,6 +271,46 @@ class _TierChecks(CheckedModel):
         return explore(TiersModel(scope, renamed=limits.symmetry), **explorer_limits(limits))
 
 
+class _ThreadChecks(CheckedModel):
+    """Real threads. A state is a schedule, a transition a step of a thread."""
+
+    name = "threads"
+    says = "real threads of engines, log and submitters: every schedule with few preemptions"
+    takes_depth = False
+    counts = "schedules"
+    scopes: Mapping[str, ThreadScope] = THREAD_SCOPES
+
+    def bounds(self, scope: ThreadScope) -> Bounds:
+        return scope.bounds
+
+    def bounded(self, scope: ThreadScope, bounds: Bounds) -> ThreadScope:
+        for name in bounds:
+            if name not in scope.bounds:
+                raise ConfigError(f"{name} is no bound here; there are {', '.join(scope.bounds)}")
+        sizes = {name: number for name, number in bounds.items() if name in scope.scenario.sizes}
+        own = {name: number for name, number in bounds.items() if name not in sizes}
+        # What is notable may need what these bounds exclude, which would not be a fault.
+        return replace(with_numbers(scope, own), sizes={**scope.sizes, **sizes}, required=False)
+
+    def explore(self, scope: ThreadScope, limits: ExplorationLimits) -> Exploration:
+        if limits.max_depth is not None:
+            raise ConfigError("threads are explored without a limit of depth; give --states or --seconds")
+        if limits.executor is not None:
+            raise ConfigError("threads are explored in one process, without --cluster")
+        return explore_schedules(
+            scope,
+            max_states=limits.max_states,
+            max_seconds=limits.max_seconds,
+            progress=limits.progress,
+        )
+
+    def retell(self, scope: ThreadScope, refutation: Refutation) -> Counterexample:
+        return retell_schedule(scope, refutation)
+
+    def events(self, _scope: ThreadScope, _refutation: Refutation) -> Sequence[OffloadingEvent]:
+        return ()
+
+
 MODELS: dict[str, CheckedModel] = {
     one.name: one
     for one in (
@@ -276,6 +320,7 @@ MODELS: dict[str, CheckedModel] = {
         _CopyChecks(),
         _HandOverChecks(),
         _TierChecks(),
+        _ThreadChecks(),
     )
 }
 

@@ -46,9 +46,9 @@ class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     """What `kvsm check --json` prints: one line for each model.
 
     bounds: what was explored; a proof holds within these bounds.
-    states: distinct states.
-    transitions: actions taken.
-    depth: actions from an initial state to the farthest state.
+    states: distinct states; of the model threads: schedules.
+    transitions: actions taken; of threads: steps.
+    depth: actions from an initial state to the farthest state; of threads: steps of the longest schedule.
     seconds: wall time.
     limit: the limit that ended an undetermined search.
     finding: what is broken.
@@ -126,7 +126,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     "--depth",
     "max_depth",
     type=click.IntRange(min=1),
-    help="Limit of actions from the start; protocol and requests do not support it.",
+    help="Limit of actions from the start; protocol, requests and threads do not support it.",
 )
 @click.option(
     "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
@@ -339,15 +339,15 @@ def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Expl
     with Live(console=console, auto_refresh=False, transient=True) as live:
 
         def show(progress: ExplorationProgress) -> None:
-            live.update(Text(progress_line(model.name, progress)), refresh=True)
+            live.update(Text(progress_line(model.name, progress, model.counts)), refresh=True)
 
         return model.explore(scope, msgspec.structs.replace(limits, progress=show))
 
 
-def progress_line(name: str, progress: ExplorationProgress) -> str:
+def progress_line(name: str, progress: ExplorationProgress, counts: str = "states") -> str:
     """How far the exploration of a model has come, in one line."""
     return (
-        f"{name}   {progress.states:,} states   {progress.states_per_second:,.0f} states/s   "
+        f"{name}   {progress.states:,} {counts}   {progress.states_per_second:,.0f} {counts}/s   "
         f"depth {progress.depth}   queue {progress.queue:,}   {progress.seconds:.0f} s"
     )
 
@@ -361,17 +361,18 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
     limit = f" (stopped at {found.limit})" if found.limit else ""
     yield _COLOURS[found.verdict](f"  verdict    {found.verdict.value}{limit}")
     yield (
-        f"  seen       {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}; "
-        f"{found.seconds:.1f} s, {found.states_per_second:,.0f} states/s"
+        f"  seen       {found.states:,} {model.counts}, {found.transitions:,} transitions, "
+        f"depth {found.depth}; {found.seconds:.1f} s, {found.states_per_second:,.0f} {model.counts}/s"
     )
     if found.reached:
         yield f"  reached    {', '.join(found.reached)}"
     if found.unreached:
         yield f"  unreached  {', '.join(found.unreached)}"
+        reason = f"             all {model.counts} were seen, so they are unreachable"
         if found.verdict is Verdict.REFUTED and told is None:
-            yield "             all states were seen, so they are unreachable: this refutes the model"
+            yield f"{reason}: this refutes the model"
         elif found.verdict is Verdict.PROVED:
-            yield "             all states were seen, so they are unreachable; changed bounds require none"
+            yield f"{reason}; changed bounds require none"
     if model.machines:
         missed = never_taken(found.edges, model.machines)
         edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)

@@ -15,13 +15,14 @@ from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
 from kvsm.log.log_directory import LogDirectory
 from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
-from kvsm.log.reader import LogEnd, LogGap, LogLife, LogReader, Segment
+from kvsm.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
 from kvsm.log.writer import LogWriter
 
 __all__ = [
     "RUN_BYTES",
     "Durability",
     "EndedLog",
+    "EventsTakenBack",
     "LogDirectory",
     "LogEnd",
     "LogFollower",

@@ -59,7 +59,8 @@ class LogFollower(LogReader):
     def poll(self) -> Iterator[News]:
         """What was written since the last call. It ends when all of this was read; call again later.
 
-        Raises `LogDamaged` for wrong bytes, and `LogError` if the log was deleted or replaced.
+        Raises `LogDamaged` for wrong bytes, and `LogError` if the log was deleted or replaced. It raises
+        `EventsTakenBack` if its writer has lost events that were read: a sync failed after they were written.
         """
         while True:
             # Ask before reading the segment: a segment that has a successor is complete.

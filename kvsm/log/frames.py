@@ -151,7 +151,7 @@ _TAIL = msgspec.msgpack.Decoder(SegmentTail)
 
 
 class Frame(NamedTuple):
-    """A frame that was read. `end` is the offset of the byte after it."""
+    """A frame that was read. `end` is the offset of the byte after it, `header` has its checksums."""
 
     run_mark: int
     flags: int
@@ -159,6 +159,7 @@ class Frame(NamedTuple):
     first: int
     payload: bytes
     end: int
+    header: bytes
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -342,7 +343,7 @@ class FrameReader:
             raise LogDamaged(self._path, offset, seq, "a frame of another run or life stands here")
         if first != seq:
             raise LogDamaged(self._path, offset, seq, f"a frame starts with event {first} in its place")
-        return Frame(mark, flags, count, first, payload, end)
+        return Frame(mark, flags, count, first, payload, end, header)
 
     def end(self, offset: int, seq: int) -> Torn | None:
         """None if the file ends at `offset`, its position, as it must behind a tail. Raises `LogDamaged`."""

@@ -106,6 +106,10 @@ class SegmentGone(LogError):
     """A segment was deleted, or replaced, while the log was read."""
 
 
+class EventsTakenBack(LogError):
+    """The writer could not keep events that were read meanwhile: a sync failed after they were written."""
+
+
 class Segment:
     """One segment of a log, and a cursor in it.
 
@@ -133,7 +137,9 @@ class Segment:
         self.tail: SegmentTail | None = None
         self.ended = False
         self._run_mark, self._next = run_mark(head.run, head.life), head.seq + 1
-        self._offset, self._header = offset, header
+        self._offset = offset
+        self._last_frame = PREAMBLE_BYTES, header
+        """Where the last frame begins that was read, and its header. Its writer may take it back."""
         self._lost: int | None = None
 
     @property
@@ -142,13 +148,13 @@ class Segment:
         return self._next - 1
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
-        """The events, one list a frame. A second call continues where the first ended."""
+        """The events, one list a frame. A second call continues where the first ended.
+
+        Raises `EventsTakenBack` if what earlier calls have read is no longer in the log.
+        """
         path = str(self.path)
         with _opened(self.path) as file:
-            if self.last == self.head.seq and _head_header(file) != self._header:
-                raise SegmentGone(
-                    f"{path}: another writer went on with the log while it was read; read it again"
-                )
+            self._check_kept(file)
             frames = FrameReader(file, path, self._run_mark, self.followed or has_mark(file))
             file.seek(self._offset)
             while isinstance(frame := frames.read(self._offset, self._next), Frame):
@@ -158,6 +164,7 @@ class Segment:
                     frame = frames.end(frame.end, self._next)
                     break
                 events = decode_events(frame, path, self._offset)
+                self._last_frame = self._offset, frame.header
                 self._offset, self._next = frame.end, self._next + frame.event_count
                 yield events
             else:
@@ -183,6 +190,8 @@ class Segment:
             return lost
         end = successor if lost is None else lost
         if end is not None and self._next != end:
+            with _opened(self.path) as file:
+                self._check_kept(file)
             reason = f"its last event is {self._next - 1}, and it should be {end - 1}"
             raise LogDamaged(str(self.path), self._offset, min(self._next, end), reason)
         if self.tail is None and mark == CLOSED:
@@ -213,6 +222,21 @@ class Segment:
         """The first event that the mark says was lost after this segment; None if it says no such thing."""
         mark = self._mark()
         return None if mark == CLOSED else mark
+
+    def _check_kept(self, file: BinaryIO) -> None:
+        """Raises if the last frame that was read is not there any more. Moves the file's position."""
+        offset, header = self._last_frame
+        file.seek(offset)
+        if file.read(HEADER.size) == header:
+            return
+        if self.last == self.head.seq:
+            raise SegmentGone(
+                f"{self.path}: another writer went on with the log while it was read; read it again"
+            )
+        raise EventsTakenBack(
+            f"{self.path}: event {self.last} was read, and its writer has lost it since (a sync failed); "
+            f"read the log again"
+        )
 
     def _mark(self) -> int | None:
         with _opened(self.path) as file:
@@ -388,18 +412,12 @@ def _open_segment(path: Path, gap: tuple[int, int] | None, followed: bool) -> Se
             file.seek(PREAMBLE_BYTES)
             opening = frames.read(PREAMBLE_BYTES, first)
         if isinstance(opening, Frame):
-            head, header = decode_head(opening, name, PREAMBLE_BYTES), _head_header(file)
-            return Segment(path, head, opening.end, header, gap, followed)
+            head = decode_head(opening, name, PREAMBLE_BYTES)
+            return Segment(path, head, opening.end, opening.header, gap, followed)
         assert opening is not None  # The head is no end.
         if followed:
             raise _ends_early(opening)
         return opening
-
-
-def _head_header(file: BinaryIO) -> bytes:
-    """The header of the head frame, which has the checksum of the head. Moves the file's position."""
-    file.seek(PREAMBLE_BYTES)
-    return file.read(HEADER.size)
 
 
 def _ends_early(torn: Torn) -> LogDamaged:

@@ -6,7 +6,7 @@ holds up the engine that made the events.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Thread
 
@@ -20,7 +20,7 @@ class _Sync:
 
     segment: SegmentFile
     synced: Synced
-    ended: Event = field(default_factory=Event)
+    ended: Event
 
 
 class SyncThread:
@@ -46,7 +46,7 @@ class SyncThread:
             thread = Thread(target=_serve, args=[self._queue], name="kvsm-log-sync", daemon=True)
             thread.start()
             self._thread = thread
-        self._running = _Sync(segment, synced)
+        self._running = _Sync(segment, synced, Event())
         self._queue.put(self._running)
 
     def take_end(self) -> None:

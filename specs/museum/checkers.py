@@ -20,6 +20,9 @@ walk: serving         random actions on the scheduler and the core,     faults t
                       with dozens of requests
 machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
                       test their own parts (`kvsm.testing`), shrunk     books show
+exploration: threads  real threads of the copy engines, the log's       deadlocks, lost and early ends,
+                      writer and the submitters, in every schedule      failures that are told as good
+                      with few preemptions
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored completely on the unchanged code.
@@ -42,6 +45,8 @@ from kvsm.checker.reduce import reduce
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.checker.targets import draw_case
+from kvsm.checker.threads import SCOPES as THREAD_SCOPES
+from kvsm.checker.threads import ThreadScope, explore_schedules, steps_of, switches_of
 from kvsm.checker.walk import MakeWorld, random_of, walk
 from kvsm.scheduler import LastStep, StoreMode
 from kvsm.testing import OffloadMachine
@@ -99,6 +104,22 @@ def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> C
         return Sighting(reduced.finding, reduced.actions)
 
     return Checker(f"walk: {name}", look)
+
+
+def threads(*scopes: ThreadScope) -> Checker:
+    """Runs every schedule of these scopes. In a trace each action is a switch to another thread."""
+
+    def look() -> Sighting | None:
+        for scope in scopes:
+            explored = explore_schedules(scope, max_states=MOST_STATES)
+            if explored.refutation is not None:
+                steps = steps_of(scope, explored.refutation)
+                return Sighting(explored.refutation.finding, switches_of(steps))
+            if explored.verdict is not Verdict.PROVED:
+                raise Unexplored(f"threads: {explored.verdict.name} after {explored.states} schedules")
+        return None
+
+    return Checker("exploration: threads", look)
 
 
 def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Checker:
@@ -227,4 +248,19 @@ CHECKERS = (
     seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=64),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
     machine("scheduler", OffloadMachine, examples=300),
+    threads(
+        *(
+            msgspec.structs.replace(THREAD_SCOPES[name], preemptions=1, required=False)
+            for name in (
+                "copies",
+                "closing",
+                "dying",
+                "verifying",
+                "log",
+                "disk",
+                "dead-submitters",
+                "closed-twice",
+            )
+        )
+    ),
 )

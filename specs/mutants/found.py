@@ -14,6 +14,7 @@ from kvsm.properties import Property
 
 MACHINE = "machine: scheduler"
 SERVING = "walk: serving"
+THREADS = "exploration: threads"
 
 
 class Need(Enum):
@@ -84,13 +85,18 @@ FOUND = {
     "M61": FoundBy(CORE, Property.NO_REUSE_IN_FLIGHT, 9),
     "M63": FoundBy(TIERS, Property.CONSERVATION, 5),
     "M65": FoundBy(DISK, Property.LEGAL_CALLS, 6),
+    "M67": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 15),
     "M68": FoundBy(TIERS, Property.CONSERVATION, 12),
     "M72": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M79": FoundBy(SERVING, Property.CONSERVATION, 12),
     "M85": FoundBy(KILLED, Property.NO_STALE_DATA, 6),
     "M89": FoundBy(CORE, Property.LEGAL_CALLS, 1),
     "M90": FoundBy(CORE, Property.LEGAL_CALLS, 3),
+    "M114": FoundBy(THREADS, Property.LEGAL_CALLS, 20),
+    "M115": FoundBy(THREADS, Property.NO_REUSE_IN_FLIGHT, 15),
     "M116": FoundBy(COPIES, Property.COPY_ORDER, 4),
+    "M118": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 10),
+    "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
 }
 
 MISSED = {
@@ -213,9 +219,6 @@ MISSED = {
     "M66": Missed(
         Need.DISK, "The same key stored twice into one slot around a reset, and a kill between the two ranks."
     ),
-    "M67": Missed(
-        Need.DISK, "A flush that fails while another store is written, with two stores in flight at once."
-    ),
     "M69": Missed(
         Need.DISK,
         "Resets that go through `OpenEra`, as a scheduler makes them. The disk world writes its era itself.",
@@ -290,20 +293,10 @@ MISSED = {
         "store has ended.",
     ),
     "M107": Missed(Need.WORKERS, "The same: at rest `unreported` is empty."),
-    "M114": Missed(Need.WORKERS, "A submitter of the simulated device that dies with copies under way."),
-    "M115": Missed(
-        Need.WORKERS, "An end of the copies world in which the engine is closed with copies in flight."
-    ),
     "M117": Missed(
         Need.WORKERS,
         "Replica engines in a world: the ranks' host pool is compared after a store of an odd "
         "number of blocks.",
-    ),
-    "M118": Missed(
-        Need.WORKERS, "The threaded engine under a chosen schedule, with several pieces of which one fails."
-    ),
-    "M119": Missed(
-        Need.WORKERS, "The verifying engine over the simulated device, with kept pools and a step that waits."
     ),
     "M108": Missed(
         Need.ROUTER, "Self-describing events with chunks of two blocks, and prompts that part within a chunk."

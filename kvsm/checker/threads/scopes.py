@@ -1,0 +1,39 @@
+"""The scopes of `kvsm check threads`: scenarios, each with its bounds."""
+
+from __future__ import annotations
+
+from kvsm.checker.threads.copies import HostClosing, HostCopies, HostDying
+from kvsm.checker.threads.disks import FlushedStores
+from kvsm.checker.threads.logs import SyncedLog
+from kvsm.checker.threads.scenario import ThreadScope
+from kvsm.checker.threads.submitters import ClosedTwice, SubmittedCopies
+from kvsm.checker.threads.verified import KeptLoads
+
+SCOPES: dict[str, ThreadScope] = {
+    "small": ThreadScope(scenario=HostCopies, preemptions=1),
+    "copies": ThreadScope(scenario=HostCopies),
+    "copies-lines": ThreadScope(scenario=HostCopies, preemptions=1, lines=True),
+    "store-lines": ThreadScope(
+        scenario=HostCopies, preemptions=1, lines=True, sizes={"loads": 0}, required=False
+    ),
+    "closing": ThreadScope(scenario=HostClosing),
+    "closing-lines": ThreadScope(scenario=HostClosing, preemptions=1, lines=True),
+    "dying": ThreadScope(scenario=HostDying),
+    "dying-lines": ThreadScope(scenario=HostDying, preemptions=1, lines=True),
+    "verifying": ThreadScope(scenario=KeptLoads),
+    "verifying-lines": ThreadScope(scenario=KeptLoads, preemptions=1, lines=True),
+    "log": ThreadScope(scenario=SyncedLog),
+    "log-goes-on": ThreadScope(scenario=SyncedLog, sizes={"goes_on": 1}),
+    "log-lines": ThreadScope(scenario=SyncedLog, preemptions=1, lines=True, required=False),
+    "disk": ThreadScope(scenario=FlushedStores),
+    "disk-interval": ThreadScope(scenario=FlushedStores, preemptions=1, sizes={"now_and_then": 1}),
+    "disk-lines": ThreadScope(scenario=FlushedStores, preemptions=1, lines=True),
+    "submitters": ThreadScope(scenario=SubmittedCopies, preemptions=1, delays=True),
+    "dead-submitters": ThreadScope(
+        scenario=SubmittedCopies, preemptions=1, delays=True, sizes={"deaths": 1, "stores": 2}
+    ),
+    "closed-twice": ThreadScope(scenario=ClosedTwice, delays=True),
+    "submitters-lines": ThreadScope(scenario=SubmittedCopies, preemptions=1, delays=True, lines=True),
+    "full": ThreadScope(scenario=HostCopies, preemptions=1, sizes={"pieces": 3, "threads": 3}),
+}
+"""A `small` one takes a second, the others up to some minutes."""
