@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import linecache
+import traceback
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsm.properties import Property
@@ -128,3 +130,13 @@ def described(error: BaseException) -> str:
     if isinstance(error, KvsmError):
         return str(error)
     return f"{type(error).__name__}: {error}".removesuffix(": ")
+
+
+def raised_at(error: BaseException, is_hidden: Callable[[str], bool]) -> tuple[str, str]:
+    """("FILE:LINE", what stands there): the innermost line of an error whose file is not hidden; ("", "") if
+    all are."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not is_hidden(frame.filename):
+            line = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            return f"{frame.filename.split('site-packages/')[-1]}:{frame.lineno}", line
+    return "", ""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -607,6 +608,12 @@ def test_only_long_runs_aim_and_none_explains() -> None:
     assert Phase.target not in for_machines(PROFILES["kvsm"]).phases
     assert Phase.target in for_machines(PROFILES["kvsm-long"]).phases
     assert all(Phase.explain not in for_machines(one).phases for one in PROFILES.values())
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
+def test_a_machine_that_needs_vllm_says_so() -> None:
+    with pytest.raises(ImportError, match="ManagerMachine needs vLLM: pip install vllm"):
+        kvsm.testing.ManagerMachine  # noqa: B018
 
 
 def test_every_public_name_is_there() -> None:

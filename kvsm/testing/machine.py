@@ -28,7 +28,7 @@ from typing import Any, cast
 
 from hypothesis import Phase, target
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, MultipleResults, consumes, initialize, multiple, rule
+from hypothesis.stateful import Bundle, MultipleResults, consumes, multiple
 from hypothesis.strategies import SearchStrategy
 
 from kvsm.errors import InvalidEvent, PropertyBroken
@@ -41,7 +41,7 @@ from kvsm.scheduler import OffloadScheduler, SchedulerConfig
 from kvsm.scheduler.groups import group_suffix
 from kvsm.snapshot import restore, snapshot
 from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, differences
-from kvsm.testing.base import PropertyMachine
+from kvsm.testing.base import PropertyMachine, initialize, rule
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
 from kvsm.testing.restored import RestoredCopy
@@ -54,6 +54,44 @@ MOST_REQUESTS = 4
 
 STEPS_TO_REST = 100
 """After that many steps of the engine nothing may be left."""
+
+_OF_A_POLICY = (
+    "__len__",
+    "__contains__",
+    "admitted",
+    "busy",
+    "idle",
+    "touched",
+    "removed",
+    "evicted",
+    "choose",
+    "recall",
+    "recalled",
+    "snapshot",
+    "restore",
+)
+_OF_A_POOL = (
+    "touch",
+    "free_blocks",
+    "key_of",
+    "cached_block",
+    "free_queue",
+    "get_new_blocks",
+    "cache_full_blocks",
+    "reset_prefix_cache",
+)
+_OF_A_CONNECTOR = (
+    "bind_gpu_block_pool",
+    "add_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished",
+    "reset_cache",
+    "has_pending_work",
+)
+"""The methods that the small engine calls, or the core."""
 
 Share = tuple[int, int]
 """The part of a transfer that one worker copies: (transfer, worker)."""
@@ -100,19 +138,31 @@ class OffloadMachine(PropertyMachine):
     def open(self, configuration: Configuration, first: Arrival) -> MultipleResults[SmallRequest]:
         """Make the engine, and let a first request arrive."""
         self.configuration = configuration
+        if not isinstance(self.policy, str):
+            self.under_test.is_about("policy", self.policy)
         self.engine = engine = self._make_engine(configuration)
         self.core = engine.core
+        if not isinstance(self.policy, str):
+            self.under_test.watch(self.core.ledger.policy, "policy", _OF_A_POLICY, self.policy)
         remember(engine.log)
         self._restored = RestoredCopy(self.core.ledger, engine.log)
         self.started = True
         self._chunk, self._peak, self._sound_at = configuration.blocks_per_chunk, 0, 0
-        pool = self.make_pool(len(engine.device))
-        if pool is not None:
-            engine.pool = WatchedPool(pool, len(engine.device))
-        engine.scheduler = cast(OffloadScheduler, self.make_scheduler(engine.core, engine.config))
+        self._put_in_the_users_parts()
         if configuration.references:
             engine.scheduler.bind_gpu_block_pool(engine.pool)
         return self._arrive(first)
+
+    def _put_in_the_users_parts(self) -> None:
+        engine, watch = self.engine, self.under_test.watch
+        pool = self.make_pool(len(engine.device))
+        if pool is not None:
+            watch(pool, "block pool", _OF_A_POOL, self.make_pool)
+            engine.pool = WatchedPool(pool, len(engine.device))
+        scheduler = self.make_scheduler(engine.core, engine.config)
+        if type(self).make_scheduler is not OffloadMachine.make_scheduler:
+            watch(scheduler, "connector", _OF_A_CONNECTOR, self.make_scheduler)
+        engine.scheduler = cast(OffloadScheduler, scheduler)
 
     @rule(target=requests, arrival=arrivals())
     def arrive(self, arrival: Arrival) -> MultipleResults[SmallRequest]:

@@ -26,8 +26,6 @@ mamba groups, adapters, pictures, failing copies, lost reports.
 
 from __future__ import annotations
 
-import linecache
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from random import Random
@@ -41,7 +39,7 @@ from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
+from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described, raised_at
 from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
@@ -325,10 +323,8 @@ class VllmWorld:
 
 def _place(error: BaseException) -> tuple[str, str]:
     """("FILE:LINE", what stands there): the innermost line that is not kvsm's checking code."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = [one for one in frames if "vllm_fuzz" not in one.filename][-1:] or frames[-1:]
-    file = last[0].filename.split("site-packages/")[-1]
-    return f"{file}:{last[0].lineno}", linecache.getline(last[0].filename, last[0].lineno or 0).strip()
+    theirs = raised_at(error, lambda file: "vllm_fuzz" in file)
+    return theirs if theirs[0] else raised_at(error, lambda _: False)
 
 
 def _transfer(shape: EngineShape) -> Any:

@@ -1,0 +1,211 @@
+"""What the user's objects were asked and what they answered, so that an error names their line.
+
+A wrong answer seldom fails where it is given. It fails later, inside kvsm, as a `KeyError` that says nothing.
+So a machine watches the objects that it tests. An error that ends a rule becomes a `PropertyBroken`. It names
+the property, the last call with its answer, and the user's line that raised the error or gave the answer.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import reprlib
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import SkipTest
+
+import hypothesis
+from hypothesis.errors import HypothesisException
+
+from kvsm.errors import ConfigError, PropertyBroken, described, raised_at
+from kvsm.properties import Property
+
+MOST_CALLS = 100
+"""That many calls are kept, the last ones."""
+
+_NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(hypothesis.__file__).parent), "<")
+"""Where files begin that are not the user's: kvsm, Hypothesis, code without a file."""
+
+_STANDARD = sysconfig.get_path("stdlib")
+
+_INSTALLED = "site-packages/"
+
+_KEY = re.compile(r"b'([\w-]+)(?:\\x00){4}'")
+"""A key of group 0 whose hash is a name."""
+
+_shown = reprlib.Repr()
+_shown.maxlevel, _shown.maxlist, _shown.maxtuple, _shown.maxset, _shown.maxdict = 4, 8, 8, 8, 8
+_shown.maxstring = _shown.maxother = 120
+
+
+class _Call:
+    """One call of a method of the user's: its words, and what came of it. code: the method, or its class."""
+
+    def __init__(self, owner: str, words: str, code: Any) -> None:
+        self.owner, self.words, self._code = owner, words, code
+        self.outcome = "has not returned"
+
+    @property
+    def place(self) -> str:
+        """FILE:LINE."""
+        return _place(self._code)
+
+    def __str__(self) -> str:
+        return f"{self.words} {self.outcome}".rstrip()
+
+
+class UnderTest:
+    """The objects of the user in one run of a machine."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        """The latest calls from outside of these objects, the oldest first."""
+        self._roots: set[str] = set()
+        """Where the installed files begin that are the user's."""
+        self._about: tuple[str, Any] | None = None
+        self._depth = 0
+
+    def is_about(self, kind: str, code: Any) -> None:
+        """kvsm itself makes objects of this class of the user's: an error without any call is about it."""
+        self._about = kind, code
+
+    def watch(self, thing: Any, kind: str, names: Iterable[str], made_by: Callable[..., Any]) -> None:
+        """Watch the calls of an object of the user.
+
+        kind: what it is, for people: "copy engine".
+        names: the methods that it must have.
+        made_by: the user's method that gave it.
+
+        Raises `PropertyBroken` (every call is legal) if it lacks one of the methods.
+        """
+        names = tuple(names)
+        missing = [name for name in names if not callable(getattr(thing, name, None))]
+        if missing:
+            lacks = ", ".join(f"{name}()" for name in missing)
+            place = _place(type(thing) if _root(type(thing)) else made_by)
+            raise PropertyBroken(
+                Property.LEGAL_CALLS,
+                f"your {kind} is {_show(thing)}, which has no {lacks}; see {place}",
+                place,
+            )
+        self._roots.update(filter(None, map(_root, type(thing).__mro__)))
+        try:
+            thing.__class__ = self._watching(type(thing), kind, names)
+        except TypeError:
+            return  # Its class is fixed (extension types): its errors are told without the call.
+
+    def _watching(self, theirs: type, kind: str, names: Iterable[str]) -> type:
+        """A subclass of this class, whose methods of these names note their calls here."""
+        body: dict[str, Any] = {"__slots__": (), "__module__": theirs.__module__, "__doc__": theirs.__doc__}
+        body["__qualname__"] = theirs.__qualname__
+        for name in names:
+            if inspect.isfunction(method := getattr(theirs, name, None)):
+                body[name] = self._noting(method, name, kind, theirs)
+        return type(theirs.__name__, (theirs,), body)
+
+    def _noting(self, method: Callable[..., Any], name: str, kind: str, theirs: type) -> Callable[..., Any]:
+        code = method if _root(method) else theirs
+
+        @functools.wraps(method)
+        def call(thing: Any, *arguments: Any, **named: Any) -> Any:
+            if self._depth:
+                return method(thing, *arguments, **named)
+            told = [*map(_show, arguments), *(f"{word}={_show(value)}" for word, value in named.items())]
+            noted = _Call(kind, f"{name}({', '.join(told)})", code)
+            self.calls.append(noted)
+            del self.calls[:-MOST_CALLS]
+            self._depth += 1
+            try:
+                answer = method(thing, *arguments, **named)
+            except BaseException as error:
+                noted.outcome = f"raised {described(error)}"
+                raise
+            finally:
+                self._depth -= 1
+            noted.outcome = "" if answer is None else f"answered {_show(answer)}"
+            return answer
+
+        return call
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """What is raised here because of the user's objects becomes a `PropertyBroken`."""
+        __tracebackhide__ = True
+        try:
+            yield
+        except (PropertyBroken, HypothesisException, SkipTest):
+            raise
+        except Exception as error:
+            place, line = raised_at(error, self._is_hidden)
+            if place:
+                raise PropertyBroken(
+                    Property.LEGAL_CALLS,
+                    f"{self._what()} raised {described(error)}, at {place}: {line}",
+                    place,
+                ) from error
+            within, _ = raised_at(error, lambda _: False)
+            if not self.calls:
+                if self._about is None or isinstance(error, ConfigError):
+                    raise  # Nothing of the user's had a part in it, or the error says all.
+                kind, code = self._about
+                raise PropertyBroken(
+                    Property.LEGAL_CALLS,
+                    f"kvsm cannot use your {kind}: {described(error)} (found at {within}); "
+                    f"it is at {_place(code)}",
+                ) from None
+            # What is inside kvsm tells the user nothing, so the error is not shown as the cause.
+            last = self.calls[-1]
+            raise PropertyBroken(
+                Property.LEGAL_CALLS,
+                f"your {last.owner}, called with {last.words}, {last.outcome or 'answered None'}, "
+                f"and kvsm cannot go on: {described(error)} (found at {within}); "
+                f"the method is at {last.place}",
+                last.place,
+            ) from None
+
+    def _is_hidden(self, file: str) -> bool:
+        """Whether a file is not the user's. Of what is installed, only the packages of their objects are."""
+        if file.startswith(_NOT_THEIRS):
+            return True
+        if _INSTALLED in file:
+            return not file.startswith(tuple(self._roots))
+        return file.startswith(_STANDARD)
+
+    def _what(self) -> str:
+        """Whose call raised an error."""
+        if self.calls and self.calls[-1].outcome.startswith("raised"):
+            return f"your {self.calls[-1].owner}, called with {self.calls[-1].words},"
+        return "your code"
+
+
+def _show(value: Any) -> str:
+    """A value in a few words. The context of a request is shown as its name, and a key without its group."""
+    request = getattr(value, "req_id", None)
+    return request if isinstance(request, str) else _KEY.sub(r"\1", _shown.repr(value))
+
+
+def _root(code: Any) -> str:
+    """Where the files of this class or method begin: its package if it is installed, else its file.
+
+    Empty if it is not the user's.
+    """
+    try:
+        file = inspect.getfile(code)
+    except (TypeError, OSError):
+        return ""
+    before, installed, within = file.rpartition(_INSTALLED)
+    if file.startswith(_NOT_THEIRS) or (file.startswith(_STANDARD) and not installed):
+        return ""
+    return f"{before}{installed}{within.partition('/')[0]}" if installed else file
+
+
+def _place(code: Any) -> str:
+    """FILE:LINE where a class or a method begins."""
+    try:
+        return f"{inspect.getfile(code)}:{inspect.getsourcelines(code)[1]}"
+    except (TypeError, OSError):
+        return getattr(code, "__qualname__", repr(code))
