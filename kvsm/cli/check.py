@@ -166,7 +166,7 @@ def check(
     \b
     kvsm check                                 a small scope of each model, some seconds
     kvsm check serving --scope full            minutes
-    kvsm check serving --scope pairs           some eighty small scopes, made by rule: a minute
+    kvsm check serving --scope pairs           some eighty small scopes, made by rule: minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
     kvsm check --list                          all models and scopes
     kvsm check protocol --any-size             a proof by two solvers, a minute (pip install 'kvsm[proof]')
